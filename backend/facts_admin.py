@@ -40,14 +40,14 @@ def index_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, An
     return {**context, "title": "Admin", "groups": [group for group in groups if group["items"]]}
 
 
-def json_shown(value: Any, encoder: type[json.JSONEncoder] | None) -> SafeString:
+def json_html(value: Any, encoder: type[json.JSONEncoder] | None) -> SafeString:
     """JSON as HTML whose colours come from classes, in place of Unfold's, which has a style at every word."""
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, cls=encoder)
     # pygments escapes what it is given
     return mark_safe(highlight(text, JsonLexer(), HtmlFormatter(cssclass="ratchet-json")))  # noqa: S308
 
 
-fields.prettify_json = json_shown
+fields.prettify_json = json_html
 
 
 class ReadOnly:

@@ -46,7 +46,7 @@ def agent_isolated(task: str, agent: str, work: Callable[[], list[str]]) -> list
             logger.exception("%s", text)
             notify("clock_failed", text, agent=agent, task=task, reason=str(error))
         else:
-            _lasting.setdefault(file, OutageLog(logger)).met(text, level=logging.ERROR)
+            _lasting.setdefault(file, OutageLog(logger)).report(text, level=logging.ERROR)
         return [text]
     _fault_over(file)
     return done

@@ -22,7 +22,7 @@ class Limit:
     """Consequence above the limit."""
 
     @property
-    def shown(self) -> str:
+    def text(self) -> str:
         """The number with its unit: 10 MiB, 500,000 values."""
         if self.unit != "bytes":
             return f"{self.value:,} {self.unit}".strip()

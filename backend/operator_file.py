@@ -120,7 +120,7 @@ def _text(key: str, value: Any) -> str:
     return value
 
 
-def _known(section: str, knobs: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]) -> None:
+def _check_knobs(section: str, knobs: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]) -> None:
     if unknown := sorted(map(str, set(knobs) - set(known))):
         raise OperatorFileError(f"{section}: no knob {unknown[0]!r}; there are {', '.join(known)}")
 
@@ -164,7 +164,7 @@ FEEDBACK: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _feedback(section: str, knobs: Mapping[str, Any]) -> None:
-    _known(section, knobs, FEEDBACK)
+    _check_knobs(section, knobs, FEEDBACK)
     for name, value in knobs.items():
         allowed, words = FEEDBACK[name]
         if not allowed(value):
@@ -173,7 +173,7 @@ def _feedback(section: str, knobs: Mapping[str, Any]) -> None:
 
 def _learner(section: str, knobs: Mapping[str, Any]) -> None:
     """The learner's knobs: of the type of their default, and one of the choices where there are such."""
-    _known(section, knobs, {**ONLINE_LEARNING_CONFIG, "base_model": ""})
+    _check_knobs(section, knobs, {**ONLINE_LEARNING_CONFIG, "base_model": ""})
     for name, value in knobs.items():
         default = ONLINE_LEARNING_CONFIG[name]
         if choices := LEARNER_CHOICES.get(name):
@@ -193,7 +193,7 @@ def _learner(section: str, knobs: Mapping[str, Any]) -> None:
 
 
 def _experiments(section: str, knobs: Mapping[str, Any]) -> None:
-    _known(section, knobs, AB_TESTING_KNOBS)  # their values are checked with the experiment they make
+    _check_knobs(section, knobs, AB_TESTING_KNOBS)  # their values are checked with the experiment they make
 
 
 def section_checks() -> dict[str, Callable[[str, Mapping[str, Any]], None]]:

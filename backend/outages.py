@@ -19,7 +19,7 @@ class OutageLog:
         self._last = float("-inf")
         self._untold = 0
 
-    def met(self, message: str, error: BaseException | None = None, level: int = logging.WARNING) -> None:
+    def report(self, message: str, error: BaseException | None = None, level: int = logging.WARNING) -> None:
         """One more request met the outage. The line ends with the error in one line, without its traceback."""
         with self._lock:
             now = time.monotonic()

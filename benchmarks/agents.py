@@ -181,7 +181,7 @@ class Bench:
     def answers(self, adapter: str | None) -> list[str]:
         """Answers of a policy to the unseen prompts as it is served; None names the base."""
         from rl.linear.model import WEIGHTS, LinearPolicy
-        from rl.training.evaluate_answers import answers_given
+        from rl.training.evaluate_answers import generate_answers
         from rl.training.hardware import detect
         from rl.training.linear_side import LinearSide
         from rl.training.policy import load_policy
@@ -193,7 +193,7 @@ class Bench:
             policy = LinearSide(LinearPolicy.load(Path(adapter)), self.agent)
         else:
             policy = load_policy("bundled", adapter, hardware=detect())
-        return [answer.text for answer in answers_given(policy, prompts, self.agent, states=states)]
+        return [answer.text for answer in generate_answers(policy, prompts, self.agent, states=states)]
 
     @cached_property
     def base(self) -> list[float]:

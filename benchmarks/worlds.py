@@ -55,10 +55,10 @@ def messages(text: str) -> list[dict[str, str]]:
 
 def rows_split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The sides the rows' prompts would stand on in a database that sees them for the first time."""
-    from rl.datasets.holdout import splits_drawn
+    from rl.datasets.holdout import draw_splits
 
     hashes = [hashlib.sha256(row["prompt"].encode()).hexdigest() for row in rows]
-    sides = splits_drawn({}, set(hashes), min_evidence=MIN_EVIDENCE)
+    sides = draw_splits({}, set(hashes), min_evidence=MIN_EVIDENCE)
     split: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "holdout": []}
     for row, name in zip(rows, hashes, strict=True):
         split[sides[name]].append(row)

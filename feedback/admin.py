@@ -27,16 +27,16 @@ from feedback.models import (
     Trace,
     Withdrawal,
 )
-from feedback.selectors import agents_known
+from feedback.selectors import agent_slugs
 from feedback.storage.facts import COMPARISON, RATING
-from feedback.storage.sampling import wanted_renew
+from feedback.storage.sampling import ratings_wanted_refresh
 
 RENEWED_AT_ONCE = 20_000
 """Decisions of an agent that follow its changed settings while a page waits."""
 
 
 class ByAgent(AgentFilter):
-    known = staticmethod(agents_known)
+    known = staticmethod(agent_slugs)
 
 
 class ByAgentOfDecision(ByAgent):
@@ -324,7 +324,7 @@ class AgentSettingsAdmin(ModelAdmin):
                 f"New decisions wait for so many ratings from now on. For the more than {RENEWED_AT_ONCE:,} that are "
                 f"here already run: python manage.py renew_queue --agent {obj.agent}",
             )
-        elif changed := wanted_renew(obj.agent):
+        elif changed := ratings_wanted_refresh(obj.agent):
             messages.info(
                 request, f"{changed:,} decisions recorded before now wait for another number of ratings."
             )

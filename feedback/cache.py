@@ -49,14 +49,14 @@ class TTLCache(Generic[V]):
         kept = self._kept.get(key)
         if kept is not None and now - kept[0] < settings.FEEDBACK_REMEMBER_S:
             if settings.FEEDBACK_RENEW_AHEAD and now - kept[0] > settings.FEEDBACK_REMEMBER_S / 2:
-                self._renew_beside(key, make)
+                self._refresh_in_background(key, make)
             return kept[1]
         try:
             value = make()
         except (OperationalError, InterfaceError) as error:
             if kept is None or now - kept[0] > STALE_S:
                 raise
-            outage.met(
+            outage.report(
                 f"the database cannot be reached; going by what was read {now - kept[0]:.0f} s ago", error
             )
             return kept[1]
@@ -69,7 +69,7 @@ class TTLCache(Generic[V]):
             self._kept.clear()
         self._kept[key] = (at, value)
 
-    def _renew_beside(self, key: Hashable, make: Callable[[], V]) -> None:
+    def _refresh_in_background(self, key: Hashable, make: Callable[[], V]) -> None:
         if key in self._renewing:
             return
         self._renewing.add(key)

@@ -91,9 +91,9 @@ def decision_answered_recently(
     )
 
 
-def agents_known() -> list[str]:
+def agent_slugs() -> list[str]:
     """Slugs of the agents that decided anything, in alphabetical order."""
-    return _values_known("agent")
+    return _distinct_values("agent")
 
 
 def agent_has_decisions(agent: str) -> bool:
@@ -101,12 +101,12 @@ def agent_has_decisions(agent: str) -> bool:
     return Decision.objects.filter(agent=agent).exists()
 
 
-def policies_known() -> list[str]:
+def policy_names() -> list[str]:
     """Names of the policies that decided anything, in alphabetical order."""
-    return [name for name in _values_known("policy") if name]
+    return [name for name in _distinct_values("policy") if name]
 
 
-def _values_known(column: str) -> list[str]:
+def _distinct_values(column: str) -> list[str]:
     """Every value of an indexed column, one look into the index each: DISTINCT would read every row's entry."""
     least = "SELECT {0} FROM feedback_decision{1} ORDER BY {0} LIMIT 1"
     sql = (
@@ -389,7 +389,7 @@ def tagged(tag: str) -> Q:
     return Q(GreaterThan(StrIndex(Cast("tags", TextField()), Value(json.dumps(tag))), 0))
 
 
-class AskedFact(NamedTuple):
+class DecisionPrompt(NamedTuple):
     """A decision by its prompt alone."""
 
     id: uuid.UUID
@@ -397,7 +397,7 @@ class AskedFact(NamedTuple):
     has_state: bool
 
 
-def asked_facts(agent: str) -> Iterator[AskedFact]:
+def decision_prompts(agent: str) -> Iterator[DecisionPrompt]:
     """Every decision of an agent, judged or not, in no particular order."""
     rows = (
         decisions_of(agent)
@@ -405,7 +405,7 @@ def asked_facts(agent: str) -> Iterator[AskedFact]:
         .order_by()
         .values_list("id", "prompt_hash", "has_state")
     )
-    yield from map(AskedFact._make, rows.iterator(chunk_size=CHUNK))
+    yield from map(DecisionPrompt._make, rows.iterator(chunk_size=CHUNK))
 
 
 def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:

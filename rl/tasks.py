@@ -36,7 +36,7 @@ def train(run_id: int) -> str:
         run.refresh_from_db()
         given_back = run.status == Status.QUEUED and run.dispatched_at is None
         over = run.status not in (Status.QUEUED, Status.RUNNING)
-        if status > 0 and not (given_back or over or _held_by_another(run)):
+        if status > 0 and not (given_back or over or _claimed_by_another(run)):
             _fail(run, status)
         elif status < 0 or given_back:
             # killed, or cut off from the database: nobody needs to wait until the clock misses it
@@ -81,7 +81,7 @@ def _fail(run: TrainingRun, status: int) -> None:
         run_failed_notify(run)
 
 
-def _held_by_another(run: TrainingRun) -> bool:
+def _claimed_by_another(run: TrainingRun) -> bool:
     """True if a worker that lives has it: ours was refused the claim then, and the run is not ours to
     fail."""
     return run.status == Status.RUNNING and worker_lives(run)

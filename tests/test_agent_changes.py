@@ -14,7 +14,7 @@ from django.db.models import CharField
 from django.utils import timezone
 
 from feedback import selectors
-from feedback.agents.changes import AgentRefused, AgentUnknown, agent_delete, agent_rename
+from feedback.agents.changes import AgentNotRecorded, AgentRefused, agent_delete, agent_rename
 from feedback.agents.rows import agent_models, agent_path
 from feedback.models import (
     AgentName,
@@ -259,7 +259,7 @@ def test_a_kill_at_any_step_leaves_one_name_that_works_and_the_same_call_finishe
     assert slugs()["Decision"] in ({"helper"}, {"desk"})
     monkeypatch.setattr(agent_files, step, whole)
     if step == "files_unlink" and after:
-        with pytest.raises(AgentUnknown):  # it was done
+        with pytest.raises(AgentNotRecorded):  # it was done
             agent_rename("helper", "desk")
     else:
         agent_rename("helper", "desk")
@@ -299,7 +299,7 @@ def test_a_deleted_agent_leaves_nothing_and_takes_nothing_of_others(
     assert RewardRecord.objects.filter(agent="helper").count() == 0
     batch = ImportBatch.objects.get(agent="helper")
     assert (batch.is_undone, batch.undone) == (True, {"agent_deleted": "helper"})
-    with pytest.raises(AgentUnknown):
+    with pytest.raises(AgentNotRecorded):
         agent_delete("helper", actor="x")
 
 

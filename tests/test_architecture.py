@@ -415,6 +415,17 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
             yield node.value
 
 
+@pytest.mark.slow
+def test_no_two_classes_share_a_name() -> None:
+    """One meaning per name: of classes at the top of a module. Django finds a command by the name `Command`."""
+    places: dict[str, list[str]] = {}
+    for name, file in PROJECT.items():
+        for node in _parsed(file).body:
+            if isinstance(node, ast.ClassDef) and node.name != "Command":
+                places.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 def test_no_module_without_a_subject() -> None:
     nameless = [
         str(p.relative_to(ROOT))

@@ -35,7 +35,7 @@ def lite(tmp_path: Path, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) ->
     made.close()
     for module in (archive, databases):
         monkeypatch.setattr(module, "database_file", lambda: file)
-        monkeypatch.setattr(module, "migrations_known", lambda: {"feedback.0001_initial"})
+        monkeypatch.setattr(module, "migration_names", lambda: {"feedback.0001_initial"})
     monkeypatch.setattr(archive, "migrations_applied", lambda: ["feedback.0001_initial"])
     monkeypatch.setattr(archive, "database_restore", lambda copy, rows: databases._sqlite_restore(copy))
     monkeypatch.setattr(archive, "database_empty", lambda: False)

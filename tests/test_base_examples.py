@@ -12,8 +12,8 @@ import pytest
 from rl.agents import AGENTS
 from rl.training import base_corpus, base_strangers, base_words
 from rl.training.base_examples import (
-    Answer,
-    Example,
+    BaseExample,
+    TargetAnswer,
     call_of,
     chat,
     names_picked,
@@ -40,7 +40,7 @@ class Letters:
         return "".join(message["content"] for message in messages)
 
 
-def shares_of(answer: Answer) -> list[tuple[str, dict[str, float]]]:
+def shares_of(answer: TargetAnswer) -> list[tuple[str, dict[str, float]]]:
     from rl.training.base_training import token_shares
 
     return [
@@ -51,7 +51,7 @@ def shares_of(answer: Answer) -> list[tuple[str, dict[str, float]]]:
 
 def test_a_choice_shows_how_many_options_are_left():
     every = (("tea", 0.25), ("ten", 0.25), ("t", 0.25), ("milk", 0.25))
-    assert shares_of(Answer("tea", (every,))) == [
+    assert shares_of(TargetAnswer("tea", (every,))) == [
         ("t", {"t": 0.75, "m": 0.25}),
         ("e", {"e": pytest.approx(2 / 3), "\x00": pytest.approx(1 / 3)}),
         ("a", {"a": 0.5, "n": 0.5}),
@@ -98,7 +98,7 @@ def test_a_tree_holds_the_prompt_once_and_branches_where_answers_part():
     from rl.training.base_training import tree_of
 
     every = (("ab", 0.5), ("ac", 0.5))
-    example = Example(chat("", "QQ"), (Answer("ab", (every,)), Answer("ac", (every,))))
+    example = BaseExample(chat("", "QQ"), (TargetAnswer("ab", (every,)), TargetAnswer("ac", (every,))))
     tree = tree_of(Letters(), example)
     assert [chr(token) for token in tree.tokens] == ["Q", "Q", "a", "b", "c"]
     assert tree.parents == [-1, 0, 1, 2, 2]
@@ -138,7 +138,7 @@ def test_a_branch_is_computed_as_if_it_stood_alone():
             )
         )
     messages = chat("", "prompt")
-    both = Example(messages, (Answer("one"), Answer("two!")))
+    both = BaseExample(messages, (TargetAnswer("one"), TargetAnswer("two!")))
     alone = [one_answer(messages, "one"), one_answer(messages, "two!")]
     with torch.no_grad():
         together, above = loss_of(model, [tree_of(Letters(), both)], 1)
@@ -157,7 +157,7 @@ def test_a_branch_is_computed_as_if_it_stood_alone():
 
 
 def test_examples_are_the_same_for_a_seed_and_others_for_another():
-    def drawn(seed: int) -> list[Example]:
+    def drawn(seed: int) -> list[BaseExample]:
         random = Random(seed)
         return [base_corpus.example_random(random) for _ in range(50)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from feedback.services import decision_record, rating_submit
 from rl.agents import get_agent
-from rl.agents.drawing import Undrawable, answers_drawn, value_drawn
+from rl.agents.drawing import Undrawable, draw_answers, draw_value
 from rl.agents.template import TemplateAgent
 from rl.jobs import form_stage, lifecycle, train
 from rl.jobs.lifecycle import TrainOrder
@@ -44,28 +44,28 @@ def row(name: str, state: Any = None, **answers: str) -> dict[str, Any]:
 
 def test_listed_answers_are_drawn_evenly_one_for_each_prompt() -> None:
     rows = [row(f"p{n}", STATE, chosen='{"folder": "Mail"}', rejected="junk") for n in range(400)]
-    shown = answers_drawn([*rows, rows[0]], get_agent("filer"))
+    shown = draw_answers([*rows, rows[0]], get_agent("filer"))
     assert len(shown) == 400
     mail = sum(one["completion"] == '{"folder": "Mail"}' for one in shown)
     assert {one["completion"] for one in shown} == {'{"folder": "Mail"}', '{"folder": "Office"}'}
     assert 150 < mail < 250  # not the preferred one: five standard deviations of a fair coin on either side
-    assert shown == answers_drawn(rows, get_agent("filer"))
+    assert shown == draw_answers(rows, get_agent("filer"))
 
 
 def test_without_listed_answers_what_was_given_shows_the_form_liked_or_not_else_the_schema() -> None:
     schema = {"type": "object", "properties": {"drink": {"enum": ["tea", "milk"]}}, "required": ["drink"]}
     agent = TemplateAgent("bar", "Bar", "", schema=schema)
     rated = row("one", completion='{"drink": "tea"}')
-    assert [one["completion"] for one in answers_drawn([rated], agent)] == ['{"drink": "tea"}']
-    drawn = answers_drawn([row("two", completion="tea, please")], agent)
+    assert [one["completion"] for one in draw_answers([rated], agent)] == ['{"drink": "tea"}']
+    drawn = draw_answers([row("two", completion="tea, please")], agent)
     assert json.loads(drawn[0]["completion"])["drink"] in ("tea", "milk")
     wordy = TemplateAgent(
         "bar", "Bar", "", schema={"type": "object", "properties": {"say": {"type": "string"}}}
     )
-    assert answers_drawn([row("two", completion="tea, please")], wordy) == []
+    assert draw_answers([row("two", completion="tea, please")], wordy) == []
     # what the agent reads is not in the state that an app sent
     assert (
-        answers_drawn([row("p", {"document": 3}, completion='{"folder": "Mail"}')], get_agent("filer")) == []
+        draw_answers([row("p", {"document": 3}, completion='{"folder": "Mail"}')], get_agent("filer")) == []
     )
 
 
@@ -79,12 +79,12 @@ def test_a_value_is_drawn_within_its_schema() -> None:
         },
     }  # fmt: skip
     for seed in range(20):
-        value = value_drawn(schema, Random(seed))
+        value = draw_value(schema, Random(seed))
         assert sorted(value["order"]) == ["a", "b", "c"]
         assert (2 <= value["level"] <= 4, value["sure"] in (True, False), value["kind"]) == (True, True, "x")
         assert value["size"] in (1, 2)
     with pytest.raises(Undrawable, match="enums, numbers"):
-        value_drawn({"$ref": "#/x"}, Random(0))
+        draw_value({"$ref": "#/x"}, Random(0))
 
 
 def thumbs(n: int) -> None:

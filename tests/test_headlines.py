@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl.gates.headlines import known_answer_of, liked_of
+from rl.gates.headlines import liked_of, right_answer_figure
 from rl.training.evaluate_answers import AnswerJudge, HeldOutPrompt
 from rl.training.evaluate_liked import liked_difference, liked_share, verdicts_on
 from tests.test_evaluate import PICKER, A, M, P
@@ -84,10 +84,10 @@ def test_the_known_answer_is_told_with_its_gain() -> None:
         "comparison": {"against": "base"},
         "evidence": {"known": {"own": own, "against_value": 0.2, "difference": gain}},
     }
-    found = known_answer_of(figures)
+    found = right_answer_figure(figures)
     assert found is not None
     assert found["words"] == (
         "Right by the known answer in 61.0 % [51.0, 70.0] of 100 prompts, base in 20.0 %: +41.0 points [+31.0, +50.0], "
         "paired."
     )
-    assert known_answer_of({"ground_truth": None}) is None
+    assert right_answer_figure({"ground_truth": None}) is None

@@ -98,12 +98,12 @@ def test_corrections_and_outcomes_are_counted() -> None:
 
 def test_without_an_agent_it_is_the_assistants(tmp_path: Path) -> None:
     file_import(written(tmp_path / "x.jsonl", [PAIR]))
-    assert selectors.agents_known() == ["assistant"]
+    assert selectors.agent_slugs() == ["assistant"]
 
 
 def test_what_the_file_says_of_the_agent_gives_way_to_the_option() -> None:
     file_import(HERE / "tensorzero_chat_inference.jsonl", agent="helper")
-    assert selectors.agents_known() == ["helper"]
+    assert selectors.agent_slugs() == ["helper"]
 
 
 def test_a_history_of_another_agent_is_refused() -> None:

@@ -22,7 +22,7 @@ from rl.models import Evaluation, Policy, RewardRecord, RewardSettings, ServingS
 from rl.registry import service as registry
 from rl.serving.candidate_selection import choice_probabilities
 from rl.statistics.offpolicy import MIN_DECISIONS
-from rl.views.off_policy import off_policy_shown
+from rl.views.off_policy import off_policy_summary
 from tests.support.evaluations import judged
 from tests.support.experiments import policy_of
 from tests.support.split_prompts import stand
@@ -284,7 +284,7 @@ def test_the_policys_page_shows_the_estimate_or_why_there_is_none(logs: Any) -> 
     assert "on 240 held-out decisions that others took" in page
     assert "doubly robust" in page
     assert "Effective decisions" in page
-    assert off_policy_shown([]) is None
+    assert off_policy_summary([]) is None
 
 
 def test_the_command_says_it_in_a_sentence(logs: Any) -> None:

@@ -23,11 +23,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_an_outage_is_said_once_per_interval(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     log = OutageLog(logging.getLogger("tests.outages"))
     for _ in range(1000):
-        log.met("the database cannot be reached", ValueError("no\nroute"))
+        log.report("the database cannot be reached", ValueError("no\nroute"))
     assert len(caplog.records) == 1
     assert caplog.messages[0].startswith("the database cannot be reached: ValueError: no route")
     clock[0] += 61
-    log.met("the database cannot be reached")
+    log.report("the database cannot be reached")
     assert len(caplog.records) == 2
     assert "(999 more times since the last line)" in caplog.messages[1]
 

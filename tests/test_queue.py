@@ -458,15 +458,15 @@ def test_changed_settings_count_for_decisions_recorded_before(monkeypatch: pytes
         rate(decision)
     assert next_decision("bob", DecisionFilter(agent="assistant")) is None
     settings = AgentSettings.objects.create(agent="assistant", ratings_wanted=2)
-    assert sampling.wanted_renew("assistant") == 5
+    assert sampling.ratings_wanted_refresh("assistant") == 5
     assert (wanted(), next_decision("bob", DecisionFilter(agent="assistant"))) == ([2] * 5, decisions[0])
     other.refresh_from_db()
     assert other.ratings_wanted == 1
     settings.ratings_wanted = 1
     settings.save()
-    assert sampling.wanted_renew("assistant") == 5
+    assert sampling.ratings_wanted_refresh("assistant") == 5
     assert next_decision("bob", DecisionFilter(agent="assistant")) is None
-    assert sampling.wanted_renew("assistant") == 0
+    assert sampling.ratings_wanted_refresh("assistant") == 0
 
 
 def test_the_share_rated_twice_is_the_same_for_decisions_recorded_before_and_after() -> None:
@@ -474,7 +474,7 @@ def test_the_share_rated_twice_is_the_same_for_decisions_recorded_before_and_aft
     for number, pk in enumerate(ids[:20]):
         decide(number, id=pk)
     AgentSettings.objects.create(agent="assistant", overlap_share=0.5, overlap_ratings=3)
-    sampling.wanted_renew("assistant")
+    sampling.ratings_wanted_refresh("assistant")
     for number, pk in enumerate(ids[20:], start=20):
         decide(number, id=pk)
     twice = set(Decision.objects.filter(ratings_wanted=3).values_list("pk", flat=True))

@@ -17,7 +17,7 @@ from django.db import DataError, OperationalError, connection
 from django.utils import timezone
 
 from feedback.models import Decision
-from feedback.recording.journal import Journal, journals, noted
+from feedback.recording.journal import Journal, journal_contains, journals
 from feedback.recording.recorder import Recorder, Storage, decisions_ingest, recorded_or_never
 from feedback.services import rating_submit
 from feedback.storage.validation import DecisionUnknown
@@ -140,12 +140,12 @@ def test_who_notes_a_decision_waits_for_nobody(recorder: Recorder, database: Dat
     for one in sent:
         recorder.note(one)
     # on disk, in a file of this process, while the database has said nothing
-    assert all(noted(recorder.spool.folder, one["id"]) for one in sent)
+    assert all(journal_contains(recorder.spool.folder, one["id"]) for one in sent)
     assert Decision.objects.count() == 0
     database.block.set()
     assert recorder.drained(10)
     assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
-    assert not any(noted(recorder.spool.folder, one["id"]) for one in sent)
+    assert not any(journal_contains(recorder.spool.folder, one["id"]) for one in sent)
     assert not recorder.spool.days()
 
 
@@ -168,7 +168,7 @@ def test_a_process_that_is_killed_leaves_what_it_had_in_hand(recorder: Recorder,
     lines = "".join(json.dumps(one) + "\n" for one in sent)
     killed = (
         "import os, sys; from pathlib import Path; from feedback.recording.journal import Journal; "
-        "Journal(Path(sys.argv[1])).note(sys.argv[2].encode()); os.kill(os.getpid(), 9)"
+        "Journal(Path(sys.argv[1])).append(sys.argv[2].encode()); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
         [sys.executable, "-c", killed, tmp_path / "spool", lines + '{"half a line'], check=False, cwd=ROOT
@@ -181,7 +181,7 @@ def test_a_process_that_is_killed_leaves_what_it_had_in_hand(recorder: Recorder,
 
 def test_what_a_living_process_has_in_hand_is_let_be(recorder: Recorder, tmp_path: Path) -> None:
     living = Journal(tmp_path / "spool")
-    living.note(json.dumps(facts()).encode() + b"\n")
+    living.append(json.dumps(facts()).encode() + b"\n")
     assert recorder.replay() == 0
     assert len(journals(tmp_path / "spool")) == 2
     living.close()

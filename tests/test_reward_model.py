@@ -21,7 +21,7 @@ from rl.training.packed.strategies import Strategy
 from rl.training.result import TrainingRefused
 from rl.training.reward_metrics import held_out_metrics
 from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model
-from rl.training.score_trainer import as_judged, reward_loss
+from rl.training.score_trainer import reward_loss, row_accuracy
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 from tests.test_dpo import HARDWARE, some_pairs
 
@@ -79,11 +79,11 @@ def test_a_perfectly_calibrated_guess_has_no_error() -> None:
 
 def test_rows_scored_as_people_judged_by_hand() -> None:
     scores = torch.tensor([0.2, 0.7, 0.1, 0.9])
-    pairs = as_judged(scores, torch.ones(2), "pairwise")  # 0.2 over 0.1; 0.7 under 0.9
+    pairs = row_accuracy(scores, torch.ones(2), "pairwise")  # 0.2 over 0.1; 0.7 under 0.9
     assert pairs.tolist() == [1, 0]
-    shown = as_judged(scores, torch.tensor([0.1, 0.9, 0.8, 0.3]), "regression")
+    shown = row_accuracy(scores, torch.tensor([0.1, 0.9, 0.8, 0.3]), "regression")
     assert shown.tolist() == [1, 1, 0, 0]
-    thumbs = as_judged(torch.tensor([-1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.0]), "binary")
+    thumbs = row_accuracy(torch.tensor([-1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.0]), "binary")
     assert thumbs.tolist() == [1, 1, 0]
 
 

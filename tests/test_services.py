@@ -519,7 +519,7 @@ def test_counts_of_an_agent_nobody_knows_are_zero() -> None:
 def test_known_agents_are_sorted_and_named_once() -> None:
     for agent in ("widgets", "filer", "widgets"):
         decide(agent=agent)
-    assert selectors.agents_known() == ["filer", "widgets"]
+    assert selectors.agent_slugs() == ["filer", "widgets"]
 
 
 def test_standing_ratings_come_oldest_first() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from rl.training.packed import selftest
 from rl.training.packed.logps import causal_model
-from rl.training.packed.shared_prompt import SharedPrompt, rows_left
+from rl.training.packed.shared_prompt import SharedPrompt, running_rows
 from rl.training.packed.strategies import Strategy
 from rl.training.ppo.rollout import Sampling, generate_tokens
 from tests.test_prefix_attention import SHAPES, a_policy
@@ -71,6 +71,6 @@ def test_answers_of_several_prompts_end_each_in_its_own_time() -> None:
 
 def test_a_prompt_that_is_answered_leaves_and_the_others_keep_as_many_rows_as_they_need() -> None:
     running = torch.tensor([False, True, False, True] + [False] * 4 + [False, False, True, False])
-    rows, prompts, samples = rows_left(running, 4)
+    rows, prompts, samples = running_rows(running, 4)
     assert (prompts.tolist(), samples) == ([0, 2], 2)
     assert rows.tolist() == [1, 3, 10, 8]  # the last fills up

@@ -19,12 +19,12 @@ from feedback.services import decision_record, rating_submit
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.datasets.holdout import (
     SplitCounts,
-    held_out_wanted,
+    draw_split,
+    draw_splits,
+    holdout_target,
     prompts_until,
     shares_in_force,
     split_by_hash,
-    split_drawn,
-    splits_drawn,
 )
 from rl.datasets.splits import splits_of, splits_store
 from rl.models import GateSettings, PromptSplit, Snapshot
@@ -43,7 +43,7 @@ def sides(splits: dict[str, Any]) -> dict[str, int]:
 
 
 def test_a_third_is_held_out_until_the_gate_can_speak_and_then_less_and_less() -> None:
-    assert held_out_wanted(30) == 40
+    assert holdout_target(30) == 40
     assert shares_in_force(SplitCounts(), 30).held_out == pytest.approx(1 / 3)
     assert shares_in_force(SplitCounts(120, 12, 40), 30).held_out == pytest.approx(1 / 3)
     assert shares_in_force(SplitCounts(300, 30, 80), 30).held_out == pytest.approx(0.1 + 7 / 60)
@@ -62,7 +62,7 @@ def test_a_share_is_pulled_towards_what_is_missing_within_bounds() -> None:
 
 
 def test_a_gate_that_asks_for_more_holds_out_a_third_for_longer() -> None:
-    assert held_out_wanted(90) == 120
+    assert holdout_target(90) == 120
     assert shares_in_force(SplitCounts(120, 12, 40), 90).held_out == pytest.approx(1 / 3)
 
 
@@ -74,19 +74,19 @@ def test_the_upper_end_of_the_hashes_is_held_out_whatever_the_shares() -> None:
         SplitCounts(10**6, 10**5, 10**5),
     ):
         shares = shares_in_force(tally, 30)
-        assert split_drawn("e6666667" + "0" * 56, shares) == "holdout"
-        assert split_drawn("4cccccc0" + "0" * 56, shares) == "train"
+        assert draw_split("e6666667" + "0" * 56, shares) == "holdout"
+        assert draw_split("4cccccc0" + "0" * 56, shares) == "train"
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_hundred_rated_prompts_are_enough_for_a_gate_and_leave_most_for_training(seed: int) -> None:
-    found = sides(splits_drawn({}, names(100, str(seed)), min_evidence=30))
+    found = sides(draw_splits({}, names(100, str(seed)), min_evidence=30))
     assert 30 <= found["holdout"] <= 36
     assert 6 <= found["eval"] <= 13
 
 
 def test_where_data_abound_a_tenth_is_held_out() -> None:
-    found = sides(splits_drawn({}, names(20_000), min_evidence=30))
+    found = sides(draw_splits({}, names(20_000), min_evidence=30))
     # what is missing to a tenth falls as 1/held out: dn/dh = 1 / (0.1 + 9.33 / h)
     assert 0.1 < found["holdout"] / 20_000 < 0.13
     assert found["eval"] == pytest.approx(2000, abs=5)
@@ -94,18 +94,18 @@ def test_where_data_abound_a_tenth_is_held_out() -> None:
 
 def test_a_prompt_of_which_nothing_was_said_stands_by_the_shares_of_those_with_a_word() -> None:
     asked = names(3000, "asked")
-    few = sides(splits_drawn({}, names(30), asked=asked, min_evidence=30))
+    few = sides(draw_splits({}, names(30), unrated=asked, min_evidence=30))
     assert few["holdout"] == pytest.approx(1010, abs=80)
-    many = splits_drawn({}, names(3000), asked=asked, min_evidence=30)
+    many = draw_splits({}, names(3000), unrated=asked, min_evidence=30)
     assert sum(many[name] == "holdout" for name in asked) < 0.2 * 3000
 
 
 def test_what_is_known_stays_and_the_order_of_the_prompts_does_not_matter() -> None:
     prompts = names(200)
-    first = splits_drawn({}, prompts[:80], min_evidence=30)
-    then = splits_drawn(first, prompts, min_evidence=30)
+    first = draw_splits({}, prompts[:80], min_evidence=30)
+    then = draw_splits(first, prompts, min_evidence=30)
     assert not first.keys() & then.keys()
-    assert splits_drawn(first, prompts[::-1], min_evidence=30) == then
+    assert draw_splits(first, prompts[::-1], min_evidence=30) == then
 
 
 def test_how_many_more_prompts_it_takes_is_about_what_it_takes() -> None:
@@ -116,9 +116,9 @@ def test_how_many_more_prompts_it_takes_is_about_what_it_takes() -> None:
     assert prompts_until(30, SplitCounts(200, 20, 20), 30) == 20
     for seed in range(5):
         prompts = names(600, f"more {seed}")
-        known = splits_drawn({}, prompts[:200], min_evidence=30)
+        known = draw_splits({}, prompts[:200], min_evidence=30)
         more = prompts_until(100, SplitCounts.of(known.values()), 30)
-        grown = splits_drawn(known, prompts[: 200 + more], min_evidence=30)
+        grown = draw_splits(known, prompts[: 200 + more], min_evidence=30)
         assert 90 <= sides({**known, **grown})["holdout"] <= 110
 
 
@@ -133,7 +133,7 @@ def groups_of(size: int, count: int, salt: str = "") -> dict[str, str]:
 
 def drawn_in(clusters: dict[str, str], prompts: list[str], known: Any = (), **more: Any) -> dict[str, Any]:
     """Sides of prompts whose clusters are those given."""
-    return splits_drawn(
+    return draw_splits(
         dict(known), prompts, min_evidence=30, clusters=lambda those: {n: clusters[n] for n in those}, **more
     )
 
@@ -157,7 +157,7 @@ def test_a_prompt_joins_the_side_its_cluster_stands_on_and_changes_no_other() ->
     assert grown == {name: first[leader] for name, leader in clusters.items() if name not in first}
     # one that nobody judged joins too, whatever else was asked
     judged, asked = list(clusters)[:60], list(clusters)[60:]
-    found = drawn_in(clusters, judged[::3], asked=[*judged, *asked])
+    found = drawn_in(clusters, judged[::3], unrated=[*judged, *asked])
     assert all(found[name] == found[clusters[name]] for name in judged)
     assert {n: found[n] for n in judged[::3]} == drawn_in(clusters, judged[::3])
 
@@ -165,7 +165,7 @@ def test_a_prompt_joins_the_side_its_cluster_stands_on_and_changes_no_other() ->
 def test_prompts_of_a_torn_or_a_large_cluster_are_drawn_one_by_one() -> None:
     clusters = groups_of(3, 40)
     one, two, three = list(clusters)[:3]
-    alone = splits_drawn({}, [three], min_evidence=30)
+    alone = draw_splits({}, [three], min_evidence=30)
     assert drawn_in(clusters, list(clusters), {one: "holdout", two: "train"})[three] in (
         "train",
         "eval",
@@ -175,7 +175,7 @@ def test_prompts_of_a_torn_or_a_large_cluster_are_drawn_one_by_one() -> None:
         assert drawn_in(clusters, [one, two, three], sides_of)[three] == alone[three]
     template = dict.fromkeys(names(100), names(1)[0])
     # a template of all prompts is no question: a hundred prompts, not one
-    assert drawn_in(template, list(template)) == splits_drawn({}, list(template), min_evidence=30)
+    assert drawn_in(template, list(template)) == draw_splits({}, list(template), min_evidence=30)
 
 
 # --- What is written down -------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_what_another_process_entered_a_moment_earlier_stands(monkeypatch: pytes
     prompts = names(20)
     from rl.datasets import splits
 
-    drawn = splits.splits_drawn
+    drawn = splits.draw_splits
 
     def late(*arguments: Any, **more: Any) -> dict[str, Any]:
         # between this process's look and its write, the other one has held all of them out
@@ -302,7 +302,7 @@ def test_what_another_process_entered_a_moment_earlier_stands(monkeypatch: pytes
             PromptSplit.objects.create(prompt_hash=name, agent="helper", split="holdout")
         return drawn(*arguments, **more)
 
-    monkeypatch.setattr(splits, "splits_drawn", late)
+    monkeypatch.setattr(splits, "draw_splits", late)
     found = splits_store("helper", prompts)
     assert all(found[name] == "holdout" for name in prompts[:10])
     assert found == splits_of("helper", prompts)

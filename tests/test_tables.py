@@ -714,7 +714,7 @@ def test_nearly_nothing_but_refused_rows_is_given_up(tmp_path: Path, monkeypatch
 
 
 def test_a_preview_says_what_each_column_is_taken_for() -> None:
-    (seen,) = formats.preview(HERE / "table_ratings_variants.tsv", rows_shown=2)
+    (seen,) = formats.preview(HERE / "table_ratings_variants.tsv", demonstration_rows=2)
     assert (seen.format, seen.problem) == ("table", "")
     assert {column.name: column.field for column in seen.columns} == {
         "id": "id", "Question": "prompt", "Answer": "response", "Thumb": "thumb", "User": "rater", "Comment": "notes",

@@ -27,8 +27,8 @@ from backend.backups.databases import (
     database_empty,
     database_file,
     database_restore,
+    migration_names,
     migrations_applied,
-    migrations_known,
 )
 
 MANIFEST = "manifest.json"
@@ -225,7 +225,7 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
     """
     manifest = verify(source)
     home: Path = settings.RATCHET_HOME
-    if unknown := sorted(set(manifest.migrations) - migrations_known()):
+    if unknown := sorted(set(manifest.migrations) - migration_names()):
         raise BackupRefused(
             f"the backup is of a newer Ratchet ({manifest.ratchet}, with the migration {unknown[0]}), and this one is "
             f"{settings.RATCHET_VERSION}: restore it with the newer one"

@@ -33,7 +33,7 @@ def migrations_applied() -> list[str]:
     return sorted(".".join(key) for key in MigrationLoader(connection).applied_migrations)
 
 
-def migrations_known() -> set[str]:
+def migration_names() -> set[str]:
     """Names of the migrations this program has."""
     return {".".join(key) for key in MigrationLoader(None).disk_migrations}
 

@@ -111,15 +111,15 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     where = f"{request.method} {request.path}" if request is not None else "a request"
     if isinstance(error, OUTAGES):
         response = Response(error_body("unavailable", UNREACHABLE), status=503)
-        _outage_met(where, error, response)
+        _outage_log(where, error, response)
         return response
     logger.error("%s failed", where, exc_info=error)
     return Response(error_body("internal", INTERNAL), status=500)
 
 
-def _outage_met(where: str, error: BaseException, response: HttpResponse) -> None:
+def _outage_log(where: str, error: BaseException, response: HttpResponse) -> None:
     """Log an outage, once per interval, and have its answer say when to come again."""
-    outage.met(f"{where}: the database cannot be reached", error, logging.ERROR)
+    outage.report(f"{where}: the database cannot be reached", error, logging.ERROR)
     response["Retry-After"] = str(RETRY_S)
     response._has_been_logged = True  # type: ignore[attr-defined]  # or Django adds a line for each of them
 
@@ -255,5 +255,5 @@ def handler500(request: HttpRequest) -> HttpResponse:
     else:
         response = HttpResponse(get_template("503.html").render({"retry_s": RETRY_S}), status=503)
         response["Cache-Control"] = "no-store"
-    _outage_met(f"{request.method} {request.path}", error, response)
+    _outage_log(f"{request.method} {request.path}", error, response)
     return response

@@ -29,7 +29,7 @@ class AgentRefused(ValueError):
         self.fields: dict[str, str] = {}
 
 
-class AgentUnknown(AgentRefused):
+class AgentNotRecorded(AgentRefused):
     """Nothing is recorded of the agent."""
 
     code = "not_found"
@@ -105,8 +105,8 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
     """Rename an agent: its decisions, settings, runs, policies and files. Policies keep their names, and prompts their
     sides of the split.
 
-    After a kill at any moment the same call finishes it. Raises AgentUnknown; AgentRefused where the new name is taken
-    or no slug, and while a run of the agent is queued or running.
+    After a kill at any moment the same call finishes it. Raises AgentNotRecorded; AgentRefused where the new name is
+    taken or no slug, and while a run of the agent is queued or running.
     """
     if not re.fullmatch(SLUG_PATTERN, new):
         raise AgentRefused(
@@ -125,7 +125,7 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
             return AgentRenamed(
                 agent, new, dry_run
             )  # the rows were renamed before; the files' old names are gone now
-        raise AgentUnknown(_unknown(agent))
+        raise AgentNotRecorded(_unknown(agent))
     if _has_anything(new, keeper):
         raise AgentRefused(f"there is an agent {new!r} already; two agents cannot become one")
     if keeper is not None and (refusal := keeper.refusal(agent, new)):
@@ -154,14 +154,14 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
 def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool = False) -> AgentDeleted:
     """Remove everything that is recorded, set and trained of an agent, its files too.
 
-    After a kill at any moment the same call finishes it. Raises AgentUnknown; AgentRefused while a run of the agent is
-    queued or running, where other agents rest on it, and where something was trained for it and `force` is not given.
+    After a kill at any moment the same call finishes it. Raises AgentNotRecorded; AgentRefused while a run of the agent
+    is queued or running, where other agents rest on it, and where it has trained policies and `force` is not given.
     """
     keeper = _keeper()
     if not _has_anything(agent, keeper):
         if keeper is not None and not dry_run and keeper.files_remove(agent):
             return AgentDeleted(agent, dry_run)  # the rows went before; the files are gone now
-        raise AgentUnknown(_unknown(agent))
+        raise AgentNotRecorded(_unknown(agent))
     done = AgentDeleted(agent, dry_run, force, rows_counted(agent))
     if keeper is not None:
         done.files = keeper.files(agent)

@@ -9,7 +9,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.agents.changes import AgentRefused, AgentUnknown, agent_delete, agent_rename
+from feedback.agents.changes import AgentNotRecorded, AgentRefused, agent_delete, agent_rename
 from feedback.erasure.trained import trained_text
 
 
@@ -32,13 +32,13 @@ def agent_change(request: HttpRequest, slug: str) -> HttpResponse:
                 messages.success(request, f"{slug} was deleted.")
                 return redirect("home")
             fault, status = f"Expected the agent's name, {slug}, to be sure that this one is meant.", 400
-        except AgentUnknown as refusal:
+        except AgentNotRecorded as refusal:
             raise Http404(str(refusal)) from refusal
         except AgentRefused as refusal:
             fault, status = str(refusal), 409
     try:
         found = agent_delete(slug, actor="", dry_run=True)
-    except AgentUnknown as refusal:
+    except AgentNotRecorded as refusal:
         raise Http404(str(refusal)) from refusal
     context = {
         "slug": slug,

@@ -40,7 +40,7 @@ TOLERANCE = 1e-3
 NEUTRAL = 0.5
 
 
-class Question(NamedTuple):
+class AgreementQuestion(NamedTuple):
     """Something raters are asked, and the scale their answers are on."""
 
     name: str
@@ -51,10 +51,10 @@ class Question(NamedTuple):
 
 
 QUESTIONS = (
-    Question("thumb", "Good or bad", "nominal", tuple(Thumb.values)),
-    Question("stars", "Stars", "ordinal", ("1", "2", "3", "4", "5")),
-    Question("score", "Score", "interval", ()),
-    Question("preference", "Which of two", "nominal", tuple(Preference.values)),
+    AgreementQuestion("thumb", "Good or bad", "nominal", tuple(Thumb.values)),
+    AgreementQuestion("stars", "Stars", "ordinal", ("1", "2", "3", "4", "5")),
+    AgreementQuestion("score", "Score", "interval", ()),
+    AgreementQuestion("preference", "Which of two", "nominal", tuple(Preference.values)),
 )
 _THUMBS = {name: number for number, name in enumerate(Thumb.values)}
 _PREFERENCES = {name: number for number, name in enumerate(Preference.values)}
@@ -133,7 +133,7 @@ class AgreementReport:
 
 
 @dataclass
-class _Answers:
+class _AnswerColumns:
     """Answers to one question, as columns of numbers."""
 
     units: list[int] = field(default_factory=list)
@@ -185,9 +185,9 @@ def agreement_report(agent: str, rater_kind: str | None = None) -> AgreementRepo
 _OTHER_SIDE = {Preference.LEFT.value: Preference.RIGHT.value, Preference.RIGHT.value: Preference.LEFT.value}
 
 
-def _answers(agent: str) -> tuple[dict[tuple[str, str], _Answers], list[str]]:
+def _answers(agent: str) -> tuple[dict[tuple[str, str], _AnswerColumns], list[str]]:
     """(Rater kind, question) -> answers, where there are any; and the raters' names by number."""
-    found: defaultdict[tuple[str, str], _Answers] = defaultdict(_Answers)
+    found: defaultdict[tuple[str, str], _AnswerColumns] = defaultdict(_AnswerColumns)
     raters, units = _Numbers(), _Numbers()
     rated = (
         ratings_standing(agent)
@@ -213,7 +213,7 @@ def _answers(agent: str) -> tuple[dict[tuple[str, str], _Answers], list[str]]:
     return dict(found), list(raters)
 
 
-def _question(question: Question, answers: _Answers, names: list[str]) -> QuestionAgreement:
+def _question(question: AgreementQuestion, answers: _AnswerColumns, names: list[str]) -> QuestionAgreement:
     unit, rater, value = answers.columns()
     size = np.bincount(unit)[unit]
     alpha = krippendorff_alpha(unit, value, question.metric)
@@ -249,7 +249,11 @@ def alpha_meaning(alpha: AgreementEstimate) -> str:
 
 
 def _raters(
-    question: Question, columns: tuple[Ints, Ints, Floats], size: Ints, alpha: Alpha, names: list[str]
+    question: AgreementQuestion,
+    columns: tuple[Ints, Ints, Floats],
+    size: Ints,
+    alpha: Alpha,
+    names: list[str],
 ) -> list[RaterAgreement]:
     unit, rater, value = columns
     total, shared = np.bincount(rater), np.bincount(rater[size > 1], minlength=int(rater.max()) + 1)
@@ -295,7 +299,7 @@ def _same_share(unit: Ints, value: Floats, size: Ints) -> Floats:
 
 
 def _pairs(
-    question: Question, unit: Ints, rater: Ints, value: Floats, names: list[str]
+    question: AgreementQuestion, unit: Ints, rater: Ints, value: Floats, names: list[str]
 ) -> tuple[list[PairAgreement], int]:
     both = sorted(rated_by_both(unit, rater, value), key=lambda found: (-len(found[2]), found[0], found[1]))
     found = []
@@ -360,7 +364,7 @@ def labels_aggregated(agent: str, aggregation: str | None = None) -> Iterator[La
     method = aggregation or agent_settings(agent).aggregation
     if method not in Aggregation.values:
         raise ValueError(f"expected an aggregation of {' or '.join(Aggregation.values)}, found {method!r}")
-    decisions, raters, answers = _Numbers(), _Numbers(), _Answers()
+    decisions, raters, answers = _Numbers(), _Numbers(), _AnswerColumns()
     by_person: list[bool] = []
     rated = (
         ratings_standing(agent)

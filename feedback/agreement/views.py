@@ -21,7 +21,7 @@ from feedback.agreement.report import (
 )
 from feedback.agreement.statistics import AgreementEstimate
 from feedback.models import SLUG_PATTERN, RaterKind
-from feedback.selectors import agents_known
+from feedback.selectors import agent_slugs
 
 PAIRS_SHOWN = 30
 
@@ -32,7 +32,7 @@ PAIRS_SHOWN = 30
 def agreement(request: HttpRequest) -> HttpResponse:
     """Page of inter-rater agreement: `?agent=` (the first one when left out) and `?rater_kind=` human or
     simulated."""
-    agents = agents_known()
+    agents = agent_slugs()
     agent = request.GET.get("agent") or (agents[0] if agents else "")
     kind = request.GET.get("rater_kind") or None
     if (agent and not re.fullmatch(SLUG_PATTERN, agent)) or kind not in (None, *RaterKind.values):

@@ -18,7 +18,7 @@ from backend.rest.views import ApiView
 from feedback.api.representations import decision_shown, outcome_shown, rating_shown
 from feedback.api.schemas import SLUG, fields_in
 from feedback.explorer.decision_facts import reward_query, rewarded_at_least
-from feedback.explorer.search import DecisionWhole, batch_asked, decision_whole, decisions_search
+from feedback.explorer.search import DecisionWhole, decision_whole, decisions_search, parse_batch_number
 from feedback.explorer.text_index import text_looked_through
 from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
 from feedback.recording.recorder import recorded_or_never
@@ -126,7 +126,7 @@ def _filters(given: dict[str, str]) -> dict[str, Any]:
             "since", given["since"].replace(" ", "+") if "T" in given["since"] else given["since"]
         )
     if "batch" in given:
-        found["batch"] = batch_asked(check, given["batch"])
+        found["batch"] = parse_batch_number(check, given["batch"])
     if "rated" in given:
         found["rated"] = check.choice("rated", given["rated"].lower(), ("true", "false")) == "true"
     check.done("search")

@@ -30,7 +30,7 @@ from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportOrder, ImportRefused, order_import
 from feedback.transfer.import_report import COUNTS, ROWS, next_steps
 from feedback.transfer.import_undo import import_undo
-from feedback.transfer.imports import batch_get, batch_shown, batches
+from feedback.transfer.imports import batch_get, batches, import_summary
 from feedback.transfer.uploads import upload_store, uploads_sweep
 
 MAX_CONTENT = 14_000_000
@@ -143,7 +143,7 @@ class Imports(ApiView):
         agent = given.get("agent", "")
         if agent and not re.fullmatch(SLUG_PATTERN, agent):
             raise Refused("agent: expected a slug", fields={"agent": "expected a slug such as support-bot"})
-        return Response(page_of(batches(agent), request, batch_shown))
+        return Response(page_of(batches(agent), request, import_summary))
 
     @described(
         "Import a file of any known format",
@@ -202,7 +202,7 @@ class ImportOne(ApiView):
         row = batch_get(pk)
         if row is None:
             raise Refused(f"there is no import {pk}", code="not_found", status=404)
-        return Response(batch_shown(row, whole=True))
+        return Response(import_summary(row, whole=True))
 
 
 class ImportUndo(ApiView):

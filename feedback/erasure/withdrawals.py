@@ -61,20 +61,20 @@ class WithdrawalSelection:
     """Recorded before."""
 
     @property
-    def given(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The request, as JSON."""
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        body = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.ids:
-            said["ids"] = [str(pk) for pk in self.ids]
+            body["ids"] = [str(pk) for pk in self.ids]
         for name in ("since", "until"):
-            said[name] = said[name].isoformat() if said[name] else None
-        return {name: value for name, value in said.items() if value}
+            body[name] = body[name].isoformat() if body[name] else None
+        return {name: value for name, value in body.items() if value}
 
     def decisions(self) -> QuerySet[Decision]:
         """Decisions of the selection that are not withdrawn yet. Raises WithdrawalRefused where nothing
         narrows them down."""
-        given = self.given
-        if not given:
+        selection = self.as_dict
+        if not selection:
             raise WithdrawalRefused(
                 "expected at least one of ids, batch, agent, unit, source, since and until: without them every "
                 "decision would be withdrawn"
@@ -83,7 +83,7 @@ class WithdrawalSelection:
         if self.ids:
             found = among(found, "id", list(self.ids))
         columns = {"batch": "import_batch", "since": "created_at__gte", "until": "created_at__lt"}
-        for name in given:
+        for name in selection:
             if name != "ids":
                 found = found.filter(**{columns.get(name, name): getattr(self, name)})
         return found
@@ -164,7 +164,7 @@ def decisions_withdraw(
         if dry_run:
             return done
         made = Withdrawal.objects.create(
-            selection=selection.given,
+            selection=selection.as_dict,
             reason=reason[:500],
             actor=actor[:200],
             decisions_count=len(ids),

@@ -12,10 +12,10 @@ from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.previews import agent_facts, conversation_of, preview_of, turns_of
 from feedback.explorer.search import DecisionFilter
 from feedback.models import Decision
-from feedback.selectors import agents_known, policies_known
+from feedback.selectors import agent_slugs, policy_names
 
 
-def shown_context(decision: Decision) -> dict[str, Any]:
+def preview_context(decision: Decision) -> dict[str, Any]:
     """Template context of a decision's preview."""
     facts = agent_facts(decision.agent)
     return {
@@ -45,9 +45,9 @@ def filter_context(
 
     reads = request.user.has_perm(SCOPE_PERMISSIONS["read"])
     return {
-        "agents": [(slug, query(within.but(agent=slug))) for slug in agents_known()],
+        "agents": [(slug, query(within.but(agent=slug))) for slug in agent_slugs()],
         "all_agents": query(within.but(agent="")),
-        "policies": policies_known() if reads else None,
+        "policies": policy_names() if reads else None,
         "narrowed": [
             (name, value, query(within.but(**{name: "" if name in ("policy", "tag") else None})))
             for name, value in within.parts.items()

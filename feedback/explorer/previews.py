@@ -77,7 +77,7 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A tool call, as JSON to be read."""
 
     tool: str
@@ -113,7 +113,7 @@ class Preview:
     picks: list[Pick] = field(default_factory=list)
     in_order: bool = False
     """True if every name was picked: then their order is the answer."""
-    call: Call | None = None
+    call: ToolCall | None = None
 
     @property
     def chooses(self) -> bool:
@@ -322,14 +322,14 @@ def _picks(state: Mapping[str, Any], key: str, picked: list[str]) -> list[Pick]:
     ]
 
 
-def _call(response: str) -> Call | None:
+def _call(response: str) -> ToolCall | None:
     try:
         said = json.loads(response)
     except (ValueError, RecursionError):
         return None
     if not isinstance(said, dict) or not isinstance(said.get("tool"), str):
         return None
-    return Call(said["tool"], _pretty(said.get("arguments") or {}))
+    return ToolCall(said["tool"], _pretty(said.get("arguments") or {}))
 
 
 def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:

@@ -115,7 +115,7 @@ def narrowed_of(given: Mapping[str, str]) -> DecisionFilter:
         tag=check.text("tag", given.get("tag", "").strip(), limit=100),
         since=_day(check, "since", given.get("since", "")),
         until=_day(check, "until", given.get("until", "")),
-        batch=batch_asked(check, given.get("batch", "")),
+        batch=parse_batch_number(check, given.get("batch", "")),
     )
     check.done("search")
     return found
@@ -129,7 +129,7 @@ def _day(check: Check, name: str, text: str) -> date | None:
         return None
 
 
-def batch_asked(check: Check, text: str) -> int | None:
+def parse_batch_number(check: Check, text: str) -> int | None:
     """The number of an import as an address says it; None where it says none."""
     if not text:
         return None

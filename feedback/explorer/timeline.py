@@ -134,7 +134,7 @@ def timeline_of(trace: Trace, decision: uuid.UUID, part: int | None = None) -> T
     start = (part - 1) * STEPS_SHOWN
     return Timeline(
         steps=[
-            _shown(number, step, depths[number], own[number], decision, began)
+            _timeline_step(number, step, depths[number], own[number], decision, began)
             for number, (_, _, step) in list(enumerate(found))[start : start + STEPS_SHOWN]
         ],
         total=len(found),
@@ -182,7 +182,7 @@ def _decision_id(piece: Trace, index: int, step: Mapping[str, Any]) -> uuid.UUID
         return None
 
 
-def _shown(
+def _timeline_step(
     number: int,
     step: Mapping[str, Any],
     depth: int,

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.decision_facts import Reward, decision_facts, reward_query
 from feedback.explorer.listing import LOOK, RATED, decisions_page, history_of, place_of, rating_query
-from feedback.explorer.page_context import filter_context, shown_context
+from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.previews import answer_line, glimpse_of, text_blocks
 from feedback.explorer.search import narrowed_of
 from feedback.explorer.timeline import timeline_of
@@ -124,7 +124,7 @@ def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     facts = decision_facts(row.pk, row.policy)
     history = history_of(row)
     context = {
-        **shown_context(row),
+        **preview_context(row),
         "glimpse": glimpse_of(row),
         "candidates": _candidates(row),
         "timeline": timeline_of(row.trace, row.pk, int(part) if part.isdecimal() else None)
@@ -144,7 +144,7 @@ def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
         "reward": _reward(facts.get("reward")),
         "policy_url": facts.get("policy_url", ""),
         "links": [link for link in facts.get("links", ()) if request.user.has_perm(link["permission"])],
-        "made_by": _made_by(row),
+        "made_by": _provenance(row),
         "state_text": json.dumps(row.state, ensure_ascii=False, indent=2),
         "metadata": sorted(row.metadata.items()) if isinstance(row.metadata, Mapping) else [],
     }
@@ -167,7 +167,7 @@ def _candidates(row: Decision) -> list[dict[str, Any]]:
     return found
 
 
-def _made_by(row: Decision) -> list[tuple[str, str]]:
+def _provenance(row: Decision) -> list[tuple[str, str]]:
     facts: list[tuple[str, Any]] = [
         ("arm", row.arm),
         ("propensity", "" if row.propensity is None else f"{row.propensity:.3g}"),

@@ -154,7 +154,7 @@ def _candidates(rater: str, within: DecisionFilter, prompts: list[tuple[str, str
         if response not in known and len(known) < RESPONSES:
             known[response] = _Response(pk, policy, wanted)
     everyone = [response for known in responses.values() for response in known.values()]
-    mine, counts = _said(rater, [response.pk for response in everyone])
+    mine, counts = _compared_pairs(rater, [response.pk for response in everyone])
     found = []
     for asked in prompts:
         for first, second in itertools.combinations(responses[asked].values(), 2):
@@ -164,7 +164,7 @@ def _candidates(rater: str, within: DecisionFilter, prompts: list[tuple[str, str
     return found
 
 
-def _said(rater: str, ids: list[uuid.UUID]) -> tuple[set[Key], Counter[Key]]:
+def _compared_pairs(rater: str, ids: list[uuid.UUID]) -> tuple[set[Key], Counter[Key]]:
     """Pairs of these decisions that the rater compared, and how many people compared each."""
     mine: set[Key] = set()
     raters: set[tuple[Key, str]] = set()

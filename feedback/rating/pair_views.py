@@ -14,12 +14,12 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.explorer.page_context import filter_context, shown_context
+from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.search import DecisionFilter
 from feedback.models import Comparison
 from feedback.rating.forms import ComparisonForm, rating_id
 from feedback.rating.pair_queue import QueuedPair, compared_today, pair_key, pairs_waiting
-from feedback.rating.views import NOTICES, SKIP_LIMIT, UNDO_LIMIT, wants_card, within_asked
+from feedback.rating.views import NOTICES, SKIP_LIMIT, UNDO_LIMIT, queue_filter, wants_card
 from feedback.selectors import decision_get
 from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit, comparison_withdraw
 
@@ -41,13 +41,13 @@ def pairs(request: HttpRequest) -> HttpResponse:
 
     Filters: `?agent=&policy=&tag=&since=&until=`. `?pair=` shows this one; `?after=`, for our script, what follows it.
     """
-    within = within_asked(request)
+    within = queue_filter(request)
     if request.method == "POST":
         return _store(request, within)
     said = request.GET.get("said", "")
     notice = SAID.get(said) or NOTICES.get(said, "")
     if request.GET.get("pair"):
-        return _card(request, within, _pair_asked(request.GET["pair"]), said=notice)
+        return _card(request, within, _pair_or_404(request.GET["pair"]), said=notice)
     if after := request.GET.get("after"):
         waiting = pairs_waiting(request.user.get_username(), within, [*_skipped(request), after])
         return _card(request, within, waiting.pair) if waiting.pair else HttpResponse(status=204)
@@ -59,7 +59,7 @@ def pairs(request: HttpRequest) -> HttpResponse:
 @require_POST
 def pairs_undo(request: HttpRequest) -> HttpResponse:
     """Take the last comparison of this session back, and show its pair again."""
-    within = within_asked(request)
+    within = queue_filter(request)
     done = list(request.session.get(UNDO_KEY, []))
     rater = request.user.get_username()
     while done:
@@ -83,17 +83,17 @@ def pairs_undo(request: HttpRequest) -> HttpResponse:
 @require_POST
 def pairs_skip(request: HttpRequest) -> HttpResponse:
     """Put a pair aside for this session, or (`all=1`) bring back those put aside."""
-    within = within_asked(request)
+    within = queue_filter(request)
     if request.POST.get("all"):
         request.session[SKIP_KEY] = []
         return _next(request, within, "")
-    key = _pair_asked(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}").key
+    key = _pair_or_404(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}").key
     request.session[SKIP_KEY] = [*(k for k in _skipped(request) if k != key), key][-SKIP_LIMIT:]
     return _next(request, within, "skipped")
 
 
 def _store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
-    pair = _pair_asked(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}")
+    pair = _pair_or_404(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}")
     form = ComparisonForm(request.POST)
     notes = request.POST.get("notes", "")
     if not form.is_valid():
@@ -118,7 +118,7 @@ def _skipped(request: HttpRequest) -> list[str]:
     return skipped
 
 
-def _pair_asked(text: str) -> QueuedPair:
+def _pair_or_404(text: str) -> QueuedPair:
     """Two ids with ~ between, left and right as they are shown; both decisions answer the same prompt."""
     left, _, right = text.partition("~")
     try:
@@ -136,7 +136,7 @@ def _next(request: HttpRequest, within: DecisionFilter, said: str) -> HttpRespon
     pair = None
     if shown := request.headers.get("X-Ratchet-Shown"):
         # our script had the next pair already and shows it
-        pair = _pair_asked(shown)
+        pair = _pair_or_404(shown)
     return _card(request, within, pair, said=SAID.get(said) or NOTICES.get(said, ""))
 
 
@@ -174,7 +174,7 @@ def _card(
         **filter_context(request, within),
     }
     if pair is not None:
-        sides = [shown_context(pair.left), shown_context(pair.right)]
+        sides = [preview_context(pair.left), preview_context(pair.right)]
         context |= {
             "rating_id": rating_id(),
             "shown": f"{pair.left.pk}~{pair.right.pk}",

@@ -233,7 +233,9 @@ def queue_progress(rater: str, within: DecisionFilter = EVERYTHING) -> QueueProg
             wanted = COUNT_LIMIT - left
             # in order, though it is only counted: along the index
             if wanted:
-                left += _left(rater, lane, wanted) if stretch.rated else in_order(lane)[:wanted].count()
+                left += (
+                    _unrated_count(rater, lane, wanted) if stretch.rated else in_order(lane)[:wanted].count()
+                )
     return QueueProgress(
         today=ratings_standing(within.agent or None)
         .filter(rater=rater, created_at__gte=midnight)
@@ -244,7 +246,7 @@ def queue_progress(rater: str, within: DecisionFilter = EVERYTHING) -> QueueProg
     )
 
 
-def _left(rater: str, lane: QuerySet[Decision], limit: int) -> int:
+def _unrated_count(rater: str, lane: QuerySet[Decision], limit: int) -> int:
     """Decisions of a lane, rated ones, that this rater did not rate, counted up to a limit."""
     left = 0
     for window in windows(lane, limit):

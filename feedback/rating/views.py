@@ -20,7 +20,7 @@ from backend.redirects import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS, landing_page
 from feedback.accounts.sign_in import signin_link_check, signin_link_redeem
 from feedback.accounts.sign_in_brake import link_allowed, link_failed
-from feedback.explorer.page_context import filter_context, shown_context
+from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.search import DecisionFilter, narrowed_of
 from feedback.models import Decision, Rating
 from feedback.rating.forms import ACCEPTING, PAGE_FIELDS, RatingForm, page_inputs, rating_id, tags_sent
@@ -44,7 +44,7 @@ SKIP_LIMIT = 500
 """Decisions a session remembers as put aside; the one put aside first comes back first."""
 
 
-def within_asked(request: HttpRequest) -> DecisionFilter:
+def queue_filter(request: HttpRequest) -> DecisionFilter:
     """Filter of the queue read from the address. Raters are blind, so a policy is named by who may read it
     alone."""
     try:
@@ -56,7 +56,7 @@ def within_asked(request: HttpRequest) -> DecisionFilter:
     return within
 
 
-def _decision_asked(value: str) -> Decision:
+def _decision_or_404(value: str) -> Decision:
     try:
         decision = decision_get(uuid.UUID(value))
     except ValueError:
@@ -123,8 +123,8 @@ def _card_context(
         **filter_context(request, within),
     }
     if decision is not None:
-        kept = kept if kept is not None else _kept(rater, decision)
-        shown = shown_context(decision)
+        kept = kept if kept is not None else _earlier_form(rater, decision)
+        shown = preview_context(decision)
         suggested = shown["facts"].suggested_tags
         context |= shown | {
             "rating_id": rating_id(),
@@ -138,7 +138,7 @@ def _card_context(
     return context
 
 
-def _kept(rater: str, decision: Decision) -> dict[str, Any]:
+def _earlier_form(rater: str, decision: Decision) -> dict[str, Any]:
     """Form values of this rater's earlier rating: a withdrawn one is filled in again, ready to be changed."""
     last: Rating | None = rating_last(rater, decision)
     withdrawn = last is not None and last.withdrawn
@@ -162,7 +162,7 @@ def _next(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> Ht
     decision = None
     if shown := request.headers.get("X-Ratchet-Shown"):
         # our script had the next card already and shows it: that one it is, if it still waits for this rater
-        decision = _decision_asked(shown)
+        decision = _decision_or_404(shown)
         if not is_waiting(rater, decision) or not lease_take(rater, decision.pk):
             decision = None
     decision = decision or decision_take(rater, within, request.session.get(SKIP_KEY, []))
@@ -197,31 +197,31 @@ def rate(request: HttpRequest) -> HttpResponse:
     Filters: `?agent=&policy=&tag=&since=&until=`. `?decision=` shows this one; `?after=`, for our script, the card to
     follow that one, or 204 where there is none.
     """
-    within = within_asked(request)
+    within = queue_filter(request)
     if request.method == "POST":
         return _rate_store(request, within)
     rater = request.user.get_username()
     skipped = request.session.get(SKIP_KEY, [])
     if request.GET.get("after"):
-        decision = decision_take(rater, within, skipped, after=_decision_asked(request.GET["after"]))
+        decision = decision_take(rater, within, skipped, after=_decision_or_404(request.GET["after"]))
         return _card(request, decision, within) if decision else HttpResponse(status=204)
     said = request.GET.get("said", "")
     if request.GET.get("decision"):
-        decision = _decision_asked(request.GET["decision"])
+        decision = _decision_or_404(request.GET["decision"])
         lease_take(rater, decision.pk)  # asked for by name it is shown, whoever else has it
     else:
         decision = decision_take(rater, within, skipped)
-    return _card(request, decision, within, said=NOTICES.get(said) or _said(said))
+    return _card(request, decision, within, said=NOTICES.get(said) or _saved_text(said))
 
 
-def _said(verdict: str) -> str:
+def _saved_text(verdict: str) -> str:
     return SAID.get(verdict) or (
         f"Saved: {verdict} of 5 stars" if verdict in ("1", "2", "3", "4", "5") else ""
     )
 
 
 def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
-    decision = _decision_asked(request.POST.get("decision", ""))
+    decision = _decision_or_404(request.POST.get("decision", ""))
     form = RatingForm(request.POST)
     kept = {
         **{field.name: request.POST.get(field.name, "") for field in PAGE_FIELDS},
@@ -257,7 +257,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
         done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
         request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
     if wants_card(request):
-        return _next(request, within, said=_said(verdict))
+        return _next(request, within, said=_saved_text(verdict))
     return _to_page(request, within, said=verdict)
 
 
@@ -266,7 +266,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
 @require_POST
 def rate_undo(request: HttpRequest) -> HttpResponse:
     """Take the last rating of this session back, and show its decision again."""
-    within = within_asked(request)
+    within = queue_filter(request)
     done = list(request.session.get(UNDO_KEY, []))
     rater = request.user.get_username()
     while done:
@@ -294,11 +294,11 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
 @require_POST
 def rate_skip(request: HttpRequest) -> HttpResponse:
     """Put a decision aside for this session, or (`all=1`) bring back those put aside."""
-    within = within_asked(request)
+    within = queue_filter(request)
     if request.POST.get("all"):
         request.session[SKIP_KEY] = []
         return _next(request, within)
-    decision = _decision_asked(request.POST.get("decision", ""))
+    decision = _decision_or_404(request.POST.get("decision", ""))
     aside = [pk for pk in request.session.get(SKIP_KEY, []) if pk != str(decision.pk)]
     request.session[SKIP_KEY] = [*aside, str(decision.pk)][-SKIP_LIMIT:]
     lease_release(request.user.get_username(), decision.pk)

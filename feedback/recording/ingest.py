@@ -37,7 +37,7 @@ def decision_ingest(**facts: Any) -> IngestResult:
     """Record one decision, if it is of the share that is kept; facts and refusals as of `decision_record`."""
     row = decision_build(**facts)
     if not is_collected(row.agent, row.pk):
-        return _left_out(row, _body_hashes([row.pk]).get(row.pk))
+        return _uncollected(row, _body_hashes([row.pk]).get(row.pk))
     written = row_write(row)
     return IngestResult(written.row, written.created, stored=True)
 
@@ -104,7 +104,7 @@ def _result(
 ) -> IngestResult | FeedbackRefused:
     try:
         if row.pk not in kept:
-            return _left_out(row, before.get(row.pk))
+            return _uncollected(row, before.get(row.pk))
         stands = before.get(row.pk) or first[row.pk].body_hash
         if stands != row.body_hash:
             raise _clash(row)
@@ -113,7 +113,7 @@ def _result(
     return IngestResult(row, row is first[row.pk] and row.pk in created, stored=True)
 
 
-def _left_out(row: Decision, before: str | None) -> IngestResult:
+def _uncollected(row: Decision, before: str | None) -> IngestResult:
     """The answer for a decision outside the share that is kept; it may have been kept when the rate was higher."""
     if before is not None and before != row.body_hash:
         raise _clash(row)

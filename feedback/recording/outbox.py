@@ -169,7 +169,7 @@ class Outbox:
     def progress(self, day: Path) -> Progress:
         """Progress of replaying a day's file; at its start where none is stored."""
         try:
-            stored = json.loads(_beside(day, "progress.json").read_bytes())
+            stored = json.loads(_sibling(day, "progress.json").read_bytes())
             return Progress(**{name: stored[name] for name in asdict(Progress())})
         except (OSError, ValueError, KeyError, TypeError):
             # missing, or torn by a power cut: replaying once more is safe, for every record carries its id
@@ -177,7 +177,7 @@ class Outbox:
 
     def progress_save(self, day: Path, progress: Progress) -> None:
         """Replace the file as a whole. Not fsynced: losing it costs a second replay, which changes nothing."""
-        path = _beside(day, "progress.json")
+        path = _sibling(day, "progress.json")
         draft = path.with_suffix(".draft")
         draft.write_text(json.dumps(asdict(progress)))
         draft.replace(path)
@@ -190,7 +190,7 @@ class Outbox:
             "at_byte": record.start,
             "record": record.body if record.body is not None else record.raw,
         }
-        descriptor = os.open(_beside(day, "refused.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(_sibling(day, "refused.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             write_whole(descriptor, json.dumps(entry).encode("ascii") + b"\n")
             os.fsync(descriptor)
@@ -233,7 +233,7 @@ class Outbox:
             with file_lock(self.folder / "append.lock"):
                 if not self.unhandled({day: day.stat().st_size}):
                     day.unlink()
-                    _beside(day, "progress.json").unlink(missing_ok=True)
+                    _sibling(day, "progress.json").unlink(missing_ok=True)
 
 
 def _line(record: dict[str, Any]) -> bytes:
@@ -275,7 +275,7 @@ def _record(line: bytes, start: int) -> Record:
     return Record(start, end, body, "", "")
 
 
-def _beside(day: Path, suffix: str) -> Path:
+def _sibling(day: Path, suffix: str) -> Path:
     return day.with_name(f"{day.stem}.{suffix}")
 
 

@@ -29,7 +29,7 @@ from backend.file_locks import file_lock, renew_after_fork
 from backend.problem_log import ProblemLog
 from feedback.models import Decision
 from feedback.recording.ingest import MAX_BULK, IngestResult, decisions_ingest
-from feedback.recording.journal import Journal, journals, noted, take_over
+from feedback.recording.journal import Journal, journal_contains, journals, replay_orphan
 from feedback.recording.outbox import Outbox, Progress
 from feedback.selectors import decision_get
 from feedback.storage.validation import DecisionUnknown, FeedbackRefused
@@ -128,7 +128,7 @@ class Recorder:
         with self._signal:
             if time.monotonic() >= self._down_until and len(self._queue) + self._in_hand < MOST_IN_HAND:
                 try:
-                    self._journal_open().note(line)
+                    self._journal_open().append(line)
                 except OSError as error:
                     self._problems.report("journal", "decisions cannot be noted on disk; users wait", error)
                 else:
@@ -189,7 +189,7 @@ class Recorder:
         failures = 0
         looked = 0.0
         while not (self._stopping and not self._queue):
-            batch, turned = self._batch(failures)
+            batch, segment = self._batch(failures)
             now = time.monotonic()
             try:
                 if batch:
@@ -224,7 +224,7 @@ class Recorder:
                 self._in_hand = 0
                 if self._journal is not None and batch:
                     try:
-                        self._journal.empty(turned)
+                        self._journal.truncate(segment)
                     except OSError as error:
                         # its decisions are replayed once more, which changes nothing
                         self._problems.report("journal", "the journal cannot be emptied", error)
@@ -243,7 +243,7 @@ class Recorder:
             batch = list(self._queue)
             self._queue.clear()
             self._hurried, self._in_hand = False, len(batch)
-            return batch, self._journal.turn() if self._journal is not None and batch else 0
+            return batch, self._journal.rotate() if self._journal is not None and batch else 0
 
     def _write(self, batch: Sequence[_Waiting]) -> None:
         """All of a batch in one transaction. Raises OperationalError where the database is away."""
@@ -276,7 +276,7 @@ class Recorder:
             self._replay_memory(spool)
         if not spool.folder.is_dir():
             return 0
-        self._take_over(spool)
+        self._replay_orphans(spool)
         if not spool.unhandled():
             return 0
         count = 0
@@ -298,7 +298,7 @@ class Recorder:
                     self._problems.report("refused", f"a decision cannot be recorded: {found}")
                 spool.take_back(line)
 
-    def _take_over(self, spool: Outbox) -> None:
+    def _replay_orphans(self, spool: Outbox) -> None:
         """Move decisions journalled by processes that are gone into the outbox."""
 
         def keep(line: bytes) -> bool:
@@ -309,7 +309,7 @@ class Recorder:
             return spool.put({"kind": "decision", "body": body})
 
         for path in journals(spool.folder):
-            take_over(path, keep)
+            replay_orphan(path, keep)
 
     def _replay_day(self, spool: Outbox, day: Path) -> int:
         progress: Progress = spool.progress(day)
@@ -411,7 +411,9 @@ def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
         return then()
     except DecisionUnknown:
         deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline and any(noted(spool_folder(), str(id)) for id in decisions):
+        while time.monotonic() < deadline and any(
+            journal_contains(spool_folder(), str(id)) for id in decisions
+        ):
             time.sleep(0.01)
         return then()
 
@@ -420,7 +422,9 @@ def decision_recorded(id: uuid.UUID) -> Decision | None:
     """A decision by its id; where a process of this machine has it in hand, once that is written, WAIT_S at most."""
     deadline = time.monotonic() + WAIT_S
     while (
-        (row := decision_get(id)) is None and noted(spool_folder(), str(id)) and time.monotonic() < deadline
+        (row := decision_get(id)) is None
+        and journal_contains(spool_folder(), str(id))
+        and time.monotonic() < deadline
     ):
         time.sleep(0.01)
     return row

@@ -121,7 +121,7 @@ class _Row(AbstractContextManager[None]):
         return True
 
 
-def unreadable_shown(unreadable: dict[uuid.UUID, str]) -> dict[str, str]:
+def unreadable_summary(unreadable: dict[uuid.UUID, str]) -> dict[str, str]:
     """The first NAMED of what was skipped, as a report lists it: id -> why."""
     return {str(pk): why for pk, why in list(unreadable.items())[:NAMED]}
 

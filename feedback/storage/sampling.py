@@ -50,7 +50,7 @@ def _wanted(wanted: AgentSettings, id: uuid.UUID) -> int:
     return wanted.ratings_wanted
 
 
-def wanted_renew(agent: str) -> int:
+def ratings_wanted_refresh(agent: str) -> int:
     """Give an agent's decisions recorded before the number of ratings that its settings ask for now, some thousand at a
     time: those that have enough of them leave the queue, those that lack some come back. Returns how many it changed.
 

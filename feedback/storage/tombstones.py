@@ -43,14 +43,14 @@ def tombstones_announce() -> None:
     """Have every process look for tombstones from here on. Before the first erasure of an installation this waits
     ABSENCE_S; outside of the transaction that erases, or the others would not see it."""
     if _salt_stored(at_once=True) is None:
-        _salt_made()
+        _create_salt()
         time.sleep(ABSENCE_S)
 
 
 def tombstones_make(decisions: Iterable[uuid.UUID], traces: Iterable[uuid.UUID], unit: str) -> None:
     """Write the tombstones of what is being erased, in the caller's transaction."""
     named = [(Kind.DECISION, str(pk)) for pk in decisions] + [(Kind.TRACE, str(pk)) for pk in traces]
-    salt = _salt_made()
+    salt = _create_salt()
     rows = [Tombstone(kind=kind, digest=_digest(salt, kind, name)) for kind, name in named]
     Tombstone.objects.bulk_create(rows, batch_size=200, ignore_conflicts=True)
     # a unit that is erased again is erased up to now
@@ -143,7 +143,7 @@ def _salt_read() -> bytes:
     raise LookupError("no tombstone was written yet")
 
 
-def _salt_made() -> bytes:
+def _create_salt() -> bytes:
     global _absent_at
     if (salt := _salt_stored(at_once=True)) is not None:
         return salt

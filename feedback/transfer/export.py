@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import orjson
 
-from feedback.storage.problem_rows import RowReader, unreadable_shown
+from feedback.storage.problem_rows import RowReader, unreadable_summary
 from feedback.transfer import formats
 from feedback.transfer.export_views import MORE, Selection, one_moment, records
 from feedback.transfer.formats.writers import Line, LineWritten, RowShape, View
@@ -82,7 +82,7 @@ def export_stream(
         report.truncated |= bool(report.left_out.pop(MORE, 0))
         if reader.unreadable:
             report.left_out["unreadable"] += len(reader.unreadable)
-            report.unreadable |= unreadable_shown(reader.unreadable)
+            report.unreadable |= unreadable_summary(reader.unreadable)
             reader.save(looked_at=reader.unreadable.keys())
 
     return pieces()
@@ -173,13 +173,13 @@ def file_export(path: Path, name: str, selection: Selection, *, limit: int | Non
             "choose another --format"
         )
     for other in shape.beside:
-        beside = _file_written(_beside(path, other), other, selection, limit)
+        beside = _file_written(_ratings_path(path, other), other, selection, limit)
         report.files += beside.files
         report.left_out |= beside.left_out
     return report
 
 
-def _beside(path: Path, name: str) -> Path:
+def _ratings_path(path: Path, name: str) -> Path:
     """entries.json -> entries-ratings.json, for the shape simulation-ratings."""
     stem, dot, ending = path.name.partition(".")
     return path.with_name(f"{stem}-{name.partition('-')[2]}{dot}{ending}")

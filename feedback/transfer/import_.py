@@ -29,7 +29,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.import_batch import Batch
 from feedback.transfer.import_plans import DEFAULT_AGENT as DEFAULT_AGENT
 from feedback.transfer.import_plans import Origin, Raters
-from feedback.transfer.import_report import EarlierImport, ImportReport, refused_shown
+from feedback.transfer.import_report import EarlierImport, ImportReport, refused_row_summary
 
 BATCH = 1000
 """Records written together."""
@@ -253,7 +253,7 @@ class _ImportJob:
         batch.agent = report.agent
         batch.counts = report.counts
         batch.skipped_because = dict(report.skipped_because)
-        batch.refused = [refused_shown(row) for row in report.refused]
+        batch.refused = [refused_row_summary(row) for row in report.refused]
         batch.notes = list(report.notes)
         batch.attached = self.attached
         batch.save()

@@ -81,12 +81,12 @@ class Batch:
         """True if a row that adds nothing says what another row of this file said, rather than what was here
         before."""
         if plan.trace is not None:
-            return self._brought_now(Trace, plan.trace.pk)
+            return self._is_from_this_import(Trace, plan.trace.pk)
         words: list[tuple[type[Model], uuid.UUID]] = [(type(one.row), one.row.pk) for one in plan.said]
         rows = words or [(Decision, row.pk) for row in plan.decisions]
-        return bool(rows) and all(self._brought_now(model, pk) for model, pk in rows)
+        return bool(rows) and all(self._is_from_this_import(model, pk) for model, pk in rows)
 
-    def _brought_now(self, model: type[Model], pk: uuid.UUID) -> bool:
+    def _is_from_this_import(self, model: type[Model], pk: uuid.UUID) -> bool:
         before = self._here[model].get(pk)
         return before is None or (before.batch is not None and before.batch == self._origin.batch)
 

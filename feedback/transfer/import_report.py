@@ -148,7 +148,7 @@ class ImportReport:
             "batch": self.batch,
             **{name: getattr(self, name) for name in (*COUNTS, *ROWS)},
             "skipped_because": dict(self.skipped_because),
-            "refused": [refused_shown(row) for row in self.refused],
+            "refused": [refused_row_summary(row) for row in self.refused],
             "refused_count": self.refused_count,
             "problem": self.problem,
             "notes": list(self.notes),
@@ -157,7 +157,7 @@ class ImportReport:
         }
 
 
-def refused_shown(row: RowRefused) -> dict[str, Any]:
+def refused_row_summary(row: RowRefused) -> dict[str, Any]:
     return {"line": row.line, "key": row.key, "reason": row.reason}
 
 

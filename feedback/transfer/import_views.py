@@ -44,7 +44,7 @@ def imports(request: HttpRequest) -> HttpResponse:
 @require_safe
 def import_one(request: HttpRequest, number: int) -> HttpResponse:
     """One import with its report."""
-    return render(request, "feedback/import_one.html", _context(_asked(number)))
+    return render(request, "feedback/import_one.html", _context(_batch_or_404(number)))
 
 
 @login_required
@@ -52,7 +52,7 @@ def import_one(request: HttpRequest, number: int) -> HttpResponse:
 @require_POST
 def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
     """Try to take an import back and ask; `confirm=on` does it, `force=on` although something was trained on it."""
-    batch = _asked(number)
+    batch = _batch_or_404(number)
     confirmed, force = request.POST.get("confirm") == "on", request.POST.get("force") == "on"
     try:
         done = import_undo(number, actor=request.user.get_username(), dry_run=not confirmed, force=force)
@@ -74,7 +74,7 @@ def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
     return render(request, "feedback/import_undo.html", context)
 
 
-def _asked(number: int) -> ImportBatch:
+def _batch_or_404(number: int) -> ImportBatch:
     batch = batch_get(number)
     if batch is None:
         raise Http404(f"no import {number}")

@@ -19,7 +19,7 @@ def batch_get(number: int) -> ImportBatch | None:
     return ImportBatch.objects.filter(pk=number).first()
 
 
-def batch_shown(row: ImportBatch, *, whole: bool = False) -> dict[str, Any]:
+def import_summary(row: ImportBatch, *, whole: bool = False) -> dict[str, Any]:
     """An import as the command and the API show it; whole: with the refused rows and what an undo came to."""
     shown: dict[str, Any] = {
         "batch": row.pk,

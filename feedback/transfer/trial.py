@@ -16,7 +16,7 @@ from feedback.transfer.formats.previews import ColumnSeen, FilePreview
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import order_import
 from feedback.transfer.import_report import COUNTS, ImportReport
-from feedback.transfer.uploads import Upload, columns_chosen, columns_read, columns_shown
+from feedback.transfer.uploads import Upload, columns_chosen, columns_read, offered_columns
 
 IN_A_SHELL = re.compile(r" Say which (with --format|column holds what|it is, as in --map).*", re.S)
 """End of a refusal that says which option of the command would help."""
@@ -70,7 +70,7 @@ def upload_try(upload: Upload, *, actor: str, fault: str = "") -> Trial:
             report = order_import(upload.order(actor=actor, skip_bad=True), dry_run=True)
     except FormatRefused as refusal:
         fault = upload.without_paths(str(refusal))
-    columns = columns_shown(previews)
+    columns = offered_columns(previews)
     fault = IN_A_SHELL.split(fault)[0]  # the page asks for it itself
     context = {
         "upload": upload,
@@ -79,12 +79,12 @@ def upload_try(upload: Upload, *, actor: str, fault: str = "") -> Trial:
         "notes": list(dict.fromkeys(note for preview in previews for note in preview.notes)),
         "members": [preview.name for preview in previews] if len(previews) > 1 else [],
         **_columns(upload, columns, guess=bool(fault)),
-        **(_brought(upload, report) if report else {"any": False}),
+        **(_trial_context(upload, report) if report else {"any": False}),
     }
     return Trial(fault, not fault or bool(columns), context)
 
 
-def _brought(upload: Upload, report: ImportReport) -> dict[str, Any]:
+def _trial_context(upload: Upload, report: ImportReport) -> dict[str, Any]:
     """Result of a dry run, for the page."""
     found = report.as_dict()
     known = formats.FORMATS.get(report.format)

@@ -127,7 +127,7 @@ def upload_store(file: UploadedFile, ratings: UploadedFile | None, **how: Any) -
 def columns_chosen(previews: tuple[FilePreview, ...], given: Mapping[str, str]) -> dict[str, str]:
     """Field -> column from the selects of the form, `column-0` for the first column. Raises FormatRefused."""
     chosen: dict[str, str] = {}
-    for number, column in enumerate(columns_shown(previews)):
+    for number, column in enumerate(offered_columns(previews)):
         name = given.get(f"column-{number}", "")
         if not name:
             continue
@@ -144,14 +144,14 @@ def columns_chosen(previews: tuple[FilePreview, ...], given: Mapping[str, str]) 
     return chosen
 
 
-def columns_shown(previews: tuple[FilePreview, ...]) -> tuple[ColumnSeen, ...]:
+def offered_columns(previews: tuple[FilePreview, ...]) -> tuple[ColumnSeen, ...]:
     """The columns that the form offers: those of the first file that has any."""
     return next((preview.columns for preview in previews if preview.columns), ())
 
 
 def columns_read(previews: tuple[FilePreview, ...]) -> dict[str, str]:
     """Field -> column as the file is read without a map."""
-    return {column.field: column.name for column in columns_shown(previews) if column.field in FIELDS}
+    return {column.field: column.name for column in offered_columns(previews) if column.field in FIELDS}
 
 
 def uploads_sweep(*tokens: str) -> None:

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.models import SLUG_PATTERN
-from feedback.selectors import agents_known
+from feedback.selectors import agent_slugs
 from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_start, filename, media_type
 from feedback.transfer.export_views import Selection
@@ -44,7 +44,7 @@ def imports(request: HttpRequest) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
 def _imports(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
-        return _again(request) if request.POST.get("token") else _taken(request)
+        return _again(request) if request.POST.get("token") else _upload_response(request)
     if request.method not in ("GET", "HEAD"):
         return HttpResponse(status=405, headers={"Allow": "GET, HEAD, POST"})
     return _form(request)
@@ -54,7 +54,7 @@ def _form(request: HttpRequest, *, fault: str = "", status: int = 200) -> HttpRe
     context = {
         "fault": fault,
         "formats": formats.FORMATS.values(),
-        "agents": agents_known(),
+        "agents": agent_slugs(),
         "given": request.POST,
         "limit_mb": settings.FEEDBACK_UPLOAD_MAX_BYTES >> 20,
         "max_licence": MAX_LICENCE,
@@ -62,7 +62,7 @@ def _form(request: HttpRequest, *, fault: str = "", status: int = 200) -> HttpRe
     return render(request, "feedback/import.html", context, status=status)
 
 
-def _taken(request: HttpRequest) -> HttpResponse:
+def _upload_response(request: HttpRequest) -> HttpResponse:
     """Take a file."""
     _forget(request)
     file, ratings = request.FILES.get("file"), request.FILES.get("ratings")
@@ -83,25 +83,25 @@ def _taken(request: HttpRequest) -> HttpResponse:
         licence=licence,
         simulated=request.POST.get("simulated") == "on",
     )
-    return _tried(request, upload)
+    return _trial_response(request, upload)
 
 
 def _again(request: HttpRequest) -> HttpResponse:
     """Try the file that was taken with another map of its columns."""
-    upload = _kept(request)
+    upload = _session_upload(request)
     if upload is None:
         return _form(request, fault=GONE, status=400)
     try:
         changed = upload_mapped(upload, request.POST)
     except FormatRefused as refusal:
-        return _tried(request, upload, fault=upload.without_paths(str(refusal)))
-    return _tried(request, changed)
+        return _trial_response(request, upload, fault=upload.without_paths(str(refusal)))
+    return _trial_response(request, changed)
 
 
 GONE = "This upload is no longer here: choose the file again."
 
 
-def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
+def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
     """Show what a file would bring, or why it cannot be read."""
     trial = upload_try(upload, actor=request.user.get_username(), fault=fault)
     if not trial.readable:
@@ -117,7 +117,7 @@ def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResp
 @require_POST
 def import_do(request: HttpRequest) -> HttpResponse:
     """Import what this session uploaded and tried."""
-    upload = _kept(request)
+    upload = _session_upload(request)
     if upload is None:
         return _form(request, fault=GONE, status=400)
     skip_bad = request.POST.get("skip_bad") == "on"
@@ -137,7 +137,7 @@ def import_do(request: HttpRequest) -> HttpResponse:
     return redirect("import-one", number=report.batch)
 
 
-def _kept(request: HttpRequest) -> Upload | None:
+def _session_upload(request: HttpRequest) -> Upload | None:
     """The upload of this session that the form names."""
     upload = Upload.of(request.session.get(UPLOAD_KEY) or {})
     return upload if upload is not None and upload.token == request.POST.get("token") else None
@@ -155,7 +155,7 @@ def _forget(request: HttpRequest) -> None:
 def exports(request: HttpRequest) -> HttpResponse:
     """Page to choose a format and an agent to export."""
     return render(
-        request, "feedback/export.html", {"formats": formats.FORMATS.values(), "agents": agents_known()}
+        request, "feedback/export.html", {"formats": formats.FORMATS.values(), "agents": agent_slugs()}
     )
 
 
@@ -165,7 +165,7 @@ def exports(request: HttpRequest) -> HttpResponse:
 def export_file(request: HttpRequest) -> HttpResponseBase:
     """The file itself, as a stream: `?format=&agent=`."""
     name, agent = request.GET.get("format", "ratchet"), request.GET.get("agent") or None
-    if name not in formats.SHAPES or (agent is not None and agent not in agents_known()):
+    if name not in formats.SHAPES or (agent is not None and agent not in agent_slugs()):
         return HttpResponseRedirect("/export/")
     return StreamingHttpResponse(
         export_start(name, Selection(agent), ExportReport(name)),

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.facts_admin import AgentFilter
-from feedback.selectors import agents_known
+from feedback.admin import ByAgent as ByAgent
 from rl.gates.figures import share_of
-
-
-class ByAgent(AgentFilter):
-    known = staticmethod(agents_known)
 
 
 class ByAgentOfPolicy(ByAgent):
     path = "policy__agent"
 
 
-def share_shown(figures: dict[str, Any], name: str) -> str:
+def share_cell(figures: dict[str, Any], name: str) -> str:
     share = share_of(figures, name)
     if share is None:
         return "–"

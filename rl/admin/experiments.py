@@ -13,17 +13,13 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 
-from backend.facts_admin import AgentFilter, FactAdmin, FactInline
-from feedback.selectors import agents_known
+from backend.facts_admin import FactAdmin, FactInline
+from rl.admin.displays import ByAgent
 from rl.models import Arm, Experiment, ExperimentEvent
 
 COLOURS = {"draft": "info", "running": "primary", "stopped": "default"}
 RULES = ["alpha", "tuning", "min_units", "guardrails", "slices", "on_win"]
 SPLIT = ["ramp", "allocation", "floor", "group", "group_reserve"]
-
-
-class ByAgent(AgentFilter):
-    known = staticmethod(agents_known)
 
 
 class ArmInline(TabularInline):

@@ -12,8 +12,7 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
-from backend.facts_admin import AgentFilter
-from feedback.selectors import agents_known
+from rl.admin.displays import ByAgent
 from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
 from rl.models import GoldenCase
 
@@ -71,10 +70,6 @@ class GoldenCaseForm(forms.ModelForm):
     class Meta:
         model = GoldenCase
         fields = ("agent", "name", "messages", "accepted", "forbidden", "state", "active")
-
-
-class ByAgent(AgentFilter):
-    known = staticmethod(agents_known)
 
 
 @admin.register(GoldenCase)

@@ -33,7 +33,7 @@ from rl.registry.integrity import verify
 from rl.selectors import policy_overview
 
 
-def _headline_shown(metrics: dict[str, Any]) -> str:
+def _headline_text(metrics: dict[str, Any]) -> str:
     """The figure that leads, with its interval and what it is of."""
     found = headline_of(metrics)
     if found is None:
@@ -104,7 +104,7 @@ class PolicyAdmin(FactAdmin):
 
     @display(description="judged [95 %]")
     def accuracy(self, policy: Policy) -> str:
-        return _headline_shown(policy.metrics)
+        return _headline_text(policy.metrics)
 
     @display(description="gain")
     def gain(self, policy: Policy) -> str:
@@ -204,7 +204,7 @@ class EvaluationAdmin(FactAdmin):
     @display(description="judged [95 %]")
     def accuracy(self, evaluation: Evaluation) -> str:
         leading = headline(evaluation.figures)
-        return _headline_shown({"headline": leading} if leading else evaluation.figures)
+        return _headline_text({"headline": leading} if leading else evaluation.figures)
 
 
 @admin.register(PolicyEvent)
@@ -269,12 +269,12 @@ class BenchmarkResultAdmin(FactAdmin):
 
     @display(description="policy's score ± standard error")
     def score(self, result: BenchmarkResult) -> str:
-        return _score_shown(result.figures["own"])
+        return _score_text(result.figures["own"])
 
     @display(description="base's")
     def base_score(self, result: BenchmarkResult) -> str:
-        return _score_shown(result.figures["base"])
+        return _score_text(result.figures["base"])
 
 
-def _score_shown(side: dict[str, float]) -> str:
+def _score_text(side: dict[str, float]) -> str:
     return f"{100 * side['value']:.1f} % ± {100 * side['stderr']:.1f}"

@@ -12,7 +12,7 @@ from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, FactInline, admin_link
 from rl.admin.displays import ByAgent
-from rl.datasets.near_identical import clusters_shown
+from rl.datasets.near_identical import near_identical_prompts
 from rl.models import (
     LabelRun,
     RewardModelEvent,
@@ -125,7 +125,7 @@ class SnapshotAdmin(FactAdmin):
     def near_identical(self, snapshot: Snapshot) -> SafeString | str:
         """Near-identical prompts found by the newest evaluation, with the largest clusters."""
         for evaluation in snapshot.evaluations.order_by("-pk")[:1]:
-            if (found := clusters_shown(evaluation)) is not None:
+            if (found := near_identical_prompts(evaluation)) is not None:
                 rows = [
                     (one["prompts"], ", ".join(one["sides"]), " · ".join(one["examples"]))
                     for one in found.largest

@@ -20,7 +20,7 @@ class Undrawable(ValueError):
     """A schema whose values cannot be drawn: a free text, a reference."""
 
 
-def answers_drawn(rows: Iterable[Mapping[str, Any]], agent: Agent, *, seed: int = 42) -> list[dict[str, Any]]:
+def draw_answers(rows: Iterable[Mapping[str, Any]], agent: Agent, *, seed: int = 42) -> list[dict[str, Any]]:
     """One demonstration for each prompt of pairs, labels or scores: an answer its agent can act on.
 
     Drawn evenly among the answers that may be chosen; else among the valid ones that were given to the prompt, liked or
@@ -35,7 +35,7 @@ def answers_drawn(rows: Iterable[Mapping[str, Any]], agent: Agent, *, seed: int 
         given.setdefault(name, []).extend(text for text in texts if isinstance(text, str))
     made = []
     for name, row in first.items():
-        answer = _drawn(agent, row.get("state"), given[name], Random(f"{seed} {name}"))
+        answer = _draw_answer(agent, row.get("state"), given[name], Random(f"{seed} {name}"))
         if answer is not None:
             made.append(
                 {**{column: row[column] for column in COLUMNS if column in row}, "completion": answer}
@@ -47,19 +47,19 @@ COLUMNS = ("prompt", "prompt_hash", "state", "facts")
 """Columns of a row that its demonstration has too."""
 
 
-def _drawn(agent: Agent, state: Any, given: Sequence[str], random: Random) -> str | None:
+def _draw_answer(agent: Agent, state: Any, given: Sequence[str], random: Random) -> str | None:
     try:
         able = agent.choices(state) or sorted({text for text in given if agent.is_valid(text, state)})
         if able:
             return random.choice(able)
         schema = agent.response_schema(state if isinstance(state, Mapping) else None)
-        answer = json.dumps(value_drawn(schema, random), ensure_ascii=False) if schema else ""
+        answer = json.dumps(draw_value(schema, random), ensure_ascii=False) if schema else ""
         return answer if schema and agent.is_valid(answer, state) else None
     except UNREADABLE:
         return None
 
 
-def value_drawn(schema: Mapping[str, Any], random: Random) -> Any:
+def draw_value(schema: Mapping[str, Any], random: Random) -> Any:
     """A value that fits a JSON schema made of enums, numbers, truth values, lists and objects of them.
 
     Raises Undrawable for a text nobody named the values of, and for what else it does not know.
@@ -70,15 +70,15 @@ def value_drawn(schema: Mapping[str, Any], random: Random) -> Any:
         return random.choice(list(schema["enum"]))
     for several in ("anyOf", "oneOf"):
         if schema.get(several):
-            return value_drawn(random.choice(list(schema[several])), random)
+            return draw_value(random.choice(list(schema[several])), random)
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = next((one for one in kind if one != "null"), "null")
     if kind == "object":
         inner = schema.get("properties") or {}
-        return {name: value_drawn(inner[name], random) for name in inner}
+        return {name: draw_value(inner[name], random) for name in inner}
     if kind == "array":
-        return _list_drawn(schema, random)
+        return _draw_list(schema, random)
     if kind in ("integer", "number"):
         low = schema.get("minimum", 0)
         high = schema.get("maximum", max(low, HIGHEST))
@@ -92,7 +92,7 @@ def value_drawn(schema: Mapping[str, Any], random: Random) -> Any:
     raise Undrawable(f"expected a schema of enums, numbers, lists and objects, found {schema!r}")
 
 
-def _list_drawn(schema: Mapping[str, Any], random: Random) -> list[Any]:
+def _draw_list(schema: Mapping[str, Any], random: Random) -> list[Any]:
     item = schema.get("items") or {}
     least = int(schema.get("minItems", 1))
     if schema.get("uniqueItems") and item.get("enum"):
@@ -101,4 +101,4 @@ def _list_drawn(schema: Mapping[str, Any], random: Random) -> list[Any]:
             names, random.randint(least, min(int(schema.get("maxItems", len(names))), len(names)))
         )
     most = int(schema.get("maxItems", max(least, MOST_ITEMS)))
-    return [value_drawn(item, random) for _ in range(random.randint(least, most))]
+    return [draw_value(item, random) for _ in range(random.randint(least, most))]

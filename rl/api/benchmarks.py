@@ -9,7 +9,7 @@ from backend.rest.reading import parameters
 from backend.rest.schema import described, listed, ref
 from backend.rest.views import ApiView
 from rl.api.loop import NAME, policy_lookup
-from rl.registry.benchmark_results import benchmark_shown, benchmarks_newest
+from rl.registry.benchmark_results import benchmark_summary, benchmarks_newest
 
 
 class Benchmarks(ApiView):
@@ -26,4 +26,4 @@ class Benchmarks(ApiView):
     )
     def get(self, request: Request, name: str) -> Response:
         parameters(request, ())
-        return Response([benchmark_shown(result) for result in benchmarks_newest(policy_lookup(name))])
+        return Response([benchmark_summary(result) for result in benchmarks_newest(policy_lookup(name))])

@@ -91,7 +91,7 @@ def _database() -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
     except DatabaseError as error:
-        database_outage.met("the database does not answer", error)
+        database_outage.report("the database does not answer", error)
         return False
     return True
 
@@ -100,7 +100,7 @@ def _queue() -> bool:
     try:
         return bool(get_broker().ping())
     except Exception as error:  # a broker's own kinds of failure are as many as there are brokers
-        queue_outage.met("the queue does not answer", error)
+        queue_outage.report("the queue does not answer", error)
         return False
 
 

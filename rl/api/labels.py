@@ -9,7 +9,7 @@ from backend.rest.reading import parameters
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
 from rl.api.training import AGENT, agent_checked
-from rl.jobs.label import labels_shown
+from rl.jobs.label import label_model_summary
 
 
 class Suggestions(ApiView):
@@ -24,4 +24,4 @@ class Suggestions(ApiView):
     )
     def get(self, request: Request, agent: str) -> Response:
         parameters(request, ())
-        return Response(labels_shown(agent_checked(agent)))
+        return Response(label_model_summary(agent_checked(agent)))

@@ -11,7 +11,7 @@ from backend.rest.errors import Refused
 from backend.rest.reading import object_in
 from backend.rest.schema import described, ref
 from backend.rest.views import ApiView
-from feedback.selectors import agents_known
+from feedback.selectors import agent_slugs
 from rl.api.training import agent_checked
 from rl.datasets.reward_records import RewardsRefused, rewards_calculate
 
@@ -45,7 +45,7 @@ class CalculatePending(ApiView):
         try:
             found = rewards_calculate(agent_checked(agent) if agent else None, limit=limit)
         except RewardsRefused as refusal:
-            known = agent in agents_known()
+            known = agent in agent_slugs()
             raise Refused(
                 str(refusal),
                 code="conflict" if known else "not_found",

@@ -44,14 +44,14 @@ def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:
             title=RULE_TITLES.get(verdict["rule"], verdict["rule"]),
             outcome=verdict["outcome"],
             words=verdict["words"],
-            drawn=_drawn(verdict.get("figures") or {}),
+            drawn=_interval_drawing(verdict.get("figures") or {}),
             details=_details(verdict["rule"], verdict.get("figures") or {}),
         )
         for verdict in verdicts
     ]
 
 
-def _drawn(figures: Mapping[str, Any]) -> IntervalDrawing | None:
+def _interval_drawing(figures: Mapping[str, Any]) -> IntervalDrawing | None:
     value, low, high = (figures.get(name) for name in ("value", "low", "high"))
     if value is None or low is None or high is None:
         return None

@@ -13,7 +13,7 @@ from feedback.cache import CostAwareCache
 from feedback.explorer.outcomes import outcomes_standing
 from feedback.models import Outcome
 from feedback.selectors import (
-    agents_known,
+    agent_slugs,
     comparisons_standing,
     ratings_standing,
     verdict_stands,
@@ -29,7 +29,7 @@ AT_WORK = (Status.QUEUED, Status.RUNNING)
 AT_ONCE = 2000
 
 
-def _gone(
+def _outside_buffer(
     column: str, *, clock: bool = False, but: TrainingRun | None = None, at_work: bool = True
 ) -> Exists:
     """True if the feedback of that column is out of the buffer: a run that is making a policy has it, or one
@@ -74,7 +74,7 @@ def _waiting(
         (records, "decision"),
     )
     for rows, column in kinds:
-        yield rows.filter(~_gone(column, clock=clock, but=but, at_work=at_work)), column
+        yield rows.filter(~_outside_buffer(column, clock=clock, but=but, at_work=at_work)), column
 
 
 def buffer_ids(
@@ -106,13 +106,18 @@ def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
     `buffer_size_fresh`."""
     found: dict[str, int] = {}
     for standing, agent in ((ratings_standing(), "decision__agent"), (comparisons_standing(), "left__agent")):
-        rows = standing.order_by().filter(~_gone("pk", clock=clock)).values(agent).annotate(n=Count("pk"))
+        rows = (
+            standing.order_by()
+            .filter(~_outside_buffer("pk", clock=clock))
+            .values(agent)
+            .annotate(n=Count("pk"))
+        )
         for row in rows:
             found[row[agent]] = found.get(row[agent], 0) + row["n"]
-    for slug in agents_known():
+    for slug in agent_slugs():
         outcomes, records = _measured(slug)
-        n = outcomes.filter(~_gone("pk", clock=clock)).count()
-        n += records.filter(~_gone("decision", clock=clock)).count()
+        n = outcomes.filter(~_outside_buffer("pk", clock=clock)).count()
+        n += records.filter(~_outside_buffer("decision", clock=clock)).count()
         if n:
             found[slug] = found.get(slug, 0) + n
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 
 from feedback import selectors
-from feedback.storage.problem_rows import unreadable_shown
+from feedback.storage.problem_rows import unreadable_summary
 from feedback.transfer.formats.records import FormatRefused
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.examples import (
@@ -22,7 +22,7 @@ from rl.datasets.examples import (
 )
 from rl.datasets.feedback_types import SOURCES, SPLITS
 from rl.datasets.replay import Replay
-from rl.datasets.rows import making_knobs, rows_made, rows_sampled, rows_with_prompts, source_opened
+from rl.datasets.rows import make_rows, making_knobs, rows_sampled, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
     DatasetRefused,
     DatasetTooSmall,
@@ -106,7 +106,7 @@ def _only_agent(source: str) -> str:
     """The agent that is meant where none is named. Raises DatasetRefused where that is not clear."""
     if source == "file":
         return "assistant"
-    known = selectors.agents_known()
+    known = selectors.agent_slugs()
     if len(known) != 1:
         there = f"found {', '.join(known)}" if known else "nothing has been decided yet"
         raise DatasetRefused(f"expected the name of an agent, or decisions of a single one; {there}")
@@ -180,7 +180,7 @@ def prepare_training_dataset(
     left_out: Counter[str] = Counter()
     try:
         given = source_opened(agent, source, data_file, ratings_file, file_format, kind, put_off)
-        pairs = rows_made(given, kind, left_out, knobs, dry_run=dry_run and not binding)
+        pairs = make_rows(given, kind, left_out, knobs, dry_run=dry_run and not binding)
         replayed = {}
         if replay is not None:
             salt = str(given.feedback_count)
@@ -222,7 +222,7 @@ def prepare_training_dataset(
                 given.rows.save()
             _check_enough(agent, kind, tally, need, source, left_out, for_training)
             path = file_store(file, sha256)
-        named = {"unreadable": unreadable_shown(unreadable)} if unreadable else {}
+        named = {"unreadable": unreadable_summary(unreadable)} if unreadable else {}
         snapshot = snapshot_of(
             agent=agent,
             kind=kind,
@@ -247,7 +247,7 @@ def prepare_training_dataset(
         snapshot=snapshot,
         path=path,
         feedback={split: frozenset(ids) for split, ids in behind.items()},
-        unreadable=unreadable_shown(unreadable),
+        unreadable=unreadable_summary(unreadable),
         balance=label_balance(tally.labels) if tally.labels else {},
         _rows=lambda: (
             snapshot_rows(snapshot) if snapshot else rows_with_prompts(agent, given, pairs, Counter())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl.agents.drawing import answers_drawn
+from rl.agents.drawing import draw_answers
 from rl.linear.distillation import rows_taught
 from rl.linear.rows import LinearRefused
 from rl.models.agent_definitions import agent_served
@@ -14,7 +14,7 @@ from rl.recipes import FORM, SFTRecipe
 Rows = Sequence[Mapping[str, Any]]
 
 
-def rows_shown(
+def demonstration_rows(
     recipe: SFTRecipe, train: Rows, held_out: Rows, agent: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
     """Demonstrations for both sides of a training, and a note of how they came about.
@@ -24,7 +24,7 @@ def rows_shown(
     """
     served = agent_served(agent)
     if recipe.teacher == FORM:
-        shown, watched = (answers_drawn(rows, served, seed=recipe.seed) for rows in (train, held_out))
+        shown, watched = (draw_answers(rows, served, seed=recipe.seed) for rows in (train, held_out))
         if not shown:
             raise LinearRefused(
                 f"none of {len(train):,} rows has an answer that agent {agent} can act on, and none can be drawn from "

@@ -126,7 +126,7 @@ class DatabaseEvidence:
         self._spokesmen: dict[str, tuple[bool, uuid.UUID]] = {}
         self._compared: dict[uuid.UUID, list[uuid.UUID]] = {}
 
-    def _speaks(self, fact: selectors.ResponseFact | selectors.AskedFact) -> None:
+    def _speaks(self, fact: selectors.ResponseFact | selectors.DecisionPrompt) -> None:
         """One decision speaks for its prompt, always the same: of those with a state the one with the least id."""
         spokesman = (not fact.has_state, fact.id)
         self._spokesmen[fact.prompt_hash] = min(spokesman, self._spokesmen.get(fact.prompt_hash, spokesman))
@@ -289,7 +289,7 @@ class DatabaseEvidence:
         return found
 
     def prompt_hashes(self) -> list[str]:
-        for fact in selectors.asked_facts(self.agent):
+        for fact in selectors.decision_prompts(self.agent):
             self._speaks(fact)
         return list(self._spokesmen)
 

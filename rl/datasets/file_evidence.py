@@ -110,7 +110,7 @@ class FileEvidence:
                 left_out["other_agent"] += 1
             else:
                 try:
-                    yield from self._judged(record, decisions, left_out)
+                    yield from self._decision_evidence(record, decisions, left_out)
                 except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                     # what the agent's own code makes of a strange state is this row's fault alone
                     refused.append(RowRefused(record.line, record.key, str(error)))
@@ -131,11 +131,11 @@ class FileEvidence:
                 first.reason,
             )
 
-    def _judged(
+    def _decision_evidence(
         self, record: ImportedDecision, decisions: dict[uuid.UUID, Response], left_out: Counter[str]
     ) -> Iterator[Evidence]:
         if not record.messages:
-            record = self._asked(record)
+            record = self._simulated_decision(record)
         response = self._response(record)
         if record.id:
             decisions[record.id] = response
@@ -212,7 +212,7 @@ class FileEvidence:
             completion = completion_read(completion, record.metadata)
         return Response(prompt_hash, completion, record.tags)
 
-    def _asked(self, record: ImportedDecision) -> ImportedDecision:
+    def _simulated_decision(self, record: ImportedDecision) -> ImportedDecision:
         """A simulation's entry as the agent would have asked and answered it. Raises ValueError."""
         entry, agent = record.metadata[ENTRY], get_agent(self.agent)
         state = self._state(entry, agent)

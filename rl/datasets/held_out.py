@@ -297,9 +297,9 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], SplitCounts]:
     except DatasetRefused:
         return counts, SplitCounts()
     splits = SourceSplits(agent, dry_run=True, texts=partial(prompt_texts, given))
-    for _ in itertools.chain(splits.judged(_said(given)), splits.rewarded(_earned(given))):
+    for _ in itertools.chain(splits.track_rated(_all_evidence(given)), splits.track_rewarded(_earned(given))):
         pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
-    evidence = [item for item in _said(given) if splits(item.prompt_hash) == HOLDOUT]
+    evidence = [item for item in _all_evidence(given) if splits(item.prompt_hash) == HOLDOUT]
     rewarded = [item for item in _earned(given) if splits(item.prompt_hash) == HOLDOUT]
     knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
     scores = examples_from_evidence([*evidence, *rewarded], "scores", splits).rows
@@ -313,7 +313,7 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], SplitCounts]:
         CORRECTIONS: _hashes(row for row in demonstrations if row.source in WRITTEN),
     }
     hashes = given.prompt_hashes()
-    splits.asked(hashes)
+    splits.settle(hashes)
     held_out = [name for name in hashes if splits(name) == HOLDOUT]
     prompts[TESTS], prompts[KNOWN], known = set(), set(), get_agent(agent)
     for start in range(0, len(held_out), PROMPTS_AT_ONCE):
@@ -336,7 +336,7 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], SplitCounts]:
     return telling_counts(counts, alike), splits.tally
 
 
-def _said(given: EvidenceSource) -> Iterator[Evidence]:
+def _all_evidence(given: EvidenceSource) -> Iterator[Evidence]:
     return itertools.chain(given.evidence(Counter()), given.demonstrated())
 
 

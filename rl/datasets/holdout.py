@@ -77,14 +77,14 @@ class SplitCounts:
         return tally
 
 
-def held_out_wanted(min_evidence: int) -> int:
+def holdout_target(min_evidence: int) -> int:
     """Held-out prompts until which a third of what comes is held out, for a gate that asks for `min_evidence`."""
     return -int(-min_evidence * SPARE // 1)
 
 
 def share_held_out(held_out: int, min_evidence: int) -> float:
-    """A third until `held_out_wanted` prompts are held out; then 1/10 + 7/30 x wanted / held out, towards a tenth."""
-    wanted = held_out_wanted(min_evidence)
+    """A third until `holdout_target` prompts are held out; then 1/10 + 7/30 x wanted / held out, towards a tenth."""
+    wanted = holdout_target(min_evidence)
     return SHARE + (FIRST_SHARE - SHARE) * wanted / max(held_out, wanted)
 
 
@@ -94,7 +94,7 @@ def shares_in_force(tally: SplitCounts, min_evidence: int) -> Shares:
     missing = SHARE * tally.prompts - tally.evaluated
     evaluated = min(max(SHARE + PULL * missing, LEAST_EVALUATED), MOST_EVALUATED)
     held_out = share_held_out(tally.held_out, min_evidence)
-    if tally.held_out < held_out_wanted(min_evidence):
+    if tally.held_out < holdout_target(min_evidence):
         held_out += PULL * (FIRST_SHARE * tally.prompts - tally.held_out)
     return Shares(evaluated, min(max(held_out, SHARE), MOST_HELD_OUT))
 
@@ -104,7 +104,7 @@ def position_of(prompt_hash: str) -> float:
     return int(prompt_hash[:8], 16) / 2**32
 
 
-def split_drawn(prompt_hash: str, shares: Shares) -> Split:
+def draw_split(prompt_hash: str, shares: Shares) -> Split:
     """Holdout at the upper end of [0, 1), eval below it, train below that.
 
     A prompt from 0.9 on is held out under any shares that `shares_in_force` gives, one below 0.3 always trained on.
@@ -117,7 +117,7 @@ def split_drawn(prompt_hash: str, shares: Shares) -> Split:
 
 def split_by_hash(prompt_hash: str) -> Split:
     """The rule before shares depended on counts: 80 % train, 10 % eval, 10 % holdout."""
-    return split_drawn(prompt_hash, Shares(SHARE, SHARE))
+    return draw_split(prompt_hash, Shares(SHARE, SHARE))
 
 
 def no_clusters(prompt_hashes: Sequence[str]) -> Mapping[str, str]:
@@ -125,30 +125,30 @@ def no_clusters(prompt_hashes: Sequence[str]) -> Mapping[str, str]:
     return {}
 
 
-def splits_drawn(
+def draw_splits(
     known: Mapping[str, Split],
-    judged: Collection[str],
+    rated: Collection[str],
     rewarded: Collection[str] = (),
-    asked: Collection[str] = (),
+    unrated: Collection[str] = (),
     *,
     min_evidence: int,
     clusters: Clusters = no_clusters,
 ) -> dict[str, Split]:
     """The sides of those prompts that stand on none yet; `known` are the others', prompt hash -> split.
 
-    First those that somebody said something of, one after the other in an order that has nothing to do with the draw;
-    then those that only have a reward; both count. Prompts that were merely asked all stand by the shares in force
-    after that: there are plenty of them, and what they lack is somebody's word.
+    First those with a rating, one after the other in an order that has nothing to do with the draw;
+    then those that only have a reward; both count. Prompts without either all stand by the shares in force
+    after that: there are plenty of them, and what they lack is feedback.
 
-    clusters: asked first of prompts with a word or a reward, so that their sides do not depend on who else was asked
-    something; and of all, where one that was merely asked stands on no side.
+    clusters: called first with the prompts that have feedback, so that their sides do not depend on which others were
+    recorded; then with all, where one without feedback stands on no side.
     """
     drawn: dict[str, Split] = {}
-    told = set(judged) | set(rewarded)
-    groups = _Groups(known, told, clusters)
+    with_feedback = set(rated) | set(rewarded)
+    groups = _Groups(known, with_feedback, clusters)
     tally = SplitCounts()
     seen: set[str] = set()
-    for prompts in (judged, rewarded):
+    for prompts in (rated, rewarded):
         fresh = set(prompts) - seen
         seen |= fresh
         for prompt_hash in fresh & known.keys():
@@ -160,8 +160,8 @@ def splits_drawn(
             if groups.first_counted(prompt_hash):
                 tally.add(drawn[prompt_hash])
     rest = Shares(SHARE, share_held_out(tally.held_out, min_evidence))
-    groups = _Groups({**known, **drawn}, told | set(asked), clusters)
-    for prompt_hash in sorted(set(asked) - told - known.keys(), key=_place):
+    groups = _Groups({**known, **drawn}, with_feedback | set(unrated), clusters)
+    for prompt_hash in sorted(set(unrated) - with_feedback - known.keys(), key=_place):
         drawn[prompt_hash] = groups.side(prompt_hash, rest)
     return drawn
 
@@ -192,7 +192,7 @@ class _Groups:
 
     def side(self, prompt_hash: str, shares: Shares) -> Split:
         """The side of a prompt's group, drawn by the prompt where the group has none."""
-        return self._sides.setdefault(self._group(prompt_hash), split_drawn(prompt_hash, shares))
+        return self._sides.setdefault(self._group(prompt_hash), draw_split(prompt_hash, shares))
 
     def first_counted(self, prompt_hash: str) -> bool:
         """True once for each group."""

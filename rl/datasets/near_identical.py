@@ -16,7 +16,7 @@ EXAMPLE_CHARS = 200
 
 
 @dataclass(frozen=True)
-class ClustersShown:
+class NearIdenticalPrompts:
     """Report on the near-identical prompts that an evaluation found."""
 
     words: str
@@ -33,7 +33,7 @@ def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def clusters_shown(evaluation: Evaluation) -> ClustersShown | None:
+def near_identical_prompts(evaluation: Evaluation) -> NearIdenticalPrompts | None:
     """The report of an evaluation; None where no two prompts were near-identical, or none was looked for."""
     report = evaluation.figures.get("clusters") or {}
     words = cluster_text(report)
@@ -45,4 +45,4 @@ def clusters_shown(evaluation: Evaluation) -> ClustersShown | None:
         {**one, "examples": [texts[name][:EXAMPLE_CHARS] for name in one["examples"] if name in texts]}
         for one in report["largest"]
     ]
-    return ClustersShown(words, largest)
+    return NearIdenticalPrompts(words, largest)

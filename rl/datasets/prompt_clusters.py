@@ -36,7 +36,7 @@ def clusters_of(texts: Mapping[str, str]) -> dict[str, str]:
     """
     from datasketch import MinHash, MinHashLSH  # takes half a second that most commands need not wait for
 
-    parts = _told_apart(texts)
+    parts = _distinctive_words(texts)
     index = MinHashLSH(threshold=NEAR - 0.1, num_perm=PERMUTATIONS)
     leaders: dict[str, str] = {}
     count = Counter(part for found in parts.values() for part in found)
@@ -111,7 +111,7 @@ def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 
-def _told_apart(texts: Mapping[str, str]) -> dict[str, frozenset[str]]:
+def _distinctive_words(texts: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Per prompt its words and pairs of neighbouring words, without those of the agent's template."""
     found = {}
     for name, text in texts.items():

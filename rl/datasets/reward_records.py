@@ -22,8 +22,8 @@ from feedback.explorer.feedback_bundle import (
 )
 from feedback.explorer.outcomes import outcomes_standing
 from feedback.models import Decision, Outcome
-from feedback.selectors import RatingFact, agents_known, decisions_of, verdict_stands
-from feedback.storage.problem_rows import RowReader, problem_ids, unreadable_shown
+from feedback.selectors import RatingFact, agent_slugs, decisions_of, verdict_stands
+from feedback.storage.problem_rows import RowReader, problem_ids, unreadable_summary
 from feedback.storage.sql import IDS
 from rl.agents import get_agent
 from rl.agents.base import OutcomeWorth, RewardFacts
@@ -164,7 +164,7 @@ def rewards_calculate(
     Raises RewardsRefused for an agent that decided nothing, or whose rewards cannot be calculated as they are set; of
     all agents such a one is left out and named.
     """
-    known = agents_known()
+    known = agent_slugs()
     if agent is not None and agent not in known:
         raise RewardsRefused(
             f"no decision of agent {agent!r} is recorded; known are {', '.join(known) or 'none yet'}"
@@ -223,7 +223,7 @@ def rewards_calculate(
         written,
         max(total - calculated, 0),
         refused,
-        unreadable_shown(unreadable),
+        unreadable_summary(unreadable),
         len(unreadable),
     )
 
@@ -276,7 +276,7 @@ def _rewards(plan: HorizonPlan, rows: list[Any]) -> list[RewardBreakdown]:
     )  # after the count: what arrives in between is counted next time
     done = runs_of(rows)
     samples = [sample_of(row, done[row.pk]) for row in rows]
-    return rewards_over_time(plan, samples, [known_of(said[row.pk]) for row in rows])
+    return rewards_over_time(plan, samples, [known_feedback(said[row.pk]) for row in rows])
 
 
 def _record(agent: str, row: Any, reward: RewardBreakdown, before: RewardRecord | None) -> RewardRecord:
@@ -308,7 +308,7 @@ def sample_of(row: Decision, run: RunFacts) -> RewardSample:
     return RewardSample(prompt=row.messages, response=row.response, agent=row.agent, facts=facts)
 
 
-def known_of(said: FeedbackBundle) -> Known:
+def known_feedback(said: FeedbackBundle) -> Known:
     """Feedback on a decision, as numbers."""
     verdicts = [(value, fact) for fact in said.ratings if (value := _verdict(fact)) is not None]
     return Known(

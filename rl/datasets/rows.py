@@ -51,7 +51,7 @@ def source_opened(
     Raises DatasetRefused for an agent nobody knows, FormatRefused for a file that cannot be read.
     """
     if source == "db":
-        known = selectors.agents_known()
+        known = selectors.agent_slugs()
         if agent not in known:
             there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
             raise DatasetRefused(
@@ -78,7 +78,7 @@ def making_knobs(
     reward_threshold: float | None = None,
     sources: Collection[str] = SHOWN,
 ) -> dict[str, Any]:
-    """Arguments of `rows_made` for a kind: those given, else the agent's settings and DATASET_CONFIG.
+    """Arguments of `make_rows` for a kind: those given, else the agent's settings and DATASET_CONFIG.
 
     pairs: rating_margin, max_pairs_per_prompt; labels: threshold; corrections: sources, some of SHOWN.
     """
@@ -90,7 +90,7 @@ def making_knobs(
     return {"sources": tuple(sources)} if kind == Snapshot.Kind.CORRECTIONS else {}
 
 
-def rows_made(
+def make_rows(
     given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
 ) -> PairSet | ExampleSet:
     """The rows of a kind from what is known, without their prompts.
@@ -105,7 +105,7 @@ def rows_made(
         for _ in evidence:
             pass  # the prompts are known when all of it was read
         hashes = given.prompt_hashes()
-        splits.asked(hashes)
+        splits.settle(hashes)
         return prompt_examples(hashes, splits)
     return examples_from_evidence(evidence, kind, splits, **knobs)
 
@@ -118,12 +118,12 @@ def _evidence(
     All of it is noted for the split, whatever this kind makes of it.
     """
     shown = kind == Snapshot.Kind.CORRECTIONS
-    for item in splits.judged(itertools.chain(given.evidence(left_out), given.demonstrated())):
+    for item in splits.track_rated(itertools.chain(given.evidence(left_out), given.demonstrated())):
         if shown or not isinstance(item, DemonstrationEvidence):
             yield item
         elif isinstance(given, FileEvidence):
             left_out["no_preference"] += 1
-    yield from splits.rewarded(given.rewarded(left_out, compared=kind in COMPARED))
+    yield from splits.track_rewarded(given.rewarded(left_out, compared=kind in COMPARED))
 
 
 def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:
@@ -181,7 +181,7 @@ def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, A
         "state": prompt.state,
         "simulated": pair.simulated,
     }
-    row |= _known(prompt)
+    row |= _prompt_facts(prompt)
     if pair.split != "train":
         row |= {"preferred": list(pair.preferred), "dispreferred": list(pair.dispreferred)}
     return row
@@ -202,10 +202,10 @@ def _example_row(
         "state": prompt.state,
         "simulated": example.simulated,
     }
-    return row | _known(prompt)
+    return row | _prompt_facts(prompt)
 
 
-def _known(prompt: Prompt) -> dict[str, Any]:
+def _prompt_facts(prompt: Prompt) -> dict[str, Any]:
     """Facts of a row about its prompt beside the messages and the state, where there are any."""
     known = {"tools": prompt.tools, "facts": prompt.facts}
     return {name: value for name, value in known.items() if value}

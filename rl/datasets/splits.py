@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from rl.datasets.feedback_types import Split
-from rl.datasets.holdout import Clusters, SplitCounts, no_clusters, splits_drawn
+from rl.datasets.holdout import Clusters, SplitCounts, draw_splits, no_clusters
 from rl.datasets.prompt_clusters import FEW as FEW_PROMPTS
 from rl.datasets.prompt_clusters import clusters_of
 from rl.gates.report import GateBounds
@@ -39,32 +39,32 @@ def no_texts(prompt_hashes: list[str]) -> Mapping[str, str]:
 
 def splits_of(
     agent: str,
-    judged: Collection[str],
+    rated: Collection[str],
     rewarded: Collection[str] = (),
-    asked: Collection[str] = (),
+    unrated: Collection[str] = (),
     texts: Texts = no_texts,
 ) -> dict[str, Split]:
     """Prompt hash -> train, eval or holdout; writes nothing.
 
     A prompt that was in a dataset stands where it stood then. Of the others it is said where they would stand if all
-    given here were seen now: `judged` are those somebody said something of, `rewarded` those that only have a reward,
-    `asked` the rest (see `rl.datasets.holdout.splits_drawn`). texts: near-identical prompts are drawn together by it.
+    given here were seen now: `rated` are those somebody said something of, `rewarded` those that only have a reward,
+    `unrated` the rest (see `rl.datasets.holdout.draw_splits`). texts: near-identical prompts are drawn together by it.
     """
-    known = _stored(agent, {*judged, *rewarded, *asked})
-    return known | _drawn(agent, known, judged, rewarded, asked, texts)
+    known = _stored(agent, {*rated, *rewarded, *unrated})
+    return known | _new_sides(agent, known, rated, rewarded, unrated, texts)
 
 
 def splits_store(
     agent: str,
-    judged: Collection[str],
+    rated: Collection[str],
     rewarded: Collection[str] = (),
-    asked: Collection[str] = (),
+    unrated: Collection[str] = (),
     texts: Texts = no_texts,
 ) -> dict[str, Split]:
     """Sides of prompts like `splits_of`; new ones are stored for good. Of two processes at once the first
     one's word stands."""
-    known = _stored(agent, {*judged, *rewarded, *asked})
-    drawn = _drawn(agent, known, judged, rewarded, asked, texts)
+    known = _stored(agent, {*rated, *rewarded, *unrated})
+    drawn = _new_sides(agent, known, rated, rewarded, unrated, texts)
     if not drawn:
         return known
     rows = (PromptSplit(prompt_hash=name, agent=agent, split=drawn[name]) for name in sorted(drawn))
@@ -79,19 +79,19 @@ def min_evidence_of(agent: str) -> int:
     return GateBounds().min_evidence if set_here is None else set_here
 
 
-def _drawn(
+def _new_sides(
     agent: str,
     known: Mapping[str, Split],
-    judged: Collection[str],
+    rated: Collection[str],
     rewarded: Collection[str],
-    asked: Collection[str],
+    unrated: Collection[str],
     texts: Texts,
 ) -> dict[str, Split]:
-    if all(name in known for names in (judged, rewarded, asked) for name in names):
+    if all(name in known for names in (rated, rewarded, unrated) for name in names):
         return {}
     clusters: Clusters = no_clusters if texts is no_texts else partial(_clusters, texts)
-    return splits_drawn(
-        known, judged, rewarded, asked, min_evidence=min_evidence_of(agent), clusters=clusters
+    return draw_splits(
+        known, rated, rewarded, unrated, min_evidence=min_evidence_of(agent), clusters=clusters
     )
 
 
@@ -146,33 +146,33 @@ class SourceSplits:
     def __init__(self, agent: str, *, dry_run: bool, texts: Texts = no_texts) -> None:
         self.agent, self._texts = agent, texts
         self._settle: Callable[..., dict[str, Split]] = splits_of if dry_run else splits_store
-        self._judged: dict[str, None] = {}
+        self._rated: dict[str, None] = {}
         self._rewarded: dict[str, None] = {}
         self._known: dict[str, Split] = {}
 
-    def judged(self, evidence: Iterable[P]) -> Iterator[P]:
+    def track_rated(self, evidence: Iterable[P]) -> Iterator[P]:
         """The same evidence, its prompts noted as it passes."""
         for item in evidence:
-            self._judged[item.prompt_hash] = None
+            self._rated[item.prompt_hash] = None
             yield item
 
-    def rewarded(self, rewards: Iterable[P]) -> Iterator[P]:
+    def track_rewarded(self, rewards: Iterable[P]) -> Iterator[P]:
         """The same rewards, their prompts noted as they pass."""
         for item in rewards:
             self._rewarded[item.prompt_hash] = None
             yield item
 
-    def asked(self, prompt_hashes: Collection[str]) -> None:
+    def settle(self, prompt_hashes: Collection[str]) -> None:
         """Settle these too, of which nothing may have been said."""
-        self._known = self._settle(self.agent, self._judged, self._rewarded, prompt_hashes, self._texts)
+        self._known = self._settle(self.agent, self._rated, self._rewarded, prompt_hashes, self._texts)
 
     @property
     def tally(self) -> SplitCounts:
         """Counts of prompts with feedback or a reward on each side."""
-        self.asked([])
-        return SplitCounts.of(self._known[name] for name in {**self._judged, **self._rewarded})
+        self.settle([])
+        return SplitCounts.of(self._known[name] for name in {**self._rated, **self._rewarded})
 
     def __call__(self, prompt_hash: str) -> Split:
         if prompt_hash not in self._known:
-            self.asked([])
+            self.settle([])
         return self._known[prompt_hash]

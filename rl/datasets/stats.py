@@ -13,7 +13,7 @@ from feedback import selectors
 from rl.datasets.evidence import SIMULATED
 from rl.datasets.feedback_types import NEUTRAL, SOURCES, SPLITS, rating_value
 from rl.datasets.reward_records import pending_with_evidence
-from rl.datasets.rows import making_knobs, rows_made, rows_with_prompts, source_opened
+from rl.datasets.rows import make_rows, making_knobs, rows_with_prompts, source_opened
 from rl.models import RewardRecord, Snapshot
 from rl.statistics import wilson_interval
 
@@ -222,11 +222,11 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
     Raises DatasetRefused for an agent nobody has heard of.
     """
     if agent is None:
-        return {"agents": {slug: get_training_stats(slug) for slug in selectors.agents_known()}}
+        return {"agents": {slug: get_training_stats(slug) for slug in selectors.agent_slugs()}}
     given = source_opened(agent, "db")
     left_out: Counter[str] = Counter()
     knobs = making_knobs(agent, Snapshot.Kind.PAIRS)
-    pairs = rows_made(given, Snapshot.Kind.PAIRS, left_out, knobs, dry_run=True)
+    pairs = make_rows(given, Snapshot.Kind.PAIRS, left_out, knobs, dry_run=True)
     left_out.update(pairs.left_out)
     found = {
         "agent": agent,
@@ -257,7 +257,7 @@ def kind_stats(agent: str, kind: str) -> dict[str, Any]:
     given = source_opened(agent, "db")
     left_out: Counter[str] = Counter()
     knobs = making_knobs(agent, kind)
-    made = rows_made(given, kind, left_out, knobs, dry_run=True)
+    made = make_rows(given, kind, left_out, knobs, dry_run=True)
     left_out.update(made.left_out)
     stats = example_stats(rows_with_prompts(agent, given, made, left_out))
     told = {"reward_threshold": knobs["threshold"]} if "threshold" in knobs else {}

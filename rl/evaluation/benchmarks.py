@@ -19,7 +19,7 @@ from rl.jobs.train import hardware_detect
 from rl.models import BenchmarkResult, Policy, PolicyEvent
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder, task_names
 from rl.registry import service as registry
-from rl.registry.benchmark_results import LINEAR, benchmark_shown, gate_benchmarks
+from rl.registry.benchmark_results import LINEAR, benchmark_summary, gate_benchmarks
 from rl.registry.gate_evidence import gate_bounds
 from rl.registry.integrity import adapter_folder
 from rl.registry.model_card import card_write
@@ -104,7 +104,7 @@ def benchmark_policy(
         "base_model": policy.base_model,
         "quantization": loaded.quantization,
         "notes": loaded.notes,
-        "benchmarks": [benchmark_shown(result) for result in results],
+        "benchmarks": [benchmark_summary(result) for result in results],
     }
 
 

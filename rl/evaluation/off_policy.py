@@ -76,7 +76,7 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     where as many have one, else calculated rewards: one scale, never two. Logged rewards in [0, 1] are taken as they
     are, others from their worst to their best, or as the agent's reward settings say what a `reward` is worth.
     """
-    splits = splits_store(agent, [], asked=listed_prompts(agent), texts=partial(prompt_words, agent))
+    splits = splits_store(agent, [], unrated=listed_prompts(agent), texts=partial(prompt_words, agent))
     draws: list[Draw] = []
     held = []
     for row in listed_choices(agent):
@@ -189,7 +189,7 @@ def off_policy(
             return figures, None
         theirs = report(_choices(log.rows, other, own, serving))
     except OffPolicyRefused as refusal:
-        return {"refused": _why(log, refusal), "decisions": len(log.rows)}, None
+        return {"refused": _refusal_text(log, refusal), "decisions": len(log.rows)}, None
     difference = gain(mine.best, theirs.best)
     figures |= {
         "against": theirs.as_dict(),
@@ -198,7 +198,7 @@ def off_policy(
     return figures, None if _warned(mine, theirs) else difference
 
 
-def _why(log: LoggedChoices, refusal: OffPolicyRefused) -> str:
+def _refusal_text(log: LoggedChoices, refusal: OffPolicyRefused) -> str:
     if not log.rows and log.found:
         return f"none of {log.found} held-out choices with a propensity has a rating or reward yet"
     return str(refusal)

@@ -164,7 +164,7 @@ def _ask_once(body: dict[str, Any]) -> dict[str, Any]:
 
 def _start() -> bool:
     """Start a scorer unless one is starting. Returns True: this caller asks no second time."""
-    with _starting() as alone:
+    with _start_lock() as alone:
         if alone:
             log = Path(settings.RATCHET_HOME) / "scorer.log"
             with log.open("ab") as said:
@@ -178,7 +178,7 @@ def _start() -> bool:
 
 
 @contextmanager
-def _starting() -> Iterator[bool]:
+def _start_lock() -> Iterator[bool]:
     """True inside if nobody else starts or runs a scorer now: a running one holds this lock."""
     with lock_file() as descriptor:
         try:

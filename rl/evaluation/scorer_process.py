@@ -116,7 +116,7 @@ def _announce(port: int, token: str) -> None:
 
 
 def _handler(scorer: Scorer, token: str) -> type[socketserver.StreamRequestHandler]:
-    class Call(socketserver.StreamRequestHandler):
+    class ScorerHandler(socketserver.StreamRequestHandler):
         timeout = 10
 
         def handle(self) -> None:
@@ -128,4 +128,4 @@ def _handler(scorer: Scorer, token: str) -> type[socketserver.StreamRequestHandl
             if hmac.compare_digest(given.encode(), token.encode()):
                 self.wfile.write(json.dumps(scorer.answer(call)).encode() + b"\n")
 
-    return Call
+    return ScorerHandler

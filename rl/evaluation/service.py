@@ -95,7 +95,7 @@ def evaluate(
     bounds = gate_bounds(agent)
     asked = order.rewards
     rewards = rewards_located(asked, agent) if asked else ""
-    held_out = _held_out(order, policy, agent, bounds.min_evidence)
+    held_out = _held_out_rows(order, policy, agent, bounds.min_evidence)
     if not rewards and REWARDS in held_out.rows:
         asked = rewards_of_training(policy)
         rewards = rewards_located(asked, agent)
@@ -267,7 +267,7 @@ def _say_more(cases: list[dict[str, Any]], agent: str, rival: Policy | None) -> 
             case["slices"].append(OLDER if case["prompt_hash"] in known else NEWER)
 
 
-def _held_out(order: EvaluationOrder, policy: Policy | None, agent: str, needed: int) -> HeldOut:
+def _held_out_rows(order: EvaluationOrder, policy: Policy | None, agent: str, needed: int) -> HeldOut:
     """The rows to judge on, the snapshot they stand in, and how many were left out because training saw them.
 
     A file is used whole, less the prompts this policy was trained on. Otherwise the holdout: of the policy's own

@@ -148,7 +148,7 @@ def results_of(experiment: Experiment) -> Results:
         )
         if arm.pk != control.pk:
             old = {name: log[name].get(control.key, NOTHING).moments for name in metrics}
-            found = _judged(
+            found = _with_verdict(
                 found, {name: part.moments for name, part in own.items()}, old, rule, anytime, control,
                 adjustment,
             )  # fmt: skip
@@ -220,7 +220,7 @@ def _by_arm(rows: Iterable[Exposure], values: Values, weighted: bool) -> dict[st
     }
 
 
-def _judged(
+def _with_verdict(
     found: ArmResult,
     new: Mapping[str, Moments],
     old: Mapping[str, Moments],
@@ -256,7 +256,7 @@ def _chances(
     if adjustment is not None:
         moments = [adjustment.moments[arm.key] for arm in arms]
     moments = [one.steadied() if rule.metric.bounded else one for one in moments]
-    if not all(one.known for one in moments):
+    if not all(one.informative for one in moments):
         return [1 / len(arms)] * len(arms)
     sign = 1.0 if rule.goal == HIGHER else -1.0
     return best_chances([sign * one.mean for one in moments], [one.error for one in moments])
@@ -324,7 +324,7 @@ def results_shown(results: Results) -> dict[str, Any]:
         "metric": experiment.metric,
         "goal": experiment.goal,
         "confidence": 1 - rule.metric_alpha,
-        "verdict": verdict_shown(results),
+        "verdict": experiment_verdict(results),
         "arms": [
             {
                 "name": one.name,
@@ -353,7 +353,7 @@ def results_shown(results: Results) -> dict[str, Any]:
     }
 
 
-def verdict_shown(results: Results) -> str:
+def experiment_verdict(results: Results) -> str:
     """The verdict of the leading challenger; harm of any."""
     for result in results.challengers:
         if result.verdict == "harm":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl.charts.forest import Forest, ForestLine, forest_of
-from rl.experiments.results import ArmResult, Results, SliceResult, verdict_shown
+from rl.experiments.results import ArmResult, Results, SliceResult, experiment_verdict
 from rl.experiments.verdicts import ArmEffect, GuardrailResult
 from rl.recipes.experiment_metrics import Metric, metric_of
 from rl.statistics import Interval
@@ -133,10 +133,10 @@ class ExperimentSummary:
     wait: str
 
 
-def shown(results: Results) -> ExperimentSummary:
+def summarize(results: Results) -> ExperimentSummary:
     """Everything the page says, in words and drawings."""
     metric = results.rule.metric
-    verdict = verdict_shown(results)
+    verdict = experiment_verdict(results)
     speaker = next((one for one in results.challengers if one.verdict == verdict), results.leader)
     return ExperimentSummary(
         results=results,

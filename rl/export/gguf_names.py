@@ -51,7 +51,7 @@ class TensorLayout:
         table = gguf.get_tensor_name_map(self.family.arch, self.config.num_hidden_layers)
         found: dict[str, str] = {}
         for name in names:
-            if self._left_out(name):
+            if self._is_omitted(name):
                 continue
             mapped = table.get_name(name, try_suffixes=(".weight", ".bias"))
             if mapped is None:
@@ -102,7 +102,7 @@ class TensorLayout:
             ("c_attn.weight", "c_proj.weight", "c_fc.weight")
         )  # fmt: skip
 
-    def _left_out(self, name: str) -> bool:
+    def _is_omitted(self, name: str) -> bool:
         if name == "lm_head.weight":
             return self.tied or not self.family.output_head
         # buffers that old checkpoints still carry

@@ -112,7 +112,7 @@ def _liked_words(found: Mapping[str, Any], against: str) -> str:
     return f"{words}."
 
 
-def known_answer_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+def right_answer_figure(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     """Share of prompts where it gives the answer that is known to be right, {"value", "low", "high", "n", "against",
     "difference", "words"}; None where no right answer is known.
     By the kind of evidence `known`, so on prompts held out alone, where

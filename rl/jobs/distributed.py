@@ -11,7 +11,7 @@ from rl.models.runs import RunRefused
 T = TypeVar("T")
 
 
-class Processes(Protocol):
+class ProcessGroup(Protocol):
     """Interface of `rl.training.processes`."""
 
     @property
@@ -36,7 +36,7 @@ class Beside(Exception):
 class Launch:
     """Run that the processes of one launch train. The first says it once; the others wait for its word."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: ProcessGroup) -> None:
         self.processes = processes
         self.first = processes.main
         self._said = False
@@ -62,7 +62,7 @@ class Launch:
 
 
 @contextmanager
-def launched(processes: Processes) -> Iterator[Launch]:
+def launched(processes: ProcessGroup) -> Iterator[Launch]:
     """This process's part in its launch; alone, it is the first."""
     launch = Launch(processes)
     try:

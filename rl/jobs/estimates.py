@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from feedback.selectors import agents_known, feedback_counts
+from feedback.selectors import agent_slugs, feedback_counts
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
 from rl.datasets.scores import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
@@ -247,7 +247,7 @@ def agent_for(agent: str | None, *, from_file: bool) -> str:
         return agent
     if from_file:
         return "assistant"
-    known = agents_known()
+    known = agent_slugs()
     if len(known) == 1:
         return known[0]
     if not known:

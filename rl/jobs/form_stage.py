@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rl.agents.drawing import answers_drawn
+from rl.agents.drawing import draw_answers
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.stages import Rooms, memory_release, stage_started, stage_trained
@@ -93,8 +93,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
     )
     if len(liked) < ENOUGH_LIKED or alike > MOST_ALIKE * len(liked):
         drawn = {
-            kind: len(answers_drawn(_rows(_prepared(run.agent, kind)), served))
-            for kind in ("scores", "pairs")
+            kind: len(draw_answers(_rows(_prepared(run.agent, kind)), served)) for kind in ("scores", "pairs")
         }
         kind = max(drawn, key=drawn.__getitem__)
         if drawn[kind] >= need:

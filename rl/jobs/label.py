@@ -13,7 +13,7 @@ from django.conf import settings
 
 from feedback.models import Decision, RaterKind
 from feedback.rating.suggestions import ratings_accepted, suggestion_counts, suggestions_record
-from feedback.selectors import agents_known, decisions_of, ratings_standing
+from feedback.selectors import agent_slugs, decisions_of, ratings_standing
 from feedback.storage.problem_rows import RowReader
 from rl.datasets import messages_plain
 from rl.datasets.feedback_types import NEUTRAL, Split, rating_value
@@ -72,7 +72,7 @@ def auto_label(
     from rl.training import labels
     from rl.training.policy import load_policy
 
-    if agent not in (known := agents_known()):
+    if agent not in (known := agent_slugs()):
         raise LabelsRefused(
             f"no decision of agent {agent!r} is recorded; known are {', '.join(known) or 'none yet'}"
         )
@@ -124,7 +124,7 @@ def auto_label(
     run.path = registry.home_relative(folder)
     run.suggested = suggestions_record(found, str(run))
     run.save(update_fields=["path", "suggested"])
-    return {"labels": str(run), **labels_shown(agent)}
+    return {"labels": str(run), **label_model_summary(agent)}
 
 
 def _stacked(
@@ -216,7 +216,7 @@ def labels_newest(agent: str) -> LabelRun | None:
     return LabelRun.objects.filter(agent=agent).order_by("-pk").first()
 
 
-def labels_shown(agent: str) -> dict[str, Any]:
+def label_model_summary(agent: str) -> dict[str, Any]:
     """Quality of an agent's newest label model, and the fate of its suggestions."""
     run, counts = labels_newest(agent), suggestion_counts(agent)
     share = wilson_interval(counts.accepted, counts.settled).as_dict() if counts.settled else None

@@ -71,7 +71,7 @@ class TrainOrder:
     """The run that this one is a stage of, whose feedback it reads and takes none of."""
 
     @property
-    def said(self) -> dict[str, Any]:
+    def initial_result(self) -> dict[str, Any]:
         """First TrainingRun.result of a run of this order, before it has figures."""
         return {"why": self.why, "notes": [self.why]} if self.why else {}
 
@@ -95,7 +95,7 @@ def run_enqueue(order: TrainOrder) -> TrainingRun:
     recipe_named(order.method, order.config or "default").with_knobs(**order.knobs)
     return TrainingRun.objects.create(
         agent=order.agent,
-        result=order.said,
+        result=order.initial_result,
         method=order.method,
         base_model=base_model_for(order),
         config=order.config or "",

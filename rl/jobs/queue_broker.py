@@ -26,6 +26,6 @@ class WaitingOrm(ORM):
         try:
             return super().dequeue()
         except (OperationalError, InterfaceError) as error:
-            outage.met("the database is away, and the workers wait for it", error)
+            outage.report("the database is away, and the workers wait for it", error)
             time.sleep(PAUSE_S)
             return None

@@ -59,7 +59,7 @@ class SteadySentinel(Sentinel):
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
         except (OperationalError, InterfaceError) as error:
-            outage.met("the database is away, and nothing is scheduled", error)
+            outage.report("the database is away, and nothing is scheduled", error)
             return
         scheduler(broker=self.broker)
 

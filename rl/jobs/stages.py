@@ -57,14 +57,14 @@ def stages_of(run: TrainingRun) -> list[dict[str, Any]]:
             "reason": stage.reason,
             "steps_done": stage.steps_done,
             "steps_total": stage.steps_total,
-            "made": _made(stage),
+            "made": _result_name(stage),
             "why": stage.result.get("why", ""),
         }
         for stage in run.stages.order_by("pk").select_related("policy", "reward_model")
     ]
 
 
-def _made(stage: TrainingRun) -> str:
+def _result_name(stage: TrainingRun) -> str:
     """Name of the policy or reward model that came of it; empty where none did."""
     found = getattr(stage, "policy", None) or getattr(stage, "reward_model", None)
     return found.name if found else ""

@@ -19,7 +19,7 @@ from feedback.selectors import prompts_of_feedback
 from rl.agents import agent_resolve
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset, snapshot_rows
 from rl.datasets.buffer import buffer_ids, feedback_release, feedback_take
-from rl.datasets.demonstrations import rows_shown
+from rl.datasets.demonstrations import demonstration_rows
 from rl.datasets.gate_distance import distance_of_prepared
 from rl.datasets.replay import Replay
 from rl.datasets.reward_records import RewardsRefused, rewards_calculate
@@ -97,7 +97,7 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
     if "epochs" in knobs or "epochs" in configured:
         knobs.setdefault("min_steps", 0)  # who names the passes gets them
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
-    recipe = _with_room(recipe, order.agent, {*knobs, *configured})
+    recipe = _with_lengths(recipe, order.agent, {*knobs, *configured})
     if not method_named(order.method).adapter:
         return name, linear_runs.feedback_resolved(order, recipe)
     if method_named(order.method).rewarded:
@@ -131,7 +131,7 @@ MOST_OF_MEMORY = 0.9
 """Share of a machine's memory that a training may take."""
 
 
-def _with_room(recipe: Any, agent: str, named: Collection[str]) -> Any:
+def _with_lengths(recipe: Any, agent: str, named: Collection[str]) -> Any:
     """The recipe with room for prompts and answers of an agent that says how long its are, in knobs nobody named."""
     known = agent_served(agent)
     if known.max_prompt_tokens is None or not isinstance(recipe, Recipe):
@@ -253,7 +253,7 @@ def train(
     hardware = _hardware_of(order.method)
     with _launch_of(hardware) as launch:
         if hardware is not None and not launch.first:
-            _train_beside(launch, hardware)
+            _train_follower(launch, hardware)
         _phase_of(progress)(READING)
         run = _run_register(order, hardware)
         if note is not None and (why := run_doubt(run)):
@@ -280,7 +280,7 @@ def _run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
     recipe = recipe.fitted(prepared.counts["train"])
     run = TrainingRun.objects.create(
         agent=order.agent,
-        result=order.said,
+        result=order.initial_result,
         method=order.method,
         asked_by=order.actor,
         stage_of_id=order.stage_of,
@@ -364,7 +364,7 @@ def _train_entered(
     )
     with _launch_of(hardware) as launch:
         if hardware is not None and not launch.first:
-            _train_beside(launch, hardware)
+            _train_follower(launch, hardware)
         run = run_claim(run_id, resume=resume)
         with pulse(run):
             PhaseRecorder(run, progress)(0, 0, READING)
@@ -376,7 +376,7 @@ def _train_entered(
             return _run_claimed(run, hardware, progress, launch, actor=actor, resume=begun)
 
 
-def _train_beside(launch: Launch, hardware: Hardware) -> NoReturn:
+def _train_follower(launch: Launch, hardware: Hardware) -> NoReturn:
     """A further process of a launch: its share of the arithmetic, and not a word to database, log or screen."""
     from rl.training.progress import Silent
 
@@ -420,7 +420,7 @@ def _prepare(
         dry_run=dry_run,
         balance=recipe.as_dict().get("balance") == "downsample",
         reward_threshold=recipe.as_dict().get("reward_threshold") or None,
-        sources=recipe.shown if isinstance(recipe, SFTRecipe) else SHOWN,
+        sources=recipe.source_names if isinstance(recipe, SFTRecipe) else SHOWN,
     )
     if method_named(order.method).rewarded and recipe.as_dict().get("mode") != "logged":
         teaching_check(recipe.as_dict(), list(islice(prepared.rows("train"), TEACHING_ROWS)), order.agent)
@@ -586,7 +586,7 @@ def _run_training(
     notes: list[str] = []
     if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
         try:
-            train, held_out, note = rows_shown(recipe, train, held_out, run.agent)
+            train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
         except LinearRefused as refusal:
             raise TrainingRefused(str(refusal)) from refusal
         notes.append(note)

@@ -71,7 +71,7 @@ def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
     found = Choices("")
     for row in rows:
         listed = _listed(row, agent)
-        for feedback, made in _made(row):
+        for feedback, made in _choices(row):
             found.feedback = found.feedback or feedback
             if made is None or feedback != found.feedback:
                 found.left_out["not_text"] += 1
@@ -89,7 +89,7 @@ def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
     return found
 
 
-def _made(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
+def _choices(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
     """(feedback, fields of a Choice or None) of a row; one of groups makes several."""
     if "chosen" in row:
         texts = [single_text(row[side]) for side in ("chosen", "rejected")]

@@ -25,13 +25,13 @@ MAX_PAIRS = 1000
 QUANTIZATION = "q4_k_m"
 
 
-class ProgressBar(Protocol):
+class ProgressReporter(Protocol):
     """Progress bar that a step of the demo reports to."""
 
     def update(self, done: int, total: int, suffix: str = "") -> None: ...
 
 
-def demo(bar: Callable[[str], AbstractContextManager[ProgressBar]], *, seed: int = 0) -> dict[str, Any]:
+def demo(bar: Callable[[str], AbstractContextManager[ProgressReporter]], *, seed: int = 0) -> dict[str, Any]:
     """Turn the ratchet once; `bar(label)` shows the progress of each step. The ratings are SIMULATED."""
     with bar(f"1/5 {SCENARIOS} scenarios, decided and rated (simulated)") as shown:
         simulated = simulation.simulate(

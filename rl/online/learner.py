@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from backend.isolation import agent_isolated
 from feedback.recording.recorder import spool_replay
-from feedback.selectors import agents_known, decision_get, feedback_counts
+from feedback.selectors import agent_slugs, decision_get, feedback_counts
 from feedback.services import decision_record, rating_submit
 from feedback.storage.factories import identity_of
 from rl.datasets.buffer import buffer_size, buffer_size_fresh, feedback_take
@@ -114,7 +114,7 @@ class OnlineLearner:
             "gate": wanted.gate,
             "champion": champion.name if champion else None,
             "evidence": distance.as_dict() if distance else None,
-            "last_run": _run_shown(last),
+            "last_run": _run_summary(last),
             "next_check": _iso(next_check()),
         }
 
@@ -219,7 +219,7 @@ def _verdict(rating: Any) -> dict[str, Any]:
 
 def get_online_learner(agent: str | None = None) -> OnlineLearner:
     """The learner of an agent; without one, of the only agent there is. Raises LearnerRefused."""
-    known = agents_known()
+    known = agent_slugs()
     if agent is None:
         if len(known) != 1:
             raise LearnerRefused(f"expected an agent, one of {', '.join(known) or 'none yet'}")
@@ -248,7 +248,7 @@ def tick() -> list[str]:
     for task, part in _PARTS:
         done += agent_isolated(task, "all agents", part)
     if settings.ENABLE_ONLINE_LEARNING:
-        for agent in agents_known():
+        for agent in agent_slugs():
             done += agent_isolated("retrain", agent, partial(_retrain_due, agent))
     done += agent_isolated("champion watch", "all agents", champion_monitor.champions_watch)
     for line in done:
@@ -361,7 +361,7 @@ def schedule_install() -> Any:
     return row
 
 
-def _run_shown(run: TrainingRun | None) -> dict[str, Any] | None:
+def _run_summary(run: TrainingRun | None) -> dict[str, Any] | None:
     if run is None:
         return None
     policy = getattr(run, "policy", None)

@@ -115,7 +115,7 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
     """Judge a candidate against whom it must beat, and act on the verdict."""
     outcome = PipelineResult(policy.name)
     to = wishes.gate if wishes.gate != LearnerSettings.Gate.NONE else "champion"
-    sheet = _judged(policy, to, outcome, progress)
+    sheet = _gate_report(policy, to, outcome, progress)
     if sheet is not None:
         outcome.passed, outcome.reason, outcome.sheet = sheet.passed, sheet.reason, sheet.as_dict()
         _act(policy, sheet, wishes, outcome, progress)
@@ -197,7 +197,9 @@ def _next_step(policy: Policy, outcome: PipelineResult) -> str:
     return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 
-def _judged(policy: Policy, to: str, outcome: PipelineResult, progress: Progress | None) -> GateReport | None:
+def _gate_report(
+    policy: Policy, to: str, outcome: PipelineResult, progress: Progress | None
+) -> GateReport | None:
     """The gate's sheet, by a comparison made now unless a killed attempt made it, and by the benchmarks that the gate
     lists, likewise; None where nothing can be judged."""
     if policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).exists():

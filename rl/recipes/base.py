@@ -194,7 +194,7 @@ class Recipe(BasicRecipe):
         return dataclasses.replace(self, epochs=max(self.epochs, float(passes)))
 
 
-def number_given(value: Any) -> int | None:
+def positive_number(value: Any) -> int | None:
     """A knob that was given as a number above 0 or as its text; None for anything else, which is refused later."""
     try:
         number = int(float(value))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rl.recipes.base import BASE, START, AdapterRecipe, Flag, Method, RecipeError, divisor_of, number_given
+from rl.recipes.base import BASE, START, AdapterRecipe, Flag, Method, RecipeError, divisor_of, positive_number
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class GRPORecipe(AdapterRecipe):
     """Train although every answer, or every valid one, earns the same."""
 
     @property
-    def held_to_start(self) -> bool:
+    def has_adapter_reference(self) -> bool:
         """True if the reference is an adapter: the one that training starts from. In `logged` mode it is the
         base, which is taken to have written the answers."""
         return self.reference == START and self.start_from != BASE and self.mode == "online"
@@ -111,7 +111,7 @@ class GRPORecipe(AdapterRecipe):
     def with_knobs(self, **knobs: Any) -> Self:
         """Copy with knobs changed; a `batch_size` of any size brings groups that divide it with it, where
         their size is not named."""
-        size = number_given(knobs.get("batch_size"))
+        size = positive_number(knobs.get("batch_size"))
         if size is not None:
             group = divisor_of(size, self.num_generations)
             knobs.setdefault("num_generations", group if group > 1 else size)  # a prime is one group

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rl.recipes.base import BASE, START, AdapterRecipe, Method, RecipeError, divisor_of, number_given
+from rl.recipes.base import BASE, START, AdapterRecipe, Method, RecipeError, divisor_of, positive_number
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class PPORecipe(AdapterRecipe):
     """Train although every answer, or every valid one, earns the same."""
 
     @property
-    def held_to_start(self) -> bool:
+    def has_adapter_reference(self) -> bool:
         """True if the reference is an adapter: the one that training starts from."""
         return self.reference == START and self.start_from != BASE
 
@@ -137,9 +137,9 @@ class PPORecipe(AdapterRecipe):
     def with_knobs(self, **knobs: Any) -> Self:
         """Copy with knobs changed; a `batch_size` of any size brings the sizes that must divide it with it,
         where they are not named themselves."""
-        size = number_given(knobs.get("batch_size"))
+        size = positive_number(knobs.get("batch_size"))
         if size is not None:
-            mini = number_given(knobs.setdefault("mini_batch_size", divisor_of(size, self.mini_batch_size)))
+            mini = positive_number(knobs.setdefault("mini_batch_size", divisor_of(size, self.mini_batch_size)))
             knobs.setdefault("gradient_accumulation", math.gcd(mini or 1, self.gradient_accumulation))
             knobs.setdefault("samples_per_prompt", divisor_of(size, self.samples_per_prompt))
         return super().with_knobs(**knobs)

@@ -46,13 +46,13 @@ class SFTRecipe(AdapterRecipe):
         super().__post_init__()
         self._one_of("feedback", FEEDBACK)
         self._one_of("teacher", (CLASSIFIER, FORM))
-        if unknown := sorted(set(self.shown) - set(SHOWN)):
+        if unknown := sorted(set(self.source_names) - set(SHOWN)):
             raise RecipeError(
                 f"sources must be all, or some of {', '.join(SHOWN)}; found {', '.join(unknown) or 'nothing'}"
             )
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def source_names(self) -> tuple[str, ...]:
         """Sources as a list."""
         return SHOWN if self.sources == ALL else tuple(name.strip() for name in self.sources.split(","))
 

@@ -66,7 +66,7 @@ def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:
     return {"benchmarks": found}
 
 
-def benchmark_shown(result: BenchmarkResult) -> dict[str, Any]:
+def benchmark_summary(result: BenchmarkResult) -> dict[str, Any]:
     """A result as REST, `--json` and cards say it, without its items."""
     return {
         "task": result.task,

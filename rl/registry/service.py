@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from rl.gates.headlines import baseline_text, headline, known_answer_of, liked_of
+from rl.gates.headlines import baseline_text, headline, liked_of, right_answer_figure
 from rl.gates.report import GateReport
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import gate_difference, policy_judge, rival_name
@@ -150,7 +150,7 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
     summary = {key: figures.get(key) for key in names}
     if (liked := liked_of(figures)) is not None:
         summary["liked"] = liked
-    if (known := known_answer_of(figures)) is not None:
+    if (known := right_answer_figure(figures)) is not None:
         summary["known_answer"] = known
     if (leading := headline(figures)) is not None:
         summary["headline"] = leading

@@ -141,7 +141,7 @@ def rewards_over_time(
     completed = TaskCompletionReward().score(samples)
     found = []
     for i, said in enumerate(known):
-        later = _said(said) | _measured(said, plan.facts.outcomes, "delayed")
+        later = _human_parts(said) | _measured(said, plan.facts.outcomes, "delayed")
         strategic = {"task_completion": _part(completed[i].raw, completed[i].detail)}
         strategic |= _measured(said, plan.facts.outcomes, "strategic")
         horizons = {"immediate": means[i], "delayed": _mean(later), "strategic": _mean(strategic)}
@@ -168,7 +168,7 @@ def rewards_over_time(
     return found
 
 
-def _said(known: Known) -> dict[str, dict[str, Any]]:
+def _human_parts(known: Known) -> dict[str, dict[str, Any]]:
     parts = {}
     for name, values in (
         ("ratings", list(known.verdicts)),

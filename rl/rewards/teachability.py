@@ -17,13 +17,13 @@ INSIST = "--set allow_constant_reward=true trains all the same"
 """Hint for an operator who means it."""
 
 
-def why_inapplicable(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
+def inapplicable_reason(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
     """Reason why a function judges no sampled answer to a row; empty where it may."""
     asked = getattr(function, "inapplicable", None)
     return str(asked(row_sample(row, "", agent))) if callable(asked) else ""
 
 
-def why_constant(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
+def constant_reason(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
     """Reason why a function gives every valid answer to a row the same; empty where it may tell them apart."""
     asked = getattr(function, "constant", None)
     return str(asked(row_sample(row, "", agent))) if callable(asked) else ""
@@ -39,11 +39,11 @@ def teaching_fault(
     never: list[str] = []
     alike: list[str] = []
     for function in functions:
-        applies = [row for row in rows if not (why := why_inapplicable(function, row, agent))]
+        applies = [row for row in rows if not (why := inapplicable_reason(function, row, agent))]
         if not applies:
             never.append(f"{function.name} applies to none of {len(rows)} prompts: {why}")
             continue
-        reasons = [why_constant(function, row, agent) for row in applies]
+        reasons = [constant_reason(function, row, agent) for row in applies]
         if not all(reasons):
             return "", False
         alike.append(f"{function.name} is constant over valid answers: {reasons[0]}")

@@ -24,7 +24,7 @@ from rl.serving.candidate_selection import choose
 from rl.serving.chat_request import check_metadata, read_messages
 from rl.serving.fallback import ServedAnswer
 from rl.serving.gateway import facts_of, propensity_of, recorder
-from rl.serving.linear import LINEAR, answers_known
+from rl.serving.linear import LINEAR, listed_answers
 from rl.serving.recording_policy import after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 from rl.serving.unique_items import items_repeated
@@ -69,7 +69,7 @@ def decide(order: DecideOrder) -> RecordedChoice:
     before_answer(recorder)
     if not listed and target.models[0].kind == LINEAR:
         # what it may answer is known, so that its answer has a propensity as one out of a list has
-        known = answers_known(target.models[0], messages)
+        known = listed_answers(target.models[0], messages)
         listed = [answer for answer in known if agent.is_valid(answer, _state(order))]
     if listed:
         facts = _chosen(agent, target, order, messages, listed, began)

@@ -294,7 +294,7 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
             )
         )
     except DatabaseError as error:
-        outage.met("a retry is answered anew, for the database cannot be asked", error)
+        outage.report("a retry is answered anew, for the database cannot be asked", error)
         return None
     if row is None:
         return None

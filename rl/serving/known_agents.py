@@ -9,7 +9,7 @@ from django.conf import settings
 
 from feedback.cache import TTLCache
 from feedback.models import AgentSettings
-from feedback.selectors import agent_has_decisions, agents_known
+from feedback.selectors import agent_has_decisions, agent_slugs
 from rl.agents import AGENTS
 from rl.models import (
     AgentDefinition,
@@ -57,7 +57,7 @@ def agent_names() -> list[str]:
     """Slugs of every agent a client may name, in alphabetical order."""
     defined = AgentDefinition.objects.values_list("slug", flat=True)
     trained = Policy.objects.order_by().values_list("agent", flat=True).distinct()
-    return sorted({*AGENTS, *defined, *trained, *agents_known()})
+    return sorted({*AGENTS, *defined, *trained, *agent_slugs()})
 
 
 def nearest_names(name: str) -> list[str]:

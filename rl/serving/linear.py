@@ -88,7 +88,7 @@ def linear_policy(model: Model) -> LinearPolicy:
         return _loaded[key]
 
 
-def answers_known(model: Model, messages: Sequence[ChatMessage]) -> list[str]:
+def listed_answers(model: Model, messages: Sequence[ChatMessage]) -> list[str]:
     """Answers a policy may give to a prompt that lists none; empty where it knows none, or its file is gone."""
     try:
         return linear_policy(model).options(messages)

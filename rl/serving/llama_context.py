@@ -107,12 +107,12 @@ class LlamaContext:
         """Largest number of seats."""
         self._aside = PutAside(int(ASIDE * cache_bytes))
         try:
-            self._seat = self._seat_made()
+            self._seat = self._create_seat()
         except BackendFailed as failure:
             self.close()
             raise ServingRefused(str(failure)) from failure
 
-    def _seat_made(self) -> Seat:
+    def _create_seat(self) -> Seat:
         pointer = self._lib.llama_init_from_model(self.model.model, self._options)
         if not pointer:
             raise BackendFailed(f"llama.cpp cannot make a context of {self._options.n_ctx} tokens")
@@ -142,7 +142,7 @@ class LlamaContext:
             return
         found = next((seat for seat in self._seats if seat.key == key), None)
         if found is None:
-            found = self._seat_made() if len(self._seats) < self.seats else self._seats[0]
+            found = self._create_seat() if len(self._seats) < self.seats else self._seats[0]
             self._put_aside(found)
             self._set(found, key, pointer)
         self._seats.remove(found)
@@ -169,7 +169,7 @@ class LlamaContext:
         if self._lib.llama_state_seq_get_data(seat.pointer, state, size, 0) == size:
             self._aside.put(seat.key, seat.tokens.copy(), state)
 
-    def _taken_up(self, seat: Seat, wanted: Sequence[int]) -> None:
+    def _restore_cache(self, seat: Seat, wanted: Sequence[int]) -> None:
         """Give a seat that holds nothing what its adapter had put aside, where the wanted prompt begins like it."""
         aside = self._aside.get(seat.key)
         if seat.tokens or aside is None or tokens_shared(aside[0], wanted) < SHARED_LEAST:
@@ -221,7 +221,7 @@ class LlamaContext:
                 code="context_length_exceeded",
             )
         seat = self._seat
-        self._taken_up(seat, tokens)
+        self._restore_cache(seat, tokens)
         # the last token is always computed: its logits are what is asked for
         shared = tokens_shared(seat.tokens, tokens[:-1])
         if not self._lib.llama_memory_seq_rm(seat.memory, 0, shared, -1):

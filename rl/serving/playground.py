@@ -61,7 +61,7 @@ class PlaygroundAnswer:
 
 
 @dataclass(frozen=True)
-class Example:
+class PromptExample:
     """A prompt that was asked before, as it may be typed again."""
 
     decision: uuid.UUID
@@ -132,9 +132,9 @@ def policies_default(offered: Sequence[tuple[str, str]]) -> list[str]:
     return [name for name, _ in offered[:2]]
 
 
-def examples_recent(agent: str) -> list[Example]:
+def examples_recent(agent: str) -> list[PromptExample]:
     """The newest prompts of an agent that differ, a line each."""
-    found: dict[str, Example] = {}
+    found: dict[str, PromptExample] = {}
     rows = (
         decisions_of(agent)
         .order_by("-created_at", "-id")
@@ -142,7 +142,7 @@ def examples_recent(agent: str) -> list[Example]:
     )
     for row in rows[:LOOK]:
         if row.prompt_hash not in found:
-            found[row.prompt_hash] = Example(row.pk, glimpse_of(row)[0])
+            found[row.prompt_hash] = PromptExample(row.pk, glimpse_of(row)[0])
         if len(found) == EXAMPLES:
             break
     return list(found.values())

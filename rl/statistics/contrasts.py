@@ -74,7 +74,7 @@ class Moments:
         return Moments(self.n, self.mean, ((self.n - 1) * self.variance + ends) / (self.n + 1))
 
     @property
-    def known(self) -> bool:
+    def informative(self) -> bool:
         """True if it says anything: two units at least, that are not all the same."""
         return self.n >= 2 and math.isfinite(self.variance) and self.variance > 0
 
@@ -124,7 +124,7 @@ NOTHING = FixedTest(Difference(0.0, 0.0, 0.0), 1.0)
 
 def welch(new: Moments, old: Moments, alpha: float = 0.05, *, relative: bool = False) -> FixedTest:
     """Two-sided t test with unequal variances (Welch 1947), of the difference or the relative uplift."""
-    if not (new.known and old.known):
+    if not (new.informative and old.informative):
         return NOTHING
     found = uplift(new, old) if relative else difference(new, old)
     df = (new.error + old.error) ** 2 / (new.error**2 / (new.n - 1) + old.error**2 / (old.n - 1))
@@ -260,7 +260,7 @@ def bandit_chances(arms: Sequence[Moments], *, bounded: bool) -> list[float]:
     if bounded:
         known = [(arm.steadied(), (arm.n * arm.mean + 1) / (arm.n + 2)) for arm in arms]
         return best_chances([mean for _, mean in known], [arm.variance / (arm.n + 2) for arm, _ in known])
-    if not all(arm.known for arm in arms):
+    if not all(arm.informative for arm in arms):
         return [1 / len(arms)] * len(arms)
     return best_chances([arm.mean for arm in arms], [arm.error for arm in arms])
 

@@ -39,9 +39,11 @@ def concordance(
     if table is None:
         return Ranking(Interval(None, None, None, 0), 0)
     share = table.share
-    left_out = table.left_out()
-    groups = len(left_out)
-    variance = (groups - 1) / groups * float(((left_out - left_out.mean()) ** 2).sum()) if groups > 1 else 0.0
+    replicates = table.jackknife()
+    groups = len(replicates)
+    variance = (
+        (groups - 1) / groups * float(((replicates - replicates.mean()) ** 2).sum()) if groups > 1 else 0.0
+    )
     # what the variance of C under no association comes to for so many rows, and for prompts with several rows less
     most = min(3 * table.compared / (table.rows + 1), 1.5 * table.rows) * groups / table.rows
     equivalent = min(share * (1 - share) / variance, most) if variance > 0 else most
@@ -67,11 +69,11 @@ def concordance_difference(
     if own is None or other is None:
         return None
     value = own.share - other.share
-    left_out = own.left_out() - other.left_out()
-    groups = len(left_out)
+    replicates = own.jackknife() - other.jackknife()
+    groups = len(replicates)
     if groups < 3:
         return Difference(value, -1.0, 1.0)
-    deviation = math.sqrt((groups - 1) / groups * float(((left_out - left_out.mean()) ** 2).sum()))
+    deviation = math.sqrt((groups - 1) / groups * float(((replicates - replicates.mean()) ** 2).sum()))
     spread = float(scipy.stats.t.ppf(0.5 + confidence / 2, groups - 1)) * deviation
     return Difference(value, max(-1.0, value - spread), min(1.0, value + spread))
 
@@ -124,7 +126,7 @@ class _Comparisons:
             by_prompt(comparable),
         )
 
-    def left_out(self) -> np.ndarray:
+    def jackknife(self) -> np.ndarray:
         """The share with each prompt left out in turn; the share itself where nothing would be left."""
         compared = self.compared - self.compared_by_prompt
         safe = np.where(compared > 0, compared, 1.0)

@@ -27,7 +27,15 @@ from rl.agents import (
 from rl.agents.base import ChoiceAgent
 from rl.agents.lists import ListAgent
 from rl.training import base_strangers, base_words
-from rl.training.base_examples import Answer, Example, call_of, chat, choice, names_picked, one_answer
+from rl.training.base_examples import (
+    BaseExample,
+    TargetAnswer,
+    call_of,
+    chat,
+    choice,
+    names_picked,
+    one_answer,
+)
 
 GREETINGS = (
     (("Hello!", "Hi", "Good morning", "Hello, are you there?"), "Hello! How can I help you today?"),
@@ -47,16 +55,16 @@ GREETINGS = (
 )
 
 
-def example_random(random: Random) -> Example:
+def example_random(random: Random) -> BaseExample:
     """One made-up example, never a prompt of a built-in scenario; `MIXTURE` holds the shares."""
     while True:
         example = random.choices([make for _, make in MIXTURE], [share for share, _ in MIXTURE])[0](random)
-        if not example.messages or example.messages[-1]["content"] not in _kept_aside():
+        if not example.messages or example.messages[-1]["content"] not in _reserved_prompts():
             return example
 
 
 @functools.cache
-def _kept_aside() -> frozenset[str]:
+def _reserved_prompts() -> frozenset[str]:
     """Words of users in the scenarios of the built-in agents: figures on them are of prompts never seen."""
     return frozenset(
         agent.render(scenario.state)[-1]["content"]
@@ -68,7 +76,7 @@ def _kept_aside() -> frozenset[str]:
 # --- Built-in agents ---------------------------------------------------------------------------------------------
 
 
-def widget_example(random: Random) -> Example:
+def widget_example(random: Random) -> BaseExample:
     intent = random.choice(tuple(widgets.WIDGETS))
     state = widgets.state_random(random, intent)
     fitting = {name for group in widgets.WIDGETS[intent] for name in group}
@@ -76,7 +84,7 @@ def widget_example(random: Random) -> Example:
     return _choice_example(random, AGENTS["widgets"], state, list(state["widgets"]), others)
 
 
-def fixture_example(random: Random) -> Example:
+def fixture_example(random: Random) -> BaseExample:
     situation = random.choice(tuple(fixtures.SITUATIONS))
     state = fixtures.state_random(random, situation)
     every = {n: d for _, brief, guided in fixtures.SITUATIONS.values() for n, d in (brief | guided).items()}
@@ -87,7 +95,7 @@ def fixture_example(random: Random) -> Example:
     )
 
 
-def filer_example(random: Random) -> Example:
+def filer_example(random: Random) -> BaseExample:
     state = filer.state_random(random, random.choice(tuple(filer.TASTE)))
     # names of its own as well, so that the model copies a folder instead of knowing the ten partners by heart
     partner = state["partner"] if random.random() < 0.5 else base_words.syllables(random).capitalize()
@@ -106,7 +114,7 @@ def filer_example(random: Random) -> Example:
     return _choice_example(random, AGENTS["filer"], {**state, **renamed, "folders": folders}, folders, others)
 
 
-def storer_example(random: Random) -> Example:
+def storer_example(random: Random) -> BaseExample:
     place = random.choice(tuple(storer.PLACES))
     fact = random.choice(storer.PLACES[place][1]).format(
         who=random.choice((*storer.WHO, *base_words.NAMES)),
@@ -123,7 +131,7 @@ def storer_example(random: Random) -> Example:
 
 def _choice_example(
     random: Random, agent: Any, state: dict[str, Any], sensible: list[str], others: list[str]
-) -> Example:
+) -> BaseExample:
     """Half of the time all listed options are sensible; else some are replaced by ones that are not, or all."""
     listed = list(sensible)
     kind = random.random()
@@ -139,7 +147,7 @@ def _choice_example(
     return choice(random, messages, [agent.respond(option) for option in sensible])
 
 
-def librarian_example(random: Random) -> Example:
+def librarian_example(random: Random) -> BaseExample:
     subjects = random.sample(tuple(librarian.SUBJECTS), random.randint(3, 6))
     one, two = (random.choice(librarian.SUBJECTS[name]) for name in subjects[:2])
     if random.random() < 0.4:
@@ -150,7 +158,7 @@ def librarian_example(random: Random) -> Example:
     return _list_example(random, AGENTS["librarian"], state, range(1, min(len(subjects), 3) + 1))
 
 
-def prioritizer_example(random: Random) -> Example:
+def prioritizer_example(random: Random) -> BaseExample:
     count = random.choice((2, 3, 4, 4, 4, 5))
     tasks, kind = random.sample(prioritizer.TASKS, count), random.random()
     if kind < 0.3:
@@ -169,7 +177,7 @@ def _errand(random: Random) -> str:
     return f"{random.choice(base_words.VERBS)} the {random.choice(base_words.NOUNS)}"
 
 
-def retriever_example(random: Random) -> Example:
+def retriever_example(random: Random) -> BaseExample:
     count = random.choice((3, 4, 5, 5, 5, 6))
     texts = [random.choice(helping) for _, helping in retriever.TOPICS.values()]
     question = random.choice(random.choice(list(retriever.TOPICS.values()))[0])
@@ -187,19 +195,19 @@ def retriever_example(random: Random) -> Example:
     return _list_example(random, AGENTS["retriever"], state, range(1, min(count, 3) + 1))
 
 
-def _list_example(random: Random, agent: Any, state: dict[str, Any], sizes: Any) -> Example:
+def _list_example(random: Random, agent: Any, state: dict[str, Any], sizes: Any) -> BaseExample:
     assert isinstance(agent, ListAgent)
     names = agent.options(state)
     answers = [names_picked(random, agent.answer_key, names, sizes) for _ in range(2)]
-    return Example(tuple(agent.render(state)), tuple(answers))
+    return BaseExample(tuple(agent.render(state)), tuple(answers))
 
 
-def tool_example(random: Random) -> Example:
+def tool_example(random: Random) -> BaseExample:
     """The built-in tools, or others; arguments are taken from the goal."""
     agent = AGENTS["tool_agent"]
     if random.random() < 0.45:
         tools, goal, answers = base_strangers.tool_stranger(random)
-        return Example(tuple(agent.render({"goal": goal, "tools": tools})), tuple(answers))
+        return BaseExample(tuple(agent.render({"goal": goal, "tools": tools})), tuple(answers))
     who = random.choice(tool_agent.WHO) if random.random() < 0.5 else base_words.word(random).lower()
     order, amount = random.randint(100, 2099), random.randint(5, 90)
     goal, refund = random.choice(
@@ -216,10 +224,10 @@ def tool_example(random: Random) -> Example:
     if refund:
         calls.append(("refund", [("order", [order]), ("amount", [amount])]))
     made = [call_of(random, calls) for _ in range(3)]
-    declined = Answer('{"answer": "I cannot do that."}')
+    declined = TargetAnswer('{"answer": "I cannot do that."}')
     # a call of some tool in five answers of six; else it declines
     answers = [
-        Answer(
+        TargetAnswer(
             call.text,
             (
                 (*((text, share * 5 / 6) for text, share in call.choices[0]), (declined.text, 1 / 6)),
@@ -228,11 +236,11 @@ def tool_example(random: Random) -> Example:
         )
         for call in made
     ]
-    answers.append(Answer(declined.text, answers[0].choices[:1]))
-    return Example(tuple(agent.render({"goal": goal, "tools": tool_agent.TOOLS})), tuple(answers))
+    answers.append(TargetAnswer(declined.text, answers[0].choices[:1]))
+    return BaseExample(tuple(agent.render({"goal": goal, "tools": tool_agent.TOOLS})), tuple(answers))
 
 
-def assistant_example(random: Random) -> Example:
+def assistant_example(random: Random) -> BaseExample:
     system = AGENTS["assistant"].system_prompt
     kind = random.random()
     if kind < 0.6:
@@ -270,7 +278,7 @@ def assistant_example(random: Random) -> Example:
     return one_answer(chat(system, asked), said)
 
 
-def repeat_example(random: Random) -> Example:
+def repeat_example(random: Random) -> BaseExample:
     """Words to say again: the one skill all choices rest on, and here every token of the response needs it."""
     task = random.choice(("Repeat this.", "Say it again.", "Copy the lines."))
     said = random.choice(("\n", "\n", ", ", " ", '"')).join(base_words.options_named(random, 2, 8))
@@ -279,7 +287,7 @@ def repeat_example(random: Random) -> Example:
     return one_answer(chat(task, said), said)
 
 
-def text_example(random: Random) -> Example:
+def text_example(random: Random) -> BaseExample:
     """Plain English-like text, now and then with signs beyond ASCII so that no byte stays untrained."""
     text = " ".join(base_words.sentence(random) for _ in range(random.randint(2, 5)))
     if random.random() < 0.3:
@@ -307,7 +315,7 @@ def tokenizer_text(random: Random) -> str:
     return "\n".join([*(message["content"] for message in example.messages), example.response])
 
 
-MIXTURE: tuple[tuple[float, Callable[[Random], Example]], ...] = (
+MIXTURE: tuple[tuple[float, Callable[[Random], BaseExample]], ...] = (
     (0.08, widget_example),
     (0.05, fixture_example),
     (0.06, filer_example),

@@ -20,7 +20,7 @@ Weighted = tuple[str, float]
 
 
 @dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     """A right answer, and at each of its choices the texts it might have been up to there, with their shares."""
 
     text: str
@@ -28,11 +28,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Example:
+class BaseExample:
     """One chat to learn from: the prompt's messages and right answers to it; plain text has no messages."""
 
     messages: tuple[Message, ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[TargetAnswer, ...]
 
     @property
     def response(self) -> str:
@@ -43,9 +43,9 @@ MOST_ANSWERS = 5
 """Answers of one prompt that are learnt from; the shares count all of them."""
 
 
-def one_answer(messages: Sequence[Message], text: str) -> Example:
+def one_answer(messages: Sequence[Message], text: str) -> BaseExample:
     """An example with a single right answer."""
-    return Example(tuple(messages), (Answer(text),))
+    return BaseExample(tuple(messages), (TargetAnswer(text),))
 
 
 def chat(system: str, user: str) -> tuple[Message, ...]:
@@ -56,14 +56,14 @@ def chat(system: str, user: str) -> tuple[Message, ...]:
 
 def choice(
     random: Random, messages: Sequence[Message], responses: Sequence[str], most: int = MOST_ANSWERS
-) -> Example:
+) -> BaseExample:
     """Any one of the responses, each alike; `most`: so many of them are learnt from."""
     every = tuple((response, 1 / len(responses)) for response in responses)
     shown = random.sample(list(responses), min(most, len(responses)))
-    return Example(tuple(messages), tuple(Answer(text, (every,)) for text in shown))
+    return BaseExample(tuple(messages), tuple(TargetAnswer(text, (every,)) for text in shown))
 
 
-def names_picked(random: Random, key: str, names: Sequence[str], sizes: Sequence[int]) -> Answer:
+def names_picked(random: Random, key: str, names: Sequence[str], sizes: Sequence[int]) -> TargetAnswer:
     """Different names in any order, {"<key>": [...]}; each number of names in `sizes` is alike likely."""
     left, size = list(names), random.choice(list(sizes))
     text, choices = json.dumps({key: []}, ensure_ascii=False)[:-2], []
@@ -83,10 +83,10 @@ def names_picked(random: Random, key: str, names: Sequence[str], sizes: Sequence
         name = random.choice(left)
         left.remove(name)
         text += json.dumps(name, ensure_ascii=False) + ("]}" if place + 1 == size else ", ")
-    return Answer(text, tuple(choices))
+    return TargetAnswer(text, tuple(choices))
 
 
-def object_of(random: Random, fields: Sequence[tuple[str, Sequence[Any]]]) -> Answer:
+def object_of(random: Random, fields: Sequence[tuple[str, Sequence[Any]]]) -> TargetAnswer:
     """An object with these keys, in this order, each with one of its values, each value alike."""
     text, choices = "{", []
     for number, (key, values) in enumerate(fields):
@@ -95,19 +95,19 @@ def object_of(random: Random, fields: Sequence[tuple[str, Sequence[Any]]]) -> An
         written = [json.dumps(value, ensure_ascii=False) for value in values]
         choices.append(tuple((text + value + after, 1 / len(written)) for value in written))
         text += random.choice(written) + after + ("" if after == "}" else " ")
-    return Answer(text, tuple(choices))
+    return TargetAnswer(text, tuple(choices))
 
 
-def call_of(random: Random, tools: Sequence[tuple[str, Sequence[tuple[str, Sequence[Any]]]]]) -> Answer:
+def call_of(random: Random, tools: Sequence[tuple[str, Sequence[tuple[str, Sequence[Any]]]]]) -> TargetAnswer:
     """A call of one of the tools, each alike, with one of the values of each argument: {"tool", "arguments"}."""
     opened = [f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": ' for name, _ in tools]
     first = tuple((text.removesuffix(" "), 1 / len(opened)) for text in opened)
     place = random.randrange(len(tools))
     arguments = tools[place][1]
     if not arguments:
-        return Answer(opened[place] + "{}}", (first,))
+        return TargetAnswer(opened[place] + "{}}", (first,))
     inner = object_of(random, arguments)
-    return Answer(
+    return TargetAnswer(
         opened[place] + inner.text + "}",
         (
             first,

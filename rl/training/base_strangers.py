@@ -14,8 +14,8 @@ from typing import Any
 
 from rl.training import base_words
 from rl.training.base_examples import (
-    Answer,
-    Example,
+    BaseExample,
+    TargetAnswer,
     call_of,
     chat,
     choice,
@@ -51,7 +51,7 @@ def key_of(random: Random, known: Sequence[str] = KEYS) -> str:
     return random.choice(known) if random.random() < 0.3 else base_words.key_name(random)
 
 
-def choice_stranger(random: Random) -> Example:
+def choice_stranger(random: Random) -> BaseExample:
     """One of the listed options, as JSON under some key, or on its own."""
     few = random.random() < 0.8
     options = base_words.options_named(random, 2 if few else 7, 6 if few else 14)
@@ -126,7 +126,7 @@ def _schema(random: Random, properties: dict[str, Any]) -> str:
     return json.dumps(schema if random.random() < 0.7 else properties, ensure_ascii=False)
 
 
-def list_stranger(random: Random, *, ordered: bool = False) -> Example:
+def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
     """Some of the listed names, or all of them in an order."""
     options = base_words.options_named(random, 2 if ordered else 3, 5 if ordered else 7)
     if random.random() < 0.3:
@@ -169,15 +169,15 @@ def list_stranger(random: Random, *, ordered: bool = False) -> Example:
     )
     answers = [names_picked(random, key, options, sizes) for _ in range(2)]
     messages = prompt(random, system, key, task, options, listed='"enum"' in system)
-    return Example(messages, tuple(answers))
+    return BaseExample(messages, tuple(answers))
 
 
-def order_stranger(random: Random) -> Example:
+def order_stranger(random: Random) -> BaseExample:
     """All listed names in an order."""
     return list_stranger(random, ordered=True)
 
 
-def object_stranger(random: Random) -> Example:
+def object_stranger(random: Random) -> BaseExample:
     """An object of several keys, each with options, numbers of a range, or true and false."""
     fields: dict[str, tuple[list[Any], str, dict[str, Any]]] = {}
     for _ in range(random.choice((1, 2, 2, 3, 3, 4))):
@@ -207,9 +207,11 @@ def object_stranger(random: Random) -> Example:
     asked = f"{opening}:{random.choice((' ', chr(10)))}{told}"
     about = "\n".join(_context(random, task, most=4))
     if random.random() < 0.6:
-        return Example(chat(asked, about), tuple(answers))
+        return BaseExample(chat(asked, about), tuple(answers))
     system = random.choice(FORMS)
-    return Example(chat(system, random.choice((f"{about}\n{asked}", f"{asked}\n{about}"))), tuple(answers))
+    return BaseExample(
+        chat(system, random.choice((f"{about}\n{asked}", f"{asked}\n{about}"))), tuple(answers)
+    )
 
 
 def _values(random: Random) -> tuple[list[Any], str, dict[str, Any]]:
@@ -217,7 +219,7 @@ def _values(random: Random) -> tuple[list[Any], str, dict[str, Any]]:
     kind = random.random()
     if kind < 0.5:
         options = base_words.options_named(random, 2, 5)
-        return options, _said(random, options), {"enum": options}
+        return options, _options_text(random, options), {"enum": options}
     if kind < 0.65:
         return [True, False], random.choice(("true or false", "true/false", "boolean")), {"type": "boolean"}
     low = random.choice((0, 0, 1, 1, 1, random.randint(-5, 20)))
@@ -240,7 +242,7 @@ def _values(random: Random) -> tuple[list[Any], str, dict[str, Any]]:
     )
 
 
-def _said(random: Random, options: Sequence[str]) -> str:
+def _options_text(random: Random, options: Sequence[str]) -> str:
     """Options in one line."""
     kind = random.random()
     if kind < 0.35:
@@ -294,7 +296,7 @@ def _layout(random: Random, head: str, options: Sequence[str]) -> str:
         if random.random() < 0.6:
             return "\n".join([title, *(f"{option}: {_about(random)}" for option in options)])
         return "\n".join([title, *(f"- {option}: {_about(random)}" for option in options)])
-    return f"{title} {_said(random, options)}"
+    return f"{title} {_options_text(random, options)}"
 
 
 def _about(random: Random) -> str:
@@ -330,7 +332,7 @@ def _value(random: Random) -> str:
     )
 
 
-def lookup_stranger(random: Random) -> Example:
+def lookup_stranger(random: Random) -> BaseExample:
     """The value of a field that the prompt asks for: one answer is right."""
     fields = {key_of(random, FIELDS): _value(random) for _ in range(random.randint(2, 6))}
     key = random.choice(list(fields))
@@ -349,7 +351,7 @@ def lookup_stranger(random: Random) -> Example:
     return one_answer(chat(asked, said), json.dumps({key: fields[key]}, ensure_ascii=False))
 
 
-def rule_stranger(random: Random) -> Example:
+def rule_stranger(random: Random) -> BaseExample:
     """A rule that says which option a field's value takes, and a case: one answer is right."""
     values, options = base_words.options_named(random, 2, 4), base_words.options_named(random, 2, 4)
     key, field = key_of(random), key_of(random, FIELDS)
@@ -369,7 +371,7 @@ def rule_stranger(random: Random) -> Example:
     return one_answer(chat(system, "\n".join(lines)), json.dumps({key: rule[value]}, ensure_ascii=False))
 
 
-def tool_stranger(random: Random) -> tuple[list[dict[str, Any]], str, list[Answer]]:
+def tool_stranger(random: Random) -> tuple[list[dict[str, Any]], str, list[TargetAnswer]]:
     """Tools nobody built in, a goal that names values, and calls that can be made of it."""
     tools, calls = [], []
     values = [

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rl.training.base_corpus import example_random
-from rl.training.base_examples import Answer, Example
+from rl.training.base_examples import BaseExample, TargetAnswer
 from rl.training.hardware import Hardware, detect
 
 BATCHES = 8
@@ -52,7 +52,7 @@ class Tree:
     """Place -> next token -> probability, for the places from which something is taught."""
 
 
-def tree_of(tokenizer: Any, example: Example) -> Tree:
+def tree_of(tokenizer: Any, example: BaseExample) -> Tree:
     """The tree of an example; an answer ends with the end-of-sequence token, which nothing follows."""
     backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token_id
     prompt: list[int] = []
@@ -79,7 +79,7 @@ def tree_of(tokenizer: Any, example: Example) -> Tree:
     return tree
 
 
-def token_shares(backend: Any, answer: Answer, end: int) -> list[tuple[int, dict[int, float]]]:
+def token_shares(backend: Any, answer: TargetAnswer, end: int) -> list[tuple[int, dict[int, float]]]:
     """Each token of an answer and of its end, with the distribution it was drawn from: token -> probability."""
 
     def ids_of(text: str) -> list[int]:

@@ -69,7 +69,7 @@ def weights_start(model: Any, *, asking: Sequence[int] = (), opening: Sequence[i
             model.model.layers[1].self_attn, kv_head * queries_per_key, kv_head, width, spaces, slow, read
         )
         if asking and opening:
-            _choosing_head(
+            _selection_head(
                 model.model.layers[1].self_attn,
                 kv_head * queries_per_key + 1,
                 width,
@@ -145,7 +145,7 @@ def _induction_head(
     attention.o_proj.weight[:, queries] = 0.15 * read.T + torch.randn(hidden, width) * NOISE / 2
 
 
-def _choosing_head(
+def _selection_head(
     attention: Any,
     head: int,
     width: int,

@@ -119,10 +119,12 @@ def benchmark(
     chat = chat_template and bool(policy.tokenizer.chat_template)
     with _walls(hub=hub), matmul(policy.hardware):
         opened = _opened(tasks, code=code)
-        sides = [_asked(policy, opened, limit, fewshot, batch_size, chat, "policy", progress)]
+        sides = [_run_tasks(policy, opened, limit, fewshot, batch_size, chat, "policy", progress)]
         with policy.without_adapter():
             sides.append(
-                _asked(policy, _opened(tasks, code=code), limit, fewshot, batch_size, chat, "base", progress)
+                _run_tasks(
+                    policy, _opened(tasks, code=code), limit, fewshot, batch_size, chat, "base", progress
+                )
             )
     return [
         _figures(task, source, sha256, *(side[task.config.task] for side in sides))
@@ -140,7 +142,7 @@ def _opened(tasks: Sequence[TaskFolder | str], *, code: bool) -> list[Opened]:
         if isinstance(task, TaskFolder):
             found.append((_local(task, code=code), task.source, task.sha256))
         else:
-            found += [(one, HUB, "") for one in _known(task)]
+            found += [(one, HUB, "") for one in _harness_tasks(task)]
     names = [task.config.task for task, _, _ in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise TaskRefused(f"the task {twice[0]} was asked for twice; name each once")
@@ -191,7 +193,7 @@ def _passed(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
 _SCORERS = {"listed_option": _listed, "code_execution": _passed}
 
 
-def _known(name: str) -> list[Task]:
+def _harness_tasks(name: str) -> list[Task]:
     """The harness's own tasks of a name; several of a group."""
     manager = TaskManager()
     entry = manager._entry(name)
@@ -231,7 +233,7 @@ def _leaves(manager: TaskManager, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _asked(
+def _run_tasks(
     policy: LoadedPolicy,
     opened: Sequence[Opened],
     limit: int | None,

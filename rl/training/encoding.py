@@ -158,7 +158,7 @@ class Encoder:
             weights.append(1.0 if weight is None else float(weight))
             if not 0 < weights[-1] < float("inf"):
                 raise ValueError(f"row {number}: expected a weight above 0, found {row['weight']!r}")
-        alone, answers = self._known_or_new([*prompts, *prompts], [*chosen, *rejected])
+        alone, answers = self._cached_ids([*prompts, *prompts], [*chosen, *rejected])
         goods, bads = answers[: len(prompts)], answers[len(prompts) :]
         pairs = EncodedPairs()
         for i, (prompt_ids, good, bad) in enumerate(zip(alone[: len(prompts)], goods, bads, strict=True)):
@@ -182,7 +182,7 @@ class Encoder:
             )
         return pairs
 
-    def _known_or_new(
+    def _cached_ids(
         self, prompts: Sequence[Sequence[Message]], responses: Sequence[str]
     ) -> tuple[list[list[int]], list[list[int]]]:
         """Uncut token ids of prompts and of the responses after them, from the cache where they are there.

@@ -37,7 +37,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Work:
+class ExtraWork:
     """Work of a run beside its training micro-batches."""
 
     rows: int
@@ -59,7 +59,7 @@ def estimated(
     recipe: Recipe,
     hardware: Hardware,
     micros: Sequence[Sequence[EncodedResponse]],
-    work: Work,
+    work: ExtraWork,
     *,
     packed: bool,
     causal: bool = True,
@@ -197,7 +197,7 @@ def dpo(
     reference = (
         once + held_out if recipe.precompute_reference else steps * recipe.gradient_accumulation + looked
     )
-    work = Work(
+    work = ExtraWork(
         count,
         steps,
         reference + looked + warm_up_forwards(recipe, 2 * count),
@@ -225,7 +225,7 @@ def kto(
     cut = zip(batches(items, recipe.batch_size), batches(mismatched, recipe.batch_size), strict=True)
     micros = [[*own, *others] for own, others in cut]
     once = len(rows) / recipe.batch_size
-    work = Work(
+    work = ExtraWork(
         len(rows),
         steps,
         once + (1 + evaluations(recipe, steps)) * once * HELD_OUT_SHARE + warm_up_forwards(recipe, len(rows)),
@@ -247,7 +247,7 @@ def sft(
         return nothing("demonstration")
     steps = recipe.steps(len(rows))
     looked = evaluations(recipe, steps) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
-    work = Work(len(rows), steps, looked)
+    work = ExtraWork(len(rows), steps, looked)
     return estimated(shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False)
 
 
@@ -271,7 +271,7 @@ def reward_model(
     # its scale is read off the training responses at the end, its accuracy off the held-out ones beside their loss
     once = min(len(rows), SCALED) / recipe.batch_size
     looked = (1 + evaluations(recipe, steps)) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
-    work = Work(len(rows), steps, once + looked)
+    work = ExtraWork(len(rows), steps, once + looked)
     return estimated(shape, recipe, hardware, micros, work, packed=causal, causal=causal)
 
 

@@ -26,8 +26,8 @@ from rl.training.evaluate_answers import (
 from rl.training.evaluate_evidence import (
     GENERATED,
     Check,
-    known_check,
     response_of,
+    right_answer_check,
     rows_scored,
 )
 from rl.training.evaluate_figures import (
@@ -41,11 +41,11 @@ from rl.training.evaluate_figures import (
 )
 from rl.training.evaluate_liked import liked_share
 from rl.training.evaluate_sides import (
+    EvaluationInput,
     Ticker,
-    Work,
+    answered_prompts,
     other_evidence,
     own_reference,
-    prompts_asked,
     reference_responses,
     responses_scored,
     side_measured,
@@ -118,7 +118,7 @@ def evaluate_policy(
     if isinstance(against, str) and against != "base":
         raise ValueError(f"expected against='base' or a loaded policy, found {against!r}")
     judge = AnswerJudge(agent, reward)
-    checks = {KNOWN: known_check(judge), **(checks or {})}
+    checks = {KNOWN: right_answer_check(judge), **(checks or {})}
     for kind in GENERATED:
         if kind in more and kind not in checks:
             raise ValueError(f"expected a check for the answers to {kind} prompts, found none")
@@ -129,10 +129,10 @@ def evaluate_policy(
             response_of(row, number)
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
-    work = Work(
+    work = EvaluationInput(
         rows,
         scored,
-        prompts_asked(prompts, more, agent, generate_samples, spare),
+        answered_prompts(prompts, more, agent, generate_samples, spare),
         judge,
         batch_size,
     )

@@ -70,7 +70,7 @@ def held_out_prompts(rows: Rows) -> list[HeldOutPrompt]:
     return list(found.values())
 
 
-def answers_given(
+def generate_answers(
     policy: LoadedPolicy | LinearSide,
     prompts: Sequence[Sequence[Message]],
     agent: Agent,
@@ -205,7 +205,7 @@ def golden_check(
     nothing that `forbidden` lists.
     """
     states = [case.get("state") for case in cases]
-    answers = answers_given(policy, [case["messages"] for case in cases], agent, states=states)
+    answers = generate_answers(policy, [case["messages"] for case in cases], agent, states=states)
     judge, found = AnswerJudge(agent, None), []
     for case, answer in zip(cases, answers, strict=True):
         prompt = HeldOutPrompt(list(case["messages"]), case)

@@ -142,7 +142,7 @@ def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check
     return check
 
 
-def known_check(judge: AnswerJudge) -> Check:
+def right_answer_check(judge: AnswerJudge) -> Check:
     """Check of an answer against the right one, where the agent knows it."""
 
     def check(rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float | None]:

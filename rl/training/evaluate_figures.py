@@ -15,12 +15,12 @@ from rl.statistics import mcnemar_exact, mean_interval, wilson_interval
 from rl.training.evaluate_answers import Rows, loops, slices_of
 from rl.training.evaluate_evidence import Check, OtherEvidence, hash_of, side_figure
 from rl.training.evaluate_liked import liked_difference, liked_share
-from rl.training.evaluate_sides import Side, Ticker, Work, other_evidence, side_measured
+from rl.training.evaluate_sides import EvaluationInput, Side, Ticker, other_evidence, side_measured
 from rl.training.linear_side import LinearSide
 from rl.training.scoring import ResponseScore
 
 
-def side_summary(work: Work, side: Side) -> dict[str, Any]:
+def side_summary(work: EvaluationInput, side: Side) -> dict[str, Any]:
     """Figures of one side, shares and means with their 95 % intervals."""
     per_token = [chosen.mean_logp > rejected.mean_logp for chosen, rejected in side.scores]
     valid = sum(problem is None for problem in side.problems)
@@ -39,7 +39,7 @@ def side_summary(work: Work, side: Side) -> dict[str, Any]:
     }
 
 
-def written_figures(work: Work, side: Side) -> dict[str, Any]:
+def written_figures(work: EvaluationInput, side: Side) -> dict[str, Any]:
     """The same figures of what it writes to the prompts whose answers are chosen from a list when it is served."""
     asked = [work.asked[i] for i in side.written]
     texts = list(side.written.values())
@@ -48,7 +48,7 @@ def written_figures(work: Work, side: Side) -> dict[str, Any]:
         work.judge.reward(prompt, text.text, problem)
         for prompt, text, problem in zip(asked, texts, problems, strict=True)
     ]
-    judged = work.judged
+    judged = work.rewardable
     known = [reward for i, reward in zip(side.written, rewards, strict=True) if judged[i]]
     return {
         "valid_rate": wilson_interval(problems.count(None), len(problems)).as_dict(),
@@ -57,7 +57,7 @@ def written_figures(work: Work, side: Side) -> dict[str, Any]:
     }
 
 
-def pair_cases(work: Work, own: Side, other: Side) -> list[dict[str, Any]]:
+def pair_cases(work: EvaluationInput, own: Side, other: Side) -> list[dict[str, Any]]:
     """Items of the pairs as they are stored: whether each side holds the preferred response for more likely."""
     return [
         {
@@ -83,7 +83,7 @@ def pairs_of_prompts(rows: Sequence[Mapping[str, Any]], prompts: int | None) -> 
     return [row for row in rows if hash_of(row) in wanted]
 
 
-def pairs_share(work: Work, right: Sequence[bool]) -> dict[str, Any]:
+def pairs_share(work: EvaluationInput, right: Sequence[bool]) -> dict[str, Any]:
     """Share of pairs held the right way round, with its 95 % interval: one vote for each prompt or cluster.
 
     Wilson's interval where all pairs of a prompt agree, as they do where each has one; else Student's over prompts.
@@ -104,7 +104,7 @@ def pairs_share(work: Work, right: Sequence[bool]) -> dict[str, Any]:
     return mean_interval(values, bounds=(0.0, 1.0)).as_dict()
 
 
-def pairs_difference(work: Work, own: Side, other: Side) -> dict[str, Any]:
+def pairs_difference(work: EvaluationInput, own: Side, other: Side) -> dict[str, Any]:
     """Paired difference of two sides on the same pairs, one vote for each prompt or cluster, and its two-sided p.
 
     Where every vote is right or wrong: Newcombe's interval, the discordant counts `b` and `c` and McNemar's exact p.
@@ -119,7 +119,7 @@ def pairs_difference(work: Work, own: Side, other: Side) -> dict[str, Any]:
 
 
 def comparison_figures(
-    work: Work, name: str, own: Side, other: Side, lead: str, evidence: Mapping[str, OtherEvidence]
+    work: EvaluationInput, name: str, own: Side, other: Side, lead: str, evidence: Mapping[str, OtherEvidence]
 ) -> dict[str, Any]:
     """The other side's figures; difference and p-value are of the kind that carries the comparison."""
     gains = [mine - theirs for mine, theirs in zip(work.rewards(own), work.rewards(other), strict=True)]
@@ -141,7 +141,7 @@ def comparison_figures(
 
 
 def evidence_figures(
-    work: Work,
+    work: EvaluationInput,
     own: Side,
     other: Side | None,
     evidence: Mapping[str, OtherEvidence],
@@ -175,7 +175,7 @@ def evidence_figures(
 
 
 def held_out_facts(
-    work: Work, own: Side, other: Side, evidence: Mapping[str, OtherEvidence]
+    work: EvaluationInput, own: Side, other: Side, evidence: Mapping[str, OtherEvidence]
 ) -> dict[str, Any]:
     """Per item of evidence and per answer what both sides did: what the gate's rules are asked about."""
     free = not work.judge.agent.structured and not work.judge.agent.answers
@@ -204,14 +204,14 @@ def held_out_facts(
                 "loops": free and loops(own.answers[i].text),
                 **written.get(i, {}),
             }
-            for i, (prompt, judged) in enumerate(zip(work.asked, work.judged, strict=True))
+            for i, (prompt, judged) in enumerate(zip(work.asked, work.rewardable, strict=True))
         ],
     }
 
 
 def baseline_figures(
     baseline: LinearSide,
-    work: Work,
+    work: EvaluationInput,
     rows: Rows,
     checks: Mapping[str, Check],
     own: Side,

@@ -12,8 +12,8 @@ from rl.training.evaluate_answers import (
     AnswerJudge,
     HeldOutPrompt,
     Rows,
-    answers_given,
     answers_written,
+    generate_answers,
     held_out_prompts,
 )
 from rl.training.evaluate_evidence import (
@@ -58,7 +58,7 @@ class Side:
 
 
 @dataclass
-class Work:
+class EvaluationInput:
     """Evidence and prompts that every side is asked about."""
 
     rows: Sequence[Mapping[str, Any]]
@@ -81,7 +81,7 @@ class Work:
         ]
 
     @property
-    def judged(self) -> list[bool]:
+    def rewardable(self) -> list[bool]:
         """Per prompt asked, whether its reward can tell a good answer from a bad one."""
         return [
             bool(self.judge.custom or prompt.liked or prompt.disliked or prompt.written)
@@ -94,7 +94,7 @@ class Work:
 
     def rewards(self, side: Side) -> list[float]:
         """Rewards of the answers to prompts that were judged; of all, where none was."""
-        known = [reward for reward, told in zip(side.rewards, self.judged, strict=True) if told]
+        known = [reward for reward, told in zip(side.rewards, self.rewardable, strict=True) if told]
         return known or side.rewards
 
     @property
@@ -102,7 +102,7 @@ class Work:
         return len(self.rows) + len(self.scored) + len(self.asked)
 
 
-def prompts_asked(
+def answered_prompts(
     prompts: Sequence[HeldOutPrompt],
     rows: Rows,
     agent: Agent,
@@ -136,7 +136,7 @@ class Ticker:
             self.progress(self.done, self.total)
 
 
-def side_measured(policy: LoadedPolicy | LinearSide, work: Work, tick: Ticker) -> Side:
+def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick: Ticker) -> Side:
     """Scores of the evidence by one policy, and its answers with their problems and rewards."""
     rows, asked, judge, batch_size = work.rows, work.asked, work.judge, work.batch_size
     if not isinstance(policy, LinearSide):
@@ -153,7 +153,7 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: Work, tick: Ticker) -
     answers: list[Generation] = []
     for start in range(0, len(asked), CHUNK):
         chunk = asked[start : start + CHUNK]
-        answers += answers_given(
+        answers += generate_answers(
             policy,
             [prompt.messages for prompt in chunk],
             judge.agent,
@@ -174,7 +174,9 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: Work, tick: Ticker) -
     return Side(scores, responses, answers, problems, rewards, written)
 
 
-def responses_scored(policy: LoadedPolicy | LinearSide, work: Work, tick: Ticker) -> list[ResponseScore]:
+def responses_scored(
+    policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick: Ticker
+) -> list[ResponseScore]:
     """Scores of the rated and written answers by one policy; among their options where a side is linear."""
     rows = [row for _, row in work.scored]
     if isinstance(policy, LinearSide) or work.options is not None:
@@ -192,7 +194,7 @@ def responses_scored(policy: LoadedPolicy | LinearSide, work: Work, tick: Ticker
 
 
 def reference_responses(
-    policy: LoadedPolicy, base: Sequence[ResponseScore], work: Work
+    policy: LoadedPolicy, base: Sequence[ResponseScore], work: EvaluationInput
 ) -> Sequence[ResponseScore]:
     """Scores of the rated answers by the reference that a policy was trained against: the base's, or its warm-up's."""
     rated = any(kind in (LABELS, OUTCOMES) for kind, _ in work.scored)
@@ -203,7 +205,7 @@ def reference_responses(
 
 
 def own_reference(
-    policy: LoadedPolicy | LinearSide | str | None, side: Side, work: Work
+    policy: LoadedPolicy | LinearSide | str | None, side: Side, work: EvaluationInput
 ) -> Sequence[ResponseScore]:
     """Scores of the rated answers by the reference of one side, where a side is linear: the even choice, or the model
     that an adapter was trained against."""
@@ -219,7 +221,7 @@ def own_reference(
 
 
 def other_evidence(
-    work: Work,
+    work: EvaluationInput,
     rows: Rows,
     checks: Mapping[str, Check],
     own: Side,

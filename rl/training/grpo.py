@@ -18,7 +18,7 @@ from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.named import rewards_of
-from rl.training.ppo.probing import prompts_judged
+from rl.training.ppo.probing import rewardable_prompts
 from rl.training.ppo.prompts import Prompts, prompts_encoded
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.run_context import RunOptions, base_load, run_context
@@ -89,7 +89,7 @@ class GRPOTrainer:
             same_run_check(self.context, now, resumed=checkpoint is not None)
             trainer.settle(self.context, policy)
             self.context.note_all(weights_begin(self.recipe, trainer.model))
-            if self.recipe.held_to_start:
+            if self.recipe.has_adapter_reference:
                 reference_add(trainer.model)
             self.context.detail(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
             if checkpoint is None and isinstance(trainer, OnlineTrainer):
@@ -127,7 +127,7 @@ class GRPOTrainer:
         if not self.rewards:
             self.rewards = rewards_of(recipe.reward)
         prompts, held_out = (
-            prompts_judged(
+            rewardable_prompts(
                 prompts_encoded(policy.encoder, some, recipe, self.context.note, most),
                 self.rewards, self.context.agent, self.context.note, held_out=most is not None,
             )
@@ -170,7 +170,7 @@ class GRPOTrainer:
             )
         trainer = LoggedTrainer(
             model=policy.model,
-            reward_funcs=[_not_asked],
+            reward_funcs=[_no_reward],
             args=arguments,
             train_dataset=Dataset.from_list(train),
             eval_dataset=Dataset.from_list(held_out) if held_out else None,
@@ -254,6 +254,6 @@ class GRPOTrainer:
         )
 
 
-def _not_asked(**_: Any) -> list[float]:
+def _no_reward(**_: Any) -> list[float]:
     """TRL wants a reward function; logged groups come with their rewards."""
     raise AssertionError("logged groups are not rewarded again")

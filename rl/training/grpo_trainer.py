@@ -67,7 +67,7 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
         """Apply the settings that TRL's constructor has no arguments for."""
         self.context = context
         self.watch = Watch(
-            context.recipe.max_kl, context.recipe.start_from == BASE or context.recipe.held_to_start
+            context.recipe.max_kl, context.recipe.start_from == BASE or context.recipe.has_adapter_reference
         )
         self.add_callback(_Watcher(self.watch))
         trainer_settle(self, policy, context)

@@ -124,7 +124,7 @@ class KTOTrainer:
                 self.context.note(self.warm_up.note)
                 recipe = self.warm_up.begun(recipe)
             special_tokens_settle(policy)
-            trainer = _Trainer(
+            trainer = _KTOTrainer(
                 model=policy.model,
                 args=arguments,
                 train_dataset=self._dataset(policy, arguments, encoded),
@@ -262,7 +262,7 @@ def logistic_loss(rewards: torch.Tensor, labels: torch.Tensor, weights: tuple[fl
     return -(weight * functional.logsigmoid(signs * rewards)).mean()
 
 
-class _Trainer(TokenizedTrainerMixin, trl.KTOTrainer):
+class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
     """TRL's trainer on responses that are already tokens and whose reference is known."""
 
     method = "kto"
@@ -303,7 +303,7 @@ class _Trainer(TokenizedTrainerMixin, trl.KTOTrainer):
             mask = inputs["packed"].target_mask[:count]
             answered = type(found)(**{name: values[:count] for name, values in found.items()})
             inputs = {name: values for name, values in inputs.items() if name != "packed"}
-            model = functools.partial(_given, answered)
+            model = functools.partial(_precomputed, answered)
         else:
             mask = inputs["completion_mask"].bool()
         found_loss = super()._compute_loss(self._recorded(model), inputs, return_outputs)
@@ -346,6 +346,6 @@ def likelihood_loss(log_probs: torch.Tensor, mask: torch.Tensor, label: torch.Te
     return -log_probs[good].sum() / tokens.clamp(min=1)
 
 
-def _given(output: Any, **_: Any) -> Any:
+def _precomputed(output: Any, **_: Any) -> Any:
     """A model that has been asked already."""
     return output

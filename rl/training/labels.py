@@ -43,7 +43,7 @@ Item = tuple[Sequence[Message], str]
 
 
 @dataclass(frozen=True)
-class Figures:
+class CalibrationFigures:
     """Quality of the probabilities, on labels of folds the model was not fitted on."""
 
     n: int
@@ -105,7 +105,7 @@ class Fitted:
     """A label model with what it says of its own labels, each by a model that had not seen that one."""
 
     model: LabelModel
-    figures: Figures
+    figures: CalibrationFigures
     stated: np.ndarray
     """[n], probabilities of nested folds."""
 
@@ -139,7 +139,7 @@ def labels_enough(good: Sequence[bool] | np.ndarray, groups: Sequence[str]) -> N
         )
 
 
-def figures_of(stated: np.ndarray, good: np.ndarray) -> Figures:
+def figures_of(stated: np.ndarray, good: np.ndarray) -> CalibrationFigures:
     """Figures of probabilities [n] against what came out [n] (bool)."""
     share = float(good.mean())
     curve = []
@@ -154,7 +154,7 @@ def figures_of(stated: np.ndarray, good: np.ndarray) -> Figures:
                     "n": int(there.sum()),
                 }
             )
-    return Figures(
+    return CalibrationFigures(
         n=len(good),
         good_share=round(share, 4),
         accuracy=round(float(((stated >= 0.5) == good).mean()), 4),

@@ -234,7 +234,7 @@ def _saved(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple[float
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        with _hidden_noted(policy.model) as inputs:
+        with _record_hidden_bytes(policy.model) as inputs:
             loss = run()
         widest = max(inputs, default=0)
         total = float(sum(kept.values()))  # while the graph still holds them: a freed address may come again
@@ -243,7 +243,7 @@ def _saved(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple[float
 
 
 @contextmanager
-def _hidden_noted(model: Any) -> Iterator[list[int]]:
+def _record_hidden_bytes(model: Any) -> Iterator[list[int]]:
     """Bytes of the hidden states that come out of the embedding."""
     sizes: list[int] = []
     embedding = causal_model(model).get_input_embeddings()

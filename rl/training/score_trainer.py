@@ -113,7 +113,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         noted = self._noted["train" if self.model.training else "eval"]
         noted["rewards/mean"].append(float(scores.mean()))
         noted["rewards/std"].append(float(scores.std(correction=0)))
-        noted["rewards/accuracies"].append(float(as_judged(scores, target, self.objective).mean()))
+        noted["rewards/accuracies"].append(float(row_accuracy(scores, target, self.objective).mean()))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for mode, first, prefix in (("train", "loss", ""), ("eval", "eval_loss", "eval_")):
@@ -148,7 +148,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         return found
 
 
-def as_judged(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:
+def row_accuracy(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:
     """1 for each row scored as people judged it, else 0; the shapes are those of `reward_loss`.
 
     A pair whose chosen response scores higher; a score on the same side of neutral as people's.

@@ -117,7 +117,7 @@ class SearchTrainer:
             }
             progress.number = number
             try:
-                result = self._tried(number, recipe, rows, eval_rows, progress)
+                result = self._train_one(number, recipe, rows, eval_rows, progress)
             except TrainingFailed as failure:
                 shown.append({**entry, "value": None, "failed": str(failure)})
                 self.listener.on_note(f"try {number} of {len(tries)} failed: {failure}")
@@ -136,12 +136,12 @@ class SearchTrainer:
                 f"none of {len(tries)} recipes has a {figure}: {shown[0].get('failed', 'all failed')}"
             )
         best = min(judged, key=lambda one: (one["value"], one["try"]))
-        return self._kept(results[best["try"]], best["try"], shown, figure, len(eval_rows))
+        return self._keep_best(results[best["try"]], best["try"], shown, figure, len(eval_rows))
 
     def _folder(self, number: int) -> Path:
         return self.output_dir / "search" / f"try-{number}"
 
-    def _tried(
+    def _train_one(
         self,
         number: int,
         recipe: AdapterRecipe,
@@ -165,7 +165,7 @@ class SearchTrainer:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         return result
 
-    def _kept(
+    def _keep_best(
         self, result: TrainResult, number: int, shown: list[dict[str, Any]], figure: str, eval_rows: int
     ) -> TrainResult:
         """The result of the best try, its files where a run without a search has them; the others' files go."""

@@ -84,7 +84,7 @@ class SFTTrainer:
         with matmul(self.context.hardware):
             known = self._reference(policy, arguments, [*train, *held_out])
             special_tokens_settle(policy)
-            trainer = _Trainer(
+            trainer = _SFTTrainer(
                 model=policy.model,
                 args=arguments,
                 train_dataset=self._dataset(train),
@@ -140,7 +140,7 @@ class SFTTrainer:
         )
 
 
-class _Trainer(TokenizedTrainerMixin, trl.SFTTrainer):
+class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
     """TRL's trainer on demonstrations that are already tokens."""
 
     method = "sft"

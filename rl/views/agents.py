@@ -24,7 +24,7 @@ from rl.datasets.buffer import buffer_sizes_cached
 from rl.datasets.gate_distance import gate_distances_cached
 from rl.datasets.reward_records import RewardsRefused, reward_plan
 from rl.gates.figures import headline_of, share_of
-from rl.jobs.label import labels_shown
+from rl.jobs.label import label_model_summary
 from rl.models import (
     AgentDefinition,
     Experiment,
@@ -94,7 +94,7 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         else "",
         "inferred": isinstance(found, InferredAgent),
         "example": _example(found),
-        "rewards": rewards_shown(slug),
+        "rewards": reward_summary(slug),
         "labels": labels_card(slug),
         "settings": _settings(request, slug),
     }
@@ -126,7 +126,7 @@ CURVE = 200
 
 def labels_card(slug: str) -> dict[str, Any] | None:
     """Suggested ratings with their calibration curve drawn on a square of CURVE; None where none was ever made."""
-    found = labels_shown(slug)
+    found = label_model_summary(slug)
     if not found["figures"]:
         return None
     most = max(point["n"] for point in found["figures"]["curve"])
@@ -154,7 +154,7 @@ def labels_card(slug: str) -> dict[str, Any] | None:
 _means: CostAwareCache[dict[str, Any]] = CostAwareCache()
 
 
-def rewards_shown(slug: str) -> dict[str, Any]:
+def reward_summary(slug: str) -> dict[str, Any]:
     """Mean rewards of an agent's decisions, a little old where there are many, and how they are made."""
     newest = RewardRecord.objects.filter(agent=slug, superseded_by__isnull=True)
     means = _means.get(

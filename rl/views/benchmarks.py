@@ -11,7 +11,7 @@ from rl.registry.gate_evidence import gate_bounds
 
 
 @dataclass(frozen=True)
-class BenchmarksShown:
+class PolicyBenchmarks:
     """Results drawn on one scale, what is out of date, and the command that runs what the gate lists or another."""
 
     forest: Forest | None
@@ -23,14 +23,14 @@ class BenchmarksShown:
     inapplicable: str = ""
 
 
-def benchmarks_shown(policy: Policy) -> BenchmarksShown:
+def policy_benchmarks(policy: Policy) -> PolicyBenchmarks:
     """The newest result of each task."""
     if policy.kind == Policy.Kind.LINEAR:
-        return BenchmarksShown(None, (), "", "", (), LINEAR)
+        return PolicyBenchmarks(None, (), "", "", (), LINEAR)
     results = benchmarks_newest(policy)
     listed = gate_bounds(policy.agent).benchmark_bounds
     absent = tuple(task for task in listed if task not in {one.task for one in results})
-    return BenchmarksShown(
+    return PolicyBenchmarks(
         forest=forest_of(
             "Difference from the base in points", [_line(one) for one in results],
             lambda v: f"{100 * v:+.3g}" if v else "0", zero=True,

@@ -12,9 +12,9 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from rl.experiments.results import results_cached, results_of, verdict_shown
+from rl.experiments.results import experiment_verdict, results_cached, results_of
 from rl.experiments.schedule import arm_promote
-from rl.experiments.summary import VERDICTS, shown
+from rl.experiments.summary import VERDICTS, summarize
 from rl.experiments.traffic import (
     ANSWERING,
     ArmOrder,
@@ -35,7 +35,7 @@ PER_PAGE = 30
 READ, CHANGE = "rl.view_experiment", "rl.change_experiment"
 
 
-def _found(**by: Any) -> Experiment:
+def _experiment_or_404(**by: Any) -> Experiment:
     arms = Prefetch("arms", Arm.objects.select_related("policy"))
     experiment: Experiment | None = Experiment.objects.filter(**by).prefetch_related(arms).first()
     if experiment is None:
@@ -74,7 +74,7 @@ def experiments(request: HttpRequest) -> HttpResponse:
 def _verdict(experiment: Experiment) -> tuple[str, str]:
     if experiment.status == Experiment.Status.DRAFT:
         return "", ""
-    verdict = verdict_shown(results_cached(experiment))
+    verdict = experiment_verdict(results_cached(experiment))
     return verdict, VERDICTS[verdict]
 
 
@@ -83,7 +83,7 @@ def _verdict(experiment: Experiment) -> tuple[str, str]:
 @require_safe
 def experiment(request: HttpRequest, pk: int) -> HttpResponse:
     """One experiment: who answers whom, what it came to, what can be done, its history."""
-    found = _found(pk=pk)
+    found = _experiment_or_404(pk=pk)
     try:
         results = results_cached(found)
     except ExperimentRefused as refusal:  # a draft made in the admin, without its arms
@@ -94,7 +94,7 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
         "rl/experiment.html",
         {
             "experiment": found,
-            "shown": shown(results),
+            "summary": summarize(results),
             "events": list(found.events.all()[:100]),
             "ramps": ramps_remaining(found) if may else [],
             "may_start": may and found.status == Experiment.Status.DRAFT,
@@ -153,7 +153,7 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
 @require_POST
 def experiment_change(request: HttpRequest, pk: int) -> HttpResponse:
     """Start, ramp, stop, or promote an arm; what the service says is shown."""
-    found = _found(pk=pk)
+    found = _experiment_or_404(pk=pk)
     actor, reason = request.user.get_username(), request.POST.get("reason", "").strip()
     action = request.POST.get("action", "")
     try:

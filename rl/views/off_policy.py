@@ -19,7 +19,7 @@ METHODS = {
 
 
 @dataclass(frozen=True)
-class OffPolicyShown:
+class OffPolicySummary:
     """Either why nothing can be said, or the estimates, drawn, with what they rest on."""
 
     refused: str = ""
@@ -33,23 +33,23 @@ class OffPolicyShown:
     warnings: tuple[str, ...] = ()
 
 
-def off_policy_shown(evaluations: Iterable[Evaluation]) -> OffPolicyShown | None:
+def off_policy_summary(evaluations: Iterable[Evaluation]) -> OffPolicySummary | None:
     """Of the newest evaluation that asked the log; None where none did."""
     for evaluation in evaluations:
         found = evaluation.figures.get("off_policy")
         if isinstance(found, dict) and evaluation.split != "file":  # a file is not asked what the log says
-            return _shown(found, evaluation.against)
+            return _summary(found, evaluation.against)
     return None
 
 
-def _shown(found: dict[str, Any], against: str) -> OffPolicyShown:
+def _summary(found: dict[str, Any], against: str) -> OffPolicySummary:
     if "refused" in found:
-        return OffPolicyShown(refused=str(found["refused"]))
+        return OffPolicySummary(refused=str(found["refused"]))
     lines = [_line(title, found[name]) for name, title in METHODS.items() if name in found]
     if other := found.get("against"):
         lines.append(_line(against or "the other", other["doubly_robust"], "level"))
     overlap, difference = found["overlap"], found.get("difference")
-    return OffPolicyShown(
+    return OffPolicySummary(
         forest=forest_of("Estimated reward", lines, lambda v: f"{v:.4g}", zero=False, share=True),
         decisions=int(found["decisions"]),
         logged=f"{found['logged']:.3f}",

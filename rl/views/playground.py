@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.explorer.page_context import shown_context
+from feedback.explorer.page_context import preview_context
 from feedback.models import Decision, Rating
 from feedback.selectors import decisions_of, ratings_standing
 from feedback.services import FeedbackRefused, comparison_submit, rating_submit
@@ -169,7 +169,7 @@ def _answers(
         if row is not None:
             rating: Rating | None = mine.get(row.pk)
             one |= {
-                **shown_context(row),
+                **preview_context(row),
                 "probabilities": _probabilities(row),
                 "thumb": rating.thumb if rating else "",
             }

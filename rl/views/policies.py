@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from backend.redirects import redirect_back
 from rl.charts.gate_reports import sheet_lines
-from rl.datasets.near_identical import clusters_shown
+from rl.datasets.near_identical import near_identical_prompts
 from rl.gates.figures import headline_of, share_of
 from rl.jobs.lifecycle import follow_up_place
 from rl.models import Policy, PolicyEvent, TrainingRun
@@ -23,8 +23,8 @@ from rl.registry.checklist import gate_checklists
 from rl.registry.diff import policy_diff
 from rl.registry.gate_evidence import comparison_newest
 from rl.selectors import policy_charts, policy_lineage, policy_overview
-from rl.views.benchmarks import benchmarks_shown
-from rl.views.off_policy import off_policy_shown
+from rl.views.benchmarks import policy_benchmarks
+from rl.views.off_policy import off_policy_summary
 
 NEWEST = 50
 """Versions of an agent that are listed."""
@@ -51,14 +51,14 @@ def policies(request: HttpRequest) -> HttpResponse:
             "charts": policy_charts(found[::-1]),
             "lineage": policy_lineage(agent, found[::-1]),
             "names": [policy.name for policy in found],
-            "beside": _beside(found),
+            "beside": _compared_policy(found),
         }
         for agent, found in agents.items()
     ]  # fmt: skip
     return render(request, "rl/policies.html", {"agents": shown, "asked": asked})
 
 
-def _beside(found: list[Policy]) -> str:
+def _compared_policy(found: list[Policy]) -> str:
     """Name of the policy the newest is first compared with: the champion, or the one before it."""
     others = sorted(found[1:], key=lambda policy: policy.stage != Policy.Stage.CHAMPION)
     return others[0].name if others else ""
@@ -97,9 +97,9 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
         {
             "policy": found,
             "overview": overview,
-            "benchmarks": benchmarks_shown(found),
-            "off_policy": off_policy_shown(overview.evaluations),
-            "clusters": next(filter(None, map(clusters_shown, overview.evaluations)), None),
+            "benchmarks": policy_benchmarks(found),
+            "off_policy": off_policy_summary(overview.evaluations),
+            "clusters": next(filter(None, map(near_identical_prompts, overview.evaluations)), None),
             "judged": judged,
             "sheet": sheet_lines(judged.verdicts.get("verdicts", [])) if judged else [],
             "ancestors": _ancestors(found),

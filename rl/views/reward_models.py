@@ -16,7 +16,7 @@ from rl.reward_models import service as reward_model_service
 from rl.views.policies import MOVE, READ
 
 
-def _shown(version: RewardModelVersion) -> dict[str, Any]:
+def _row(version: RewardModelVersion) -> dict[str, Any]:
     return {
         "version": version,
         "share": share_of({"ranking": version.ranking}, "ranking"),
@@ -34,7 +34,7 @@ def reward_models(request: HttpRequest) -> HttpResponse:
     rows = RewardModelVersion.objects.order_by("agent", "-pk")
     if asked := request.GET.get("agent"):
         rows = rows.filter(agent=asked)
-    return render(request, "rl/reward_models.html", {"rows": [_shown(row) for row in rows], "asked": asked})
+    return render(request, "rl/reward_models.html", {"rows": [_row(row) for row in rows], "asked": asked})
 
 
 @login_required
@@ -48,7 +48,7 @@ def reward_model(request: HttpRequest, name: str) -> HttpResponse:
         request,
         "rl/reward_model.html",
         {
-            **_shown(found),
+            **_row(found),
             "difference": share_of(found.ranking, "difference"),
             "events": found.events.all()[:100],
             "learners": [run for run in learners.select_related("policy") if registry_named(run, found)],

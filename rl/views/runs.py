@@ -123,7 +123,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "judge": judge,
             "judge_words": ranking_text(judge.ranking) if judge else "",
             "epochs": [str(folder) for folder in lifecycle.run_epochs(found)],
-            "left_out": _left_out(found),
+            "left_out": _omissions(found),
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),
             "live": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
@@ -142,7 +142,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     )
 
 
-def _left_out(found: TrainingRun) -> list[tuple[str, str, int]]:
+def _omissions(found: TrainingRun) -> list[tuple[str, str, int]]:
     """Reason, in words, and how many: the most first."""
     counted = (found.snapshot.left_out if found.snapshot else {}).items()
     words = EVIDENCE_REASONS | EXAMPLE_REASONS | PAIR_REASONS

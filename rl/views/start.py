@@ -51,7 +51,7 @@ GONE = "These lines are no longer here: paste them again."
 def start(request: HttpRequest) -> HttpResponse:
     """The step an agent is at; `?agent=` says which, `?step=` shows an earlier one again, `?agent=` alone begins with
     a new one."""
-    return _page(request, _card_shown(request))
+    return _page(request, _current_card(request))
 
 
 def start_address(agent: str, **more: str) -> str:
@@ -59,7 +59,7 @@ def start_address(agent: str, **more: str) -> str:
     return f"{reverse('start')}?{urlencode({'agent': agent, **more})}"
 
 
-def _card_shown(request: HttpRequest) -> AgentCard | None:
+def _current_card(request: HttpRequest) -> AgentCard | None:
     """The agent the address names, else the one this session was at, else the first whose loop is open; None for a new
     one."""
     named = request.GET.get("agent")
@@ -223,13 +223,13 @@ def start_bring(request: HttpRequest) -> HttpResponse:
 @require_POST
 def _start_bring(request: HttpRequest) -> HttpResponse:
     if request.POST.get("token"):
-        upload = _kept(request)
+        upload = _session_upload(request)
         if upload is None:
             return _bring_again(request, GONE)
         try:
-            return _tried(request, upload_mapped(upload, request.POST))
+            return _trial_response(request, upload_mapped(upload, request.POST))
         except FormatRefused as refusal:
-            return _tried(request, upload, fault=upload.without_paths(str(refusal)))
+            return _trial_response(request, upload, fault=upload.without_paths(str(refusal)))
     _forget(request)
     agent = request.POST.get("agent", "").strip().lower()
     if agent and not re.fullmatch(SLUG_PATTERN, agent):
@@ -242,7 +242,7 @@ def _start_bring(request: HttpRequest) -> HttpResponse:
         return _bring_again(
             request, f"Expected at most {TEXT_CHARACTERS:,} characters of text: choose a file instead."
         )
-    return _tried(request, upload_store(file or _as_file(text), None, agent=agent))
+    return _trial_response(request, upload_store(file or _as_file(text), None, agent=agent))
 
 
 def _as_file(text: str) -> UploadedFile:
@@ -253,10 +253,10 @@ def _as_file(text: str) -> UploadedFile:
 
 
 def _bring_again(request: HttpRequest, fault: str) -> HttpResponse:
-    return _page(request, _card_shown(request), status=400, step="bring", fault=fault)
+    return _page(request, _current_card(request), status=400, step="bring", fault=fault)
 
 
-def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
+def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
     trial = upload_try(upload, actor=request.user.get_username(), fault=fault)
     if not trial.readable:
         uploads_sweep(upload.token)
@@ -272,7 +272,7 @@ def _tried(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResp
 @require_POST
 def start_take(request: HttpRequest) -> HttpResponse:
     """Import the lines that this session tried, and go on with their agent."""
-    upload = _kept(request)
+    upload = _session_upload(request)
     if upload is None:
         return _bring_again(request, GONE)
     order = upload.order(actor=request.user.get_username(), skip_bad=request.POST.get("skip_bad") == "on")
@@ -288,7 +288,7 @@ def start_take(request: HttpRequest) -> HttpResponse:
     return redirect(start_address(agents[0] if agents else upload.agent or DEFAULT_AGENT))
 
 
-def _kept(request: HttpRequest) -> Upload | None:
+def _session_upload(request: HttpRequest) -> Upload | None:
     """The lines of this session that the form names."""
     upload = Upload.of(request.session.get(UPLOAD_KEY) or {})
     return upload if upload is not None and upload.token == request.POST.get("token") else None

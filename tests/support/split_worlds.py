@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl.datasets.feedback_types import Split
-from rl.datasets.holdout import Clusters, splits_drawn
+from rl.datasets.holdout import Clusters, draw_splits
 from rl.gates.clusters import one_per_cluster
 from rl.gates.report import Case, Evidence, GateBounds
 from rl.gates.rules import gate_judge
@@ -42,13 +42,13 @@ class Growth:
 
 
 def as_ratchet_does(known: Mapping[str, Split], prompts: list[str], clusters: Clusters) -> dict[str, Split]:
-    return splits_drawn(known, prompts, min_evidence=BOUNDS.min_evidence, clusters=clusters)
+    return draw_splits(known, prompts, min_evidence=BOUNDS.min_evidence, clusters=clusters)
 
 
 def forgetful(known: Mapping[str, Split], prompts: list[str], clusters: Clusters) -> dict[str, Split]:
     """The mistake: sides drawn anew each time, so that prompts change them."""
     again = {hashlib.sha256(f"{len(prompts)}:{name}".encode()).hexdigest(): name for name in prompts}
-    drawn = splits_drawn({}, again.keys(), min_evidence=BOUNDS.min_evidence)
+    drawn = draw_splits({}, again.keys(), min_evidence=BOUNDS.min_evidence)
     return {again[name]: split for name, split in drawn.items()}
 
 

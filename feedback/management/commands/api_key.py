@@ -46,10 +46,10 @@ class Command(RatchetCommand):
         if options["action"] == "create":
             scopes = [scope.strip() for scope in options["scopes"].split(",") if scope.strip()]
             row, secret = key_create(options["name"], scopes)
-            return {"action": "create", "key": secret, **_shown(row)}
+            return {"action": "create", "key": secret, **_key_summary(row)}
         if options["action"] == "revoke":
-            return {"action": "revoke", **_shown(key_revoke(options["name"]))}
-        return {"action": "list", "keys": [_shown(row) for row in keys_all()]}
+            return {"action": "revoke", **_key_summary(key_revoke(options["name"]))}
+        return {"action": "list", "keys": [_key_summary(row) for row in keys_all()]}
 
     def show(self, result: dict[str, Any]) -> None:
         if result["action"] == "create":
@@ -72,7 +72,7 @@ class Command(RatchetCommand):
             self.console.print(table)
 
 
-def _shown(row: ApiKey) -> dict[str, Any]:
+def _key_summary(row: ApiKey) -> dict[str, Any]:
     return {
         "name": row.name,
         "prefix": row.prefix,

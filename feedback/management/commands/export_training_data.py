@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback.selectors import agents_known
+from feedback.selectors import agent_slugs
 from feedback.transfer import formats
 from feedback.transfer.export import FeedbackExportRefused, file_export, filename
 from feedback.transfer.export_views import RAW_HIGH, RAW_LOW, Selection
@@ -86,7 +86,7 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        agent, known = options["agent"], agents_known()
+        agent, known = options["agent"], agent_slugs()
         if agent is not None and agent not in known:
             there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
             raise FeedbackExportRefused(f"no decision of agent {agent!r} is recorded; {there}")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from backend.command import RatchetCommand
 from feedback.transfer.import_report import counted
-from feedback.transfer.imports import batch_shown, batches
+from feedback.transfer.imports import batches, import_summary
 
 SHOWN = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
 
@@ -40,7 +40,7 @@ class Command(RatchetCommand):
         rows = batches(options["agent"])
         return {
             "count": rows.count(),
-            "imports": [batch_shown(row) for row in rows[: max(options["limit"], 1)]],
+            "imports": [import_summary(row) for row in rows[: max(options["limit"], 1)]],
         }
 
     def show(self, result: dict[str, Any]) -> None:

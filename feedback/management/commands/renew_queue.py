@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
 from feedback.models import Decision
-from feedback.storage.sampling import wanted_renew
+from feedback.storage.sampling import ratings_wanted_refresh
 
 
 class Command(RatchetCommand):
@@ -28,7 +28,7 @@ class Command(RatchetCommand):
             raise CommandError(
                 f"expected an agent that decided something, found {agent!r}; `agent` is its slug"
             )
-        return {"agent": agent, "changed": wanted_renew(agent)}
+        return {"agent": agent, "changed": ratings_wanted_refresh(agent)}
 
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(f"{result['changed']:,} decisions wait for another number of ratings now.")

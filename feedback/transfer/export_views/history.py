@@ -13,24 +13,24 @@ from feedback.models import Comparison, Decision, Trace
 from feedback.storage.sql import among
 from feedback.transfer.export_views.copy_stream import decision_texts
 from feedback.transfer.export_views.rows import in_chains, pieces, rows_of
-from feedback.transfer.export_views.selection import Selection, told_selected
-from feedback.transfer.formats.history import ComparisonRow, DecisionTold, TraceRow
+from feedback.transfer.export_views.selection import Selection, selected_exports
+from feedback.transfer.formats.history import ComparisonRow, DecisionExport, TraceRow
 
 
 def history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
     """Traces, decisions, comparisons; of a narrowed selection the traces and comparisons of its decisions alone."""
     if selection.narrows or selection.decisions is not None:
-        yield from _history_of(told_selected(selection, left_out), selection.agent)
+        yield from _history_of(selected_exports(selection, left_out), selection.agent)
         return
     yield from _trace_rows(selection.agent)
     if connection.vendor == "postgresql":
         yield from decision_texts(selection.agent)
     else:
-        yield from told_selected(selection, left_out)
+        yield from selected_exports(selection, left_out)
     yield from _comparison_rows(selection.agent)
 
 
-def _history_of(told: Iterable[DecisionTold], agent: str | None) -> Iterator[Any]:
+def _history_of(told: Iterable[DecisionExport], agent: str | None) -> Iterator[Any]:
     written: set[str] = set()
     traced: set[str] = set()
     for piece in pieces(told):

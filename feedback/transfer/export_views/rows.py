@@ -18,8 +18,8 @@ from feedback.transfer.formats.history import (
     JSON_COLUMNS,
     TIME_COLUMNS,
     ComparisonRow,
+    DecisionExport,
     DecisionRow,
-    DecisionTold,
     OutcomeRow,
     RatingRow,
 )
@@ -91,7 +91,7 @@ def in_chains(rows: Sequence[Said], begun: Callable[[Said], bool]) -> Iterator[S
                 following = successors.get(following.id)
 
 
-def told_with(rows: Sequence[DecisionRow]) -> list[DecisionTold]:
+def with_feedback(rows: Sequence[DecisionRow]) -> list[DecisionExport]:
     """Decisions with everything said of them."""
     ids = [row.id for row in rows]
     ratings: dict[str, list[RatingRow]] = {}
@@ -103,7 +103,7 @@ def told_with(rows: Sequence[DecisionRow]) -> list[DecisionTold]:
     for outcome in rows_of(measured, OutcomeRow._make, OutcomeRow._fields, stream=False):
         outcomes.setdefault(outcome.decision_id, []).append(outcome)
     return [
-        DecisionTold(row, _chained(ratings[row.id]) if row.id in ratings else (), outcomes.get(row.id, ()))
+        DecisionExport(row, _chained(ratings[row.id]) if row.id in ratings else (), outcomes.get(row.id, ()))
         for row in rows
     ]
 
@@ -119,8 +119,8 @@ def only_standing(ratings: Sequence[RatingRow]) -> list[RatingRow]:
     return [rating for rating in ratings if not rating.withdrawn and rating.id not in superseded]
 
 
-def told_of(ids: Iterable[str], *, said: bool) -> list[DecisionTold]:
+def decision_exports(ids: Iterable[str], *, said: bool) -> list[DecisionExport]:
     """Decisions with these ids; with what was said of them where that is asked for."""
     wanted = among(Decision.objects.order_by(), "id", list(dict.fromkeys(ids)))
     rows = list(rows_of(wanted, DecisionRow._make, DecisionRow._fields, stream=False))
-    return told_with(rows) if said else [DecisionTold(row, (), ()) for row in rows]
+    return with_feedback(rows) if said else [DecisionExport(row, (), ()) for row in rows]

@@ -19,8 +19,8 @@ from feedback.selectors import comparisons_standing
 from feedback.storage.annotation_priority import rating_share
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.sql import among
-from feedback.transfer.export_views.rows import only_standing, pieces, rows_of, told_with
-from feedback.transfer.formats.history import DecisionRow, DecisionTold
+from feedback.transfer.export_views.rows import only_standing, pieces, rows_of, with_feedback
+from feedback.transfer.formats.history import DecisionExport, DecisionRow
 
 RAW_LOW, RAW_HIGH = -2.0, 2.0
 """Range of a raw reward."""
@@ -85,11 +85,11 @@ def _decision_rows(selection: Selection) -> Iterator[DecisionRow]:
     return rows_of(rows.order_by(*order), DecisionRow._make, DecisionRow._fields)
 
 
-def told_selected(selection: Selection, left_out: Counter[str]) -> Iterator[DecisionTold]:
+def selected_exports(selection: Selection, left_out: Counter[str]) -> Iterator[DecisionExport]:
     told = (
         one
         for rows in pieces(_decision_rows(selection))
-        for one in _narrowed(told_with(rows), selection, left_out)
+        for one in _narrowed(with_feedback(rows), selection, left_out)
     )
     yield from islice(told, selection.decisions)
     if selection.decisions is not None and next(told, None) is not None:
@@ -97,8 +97,8 @@ def told_selected(selection: Selection, left_out: Counter[str]) -> Iterator[Deci
 
 
 def _narrowed(
-    told: list[DecisionTold], selection: Selection, left_out: Counter[str]
-) -> Sequence[DecisionTold]:
+    told: list[DecisionExport], selection: Selection, left_out: Counter[str]
+) -> Sequence[DecisionExport]:
     if not selection.narrows:
         return told
     kept = told
@@ -120,7 +120,7 @@ def _narrowed(
     return kept
 
 
-def raw_rewards(told: Sequence[DecisionTold]) -> Mapping[str, float]:
+def raw_rewards(told: Sequence[DecisionExport]) -> Mapping[str, float]:
     """Raw rewards: as they were calculated, else the mean of what raters say (good 2, bad -2)."""
     found: dict[str, float] = {}
     for one in told:

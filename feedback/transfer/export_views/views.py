@@ -20,12 +20,12 @@ from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING
 from feedback.storage.field_types import Tags, Time
 from feedback.storage.responses import completion_read
 from feedback.transfer.export_views.history import history
-from feedback.transfer.export_views.rows import FETCH, only_standing, pieces, rows_of, told_of
-from feedback.transfer.export_views.selection import RAW_LOW, Selection, raw_rewards, told_selected
+from feedback.transfer.export_views.rows import FETCH, decision_exports, only_standing, pieces, rows_of
+from feedback.transfer.export_views.selection import RAW_LOW, Selection, raw_rewards, selected_exports
 from feedback.transfer.formats.base import DEMONSTRATION
 from feedback.transfer.formats.history import (
     ComparisonRow,
-    DecisionTold,
+    DecisionExport,
     RatingRow,
 )
 from feedback.transfer.formats.records import (
@@ -46,7 +46,7 @@ def records(view: View, selection: Selection, left_out: Counter[str]) -> Generat
 
 
 def _decisions(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
-    for told in told_selected(selection, left_out):
+    for told in selected_exports(selection, left_out):
         with selection.reader.row(told.decision.id, told.decision.agent):
             yield _record(told)
 
@@ -55,7 +55,7 @@ def _rated(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDec
     return (decision for decision in _decisions(selection, left_out) if decision.ratings)
 
 
-def _record(told: DecisionTold) -> ImportedDecision:
+def _record(told: DecisionExport) -> ImportedDecision:
     row = told.decision
     facts = facts_of(row, DECISION)
     facts["response"] = completion_read(row.response, facts["metadata"])
@@ -97,7 +97,7 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _by_id(told: Iterable[DecisionTold], selection: Selection) -> dict[str, ImportedDecision]:
+def _by_id(told: Iterable[DecisionExport], selection: Selection) -> dict[str, ImportedDecision]:
     found: dict[str, ImportedDecision] = {}
     for one in told:
         with selection.reader.row(one.decision.id, one.decision.agent):
@@ -118,7 +118,7 @@ def _paired(
     """Comparisons with their decisions; those left out whose better side has too small a reward."""
     floor = selection.min_reward > RAW_LOW
     for piece in pieces(pairs):
-        told = told_of((side for pair in piece for side in (pair.left, pair.right)), said=floor)
+        told = decision_exports((side for pair in piece for side in (pair.left, pair.right)), said=floor)
         decisions, rewards = _by_id(told, selection), raw_rewards(told) if floor else {}
         for pair in piece:
             if not decisions.keys() >= {pair.left, pair.right}:
@@ -167,7 +167,7 @@ def _corrected(selection: Selection, order: Sequence[str]) -> Iterator[ImportedC
     """A correction over what it corrects."""
     said = ratings_standing(selection.agent).filter(correction__isnull=False).order_by(*order)
     for piece in pieces(rows_of(said, RatingRow._make, RatingRow._fields)):
-        decisions = _by_id(told_of((rating.decision_id for rating in piece), said=False), selection)
+        decisions = _by_id(decision_exports((rating.decision_id for rating in piece), said=False), selection)
         for rating in piece:
             assert rating.correction is not None
             worse = decisions.get(rating.decision_id)
@@ -225,7 +225,7 @@ def _prompts(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedD
     keys = rows.order_by("agent", "prompt_hash", "id").values_list("agent", "prompt_hash", "id")
     first = (str(next(same)[2]) for _, same in groupby(keys.iterator(chunk_size=FETCH), lambda row: row[:2]))
     for piece in pieces(first):
-        decisions = _by_id(told_of(piece, said=False), selection)
+        decisions = _by_id(decision_exports(piece, said=False), selection)
         yield from (decisions[pk] for pk in piece if pk in decisions)
 
 

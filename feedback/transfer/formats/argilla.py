@@ -185,7 +185,7 @@ def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[
     if left.response == right.response:
         raise NotSaid("same_response")
     fields = {
-        **_asked(left),
+        **_prompt_fields(left),
         "response1": some_words(left.response),
         "response2": some_words(right.response),
     }
@@ -208,11 +208,11 @@ def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Annotat
         left_out["no_verdict"] += not given
         answers += given
     yield AnnotatedRecord(
-        str(record.id), {**_asked(record), "response": some_words(record.response)}, answers
+        str(record.id), {**_prompt_fields(record), "response": some_words(record.response)}, answers
     )
 
 
-def _asked(record: ImportedDecision) -> Line:
+def _prompt_fields(record: ImportedDecision) -> Line:
     try:
         return {"prompt": writers.question(record.messages)}
     except NotSaid:

@@ -331,7 +331,7 @@ def map_guessed(names: Iterable[str]) -> str:
     return f"--map {fields}" + (f" --rater {found['rater']}" if "rater" in found else "")
 
 
-def header_known(names: Iterable[str]) -> bool:
+def has_known_header(names: Iterable[str]) -> bool:
     """True if at least two of these columns have a name we know."""
     known = {name for names in NAMES.values() for name in names} | {name for pair in PAIRS for name in pair}
     return sum(normal(name.strip().strip('"')) in known for name in names) >= 2

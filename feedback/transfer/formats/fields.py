@@ -31,7 +31,7 @@ NOTES = ("note", "comment", "remark")
 
 def prompt_field(fields: Mapping[str, Any]) -> str:
     """The name of the prompt. Raises RowError, naming the fields there are."""
-    named = [name for name in PROMPTS if _said(fields.get(name))]
+    named = [name for name in PROMPTS if _is_text(fields.get(name))]
     if not named:
         raise RowError(
             f"no field is called {', '.join(PROMPTS[:5])} or the like; found {', '.join(fields) or 'none'}"
@@ -80,5 +80,5 @@ def _stem(name: str) -> str:
     return name.lower().rstrip("0123456789ab").rstrip("_- ")
 
 
-def _said(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     return isinstance(value, (str, list)) and bool(value)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from backend import limits
-from feedback.transfer.formats.columns import header_known
+from feedback.transfer.formats.columns import has_known_header
 from feedback.transfer.formats.compression import PARQUET, ZIP, opened, suffix_of
 from feedback.transfer.formats.parquet import parquet_rows
 from feedback.transfer.formats.records import FormatRefused, RowRefused
@@ -149,7 +149,7 @@ def _is_table(path: Path, file: IO[bytes]) -> bool:
     file.seek(0)
     encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     first = start.decode(encoding, "replace").partition("\n")[0]
-    return header_known(first.split(delimiter_of(first)))
+    return has_known_header(first.split(delimiter_of(first)))
 
 
 def _constant(name: str) -> Any:

@@ -64,7 +64,7 @@ class DecisionText(NamedTuple):
     text: bytes
 
 
-class DecisionTold(NamedTuple):
+class DecisionExport(NamedTuple):
     """A decision with every rating ever given, each after the one it supersedes, and its outcomes."""
 
     decision: DecisionRow

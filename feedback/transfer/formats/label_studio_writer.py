@@ -41,7 +41,7 @@ def _tasks(records: Iterable[ImportedComparison], left_out: Counter[str]) -> Ite
         try:
             if left.response == right.response:
                 raise NotSaid("same_response")
-            data = _asked(left) | {"answer1": words(left.response), "answer2": words(right.response)}
+            data = _prompt_fields(left) | {"answer1": words(left.response), "answer2": words(right.response)}
         except NotSaid as reason:
             left_out[str(reason)] += len(judged)
             continue
@@ -50,7 +50,7 @@ def _tasks(records: Iterable[ImportedComparison], left_out: Counter[str]) -> Ite
             yield {"id": next(tasks), "data": data, "annotations": annotations, "predictions": []}
 
 
-def _asked(record: ImportedDecision) -> Line:
+def _prompt_fields(record: ImportedDecision) -> Line:
     try:
         return {"prompt": question(record.messages)}
     except NotSaid:
@@ -115,7 +115,7 @@ def _numbered(line: Any) -> Writer:
 
 
 def _rated(number: int, record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
-    data = _asked(record) | {"response": words(record.response)}
+    data = _prompt_fields(record) | {"response": words(record.response)}
     annotations = [
         _annotation(1000 * number + n, rating, _verdict(rating, "response"))
         for n, rating in enumerate(record.ratings)
@@ -124,7 +124,7 @@ def _rated(number: int, record: ImportedDecision, left_out: Counter[str]) -> Ite
 
 
 def _min(number: int, record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
-    data = _asked(record) | {"response": words(record.response)}
+    data = _prompt_fields(record) | {"response": words(record.response)}
     numbers = count(1000 * number)
 
     def line(rating: ImportedRating) -> Line:

@@ -122,7 +122,7 @@ class _Finder:
             self.by_name.setdefault(alias(name), self.by_name[name])
 
     def layout(self) -> TableLayout:
-        self._check_said()
+        self._check_map()
         self._find_responses()
         also = self._find_prompt()
         pair = "response_a" in self.found or "chosen" in self.found
@@ -140,9 +140,9 @@ class _Finder:
             self._take("model_a")
             self._take("model_b")
         self._refuse_unused(pair or bool(verdicts))
-        return self._made(verdicts, preferred, also)
+        return self._build_layout(verdicts, preferred, also)
 
-    def _made(self, verdicts: list[Verdicts], preferred: Any, also: tuple[str, ...]) -> TableLayout:
+    def _build_layout(self, verdicts: list[Verdicts], preferred: Any, also: tuple[str, ...]) -> TableLayout:
         used = {*self.taken, *also}
         left_out = tuple(
             column
@@ -178,7 +178,7 @@ class _Finder:
 
     # --- Looking for columns ---------------------------------------------------------------------------------
 
-    def _check_said(self) -> None:
+    def _check_map(self) -> None:
         for name, column in [*self.found.items(), *(("ignore", column) for column in self.ignored)]:
             if column not in self.survey.columns:
                 there = ", ".join(list(self.survey.columns)[:30]) or "none"

@@ -50,7 +50,7 @@ class FilePreview:
 
 
 def preview(
-    path: str | Path, columns: ColumnMap | None = None, rows_shown: int = 5
+    path: str | Path, columns: ColumnMap | None = None, demonstration_rows: int = 5
 ) -> tuple[FilePreview, ...]:
     """Preview of the files at a path; nothing is stored.
 
@@ -60,10 +60,10 @@ def preview(
     try:
         with readings(path, columns=columns) as files:
             left_out = columns.ignored if columns else ()
-            return tuple(_preview(file, rows_shown, left_out) for file in files)
+            return tuple(_preview(file, demonstration_rows, left_out) for file in files)
     except FormatRefused as error:
         with unpacked(Path(path)) as archive:
-            return tuple(_unread(member, str(error), rows_shown) for member in archive.members)
+            return tuple(_unread(member, str(error), demonstration_rows) for member in archive.members)
 
 
 def _preview(file: Reading, count: int, left_out: Collection[str] = ()) -> FilePreview:

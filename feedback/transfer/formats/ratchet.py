@@ -25,9 +25,9 @@ from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.history import (
     JSON_COLUMNS,
     ComparisonRow,
+    DecisionExport,
     DecisionRow,
     DecisionText,
-    DecisionTold,
     OutcomeRow,
     RatingRow,
     TraceRow,
@@ -234,7 +234,7 @@ def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
         line: Line
         if isinstance(row, DecisionText):
             line = LineWritten("decision", row.text)
-        elif isinstance(row, DecisionTold):
+        elif isinstance(row, DecisionExport):
             decision = row.decision
             line = {"type": "decision", **_line(decision)}
             line["trace"] = line.pop("trace_id")

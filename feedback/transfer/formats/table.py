@@ -161,7 +161,7 @@ def _prompt(cells: _Cells) -> list[Message]:
     )
 
 
-def _asked_and_answered(cells: _Cells) -> tuple[list[Message], Completion | None]:
+def _prompt_and_response(cells: _Cells) -> tuple[list[Message], Completion | None]:
     """The prompt and the response, which is the last turn of the conversation where no column is one."""
     messages = _prompt(cells)
     value = cells.get("response")
@@ -223,7 +223,7 @@ def _decision(
 
 
 def _single(cells: _Cells, line: int, key: str) -> Iterator[Record]:
-    messages, response = _asked_and_answered(cells)
+    messages, response = _prompt_and_response(cells)
     if response is None:
         yield RowSkipped(line, key, PROMPT_ALONE)
         return

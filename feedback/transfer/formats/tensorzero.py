@@ -107,7 +107,7 @@ def _inference(
     asked = mapping_of(_decoded(row.get("input"), "input"), "input")
     messages: list[Message] = []
     if (system := asked.get("system")) is not None:
-        messages.append({"role": "system", "content": _said(system, "input.system")})
+        messages.append({"role": "system", "content": _text_or_json(system, "input.system")})
     for index, turn in enumerate(list_of(asked.get("messages"), "input.messages")):
         messages += _turn(mapping_of(turn, f"input.messages[{index}]"), f"input.messages[{index}]")
     if not messages:
@@ -208,11 +208,11 @@ def _block_text(part: Mapping[str, Any], where: str) -> str:
         raise RowError(f"{where}: only text and tools can be read, found {shown(kind)}")
     for key in ("text", "value", "arguments"):
         if part.get(key) is not None:
-            return _said(part[key], f"{where}.{key}")
+            return _text_or_json(part[key], f"{where}.{key}")
     raise RowError(f"{where}: expected text, value or arguments, found {shown(part)}")
 
 
-def _said(value: Any, what: str) -> str:
+def _text_or_json(value: Any, what: str) -> str:
     """Text as it is; the arguments of a prompt template, whose words the table does not hold, as JSON."""
     if isinstance(value, str):
         return text_of(value, what)

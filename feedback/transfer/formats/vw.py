@@ -80,7 +80,7 @@ def _event(row: Mapping[str, Any]) -> str:
 def _choice(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     """A choice of one of the listed actions."""
     context = mapping_of(check_json(row.get("c"), "c"), "c")
-    actions = [_said(action) for action in list_of(context.get("_multi"), "c._multi")]
+    actions = [_text_or_json(action) for action in list_of(context.get("_multi"), "c._multi")]
     chosen = _chosen(row, len(actions))
     if chosen is None:
         yield RowSkipped(line, key_of(row), UNLABELLED)
@@ -95,7 +95,7 @@ def _choice(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         id=uuid_of(event),
         event=None if event else str(line),
         # a bandit has no words of its own: what it saw and what it could do are the prompt
-        messages=[{"role": "user", "content": _said({**shared, "actions": context["_multi"]})}],
+        messages=[{"role": "user", "content": _text_or_json({**shared, "actions": context["_multi"]})}],
         response=actions[chosen],
         state=shared,
         candidates=list(actions),
@@ -213,10 +213,10 @@ def _slots(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             line=line,
             key=key_of(row),
             event=None if event else f"{line}:{number}",
-            messages=[{"role": "user", "content": _said({**state, "actions": listed})}],
-            response=_said(actions[chosen]),
+            messages=[{"role": "user", "content": _text_or_json({**state, "actions": listed})}],
+            response=_text_or_json(actions[chosen]),
             state=state,
-            candidates=[_said(action) for action in listed],
+            candidates=[_text_or_json(action) for action in listed],
             propensity=None if share is None else number_of(share, f"{what}._p"),
             run_id=f"{event}:{number}" if event else "",
             created_at=time_of(row.get("Timestamp"), "Timestamp"),
@@ -235,7 +235,7 @@ def _first(value: Any, what: str) -> Any:
     return value[0]
 
 
-def _said(value: Any) -> str:
+def _text_or_json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -276,7 +276,7 @@ def _action(text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         return text
-    return value if isinstance(value, Mapping) and _said(value) == text else text
+    return value if isinstance(value, Mapping) and _text_or_json(value) == text else text
 
 
 SHAPES = (RowShape("vw", "choices among listed responses", (View.DECISIONS,), one_by_one(_line)),)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from rl.agents.canvas import Canvas, short
 from rl.agents.widgets.drawers import SMALL, change_text, draws, panel
-from rl.agents.widgets.figures import Figures
+from rl.agents.widgets.figures import DrawingFigures
 
 # --- Trend --------------------------------------------------------------------------------------------------
 
 
-def _plot(figures: Figures, label: str) -> tuple[Canvas, list[tuple[float, float]], float]:
+def _plot(figures: DrawingFigures, label: str) -> tuple[Canvas, list[tuple[float, float]], float]:
     """A panel with axes; the series in its coordinates, and the height of the axis."""
     width, height = figures.width, 220
     canvas = panel(width, height, label)
@@ -28,7 +28,7 @@ def _plot(figures: Figures, label: str) -> tuple[Canvas, list[tuple[float, float
 
 
 @draws("line_chart")
-def line_chart(figures: Figures) -> Canvas:
+def line_chart(figures: DrawingFigures) -> Canvas:
     canvas, points, _ = _plot(figures, "line chart")
     canvas.curve(points, "curve")
     if figures.points <= 24:
@@ -38,7 +38,7 @@ def line_chart(figures: Figures) -> Canvas:
 
 
 @draws("area_chart")
-def area_chart(figures: Figures) -> Canvas:
+def area_chart(figures: DrawingFigures) -> Canvas:
     canvas, points, bottom = _plot(figures, "area chart")
     canvas.curve([(points[0][0], bottom), *points, (points[-1][0], bottom)], "soft")
     canvas.curve(points, "curve")
@@ -46,7 +46,7 @@ def area_chart(figures: Figures) -> Canvas:
 
 
 @draws("timeline")
-def timeline(figures: Figures) -> Canvas:
+def timeline(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 130, "timeline")
     canvas.line(24, 70, width - 24, 70, "axis")
@@ -63,7 +63,7 @@ def timeline(figures: Figures) -> Canvas:
 
 
 @draws("sparkline")
-def sparkline(figures: Figures) -> Canvas:
+def sparkline(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 64, "sparkline")
     step = 140 / (figures.points - 1)
     points = [(14 + i * step, 52 - v * 0.4) for i, v in enumerate(figures.series)]
@@ -74,7 +74,7 @@ def sparkline(figures: Figures) -> Canvas:
 
 
 @draws("delta_tile")
-def delta_tile(figures: Figures) -> Canvas:
+def delta_tile(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 92, "delta tile")
     words, css = change_text(figures)
     canvas.text(16, 50, words, f"t strong {css}-ink", size=30)
@@ -83,7 +83,7 @@ def delta_tile(figures: Figures) -> Canvas:
 
 
 @draws("arrow")
-def arrow(figures: Figures) -> Canvas:
+def arrow(figures: DrawingFigures) -> Canvas:
     canvas = panel(92, 92, "arrow")
     up = figures.change >= 0
     canvas.path(
@@ -99,7 +99,7 @@ def arrow(figures: Figures) -> Canvas:
 
 
 @draws("bar_chart")
-def bar_chart(figures: Figures) -> Canvas:
+def bar_chart(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 220, "bar chart")
     slot = (width - 32) / 5
@@ -114,7 +114,7 @@ def bar_chart(figures: Figures) -> Canvas:
 
 
 @draws("dot_plot")
-def dot_plot(figures: Figures) -> Canvas:
+def dot_plot(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 190, "dot plot")
     for index, (name, amount) in enumerate(zip(figures.names, figures.amounts, strict=True)):
@@ -127,7 +127,7 @@ def dot_plot(figures: Figures) -> Canvas:
 
 
 @draws("table")
-def table(figures: Figures) -> Canvas:
+def table(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 220, "table")
     canvas.rect(1, 1, width - 2, 32, "head", round=7)
@@ -151,7 +151,7 @@ def table(figures: Figures) -> Canvas:
     return canvas
 
 
-def _top_three(figures: Figures, label: str, names: Sequence[str]) -> Canvas:
+def _top_three(figures: DrawingFigures, label: str, names: Sequence[str]) -> Canvas:
     canvas = panel(SMALL, 112, label)
     for index, name in enumerate(names[:3]):
         y = 32 + index * 30
@@ -163,17 +163,17 @@ def _top_three(figures: Figures, label: str, names: Sequence[str]) -> Canvas:
 
 
 @draws("ranking")
-def ranking(figures: Figures) -> Canvas:
+def ranking(figures: DrawingFigures) -> Canvas:
     return _top_three(figures, "ranking", figures.names)
 
 
 @draws("top_places")
-def top_places(figures: Figures) -> Canvas:
+def top_places(figures: DrawingFigures) -> Canvas:
     return _top_three(figures, "top places", figures.places)
 
 
 @draws("podium")
-def podium(figures: Figures) -> Canvas:
+def podium(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 140, "podium")
     for place, x, height in ((1, 86, 74), (2, 24, 52), (3, 148, 36)):
         canvas.rect(x, 122 - height, 58, height, f"d-{place}")
@@ -183,7 +183,7 @@ def podium(figures: Figures) -> Canvas:
 
 
 @draws("bullet_bar")
-def bullet_bar(figures: Figures) -> Canvas:
+def bullet_bar(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 84, "bullet bar")
     best, second = figures.amounts[0], figures.amounts[1]
     canvas.text(14, 26, figures.names[0], "t", size=13)
@@ -199,7 +199,7 @@ def bullet_bar(figures: Figures) -> Canvas:
 # --- Share --------------------------------------------------------------------------------------------------
 
 
-def _pie(figures: Figures, label: str, hole: float) -> Canvas:
+def _pie(figures: DrawingFigures, label: str, hole: float) -> Canvas:
     width = figures.width
     canvas = panel(width, 210, label)
     start = 0.0
@@ -215,17 +215,17 @@ def _pie(figures: Figures, label: str, hole: float) -> Canvas:
 
 
 @draws("pie_chart")
-def pie_chart(figures: Figures) -> Canvas:
+def pie_chart(figures: DrawingFigures) -> Canvas:
     return _pie(figures, "pie chart", 0)
 
 
 @draws("donut", "donut_chart")
-def donut(figures: Figures) -> Canvas:
+def donut(figures: DrawingFigures) -> Canvas:
     return _pie(figures, "donut", 48)
 
 
 @draws("treemap")
-def treemap(figures: Figures) -> Canvas:
+def treemap(figures: DrawingFigures) -> Canvas:
     width, height = figures.width, 210
     canvas = panel(width, height, "treemap")
     x, y, wide, high, left = 8.0, 8.0, width - 16.0, height - 16.0, 1.0
@@ -248,7 +248,7 @@ def treemap(figures: Figures) -> Canvas:
 
 
 @draws("percent_tile")
-def percent_tile(figures: Figures) -> Canvas:
+def percent_tile(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 92, "percent tile")
     canvas.text(16, 50, f"{100 * figures.shares[0]:.0f} %", "t strong", size=32)
     canvas.text(16, 76, f"{figures.names[0]}, the largest", "dim", size=12)
@@ -256,7 +256,7 @@ def percent_tile(figures: Figures) -> Canvas:
 
 
 @draws("top_slice")
-def top_slice(figures: Figures) -> Canvas:
+def top_slice(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 92, "top slice")
     share = figures.shares[0]
     canvas.slice(48, 46, 30, 0, share, "d-1")
@@ -267,7 +267,7 @@ def top_slice(figures: Figures) -> Canvas:
 
 
 @draws("split_bar")
-def split_bar(figures: Figures) -> Canvas:
+def split_bar(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 72, "split bar")
     x = 14.0
     for index, share in enumerate(figures.shares):

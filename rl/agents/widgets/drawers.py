@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rl.agents.canvas import Canvas
-from rl.agents.widgets.figures import Figures
+from rl.agents.widgets.figures import DrawingFigures
 
-Drawer = Callable[[Figures], Canvas]
+Drawer = Callable[[DrawingFigures], Canvas]
 DRAWERS: dict[str, Drawer] = {}
 """Widget name -> the function that draws it."""
 
@@ -29,7 +29,7 @@ def panel(width: int, height: int, label: str) -> Canvas:
     return canvas
 
 
-def change_text(figures: Figures) -> tuple[str, str]:
+def change_text(figures: DrawingFigures) -> tuple[str, str]:
     """The change of the series as words, and whether it is a good or a bad one."""
     up = figures.change >= 0
     return ("▲" if up else "▼") + f" {abs(figures.change):.0f} %", "good" if up else "bad"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl.agents.widgets import charts, panels  # noqa: F401  (they enter their widgets into DRAWERS)
 from rl.agents.widgets.drawers import DRAWERS
-from rl.agents.widgets.figures import Figures
+from rl.agents.widgets.figures import DrawingFigures
 
 
 def widget_drawing(
@@ -19,4 +19,4 @@ def widget_drawing(
     """
     key = choice.strip().lower().replace("-", "_").replace(" ", "_")
     drawer = DRAWERS.get(key) or DRAWERS.get(f"{key}_chart")
-    return None if drawer is None else drawer(Figures(asked, context, seed)).svg()
+    return None if drawer is None else drawer(DrawingFigures(asked, context, seed)).svg()

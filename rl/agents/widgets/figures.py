@@ -21,7 +21,7 @@ PLACES = ("North", "Harbour", "Old Town", "Airport", "West", "Lakeside")
 
 
 @dataclass(frozen=True)
-class Figures:
+class DrawingFigures:
     """Made-up figures of a drawing: nothing here was measured."""
 
     question: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl.agents.canvas import Canvas, short
 from rl.agents.widgets.drawers import SMALL, change_text, draws, panel
-from rl.agents.widgets.figures import Figures
+from rl.agents.widgets.figures import DrawingFigures
 
 STATE_WORDS = ("fine", "watch", "down")
 STATE_CLASSES = ("good", "warn", "bad")
@@ -13,14 +13,14 @@ STATE_CLASSES = ("good", "warn", "bad")
 
 
 @draws("number_card")
-def number_card(figures: Figures) -> Canvas:
+def number_card(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 86, "number card")
     canvas.text(SMALL / 2, 58, figures.value, "t strong", size=40, anchor="middle")
     return canvas
 
 
 @draws("kpi_tile")
-def kpi_tile(figures: Figures) -> Canvas:
+def kpi_tile(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 104, "KPI tile")
     words, css = change_text(figures)
     canvas.text(16, 28, figures.names[0], "dim", size=12)
@@ -30,14 +30,14 @@ def kpi_tile(figures: Figures) -> Canvas:
 
 
 @draws("caption")
-def caption(figures: Figures) -> Canvas:
+def caption(figures: DrawingFigures) -> Canvas:
     canvas = Canvas(SMALL, 40, "caption")
     canvas.text(0, 26, f"It is {figures.value}.", "t", size=18)
     return canvas
 
 
 @draws("record_sheet")
-def record_sheet(figures: Figures) -> Canvas:
+def record_sheet(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 216, "record sheet")
     canvas.text(16, 30, figures.names[0], "t strong", size=16)
@@ -55,7 +55,7 @@ def record_sheet(figures: Figures) -> Canvas:
 
 
 @draws("data_grid")
-def data_grid(figures: Figures) -> Canvas:
+def data_grid(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 220, "data grid")
     columns = 4 if width < 360 else 7
@@ -81,7 +81,7 @@ def data_grid(figures: Figures) -> Canvas:
 
 
 @draws("traffic_light")
-def traffic_light(figures: Figures) -> Canvas:
+def traffic_light(figures: DrawingFigures) -> Canvas:
     canvas = Canvas(86, 150, "traffic light")
     canvas.rect(15, 4, 56, 142, "case", round=16)
     worst = figures.states[0]
@@ -91,7 +91,7 @@ def traffic_light(figures: Figures) -> Canvas:
 
 
 @draws("badge")
-def badge(figures: Figures) -> Canvas:
+def badge(figures: DrawingFigures) -> Canvas:
     canvas = Canvas(120, 44, "badge")
     state = figures.states[0]
     canvas.rect(1, 6, 112, 32, STATE_CLASSES[state], round=16)
@@ -100,7 +100,7 @@ def badge(figures: Figures) -> Canvas:
 
 
 @draws("gauge")
-def gauge(figures: Figures) -> Canvas:
+def gauge(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 140, "gauge")
     share = figures.series[-1] / 100
     canvas.path("M35 112 A80 80 0 0 1 195 112", "dial")
@@ -113,7 +113,7 @@ def gauge(figures: Figures) -> Canvas:
     return canvas
 
 
-def _events(figures: Figures, label: str, *, only_bad: bool) -> Canvas:
+def _events(figures: DrawingFigures, label: str, *, only_bad: bool) -> Canvas:
     width = figures.width
     states = [state for state in figures.states if state or not only_bad][:5]
     canvas = panel(width, 34 + 34 * max(1, len(states)), label)
@@ -131,17 +131,17 @@ def _events(figures: Figures, label: str, *, only_bad: bool) -> Canvas:
 
 
 @draws("alert_list")
-def alert_list(figures: Figures) -> Canvas:
+def alert_list(figures: DrawingFigures) -> Canvas:
     return _events(figures, "alert list", only_bad=True)
 
 
 @draws("event_log")
-def event_log(figures: Figures) -> Canvas:
+def event_log(figures: DrawingFigures) -> Canvas:
     return _events(figures, "event log", only_bad=False)
 
 
 @draws("status_grid")
-def status_grid(figures: Figures) -> Canvas:
+def status_grid(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 190, "status grid")
     columns = 6 if width < 360 else 8
@@ -166,7 +166,7 @@ SPOTS = ((92, 74), (210, 60), (320, 112), (160, 138), (384, 140))
 
 
 @draws("map")
-def map_view(figures: Figures) -> Canvas:
+def map_view(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 220, "map")
     canvas.path(_scaled(LAND, (width - 20) / 450), "land")
@@ -194,7 +194,7 @@ def _scaled(path: str, factor: float) -> str:
 
 
 @draws("heatmap")
-def heatmap(figures: Figures) -> Canvas:
+def heatmap(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 210, "heatmap")
     cell = (width - 96) / 12
@@ -210,7 +210,7 @@ def heatmap(figures: Figures) -> Canvas:
 
 
 @draws("pin_card")
-def pin_card(figures: Figures) -> Canvas:
+def pin_card(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 84, "pin card")
     canvas.path("M40 64 C22 44 22 20 40 20 C58 20 58 44 40 64 Z", "bad")
     canvas.circle(40, 36, 6, "panel")
@@ -220,7 +220,7 @@ def pin_card(figures: Figures) -> Canvas:
 
 
 @draws("region_list")
-def region_list(figures: Figures) -> Canvas:
+def region_list(figures: DrawingFigures) -> Canvas:
     canvas = panel(SMALL, 150, "region list")
     for index, place in enumerate(figures.places):
         canvas.text(16, 28 + index * 27, place, "t", size=13)
@@ -229,7 +229,7 @@ def region_list(figures: Figures) -> Canvas:
 
 
 @draws("site_grid")
-def site_grid(figures: Figures) -> Canvas:
+def site_grid(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 190, "site grid")
     columns = 2 if width < 360 else 3

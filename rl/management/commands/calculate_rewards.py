@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback.selectors import agents_known
+from feedback.selectors import agent_slugs
 from rl.datasets.reward_records import (
     RewardsRefused,
     outcome_value_set,
@@ -67,7 +67,7 @@ class Command(RatchetCommand):
                 limit=options["limit"],
                 progress=bar.update,
             )
-        agents = [options["agent"]] if options["agent"] else agents_known()
+        agents = [options["agent"]] if options["agent"] else agent_slugs()
         labels = {slug: reward_labels(slug) for slug in agents if slug not in found.refused}
         unvalued = {slug: outcomes_without_value(slug) for slug in agents if slug not in found.refused}
         return {

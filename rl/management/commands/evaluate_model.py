@@ -17,7 +17,7 @@ from rl.datasets.prompt_clusters import cluster_text
 from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
 from rl.gates.evidence_kinds import MEASURES as EVIDENCE_MEASURES
-from rl.gates.headlines import TITLES, baseline_text, known_answer_of, liked_of
+from rl.gates.headlines import TITLES, baseline_text, liked_of, right_answer_figure
 from rl.models import Policy
 from rl.registry import gate_evidence
 
@@ -98,7 +98,7 @@ class Command(RatchetCommand):
         comparison = result.get("comparison")
         liked = liked_of(result)
         self.stdout.write(liked["words"] if liked else LIKED_UNKNOWN)
-        if (known := known_answer_of(result)) is not None:
+        if (known := right_answer_figure(result)) is not None:
             self.stdout.write(known["words"])
         self.stdout.write(evidence_text(result))
         table = Table(box=None, padding=(0, 2, 0, 0))

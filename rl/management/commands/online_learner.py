@@ -11,7 +11,7 @@ from django.db import InterfaceError, OperationalError, close_old_connections
 
 from backend.command import RatchetCommand
 from backend.outages import OutageLog
-from feedback.selectors import agents_known
+from feedback.selectors import agent_slugs
 from rl.jobs import lifecycle
 from rl.models import TrainingRun
 from rl.models.learner_config import learner_config
@@ -48,7 +48,7 @@ class Command(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action, agent = options["action"], options["agent"]
         if action == "status":
-            agents = [agent] if agent else agents_known()
+            agents = [agent] if agent else agent_slugs()
             found = {slug: learner.get_online_learner(slug).get_status() for slug in agents}
             return found[agent] if agent else {"agents": found}
         if action == "tick":
@@ -60,10 +60,10 @@ class Command(RatchetCommand):
                     learner.tick()
                     learner.next_check_note(every)
                 except (OperationalError, InterfaceError) as error:
-                    outage.met(f"the database is away, and the clock looks again in {every:g} s", error)
+                    outage.report(f"the database is away, and the clock looks again in {every:g} s", error)
                     close_old_connections()
                 except OSError as error:
-                    outage.met("when the clock looks again cannot be noted for the pages", error)
+                    outage.report("when the clock looks again cannot be noted for the pages", error)
                 time.sleep(every)
         if action == "retrain":
             run = learner.get_online_learner(agent).trigger_retrain(actor="online_learner", force=True)

@@ -57,16 +57,16 @@ class Command(RatchetCommand):
             rows = Policy.objects.order_by("agent", "-pk")
             if options["agent"]:
                 rows = rows.filter(agent=options["agent"])
-            return {"policies": [_shown(policy) for policy in rows]}
+            return {"policies": [_policy_summary(policy) for policy in rows]}
         if action == "diff":
             return policy_diff(registry.policy_get(names[0]), registry.policy_get(names[1]))
         if action == "rollback":
-            return _shown(registry.policy_rollback(names[0], actor=actor, reason=options["reason"]))
+            return _policy_summary(registry.policy_rollback(names[0], actor=actor, reason=options["reason"]))
         policy = registry.policy_get(names[0])
         if action == "show":
             overview = policy_overview(policy)
             return {
-                **_shown(policy),
+                **_policy_summary(policy),
                 "parent": policy.parent.name if policy.parent else None,
                 "adapter": policy.adapter_path,
                 "sha256": policy.adapter_sha256,
@@ -88,7 +88,7 @@ class Command(RatchetCommand):
             moved = registry.policy_reject(policy, actor=actor, reason=options["reason"])
         else:
             moved = registry.policy_retire(policy, actor=actor, reason=options["reason"])
-        return _shown(moved)
+        return _policy_summary(moved)
 
     def _verified(self, names: list[str], agent: str | None) -> dict[str, Any]:
         """Files compared with their sums; exit code 1 where one is damaged or missing."""
@@ -131,7 +131,7 @@ NEXT: dict[str, Callable[[dict[str, Any]], str]] = {
 """Stage of the policy a command ended with -> what comes next."""
 
 
-def _shown(policy: Policy) -> dict[str, Any]:
+def _policy_summary(policy: Policy) -> dict[str, Any]:
     accuracy, leading = share_of(policy.metrics, "preference_accuracy"), headline_of(policy.metrics)
     return {
         "name": policy.name,

@@ -52,13 +52,13 @@ class Host:
         reply = self.line.receive()
         if "error" in reply:
             raise RuntimeError(reply["error"])
-        return decode(reply["value"], self._held)
+        return decode(reply["value"], self._resolve)
 
     def _reply(self, asked: dict[str, Any]) -> dict[str, Any]:
         try:
             if self.fault is not None:
                 return {"n": asked["n"], "error": self.fault}
-            args = [decode(value, self._held) for value in asked["args"]]
+            args = [decode(value, self._resolve) for value in asked["args"]]
             before = asked["args"]
             value = self._done(asked, args)
             reply = {"n": asked["n"], "value": encode(value, self._handle)}
@@ -81,7 +81,7 @@ class Host:
         else:
             held = self.objects[target]
         if what == "call":
-            named = {key: decode(value, self._held) for key, value in asked.get("named", {}).items()}
+            named = {key: decode(value, self._resolve) for key, value in asked.get("named", {}).items()}
             return held(*args, **named)
         if what == "attribute":
             return getattr(held, args[0])
@@ -109,7 +109,7 @@ class Host:
         self.objects[number] = value
         return {"object": number}
 
-    def _held(self, kind: str, said: Any) -> Any:
+    def _resolve(self, kind: str, said: Any) -> Any:
         if kind == "object":
             return self.objects[said]
         if kind == "builtin":
@@ -117,7 +117,7 @@ class Host:
         if kind == "callback":
             return Callback(self, said)
         if kind == "items":
-            return iter([decode(item, self._held) for item in said])
+            return iter([decode(item, self._resolve) for item in said])
         raise ValueError(f"unknown kind {kind!r}")
 
 

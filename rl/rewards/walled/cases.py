@@ -17,7 +17,7 @@ ITERATOR: Any = type(iter([]))
 """Type of iterators in an answer: one over the items it sent."""
 
 
-class Case:
+class AssertCase:
     """One assert of the tests."""
 
     def __init__(self, line: int, never: bool, branch: bool) -> None:
@@ -32,13 +32,13 @@ class Case:
 class Rewriter(ast.NodeTransformer):
     """Turns each assert into a case that is counted and ends nothing."""
 
-    def __init__(self, cases: list[Case]) -> None:
+    def __init__(self, cases: list[AssertCase]) -> None:
         self.cases = cases
         self.branches = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         never = isinstance(node.test, ast.Constant) and not node.test.value
-        self.cases.append(Case(node.lineno, never, self.branches > 0))
+        self.cases.append(AssertCase(node.lineno, never, self.branches > 0))
         number = len(self.cases) - 1
         tried, failed = (
             ast.Expr(ast.Call(ast.Name(CHECK, ast.Load()), [ast.Constant(number), value], []))
@@ -58,7 +58,7 @@ class Rewriter(ast.NodeTransformer):
         if not raises:
             self.generic_visit(node)
             return node
-        self.cases.append(Case(node.lineno, False, self.branches > 0))
+        self.cases.append(AssertCase(node.lineno, False, self.branches > 0))
         failed, passed = (
             ast.Expr(
                 ast.Call(

@@ -19,7 +19,7 @@ import unittest
 from collections.abc import Iterator
 from typing import Any
 
-from rl.rewards.walled.cases import CHECK, Case, Pytest, Rewriter, names_of, same
+from rl.rewards.walled.cases import CHECK, AssertCase, Pytest, Rewriter, names_of, same
 from rl.rewards.walled.wire import Line, decode, encode
 
 ANSWER_MODULES = frozenset(
@@ -42,7 +42,7 @@ class TestsUnusable(Exception):
 class Remote:
     """A function, class or object of the answer's. It can be called and asked; only plain data can be compared."""
 
-    def __init__(self, answer: Answer, target: str | int) -> None:
+    def __init__(self, answer: AnswerProcess, target: str | int) -> None:
         self.__dict__.update(_answer=answer, _target=target)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -80,7 +80,7 @@ class Remote:
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = __contains__ = _no_data
 
 
-class Answer:
+class AnswerProcess:
     """The other process, as far as the tests can see it."""
 
     def __init__(self, line: Line) -> None:
@@ -110,9 +110,9 @@ class Answer:
                 raise ValueError("a reply to another request")
             if "error" in reply:
                 raise _raised(*map(str, reply["error"][:2]))
-            value = decode(reply["value"], self._held)
+            value = decode(reply["value"], self._resolve)
             if value is None:
-                _changed(args, [(i, decode(item, self._held)) for i, item in reply.get("changed", [])])
+                _changed(args, [(i, decode(item, self._resolve)) for i, item in reply.get("changed", [])])
             return value
         except (EOFError, OSError, ValueError, RecursionError, LookupError, TypeError) as error:
             if isinstance(error, Raised):
@@ -122,7 +122,7 @@ class Answer:
 
     def _called_back(self, reply: dict[str, Any]) -> dict[str, Any]:
         try:
-            args = [decode(value, self._held) for value in reply["args"]]
+            args = [decode(value, self._resolve) for value in reply["args"]]
             return {"value": encode(self.callbacks[reply["callback"]](*args), self._handle)}
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"[:300]}
@@ -140,11 +140,11 @@ class Answer:
             return {"callback": len(self.callbacks) - 1}
         raise AnswerError(f"the tests pass a {type(value).__name__}, which is no plain data")
 
-    def _held(self, kind: str, said: Any) -> Any:
+    def _resolve(self, kind: str, said: Any) -> Any:
         if kind == "object" and type(said) is int:
             return Remote(self, said)
         if kind == "items":
-            return iter([decode(item, self._held) for item in said])
+            return iter([decode(item, self._resolve) for item in said])
         raise ValueError(f"unknown kind {kind!r}")
 
 
@@ -178,12 +178,12 @@ def _changed(args: tuple[Any, ...], found: list[tuple[int, Any]]) -> None:
 class Tests:
     """A program of tests and its cases."""
 
-    def __init__(self, program: dict[str, Any], answer: Answer) -> None:
+    def __init__(self, program: dict[str, Any], answer: AnswerProcess) -> None:
         self.answer = answer
         self.entry_point = program.get("entry_point") or ""
         self.units: list[str] = program["tests"]
         self.each_unit: bool = program.get("each_unit", False)
-        self.cases: list[Case] = []
+        self.cases: list[AssertCase] = []
         self.outcomes: list[bool] = []
         """Results of the cases that stand: of each assert, test method, or unit."""
         self.faults: list[str] = []
@@ -214,7 +214,7 @@ class Tests:
             ended = self._unit(tree)
             self._settle(self.cases[first:], ended)
         for case in given:
-            self._given(case)
+            self._run_data_case(case)
 
     def _parsed(self, text: str) -> ast.Module:
         try:
@@ -309,7 +309,7 @@ class Tests:
                 self.faults.append(f"{type(error).__name__}: {error}"[:300])
                 self.outcomes.append(False)
 
-    def _settle(self, cases: list[Case], ended: bool) -> None:
+    def _settle(self, cases: list[AssertCase], ended: bool) -> None:
         reached = any(case.reached and not case.never for case in cases)
         found = []
         for case in cases:
@@ -323,7 +323,7 @@ class Tests:
         else:
             self.outcomes += found
 
-    def _given(self, case: dict[str, Any]) -> None:
+    def _run_data_case(self, case: dict[str, Any]) -> None:
         """One case of data: what is called, with what, and what must come of it."""
         try:
             if "call" in case:
@@ -346,7 +346,7 @@ def run(program: dict[str, Any], source: int, target: int, verdict: int) -> None
     pytest = Pytest("pytest")
     pytest.__spec__ = importlib.util.spec_from_loader("pytest", None)
     sys.modules.setdefault("pytest", pytest)
-    tests = Tests(program, Answer(Line(source, target)))
+    tests = Tests(program, AnswerProcess(Line(source, target)))
     said: dict[str, Any]
     try:
         tests.run(program.get("setup", ""), program.get("given", []))

@@ -12,7 +12,7 @@ import torch
 from rl.training.packed import layer_compilation
 from rl.training.packed.layer_compilation import Buckets, buckets_fit, compiling_pays
 from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import Completion
+from rl.training.packed.packing import CompletionTokens
 from rl.training.packed.selection import compiled_agrees
 from rl.training.packed.selftest import PackablePolicy
 from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
@@ -37,7 +37,7 @@ class CompileChoice:
 def compile_choose(
     policy: PackablePolicy,
     strategy: Strategy,
-    items: Sequence[Completion],
+    items: Sequence[CompletionTokens],
     *,
     wish: str,
     steps: int,

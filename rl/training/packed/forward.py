@@ -124,7 +124,7 @@ LAST_LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layer
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-def last_layer_known(model: Any) -> bool:
+def last_layer_supported(model: Any) -> bool:
     """True if the last layer has the parts, and only those, that `_last_layer` computes itself."""
     layers = getattr(model.base_model, "layers", None)
     if not layers:

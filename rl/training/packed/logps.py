@@ -9,13 +9,13 @@ import torch
 from trl.kernels import ChunkedLogProbFunction
 
 from rl.training.packed.frozen_head import FrozenHeadLogProb
-from rl.training.packed.packing import Completion
+from rl.training.packed.packing import CompletionTokens
 
 TILE = 32768
 """Widest slice of the vocabulary projected at once, so that no [tokens, vocabulary] tensor is ever held."""
 
 
-def collate(items: Sequence[Completion], pad_token_id: int) -> dict[str, torch.Tensor]:
+def collate(items: Sequence[CompletionTokens], pad_token_id: int) -> dict[str, torch.Tensor]:
     """Right-padded `input_ids`, `attention_mask` and `completion_mask`, each [items, longest], int64."""
     longest = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
     ids = torch.full((len(items), longest), pad_token_id)

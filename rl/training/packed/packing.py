@@ -18,7 +18,7 @@ FLEX_BLOCK = 128
 """Tokens on a side of one tile of the mask; rows are filled up to a multiple of it."""
 
 
-class Completion(Protocol):
+class CompletionTokens(Protocol):
     """One completion of one prompt, in tokens."""
 
     @property
@@ -30,7 +30,7 @@ class Completion(Protocol):
 
 @dataclass(frozen=True)
 class TokenizedCompletion:
-    """A `Completion` that carries nothing else."""
+    """A `CompletionTokens` that carries nothing else."""
 
     prompt_ids: list[int]
     response_ids: list[int]

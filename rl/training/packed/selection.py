@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from rl.training.packed import layer_compilation, selftest
-from rl.training.packed.forward import last_layer_known
+from rl.training.packed.forward import last_layer_supported
 from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import Completion
+from rl.training.packed.packing import CompletionTokens
 from rl.training.packed.prefix_attention import ATTENTION
 from rl.training.packed.selftest import FORWARD_ERRORS, Fit, Head, PackablePolicy, install
 from rl.training.packed.selftest_cache import selftest_key, selftest_read, selftest_store
@@ -52,7 +52,7 @@ class StrategyChoice:
 
 def strategy_select(
     policy: PackablePolicy,
-    completions: Sequence[Completion],
+    completions: Sequence[CompletionTokens],
     *,
     gradients: bool,
     first: Strategy = Strategy.LAST_LAYER,
@@ -90,7 +90,7 @@ def strategy_select(
 
 def _select_by_test(
     policy: PackablePolicy,
-    completions: Sequence[Completion],
+    completions: Sequence[CompletionTokens],
     gradients: bool,
     first: Strategy,
     head: Head | None,
@@ -148,7 +148,7 @@ def _name(policy: PackablePolicy) -> str:
 
 def compiled_agrees(
     policy: PackablePolicy,
-    completions: Sequence[Completion],
+    completions: Sequence[CompletionTokens],
     strategy: Strategy,
     fit: Fit,
     autocast: Callable[[], contextlib.AbstractContextManager[Any]],
@@ -176,7 +176,7 @@ def compiled_agrees(
     return agrees, text
 
 
-def _not_packable(model: Any, completions: Sequence[Completion]) -> str:
+def _not_packable(model: Any, completions: Sequence[CompletionTokens]) -> str:
     text = model.config.get_text_config()
     if getattr(text, "output_router_logits", False):
         return "a mixture of experts with a router loss, which depends on every token fed"
@@ -189,7 +189,7 @@ FLEX_FROM = 4096
 """Tokens of a run's median prompt from which FlexAttention is tried on CUDA without being asked for."""
 
 
-def first_strategy(attention: str, device: str, completions: Sequence[Completion]) -> Strategy:
+def first_strategy(attention: str, device: str, completions: Sequence[CompletionTokens]) -> Strategy:
     """The first strategy to try, for a recipe's `attention`: auto, split or flex."""
     if attention == "auto" and device == "cuda" and completions:
         lengths = sorted(len(item.prompt_ids) for item in completions)
@@ -202,7 +202,7 @@ def _obstacle(policy: PackablePolicy, strategy: Strategy, gradients: bool) -> st
     model = causal_model(policy.model)
     if strategy in FLEX_STRATEGIES and gradients and policy.device.type == "cpu":
         return "FlexAttention has no backward pass on a CPU"
-    if strategy in LAST_LAYER_STRATEGIES and not last_layer_known(model):
+    if strategy in LAST_LAYER_STRATEGIES and not last_layer_supported(model):
         return "the last layer has parts of its own"
     if strategy in PREFIX_ATTENTION_STRATEGIES and model.config._attn_implementation not in (
         "sdpa",

@@ -19,7 +19,7 @@ from rl.training.packed import forward as packed_forward
 from rl.training.packed import fused_layers, layer_compilation
 from rl.training.packed.forward import packed_hidden
 from rl.training.packed.logps import causal_model, collate, head_logps
-from rl.training.packed.packing import Completion, ended, pack
+from rl.training.packed.packing import CompletionTokens, ended, pack
 from rl.training.packed.selftest_cache import SelftestCache
 from rl.training.packed.strategies import Strategy
 
@@ -108,13 +108,13 @@ def install(policy: PackablePolicy, strategy: Strategy) -> None:
         fused_layers.fuse_layers(policy.model)
 
 
-def probe_completions(completions: Sequence[Completion]) -> list[Completion]:
+def probe_completions(completions: Sequence[CompletionTokens]) -> list[CompletionTokens]:
     """The completions to compare: those of the longest row, where a sliding window would show, and of the shortest."""
-    by_prompt: dict[tuple[int, ...], list[Completion]] = {}
+    by_prompt: dict[tuple[int, ...], list[CompletionTokens]] = {}
     for item in completions:
         by_prompt.setdefault(tuple(item.prompt_ids), []).append(item)
 
-    def length(same: list[Completion]) -> int:
+    def length(same: list[CompletionTokens]) -> int:
         return len(same[0].prompt_ids) + max(len(item.response_ids) for item in same)
 
     rows = sorted(by_prompt.values(), key=length)
@@ -155,7 +155,7 @@ def measurement_mode(policy: PackablePolicy, gradients: bool) -> Iterator[None]:
 
 
 def measure_reference(
-    policy: PackablePolicy, probes: Sequence[Completion], gradients: bool, head: Head | None = None
+    policy: PackablePolicy, probes: Sequence[CompletionTokens], gradients: bool, head: Head | None = None
 ) -> Measurement:
     """The probes measured by the model's own forward, over rows padded side by side."""
     install(policy, Strategy.STOCK)
@@ -177,7 +177,7 @@ def measure_reference(
 
 def measure_packed(
     policy: PackablePolicy,
-    probes: Sequence[Completion],
+    probes: Sequence[CompletionTokens],
     strategy: Strategy,
     gradients: bool,
     head: Head | None = None,
@@ -238,7 +238,10 @@ def gradients_of(policy: PackablePolicy) -> dict[str, torch.Tensor]:
 
 
 def rounding_spread(
-    policy: PackablePolicy, probes: Sequence[Completion], expected: Measurement, head: Head | None = None
+    policy: PackablePolicy,
+    probes: Sequence[CompletionTokens],
+    expected: Measurement,
+    head: Head | None = None,
 ) -> dict[str, float]:
     """Largest relative change of each of the reference's own gradients when its input is rounded another way.
 

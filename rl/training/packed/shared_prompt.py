@@ -64,7 +64,7 @@ class SharedPrompt:
         return (far_out + near_out.view(rows, heads, width))[:, None]
 
 
-def rows_left(running: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+def running_rows(running: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Rows to go on with when some have ended: rows [kept], their prompts' places, and rows to a prompt.
 
     `running` [prompts * samples] bool. A prompt without a running row leaves; the others keep as many rows as the one

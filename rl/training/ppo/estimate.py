@@ -20,7 +20,7 @@ from rl.training.estimates import (
     HELD_OUT_SHARE,
     SAMPLE,
     Estimate,
-    Work,
+    ExtraWork,
     batches,
     estimated,
     evaluations,
@@ -45,7 +45,7 @@ TRIED_S = 3.0
 
 
 @dataclass(frozen=True)
-class _Answers:
+class _SampledBatches:
     """Answers to a few batches of prompts, as tokens, and the seconds of a batch; None: left to the profiler."""
 
     items: list[EncodedResponse]
@@ -76,7 +76,7 @@ def ppo(
     per_step = recipe.batch_size / size
     looked_at = _looked_at(recipe, len(rows), steps)
     models = sum(spec.strip().startswith((MODEL, AUTO)) for spec in recipe.reward.split(","))
-    work = Work(
+    work = ExtraWork(
         rows=len(rows),
         steps=steps,
         micros=steps * per_step * recipe.ppo_epochs * networks,
@@ -84,7 +84,7 @@ def ppo(
         samplings=steps + looked_at / recipe.batch_size,
         note="rewards that are no models not counted",
     )
-    return _told(shape, recipe, hardware, micros, work, answers)
+    return _estimate(shape, recipe, hardware, micros, work, answers)
 
 
 def grpo(
@@ -109,7 +109,7 @@ def grpo(
         ]
         micros = [[item for group in batch for item in group] for batch in batches(encoded, recipe.groups)]
         # the base's pass, once for each micro-batch
-        return estimated(shape, recipe, hardware, micros, Work(len(rows), steps, trained), packed=True)
+        return estimated(shape, recipe, hardware, micros, ExtraWork(len(rows), steps, trained), packed=True)
     at_once = recipe.groups * recipe.gradient_accumulation
     answers = _answers(base_model, shape, recipe, ids, at_once, recipe.num_generations, hardware)
     micros = batches(answers.items, recipe.batch_size)
@@ -120,7 +120,7 @@ def grpo(
     packed = sum(map(len, {tuple(i.prompt_ids) for i in micros[0]})) + sum(
         len(i.response_ids) for i in micros[0]
     )
-    work = Work(
+    work = ExtraWork(
         rows=len(rows),
         steps=steps,
         forwards=fresh * ((recipe.beta > 0) + (recipe.num_iterations > 1) + models * alone / packed)
@@ -129,7 +129,7 @@ def grpo(
         + looked_at / (recipe.batch_size * recipe.gradient_accumulation),
         note="rewards that are no models not counted",
     )
-    return _told(shape, recipe, hardware, micros, work, answers)
+    return _estimate(shape, recipe, hardware, micros, work, answers)
 
 
 def _looked_at(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> float:
@@ -150,7 +150,7 @@ def _answers(
     at_once: int,
     samples: int,
     hardware: Hardware,
-) -> _Answers:
+) -> _SampledBatches:
     """Answers of the base to `at_once` prompts at a time, `samples` to each, with an adapter as a run has it."""
     order = itertools.cycle(random.Random(recipe.seed).sample(ids, len(ids)))
     batches = [list(itertools.islice(order, at_once)) for _ in range(TRIED)]
@@ -159,7 +159,7 @@ def _answers(
         length = max(1, round(ANSWER_SHARE * recipe.max_new_tokens))
         items = [EncodedResponse(prompt, [0] * length) for prompt in batches[0] for _ in range(samples)]
         half = Sampling(length, recipe.temperature, recipe.top_k, recipe.top_p)
-        return _Answers(items, None, GenerationLoad(batches[0], samples, half))
+        return _SampledBatches(items, None, GenerationLoad(batches[0], samples, half))
     policy = load_policy(base_model, hardware=hardware, quantization=recipe.quantization)
     model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
     generator = torch.Generator(policy.device).manual_seed(recipe.seed)
@@ -176,16 +176,16 @@ def _answers(
             said += [rollout.item for rollout in rollouts]
             if sum(seconds) > TRIED_S:
                 break
-    return _Answers(said, statistics.fmean(seconds), GenerationLoad(batches[0], samples, sampling))
+    return _SampledBatches(said, statistics.fmean(seconds), GenerationLoad(batches[0], samples, sampling))
 
 
-def _told(
+def _estimate(
     shape: tuple[Any, Encoder, int],
     recipe: PPORecipe | GRPORecipe,
     hardware: Hardware,
     micros: list[list[EncodedResponse]],
-    work: Work,
-    answers: _Answers,
+    work: ExtraWork,
+    answers: _SampledBatches,
 ) -> Estimate:
     generation = answers.generation if answers.sample_s is None else None
     return estimated(

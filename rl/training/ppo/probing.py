@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rl.agents import get_agent
 from rl.rewards.base import RewardFunction
-from rl.rewards.teachability import why_inapplicable
+from rl.rewards.teachability import inapplicable_reason
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.prompts import Prompts
 from rl.training.ppo.rollout import Rollout
@@ -18,7 +18,7 @@ NO_REWARD = "no reward applies"
 """Reason why a prompt was left out."""
 
 
-def prompts_judged(
+def rewardable_prompts(
     prompts: Prompts,
     functions: Sequence[RewardFunction],
     agent: str,
@@ -29,7 +29,7 @@ def prompts_judged(
     """The prompts that at least one reward can judge answers to. Raises TrainingRefused for none to train on."""
     kept, why = [], ""
     for i, row in enumerate(prompts.rows):
-        reasons = [why_inapplicable(function, row, agent) for function in functions]
+        reasons = [inapplicable_reason(function, row, agent) for function in functions]
         if all(reasons):
             why = reasons[0]
         else:

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.prefix_attention import ATTENTION
-from rl.training.packed.shared_prompt import SharedPrompt, rows_left
+from rl.training.packed.shared_prompt import SharedPrompt, running_rows
 from rl.training.ppo.formulas import truncate_at_stop
 from rl.training.result import TrainingRefused
 
@@ -144,7 +144,7 @@ def generate_tokens(
         if left == 0 or at + 1 == sampling.max_new_tokens:
             return tokens[:, : at + 1]
         if 2 * left <= len(running):
-            kept, prompts, most = rows_left(running, shared.samples if shared else 1)
+            kept, prompts, most = running_rows(running, shared.samples if shared else 1)
             if len(kept) < len(running):
                 cache.batch_select_indices(kept)
                 shared = shared.select(prompts, most) if shared else None

@@ -88,7 +88,7 @@ class SharedBase:
             torch.manual_seed(recipe.seed)
             self.model: Any = get_peft_model(base, lora_begun(recipe, policy), adapter_name=POLICY)
             self.notes = weights_begin(recipe, self.model)
-            if recipe.held_to_start:
+            if recipe.has_adapter_reference:
                 reference_add(self.model, POLICY)
             if recipe.value_backbone == "adapter":
                 self.model.add_adapter(VALUE, lora_config(recipe, base))
@@ -160,7 +160,7 @@ class SharedBase:
     def reference_logps(self, micro: MicroBatch, *, bare: bool = False) -> Tensor:
         """The reference's log-probability of each response token, float32 [N, C]: of the policy that training started
         from where the recipe holds it to that and not `bare`, else of the bare base."""
-        with self.speaking_as(REFERENCE if self.recipe.held_to_start and not bare else None) as model:
+        with self.speaking_as(REFERENCE if self.recipe.has_adapter_reference and not bare else None) as model:
             return self._logps(model, self._hidden(model, micro), micro, entropy=False)[0]
 
     def values(self, micro: MicroBatch) -> Tensor:

@@ -29,7 +29,7 @@ from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
 from rl.training.ppo.judge import Judge, Judgement
 from rl.training.ppo.named import rewards_of
-from rl.training.ppo.probing import prompts_judged, rewards_probe, valid_share
+from rl.training.ppo.probing import rewardable_prompts, rewards_probe, valid_share
 from rl.training.ppo.prompts import prompts_encoded
 from rl.training.ppo.rollout import Rollout, Sampling, draw_seed, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
@@ -74,7 +74,7 @@ class PPOTrainer:
         self.rewards = list(rewards)
         self.policy: LoadedPolicy | None = None
         self.stopped_early = ""
-        self.watch = Watch(recipe.max_kl, recipe.start_from == BASE or recipe.held_to_start)
+        self.watch = Watch(recipe.max_kl, recipe.start_from == BASE or recipe.has_adapter_reference)
         self._order: tuple[int, list[int]] = (-1, [])
 
     def load_base_model(self) -> LoadedPolicy:
@@ -121,10 +121,10 @@ class PPOTrainer:
         self.context.note_all(self.base.notes)
         if not self.rewards:
             self.rewards = rewards_of(self.recipe.reward, self.base)
-        self.train_prompts = prompts_judged(
+        self.train_prompts = rewardable_prompts(
             self.train_prompts, self.rewards, self.context.agent, self.context.note, held_out=False
         )
-        self.eval_prompts = prompts_judged(
+        self.eval_prompts = rewardable_prompts(
             self.eval_prompts, self.rewards, self.context.agent, self.context.note, held_out=True
         )
         self._check_same_run(policy, resumed=checkpoint is not None)

@@ -157,7 +157,7 @@ class Outbox:
     def progress(self, day: Path) -> Progress:
         """Progress of a day's file; at its start where none is stored."""
         try:
-            stored = json.loads(_beside(day, "progress.json").read_bytes())
+            stored = json.loads(_sibling(day, "progress.json").read_bytes())
             return Progress(**{name: stored[name] for name in asdict(Progress())})
         except (OSError, ValueError, KeyError, TypeError):
             # missing, or torn by a power cut: sending once more is safe, for every record carries its id
@@ -165,7 +165,7 @@ class Outbox:
 
     def progress_save(self, day: Path, progress: Progress) -> None:
         """Replace the file as a whole. Not fsynced: losing it costs answers `known already`, nothing else."""
-        path = _beside(day, "progress.json")
+        path = _sibling(day, "progress.json")
         draft = path.with_suffix(".draft")
         draft.write_text(json.dumps(asdict(progress)))
         draft.replace(path)
@@ -178,7 +178,7 @@ class Outbox:
             "at_byte": record.start,
             "record": record.body if record.body is not None else record.raw,
         }
-        descriptor = os.open(_beside(day, "refused.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(_sibling(day, "refused.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             write_whole(descriptor, json.dumps(entry).encode("ascii") + b"\n")
             if self.fsync:
@@ -215,7 +215,7 @@ class Outbox:
             with file_lock(self.folder / "append.lock"):
                 if not self.pending({day: day.stat().st_size}):
                     day.unlink()
-                    _beside(day, "progress.json").unlink(missing_ok=True)
+                    _sibling(day, "progress.json").unlink(missing_ok=True)
 
 
 def _line(record: dict[str, Any]) -> bytes:
@@ -237,7 +237,7 @@ def _record(line: bytes, start: int) -> Record:
     return Record(start, end, body, "", "")
 
 
-def _beside(day: Path, suffix: str) -> Path:
+def _sibling(day: Path, suffix: str) -> Path:
     return day.with_name(f"{day.stem}.{suffix}")
 
 

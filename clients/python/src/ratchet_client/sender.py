@@ -231,7 +231,7 @@ class _DayDelivery:
         new = self._send_new()
         if new is not None and new.disposition is Disposition.UNAVAILABLE:
             return new
-        return self._send_held() or new
+        return self._retry_held() or new
 
     def _send_new(self) -> Delivery | None:
         # Records the server fails on count as held only once it takes one after them: while everything fails, the
@@ -254,7 +254,7 @@ class _DayDelivery:
                 self._save_delivery(record, delivery)
         return delivery if self.doubtful else None
 
-    def _send_held(self) -> Delivery | None:
+    def _retry_held(self) -> Delivery | None:
         failures = 0
         failed: Delivery | None = None
         for start in list(self.progress.held):
@@ -281,9 +281,9 @@ class _DayDelivery:
                 if record.fault
                 else Delivery(Disposition.DELIVERED)
             )
-        return self.sender.attempt(record.body, self._trace_held)
+        return self.sender.attempt(record.body, self._holds_trace)
 
-    def _trace_held(self) -> bool:
+    def _holds_trace(self) -> bool:
         outbox = self.sender.outbox
         records = (outbox.record_at(self.day, start) for start in [*self.progress.held, *self.doubtful])
         return any(r is not None and r.body is not None and r.body.get("kind") == "trace" for r in records)
