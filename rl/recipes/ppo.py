@@ -139,7 +139,9 @@ class PPORecipe(AdapterRecipe):
         where they are not named themselves."""
         size = positive_number(knobs.get("batch_size"))
         if size is not None:
-            mini = positive_number(knobs.setdefault("mini_batch_size", divisor_of(size, self.mini_batch_size)))
+            mini = positive_number(
+                knobs.setdefault("mini_batch_size", divisor_of(size, self.mini_batch_size))
+            )
             knobs.setdefault("gradient_accumulation", math.gcd(mini or 1, self.gradient_accumulation))
             knobs.setdefault("samples_per_prompt", divisor_of(size, self.samples_per_prompt))
         return super().with_knobs(**knobs)
