@@ -18,7 +18,7 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from feedback.explorer import listing
-from feedback.explorer.decision_facts import DecisionFacts
+from feedback.explorer.decision_facts import LinkedFacts
 from feedback.explorer.listing import decisions_page, place_of
 from feedback.explorer.search import DecisionFilter
 from feedback.explorer.timeline import PARTS_READ, STEPS_SHOWN, timeline_of
@@ -208,7 +208,7 @@ def test_a_decision_that_is_not_there_is_not_found(operator: Client) -> None:
     assert operator.get(f"/decisions/{uuid.uuid4()}/").status_code == 404
 
 
-def facts_of(decision: uuid.UUID, policy: str) -> DecisionFacts:
+def facts_of(decision: uuid.UUID, policy: str) -> LinkedFacts:
     parts = [
         {"name": "tool_success", "raw": -1.0, "weight": 0.5, "detail": {"failed": 2}},
         {"name": "syntax", "raw": None, "weight": 1.0, "detail": {"reason": "no code"}},

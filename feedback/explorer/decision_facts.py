@@ -43,7 +43,7 @@ class Link(TypedDict):
     permission: str
 
 
-class DecisionFacts(TypedDict, total=False):
+class LinkedFacts(TypedDict, total=False):
     """All of it may be missing."""
 
     reward: Reward | None
@@ -52,11 +52,11 @@ class DecisionFacts(TypedDict, total=False):
     links: Sequence[Link]
 
 
-FactsSource = Callable[[uuid.UUID, str], DecisionFacts]
+FactsSource = Callable[[uuid.UUID, str], LinkedFacts]
 """A decision's id and the name of its policy, to what is known."""
 
 
-def decision_facts(decision: uuid.UUID, policy: str) -> DecisionFacts:
+def decision_facts(decision: uuid.UUID, policy: str) -> LinkedFacts:
     """Facts about a decision, by the function of FEEDBACK_DECISION_FACTS; none where that is not set."""
     if not settings.FEEDBACK_DECISION_FACTS:
         return {}

@@ -35,11 +35,11 @@ class Field:
     name: str
     type: FieldType
     default: Any
-    """What is stored where nothing is sent; MISSING where something must be."""
+    """Default for a field that is not sent; MISSING where something must be."""
     description: str = ""
     page_input: PageInput | None = None
     is_sent: bool = True
-    """Whether a request may carry it."""
+    """True if a request may carry it."""
 
     @property
     def is_required(self) -> bool:
@@ -47,7 +47,7 @@ class Field:
 
     @property
     def is_nullable(self) -> bool:
-        """Whether null stands in the database, or is answered, where nothing was sent."""
+        """True if null is stored or answered where nothing was sent."""
         if isinstance(self.type, Time) and self.type.or_now:
             return False
         return self.default is None or _is_unmade(self.type)
@@ -124,7 +124,7 @@ class Body:
         return {name: value for name, value in values.items() if name not in silent}
 
     def added(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the fields added later that say something."""
+        """Later fields that hold something."""
         return {
             field.name: values[field.name]
             for field in self._later
@@ -165,7 +165,7 @@ def nullable(schema: Schema) -> Schema:
 
 
 def _is_unmade(kind: FieldType) -> bool:
-    """Whether a choice may be left open."""
+    """True if a choice may be left open."""
     return isinstance(kind, Choice) and kind.optional
 
 

@@ -67,7 +67,7 @@ class DecisionFacts:
     tags: Annotated[tuple[str, ...], Tags()] = ()
     metadata: Annotated[dict[str, Any], JsonObject()] = field(default_factory=dict)
     source: Annotated[str, Name(40), Internal()] = "app"
-    """Where it was recorded: app, simulation, or the format it came from."""
+    """Source of the decision: app, simulation, or the format it came from."""
 
 
 DECISION = Body(
@@ -81,7 +81,7 @@ DECISION = Body(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatingFacts:
-    """What one rater says of one decision."""
+    """Rating of one decision by one rater."""
 
     rater: Rater = ""
     rater_kind: Kind = RaterKind.HUMAN.value
@@ -121,7 +121,7 @@ class OutcomeFacts:
     name: Annotated[str, Slug("ticket_reopened"), "Such as ticket_reopened"]
     value: Annotated[float, Measure(), "true is 1, false is 0"]
     at: Annotated[datetime | None, Time(or_now=True)] = None
-    """When it happened in the app."""
+    """Time in the app."""
 
 
 OUTCOME = Body(OutcomeFacts, first=("name", "value", "at"))

@@ -23,10 +23,10 @@ class FieldType:
     """Type of a field. Schemas are those of a value that is there; whether null may stand for it is the field's."""
 
     is_json: ClassVar[bool] = False
-    """Whether its column holds JSON."""
+    """True if its column holds JSON."""
 
     def empty(self, default: Any) -> Any:
-        """What is stored where nothing is sent: the field's default, or of lists and objects a new one."""
+        """Default for a field that is not sent: the field's own, or of lists and objects a new one."""
         return default
 
     def check(self, check: Check, name: str, value: Any) -> Any:
@@ -48,7 +48,7 @@ class Text(FieldType):
 
     limit: int = MAX_TEXT
     required: bool = False
-    """Whether an empty one is refused."""
+    """True if an empty one is refused."""
 
     def check(self, check: Check, name: str, value: Any) -> str:
         return check.text(name, value, limit=self.limit, required=self.required)

@@ -51,7 +51,7 @@ DEFAULT_AGENT = "assistant"
 """Agent of decisions where neither the file nor the caller names one."""
 
 SAID = ("thumb", "stars", "score", "correction", "tags", "notes", "rater_kind")
-"""What the id of a rating that brings none is made from, in this order; later fields count where they are given."""
+"""Fields from which the id of a rating that brings none is made, in this order; later fields count where given."""
 
 TRACE_KEYS = ("trace_id", "root_id")
 """In the metadata of a decision that another tool recorded: the names of its trace and of the trace's first span."""

@@ -167,7 +167,7 @@ class TrainingRun(models.Model):
 
     @property
     def is_followed(self) -> bool:
-        """Whether its policy still waits to be judged or exported, or that is being done."""
+        """True if its policy still waits to be judged or exported, or that is being done."""
         return self.status == self.Status.SUCCEEDED and self.follow_up in self.FOLLOW_UP_PENDING
 
     @property

@@ -69,7 +69,7 @@ class PromptExample:
 
 
 def question_read(text: str) -> str | dict[str, Any] | list[Any]:
-    """What was typed: a JSON object is the agent's state, a JSON list of messages a conversation, all else a text."""
+    """Prompt as it was typed: a JSON object is the agent's state, a JSON list of messages a conversation, else a text."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             read = json.loads(text)
@@ -149,6 +149,6 @@ def examples_recent(agent: str) -> list[PromptExample]:
 
 
 def writes_text(agent: str) -> bool:
-    """Whether the agent answers in free words, which may be streamed: no schema and no closed set of answers."""
+    """True if the agent answers in free words, which may be streamed: no schema and no closed set of answers."""
     found = agent_served(agent)
     return not found.structured and not found.answers

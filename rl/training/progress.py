@@ -27,7 +27,7 @@ class TrainListener(Protocol):
         """After each optimiser step."""
 
     def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """What begins now, in words ("loading the model"); or how far it is, where a total is known."""
+        """Report the phase that begins, in words ("loading the model"); or how far it is, where a total is known."""
 
     def on_note(self, text: str) -> None:
         """Something a person should know (truncation, a checkpoint skipped, 4-bit not available)."""

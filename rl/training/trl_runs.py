@@ -248,7 +248,7 @@ class TokenizedTrainerMixin:
     _total_train_tokens: Any
 
     listener: TrainListener | None = None
-    """Told of the phases outside the steps; None in further processes of a launch."""
+    """Listener of the phases outside the steps; None in further processes of a launch."""
     early_stopping: EarlyStopping | None = None
     """Watcher of the eval split; None: the run makes every step."""
     lazy_metrics: LazyMetrics | None = None

@@ -7,18 +7,18 @@ from typing import Any
 
 from django.urls import reverse
 
-from feedback.explorer.decision_facts import DecisionFacts, Link, RewardComponent
+from feedback.explorer.decision_facts import Link, LinkedFacts, RewardComponent
 from rl.models import Policy, RewardRecord
 
 
-def facts_of(decision: uuid.UUID, policy: str) -> DecisionFacts:
+def facts_of(decision: uuid.UUID, policy: str) -> LinkedFacts:
     """FEEDBACK_DECISION_FACTS: asked by the page of a decision."""
     golden = Link(
         words="Make it a golden case",
         url=f"{reverse('admin:rl_goldencase_add')}?decision={decision}",
         permission="rl.add_goldencase",
     )
-    known: DecisionFacts = {"policy_url": "", "reward": None, "links": [golden]}
+    known: LinkedFacts = {"policy_url": "", "reward": None, "links": [golden]}
     if policy and Policy.objects.filter(name=policy).exists():
         known["policy_url"] = reverse("policy", args=[policy])
     record = RewardRecord.objects.filter(decision=decision).order_by("-id").first()

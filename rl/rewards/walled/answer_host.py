@@ -10,7 +10,7 @@ import builtins
 from types import FunctionType, ModuleType
 from typing import Any
 
-from rl.rewards.walled.wire import ITEMS, Line, decode, encode
+from rl.rewards.walled.wire import ITEMS, WireLine, decode, encode
 
 NAME = "answer"
 """Name of the module that the code is; not `__main__`, so that what stands below that guard is not run."""
@@ -29,7 +29,7 @@ class Callback:
 class Host:
     """Serves the calls of one tests' process until it hangs up."""
 
-    def __init__(self, line: Line, code: str) -> None:
+    def __init__(self, line: WireLine, code: str) -> None:
         self.line = line
         self.objects: dict[int, Any] = {}
         self.module = ModuleType(NAME)
@@ -126,4 +126,4 @@ def _error(error: BaseException) -> list[str]:
 
 
 def run(program: dict[str, Any], source: int, target: int) -> None:
-    Host(Line(source, target), program["code"]).serve()
+    Host(WireLine(source, target), program["code"]).serve()

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rl.rewards.walled.cases import CHECK, AssertCase, Pytest, Rewriter, names_of, same
-from rl.rewards.walled.wire import Line, decode, encode
+from rl.rewards.walled.wire import WireLine, decode, encode
 
 ANSWER_MODULES = frozenset(
     ("solution", "main", "answer", "submission", "candidate", "your_module", "student", "program")
@@ -83,7 +83,7 @@ class Remote:
 class AnswerProcess:
     """The other process, as far as the tests can see it."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: WireLine) -> None:
         self.line = line
         self.number = 0
         self.callbacks: list[Any] = []
@@ -346,7 +346,7 @@ def run(program: dict[str, Any], source: int, target: int, verdict: int) -> None
     pytest = Pytest("pytest")
     pytest.__spec__ = importlib.util.spec_from_loader("pytest", None)
     sys.modules.setdefault("pytest", pytest)
-    tests = Tests(program, AnswerProcess(Line(source, target)))
+    tests = Tests(program, AnswerProcess(WireLine(source, target)))
     said: dict[str, Any]
     try:
         tests.run(program.get("setup", ""), program.get("given", []))
@@ -359,5 +359,5 @@ def run(program: dict[str, Any], source: int, target: int, verdict: int) -> None
         said = {"passed": 0, "cases": max(1, len(tests.outcomes))}
         tests.faults.append(f"{type(error).__name__}: {error}"[:300])
     said["faults"] = tests.faults[:3]
-    Line(source, verdict).send(said)
+    WireLine(source, verdict).send(said)
     os.close(verdict)

@@ -84,7 +84,7 @@ def decode(said: Any, handle: Callable[[str, Any], Any] = lambda kind, said: _no
     return handle(kind, held)
 
 
-class Line:
+class WireLine:
     """Messages over two pipes, one line of JSON each."""
 
     def __init__(self, source: int, target: int) -> None:
