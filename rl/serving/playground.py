@@ -69,7 +69,7 @@ class PromptExample:
 
 
 def question_read(text: str) -> str | dict[str, Any] | list[Any]:
-    """Prompt as it was typed: a JSON object is the agent's state, a JSON list of messages a conversation, else a text."""
+    """Prompt as typed: a JSON object is the agent's state, a JSON list of messages a conversation, else a text."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             read = json.loads(text)
