@@ -329,7 +329,7 @@ def test_export_model_registers(
         orders.append(order)
         return dict(written)
 
-    monkeypatch.setattr(export_service, "export", export)
+    monkeypatch.setattr("rl.management.commands.export_model.export", export)
     call_command(
         "export_model",
         "--policy",
