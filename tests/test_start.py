@@ -308,6 +308,9 @@ def test_where_the_gate_is_open_a_button_promotes_and_the_next_step_asks(operato
     assert f"Promote {policy.name}" in text
     assert f"/policies/{policy.name}/answers/?show=win" in page.text
     registry.policy_promote(policy, "champion", actor="eve", force=True, reason="a test")
+    again = words(operator.get("/start/?agent=shop&step=promote").text)
+    assert f"{policy.name} is the champion" in again
+    assert f"Promote {policy.name}" not in again
     asked = operator.get("/start/?agent=shop")
     assert asked.context["shown"].key == "ask"
     assert 'action="/agents/shop/playground/#answers"' in asked.text

@@ -66,6 +66,7 @@ def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> Warm
         if together.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)
         together.wait_for_everyone()
+        context.phase("warm-up on the responses that were judged")
         result = SFTTrainer(
             _recipe(recipe, steps),
             context.base_model,
