@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from feedback.models import Decision
 from feedback.recording.ingest import decision_ingest
 from feedback.recording.traces import trace_record
-from feedback.selectors import agents_known
+from feedback.selectors import agent_slugs
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.storage.validation import FeedbackRefused
 from feedback.transfer import formats
@@ -148,7 +148,7 @@ def test_every_reader_goes_on(record_property: Callable[[str, object], None], od
         for row in odd:
             taken(row)
         read_by_rewards(good)
-        for agent in agents_known():
+        for agent in agent_slugs():
             read_by_datasets(agent)
         read_by_exports(good)
         transaction.set_rollback(True)
