@@ -28,7 +28,8 @@ from feedback.models import (
     Withdrawal,
 )
 from feedback.selectors import agent_slugs
-from feedback.storage.facts import COMPARISON, RATING
+from feedback.storage.bodies import Body
+from feedback.storage.facts import COMPARISON, DECISION, RATING
 from feedback.storage.sampling import ratings_wanted_refresh
 
 RENEWED_AT_ONCE = 20_000
@@ -85,6 +86,13 @@ VERDICT_COLOURS = {"good": "success", "bad": "danger", "taken back": "warning"}
 KIND_COLOURS = {"a person": "info", "simulated": "warning"}
 
 
+def other_fields(fieldsets: list[Any], body: Body, shown: set[str]) -> list[Any]:
+    """A set of the declared fields that no set has and that are not shown otherwise, or none."""
+    placed = shown.union(*(options["fields"] for _, options in fieldsets))
+    others = [name for name in body.names if name not in placed]
+    return [("Other", {"fields": others})] if others else []
+
+
 class RatingInline(FactInline):
     model = Rating
     fields = [
@@ -130,6 +138,7 @@ class DecisionAdmin(FactAdmin):
         ("Cost", {"fields": ["latency_ms", "tokens_in", "tokens_out"]}),
         ("Queue", {"fields": ["ratings_human", "ratings_wanted", "prompt_hash"]}),
     ]
+    fieldsets += other_fields(fieldsets, DECISION, {"messages"})  # as a conversation
     readonly_fields = ["conversation", "prompt_hash", "created_at", "ratings_human", "ratings_wanted"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Decision]:

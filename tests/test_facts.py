@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import pytest
 from django.db import models
 
+from feedback.admin import DecisionAdmin, RatingAdmin, other_fields
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.rating import forms
 from feedback.recording.traces import trace_build
@@ -215,3 +216,15 @@ def test_the_rating_page_asks_for_a_field_by_its_type(
     monkeypatch.setattr(forms, "PAGE_FIELDS", (extra,))
     value = {"Number": 0.5, "Whole": 3, "Text": "so"}[type(kind).__name__]
     assert [*forms.page_inputs({"extra": value})] == [("How sure", "h", element)]
+
+
+def test_a_field_that_has_no_place_in_the_admin_stands_among_the_others() -> None:
+    sets = [(None, {"fields": ["rater", "thumb"]}), ("Words", {"fields": ["notes", "correction"]})]
+    (others,) = other_fields(sets, LATER, {"tags"})
+    assert others == ("Other", {"fields": ["rater_kind", "stars", "score", "confidence"]})
+
+
+def test_the_admin_shows_every_field_of_a_decision_and_a_rating() -> None:
+    decision = {name for _, options in DecisionAdmin.fieldsets for name in options["fields"]}
+    assert decision | {"messages"} >= {*DECISION.names}
+    assert {*RatingAdmin.fields} >= {*RATING.names}

@@ -22,11 +22,16 @@ from feedback.explorer.search import narrowed_of
 from feedback.explorer.timeline import timeline_of
 from feedback.models import Decision, Rating
 from feedback.storage.bodies import says_nothing
-from feedback.storage.facts import RATING
+from feedback.storage.facts import DECISION, RATING
 from feedback.storage.validation import Check, FeedbackRefused
 
 PLACED = ("rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes")
 """Fields of a rating that have places of their own on a decision's page."""
+DECISION_PLACED = (
+    "agent", "messages", "response", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id",
+    "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source",
+)  # fmt: skip
+"""Fields of a decision that have places of their own there."""
 
 
 @login_required
@@ -178,6 +183,12 @@ def _provenance(row: Decision) -> list[tuple[str, str]]:
         ("tokens out", "" if row.tokens_out is None else f"{row.tokens_out:,}"),
         ("source", row.source),
         ("ratings by people", f"{row.ratings_human} of {row.ratings_wanted} wanted"),
+        *(
+            (field.name, value)
+            for field in DECISION
+            if field.name not in DECISION_PLACED
+            and not says_nothing(field, value := getattr(row, field.name))
+        ),
     ]
     return [(name, str(value)) for name, value in facts if value]
 

@@ -13,6 +13,7 @@ from backend import limits
 from feedback.models import Decision
 from feedback.services import WriteResult, rating_submit, row_write
 from feedback.storage.factories import decision_build, identity_of
+from feedback.storage.facts import MAX_NOTES
 from feedback.storage.sampling import is_collected
 from feedback.storage.sql import rows_insert
 from feedback.storage.tombstones import decisions_erased, erased_refusal
@@ -156,7 +157,7 @@ def scored_response_record(
     if score is None:
         check.fields["score"] = "expected a number in [0, 1], found nothing"
     check.number("score", score, 0.0, 1.0)
-    check.text("notes", notes, limit=20_000)
+    check.text("notes", notes, limit=MAX_NOTES)
     check.done("feedback")
     key = identity_of(id)
     row = decision_build(
