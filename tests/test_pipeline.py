@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socketserver
 import threading
 from pathlib import Path
@@ -227,3 +228,41 @@ def test_the_mail_goes_to_the_server_and_port_that_are_set(settings: Any) -> Non
 def test_a_webhook_that_fails_stops_nothing(policy: Policy, doors: Doors, settings: Any) -> None:
     settings.NOTIFY_WEBHOOK = "http://127.0.0.1:1/"
     assert follow(policy).stage == "champion"
+
+
+def follow_asked(policy: Policy, wanted: str, monkeypatch: pytest.MonkeyPatch) -> pipeline.PipelineResult:
+    """What a person asked for on a page, without the thread of the heartbeat."""
+    monkeypatch.setattr(pipeline, "pulse", lambda run: contextlib.nullcontext())
+    assert policy.run_id is not None
+    TrainingRun.objects.update(follow_up=wanted)
+    return pipeline.run_follow(policy.run_id)
+
+
+def test_judged_for_a_person_it_stays_a_candidate_with_the_file_it_would_be_served_from(
+    policy: Policy, doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = follow_asked(policy, "judge", monkeypatch)
+    assert (outcome.stage, outcome.passed) == ("candidate", True)
+    assert policy.events.get(kind="gated").verdicts["passed"]
+    assert [order.format for order in doors.exported] == ["gguf-lora"]
+    assert TrainingRun.objects.get().follow_up == "done"
+
+
+def test_an_export_that_was_asked_for_judges_nothing(
+    policy: Policy, doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = follow_asked(policy, "export", monkeypatch)
+    assert (doors.evaluated, outcome.exported) == ([], ["exports/x.gguf", "exports/x-LoRA.gguf"])
+    assert TrainingRun.objects.get().follow_up == "done"
+
+
+def test_an_export_that_is_refused_is_the_runs_reason_and_not_begun_again(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(order: Any, progress: Any) -> None:
+        raise ValueError("no converter for this family")
+
+    monkeypatch.setattr(pipeline.export_service, "export", refuse)
+    follow_asked(policy, "export", monkeypatch)
+    run = TrainingRun.objects.get()
+    assert (run.follow_up, run.reason) == ("failed", "not exported: no converter for this family")
