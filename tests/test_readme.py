@@ -94,12 +94,12 @@ NOT_RUN = {
 
 EXPECTED = {
     "import_feedback": ["150 decisions, 150 ratings, 100 corrections imported"],
-    "train_dpo --dry-run": ["estimate 48 steps", "held-out prompts (pairs)"],
-    "train_dpo": [
-        "mailroom-v60",
-        "Next: python manage.py evaluate_model --policy mailroom-v60 --compare-base",
+    "train_sft --dry-run": ["estimate", "held-out prompts"],
+    "train_sft": [
+        "mailroom-v89",
+        "Next: python manage.py evaluate_model --policy mailroom-v89 --compare-base",
     ],
-    "evaluate_model": ["Better than base", "Next: python manage.py policy promote mailroom-v60"],
+    "evaluate_model": ["Better than base", "Next: python manage.py policy promote mailroom-v89"],
     "policy": ["stage: champion", '"model": "mailroom"'],
     "api_key": ["rk_"],
     "export_model": [".gguf", "Next: llama-server -m "],
