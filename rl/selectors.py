@@ -121,7 +121,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
         policies[policy.agent] = policy
     gated = PolicyEvent.objects.filter(policy__in=newest_policies, kind=PolicyEvent.Kind.GATED).order_by("pk")
     closed = dict(gated.values_list("policy__agent", "reason"))
-    waiting, fresh = buffer_sizes_cached(), fresh_sizes_cached()
+    waiting, untrained = buffer_sizes_cached(), fresh_sizes_cached()
     wishes = {row.agent: row for row in LearnerSettings.objects.all()}
     usual, distances = learner_defaults(), gate_distances_cached(counts)
     experiments: dict[str, list[Experiment]] = {}
@@ -141,7 +141,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
             wanted=(wishes.get(slug) or usual).min_samples_to_retrain,
             charts=policy_charts(by_agent.get(slug, [])),
             eta_s=run_eta_s(runs[slug]) if slug in runs else None,
-            learner=_learner(fresh.get(slug, 0), wishes.get(slug) or usual),
+            learner=_learner(untrained.get(slug, 0), wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
             closed=closed.get(slug, ""),
             stopped_beside=beside.get(slug),

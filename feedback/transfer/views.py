@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import cast
 
 from django.conf import settings
 from django.contrib import messages
@@ -36,7 +35,7 @@ UPLOAD_KEY = "import_upload"
 def imports(request: HttpRequest) -> HttpResponse:
     """GET asks for a file; POST takes one (or another map of the columns of the one taken), tries it and shows what it
     would bring."""
-    return too_large(request) or cast(HttpResponse, _imports(request))
+    return too_large(request) or _imports(request)
 
 
 @csrf_protect

@@ -173,7 +173,7 @@ def _charts(runs: Sequence[tuple[str, Series]]) -> RunCharts:
         name.removeprefix(HELD_OUT) for _, series in runs for name in series if finite_points(series[name])
     }
     leads = next((name for name in LEADING if name in names), None)
-    groups: dict[str, list[str]] = {slug: [] for slug, _, _ in FAMILIES} | {"other": []}
+    groups: dict[str, list[str]] = {slug: [] for slug in (*(slug for slug, _, _ in FAMILIES), "other")}
     for name in sorted(names, key=_place):
         if name != leads and name not in COUNTERS:
             groups[family_of(name)].append(name)

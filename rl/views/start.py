@@ -70,7 +70,7 @@ def _current_card(request: HttpRequest) -> AgentCard | None:
     if named is not None or kept in cards:
         return cards.get(kept)
     waiting = [card for card in cards.values() if _at(guide_of(card)).key != "ask"]
-    return (waiting or list(cards.values()) or [None])[0]
+    return next(iter([*waiting, *cards.values()]), None)
 
 
 def _at(steps: tuple[GuideStep, ...]) -> GuideStep:
@@ -214,7 +214,7 @@ def _bring_context(request: HttpRequest, card: AgentCard | None) -> dict[str, An
 @never_cache
 def start_bring(request: HttpRequest) -> HttpResponse:
     """Try pasted lines or a file (or other columns of the one taken), and show what was recognised; stores nothing."""
-    return too_large(request) or cast(HttpResponse, _start_bring(request))
+    return too_large(request) or _start_bring(request)
 
 
 @csrf_protect
