@@ -27,7 +27,9 @@ from tests.support.serving import Parrot, parrot_only  # noqa: F401
 from tests.support.stub_openai import ModelServer
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-APPS = sorted(folder for folder in EXAMPLES.iterdir() if (folder / "README.md").is_file())
+APPS = sorted(
+    folder for folder in EXAMPLES.iterdir() if (folder / "README.md").is_file() and folder.name != "plugins"
+)
 
 
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)

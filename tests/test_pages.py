@@ -351,8 +351,10 @@ def test_a_run_shows_its_curves_recipe_data_and_what_was_left_out(rater: Client)
     assert "All of the feedback it learnt from is simulated" in text
 
 
-def test_a_failed_run_says_why_escaped(rater: Client) -> None:
+def test_a_failed_run_says_why_escaped_to_operators_alone(rater: Client) -> None:
     run = make_run(status="failed", reason="<b>out of memory</b>")
+    assert "out of memory" not in rater.get(f"/runs/{run.pk}/").text
+    role_give(User.objects.get(username="ada"), "operator")
     html = rater.get(f"/runs/{run.pk}/").text
     assert "&lt;b&gt;out of memory&lt;/b&gt;" in html
 

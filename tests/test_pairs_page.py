@@ -199,7 +199,7 @@ def test_undo_takes_back_and_shows_the_pair_again_on_the_same_sides(rater: Clien
     press(rater, "left", html)
     again = rater.post("/rate/pairs/undo/", follow=True)
     assert not comparisons_standing().exists()
-    assert "Taken back" in again.text
+    assert "Undone" in again.text
     assert fields(again.text)["left"] == fields(html)["left"]
     press(rater, "right", again.text)
     assert [row.preference for row in comparisons_standing()] == ["right"]

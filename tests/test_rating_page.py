@@ -532,7 +532,7 @@ def test_undo_takes_the_last_rating_back_and_fills_it_in_again(rater: Client) ->
     answer = rater.post("/rate/undo/", follow=True)
     assert not ratings_standing().exists()
     assert fields(answer.text)["decision"] == str(decision.pk)
-    assert "Taken back" in answer.text
+    assert "Undone" in answer.text
     assert "Too short.</textarea>" in answer.text
     assert 'value="wrong" checked' in answer.text
 

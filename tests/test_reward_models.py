@@ -75,7 +75,7 @@ def test_the_figures_in_words() -> None:
 
 def test_what_ranks_like_a_coin_is_not_promoted(ratchet_home: Path) -> None:
     model = version(ratchet_home, ranking=COIN)
-    with pytest.raises(RewardModelRefused, match="no better than a coin: it ranks 60 %"):
+    with pytest.raises(RewardModelRefused, match="no better than chance: it ranks 60 %"):
         reward_model_promote(model, actor="test")
     with pytest.raises(RewardModelRefused, match="needs a reason"):
         reward_model_promote(model, actor="test", force=True)
@@ -119,7 +119,7 @@ def test_judging_ranks_both_on_the_same_rows_and_keeps_the_reason(
     found["bot-rm-v50"] = wrong
     worse = reward_model_judge(version(ratchet_home, "bot-rm-v50"), actor="test")
     assert worse.stage == "candidate"
-    assert "no better than a coin" in worse.events.get(kind="refused").reason
+    assert "no better than chance" in worse.events.get(kind="refused").reason
 
 
 def test_a_champion_is_used_again_until_something_about_it_no_longer_holds(

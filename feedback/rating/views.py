@@ -184,7 +184,7 @@ SAID = {
     "accept-up": "Accepted: good",
     "accept-down": "Accepted: bad",
 }
-NOTICES = {"undone": "Taken back", "skipped": "Put aside", "nothing": "There is nothing to undo"}
+NOTICES = {"undone": "Undone", "skipped": "Skipped", "nothing": "There is nothing to undo"}
 
 
 @login_required

@@ -298,7 +298,7 @@ def gate_fault(version: RewardModelVersion) -> str:
         return f"it was not judged: manage.py reward_model judge {version.name}"
     if not beats_a_coin(ranking):
         return (
-            f"it is no better than a coin: it {ranking_text(ranking)}, and the interval holds 50 %; rate more at "
+            f"it is no better than chance: it {ranking_text(ranking)}, and the interval holds 50 %; rate more at "
             f"/rate/?agent={version.agent} and train it again"
         )
     champion = reward_model_champion(version.agent)

@@ -107,7 +107,7 @@ def _origin(found: Agent, defined: bool) -> str:
     if defined:
         return "defined in the admin, without code"
     if isinstance(found, InferredAgent):
-        return "no definition: known by its recorded responses"
+        return "no definition: inferred from its recorded responses"
     return "no definition: free text"
 
 
