@@ -35,6 +35,7 @@ def test_impossible(n):
 @pytest.mark.slow
 def test_tried_failed_and_not_tried_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     monkeypatch.setattr(attack, "ROOT", tmp_path)
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # these are no tests of Django
     found = attack.attack("doors", [attack.Tests((str(tmp_path / "test_cases.py"),))])
@@ -52,6 +53,7 @@ def test_tried_failed_and_not_tried_are_told_apart(tmp_path: Path, monkeypatch: 
 @pytest.mark.slow
 def test_an_area_that_finds_no_test_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     monkeypatch.setattr(attack, "ROOT", tmp_path)
     monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # these are no tests of Django
     found = attack.attack("doors", [attack.Tests((str(tmp_path / "test_cases.py"),), only="nowhere")])

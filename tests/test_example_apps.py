@@ -69,6 +69,7 @@ def test_the_support_router_is_answered_by_what_its_tickets_taught(
         champion = Policy.objects.get(agent="support-router").name
         call_command("policy", "promote", champion, "--force", "--reason", "in place of a judgement")
         capsys.readouterr()
+        settings.FEEDBACK_REMEMBER_S = 0.0  # the promotion is seen at once
         run(monkeypatch, script, "--url", live_server.url, "--key", key, "--tickets", "20", "--seed", "1")
     policy, right = capsys.readouterr().out.splitlines()[-1].split(": ")
     assert policy == champion

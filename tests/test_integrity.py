@@ -245,7 +245,7 @@ def test_a_damaged_policy_is_not_judged(ratchet_home: Path, monkeypatch: pytest.
     row = policy(ratchet_home)
     flip(ratchet_home / row.adapter_path / "adapter_model.safetensors")
     anything = SimpleNamespace(rows={}, min_evidence=1)
-    for name in ("_held_out", "_checks", "gate_bounds", "rewards_located", "barred_reason"):
+    for name in ("_held_out_rows", "_checks", "gate_bounds", "rewards_located", "barred_reason"):
         monkeypatch.setattr(f"rl.evaluation.service.{name}", lambda *_, **__: anything)
     monkeypatch.setattr("rl.evaluation.service.hardware_detect", lambda: None)
     with pytest.raises(FileDamaged, match="is damaged"):

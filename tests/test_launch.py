@@ -100,7 +100,7 @@ def test_two_processes_train_as_one_and_enter_one_policy(world: World, how: tupl
     assert weights.keys() == same.keys()
     for name, weight in weights.items():
         assert torch.allclose(weight, same[name], atol=1e-5), name
-    sharded = any("its weights are sharded" in note for note in two["notes"])
+    sharded = any("its weights are sharded" in line for line in two["details"])
     assert sharded == (how is SHARDED)
     with sqlite3.connect(world.home / "ratchet.sqlite3") as database:
         policies = [name for (name,) in database.execute("SELECT name FROM rl_policy")]

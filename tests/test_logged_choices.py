@@ -281,7 +281,7 @@ def test_the_policys_page_shows_the_estimate_or_why_there_is_none(logs: Any) -> 
     figures, _ = off_policy(logs["explored"], scores(1, 240), scores(0, 240), WARM)
     evaluated(policy, figures)
     page = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", client.get("/policies/filer-v2/").text))
-    assert "on 240 held-out decisions that others took" in page
+    assert "on 240 held-out decisions that other policies took" in page
     assert "doubly robust" in page
     assert "Effective decisions" in page
     assert off_policy_summary([]) is None
