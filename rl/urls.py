@@ -30,6 +30,6 @@ urlpatterns = [
     path("policies/compare/", policies.policies_compared, name="policies-compared"),
     path("policies/<str:name>/", policies.policy, name="policy"),
     path("policies/<str:name>/answers/", policy_answers.policy_answers, name="policy-answers"),
-    path("policies/<str:name>/work/", policies.policy_work, name="policy-work"),
+    path("policies/<str:name>/follow-up/", policies.policy_follow_up, name="policy-follow-up"),
     path("policies/<str:name>/move/", policies.policy_move, name="policy-move"),
 ]

@@ -335,15 +335,15 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     text = words(operator.get(address).text)
     assert "Judge it on held-out prompts" in text
     assert "Export to GGUF" in text
-    assert operator.post(f"{address}work/", {"job": "judge"}).headers["Location"] == address
+    assert operator.post(f"{address}follow-up/", {"job": "judge"}).headers["Location"] == address
     run = TrainingRun.objects.get()
     assert (run.follow_up, run.is_followed) == ("judge", True)
     assert OrmQ.objects.count() == 1
-    again = operator.post(f"{address}work/", {"job": "export"}, follow=True)
+    again = operator.post(f"{address}follow-up/", {"job": "export"}, follow=True)
     assert "being judged or exported already" in again.text
     assert "Judge it on" not in words(again.text)
     assert OrmQ.objects.count() == 1
     TrainingRun.objects.update(follow_up="done")
-    operator.post(f"{address}work/", {"job": "export"})
+    operator.post(f"{address}follow-up/", {"job": "export"})
     assert TrainingRun.objects.get().follow_up == "export"
-    assert "expected one of judge, export" in operator.post(f"{address}work/", {"job": "x"}, follow=True).text
+    assert "expected one of judge, export" in operator.post(f"{address}follow-up/", {"job": "x"}, follow=True).text

@@ -63,7 +63,7 @@ def rate(ratings: Client, done: Route) -> None:
 
 
 def report(routes: Iterable[Route]) -> str:
-    """Who answered how many tickets, and how many of them rightly."""
+    """Number of tickets by the policy that answered, and of those it answered rightly."""
     routes = list(routes)
     by_policy = Counter(done.policy for done in routes)
     right = Counter(done.policy for done in routes if done.right)

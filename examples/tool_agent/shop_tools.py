@@ -20,7 +20,7 @@ def find_order(number: str) -> dict[str, Any]:
 
 
 def track_parcel(tracking: str) -> str:
-    """Where a parcel is."""
+    """Location of a parcel."""
     if tracking not in PARCELS:
         raise TimeoutError(f"the carrier did not answer about {tracking!r} within 1 s")
     return PARCELS[tracking]

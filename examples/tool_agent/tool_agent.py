@@ -36,7 +36,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Step:
-    """What the planner wants next: tools, or an answer. Exactly one of the two is there."""
+    """Next move of the planner: tools to call, or an answer; exactly one of the two."""
 
     calls: list[ToolCall] = field(default_factory=list)
     answer: str = ""

@@ -75,7 +75,7 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
     def height(value: float) -> float:
         return round(TOP + up * (1 - (min(max(value, floor), ceiling) - floor) / (ceiling - floor)), 1)
 
-    def said(value: float, digits: int = 1) -> str:
+    def value_text(value: float, digits: int = 1) -> str:
         return f"{100 * value:.{digits}f} %" if percent else f"{value:.{digits + 1}f}"
 
     shown = [
@@ -86,7 +86,7 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
             y=height(value),
             top=height(value if high is None else high),
             bottom=height(value if low is None else low),
-            words=f"{name}, {stage}: {said(value)}",
+            words=f"{name}, {stage}: {value_text(value)}",
         )
         for number, (name, stage, value, low, high) in enumerate(points)
     ]
@@ -95,11 +95,11 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
         versions=shown,
         lines=[(one.x, one.y, after.x, after.y) for one, after in pairwise(shown)],
         ticks=[
-            VersionTick(height(part), said(part, 0) if percent else f"{round(part, 2):g}")
+            VersionTick(height(part), value_text(part, 0) if percent else f"{round(part, 2):g}")
             for part in (floor, (floor + ceiling) / 2, ceiling)
         ],
         first=points[0][0],
         last=points[-1][0],
-        newest=said(points[-1][2]),
+        newest=value_text(points[-1][2]),
         summary=f"{title} over {len(shown)} versions: " + "; ".join(version.words for version in shown[-5:]),
     )

@@ -50,7 +50,8 @@ class GateChecklist:
         return not self.unmet
 
     @property
-    def asked(self) -> int:
+    def conditions(self) -> int:
+        """Number of the rules that applied, met or not."""
         return len(self.unmet) + len(self.met)
 
 

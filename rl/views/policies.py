@@ -141,7 +141,7 @@ JOBS = {"judge": TrainingRun.FollowUp.JUDGE, "export": TrainingRun.FollowUp.EXPO
 @login_required
 @permission_required(MOVE, raise_exception=True)
 @require_POST
-def policy_work(request: HttpRequest, name: str) -> HttpResponse:
+def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
     """Have a policy judged or exported by the workers: `job=judge` or `job=export`."""
     found = get_object_or_404(Policy.objects.select_related("run"), name=name)
     wanted = JOBS.get(request.POST.get("job", ""))

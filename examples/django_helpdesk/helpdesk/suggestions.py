@@ -15,7 +15,7 @@ REPLIES = (
     "Your parcel is on its way. I have asked the carrier and will write as soon as I know more.",
     "Please send it back with the label in your account; we refund it when it arrives.",
 )
-"""What the desk's clerks mostly write; leave `candidates` out below, and the policy writes an answer of its own."""
+"""Answers the clerks give most; without `candidates` below, the policy writes an answer of its own."""
 
 
 @cache

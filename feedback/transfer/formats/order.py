@@ -172,7 +172,7 @@ def _guarded(
     """`recognises`, which is asked about rows of every format: where it fails, the row is not its own."""
     seen: set[str] = set()
 
-    def asked(row: Mapping[str, Any]) -> bool:
+    def guarded(row: Mapping[str, Any]) -> bool:
         try:
             return bool(recognises(row))
         except Exception as error:
@@ -182,4 +182,4 @@ def _guarded(
                 seen.add(reason)
             return False
 
-    return asked
+    return guarded
