@@ -443,3 +443,11 @@ def test_the_tensorzero_tables_come_in_one_after_the_other() -> None:
 def test_the_300_pairs_of_llamafactory_come_in() -> None:
     found = command(str(SHARED / "llamafactory" / "dpo_en_demo.json"))
     assert (found["format"], found["comparisons"], found["refused"]) == ("llamafactory", 300, [])
+
+
+def test_a_column_of_what_it_should_be_is_a_correction(tmp_path: Path) -> None:
+    file = tmp_path / "berths.csv"
+    file.write_text("question,answer,verdict,should_be\nWhere to?,Ramp 2,wrong,Cold store\nAnd she?,Ramp 2,ok,\n")
+    file_import(file, agent="harbour-desk")
+    found = Rating.objects.order_by("thumb").values_list("thumb", "correction")
+    assert list(found) == [("down", "Cold store"), ("up", None)]

@@ -193,7 +193,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "correction": (
         "correction", "corrected", "corrected_response", "correct_response", "edited_response", "better_response",
-        "improved_response", "rewrite",
+        "improved_response", "rewrite", "should_be", "should_have_been",
     ),
     "notes": ("notes", "note", "comment", "comments", "remark", "remarks", "explanation", "rationale", "reason"),
     "tags": ("tags", "tag"),
