@@ -447,7 +447,9 @@ def test_the_300_pairs_of_llamafactory_come_in() -> None:
 
 def test_a_column_of_what_it_should_be_is_a_correction(tmp_path: Path) -> None:
     file = tmp_path / "berths.csv"
-    file.write_text("question,answer,verdict,should_be\nWhere to?,Ramp 2,wrong,Cold store\nAnd she?,Ramp 2,ok,\n")
+    file.write_text(
+        "question,answer,verdict,should_be\nWhere to?,Ramp 2,wrong,Cold store\nAnd she?,Ramp 2,ok,\n"
+    )
     file_import(file, agent="harbour-desk")
     found = Rating.objects.order_by("thumb").values_list("thumb", "correction")
     assert list(found) == [("down", "Cold store"), ("up", None)]

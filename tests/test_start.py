@@ -346,4 +346,7 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     TrainingRun.objects.update(follow_up="done")
     operator.post(f"{address}follow-up/", {"job": "export"})
     assert TrainingRun.objects.get().follow_up == "export"
-    assert "expected one of judge, export" in operator.post(f"{address}follow-up/", {"job": "x"}, follow=True).text
+    assert (
+        "expected one of judge, export"
+        in operator.post(f"{address}follow-up/", {"job": "x"}, follow=True).text
+    )
