@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,17 @@ def the_same_salts_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = itertools.count(1)
     drawn = SimpleNamespace(token_hex=lambda size: f"{next(numbers):0{2 * size}x}")
     monkeypatch.setattr("rl.models.experiments.secrets", drawn)
+
+
+@pytest.fixture(autouse=True)
+def the_recorder_ends_with_its_test() -> Iterator[None]:
+    """The gateway's recorder writes on a thread: one that outlives its test asks for a database it may not have."""
+    yield
+    gateway = sys.modules.get("rl.serving.gateway")
+    if gateway is not None and gateway.recorder._thread is not None:
+        gateway.recorder.stop()
+        gateway.recorder._queue.clear()
+        gateway.recorder._stopping = False
 
 
 @pytest.fixture(autouse=True)

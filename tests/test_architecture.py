@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from rl.rewards.formats import parse_python
+
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = {
     "torch",
@@ -133,7 +135,7 @@ def imports(file: Path, *, top_level_only: bool = False, types: bool = True) -> 
 
 @functools.cache
 def _parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text("utf-8"))
+    return parse_python(file.read_text("utf-8"))
 
 
 def _walk(node: ast.AST, file: Path, top_level_only: bool, types: bool) -> Iterator[str]:

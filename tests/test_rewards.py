@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from typing import Any
 
@@ -45,6 +46,19 @@ def test_json_is_parsed() -> None:
 def test_what_would_break_the_parser_is_a_fault_not_a_crash() -> None:
     deep = sample("(" * 5000 + ")" * 5000)
     assert raws(SyntaxValidationReward(), deep, sample("x" * 100_001)) == [-2, -2]
+
+
+def test_a_parser_that_another_thread_disturbed_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, faults = ast.parse, [SystemError("AST constructor recursion depth mismatch"), None]
+
+    def disturbed(text: str) -> ast.Module:
+        if (fault := faults.pop(0)) is not None:
+            raise fault
+        return parse(text)
+
+    monkeypatch.setattr("rl.rewards.formats.ast.parse", disturbed)
+    assert raws(SyntaxValidationReward(), sample("x = 1")) == [2]
+    assert not faults
 
 
 def step(kind: str, **more: Any) -> dict[str, Any]:

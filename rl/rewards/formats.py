@@ -18,6 +18,9 @@ RIGHT_FROM = -1.0
 LONGEST = 100_000
 """Characters of code that are parsed; more is a fault of its own."""
 
+PARSE_ATTEMPTS = 5
+"""Times a text is parsed before CPython's own fault is taken for the text's."""
+
 
 @dataclass(frozen=True)
 class SyntaxValidationReward:
@@ -49,10 +52,24 @@ class SyntaxValidationReward:
                 found = code_of(response)
                 if found is None or found[0] != "python":
                     return RewardValue(RAW_LOW, {"fault": "no Python in the response"})
-                ast.parse(found[1])
+                parse_python(found[1])
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             return RewardValue(RAW_LOW, {"fault": f"{type(error).__name__}: {error}"[:300]})
         return RewardValue(RAW_HIGH)
+
+
+def parse_python(text: str) -> ast.Module:
+    """Syntax tree of Python source. Raises what `ast.parse` does.
+
+    CPython 3.11 counts the depth of a tree once for all threads of a process (gh-106905): two that parse at once, or
+    one that parses while another formats a traceback, may be told of a fault that the text does not have.
+    """
+    for _ in range(PARSE_ATTEMPTS):
+        try:
+            return ast.parse(text)
+        except SystemError as error:
+            fault = error
+    raise ValueError(f"cannot be parsed: {fault}")
 
 
 @dataclass(frozen=True)
