@@ -179,8 +179,12 @@ def loss_of(model: Any, batch: Sequence[Tree], pad: int) -> tuple[torch.Tensor, 
                 seen[number, place] |= seen[number, tree.parents[place]]
         rows += [number * width + place for place in tree.targets]
         targets += tree.targets.values()
+    # what a place must not see is taken off its score: eager attention knows no masks of truth values
+    hidden_from = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.bfloat16).min)
     hidden = model.model(
-        input_ids=ids.to(device), position_ids=positions.to(device), attention_mask=seen[:, None].to(device)
+        input_ids=ids.to(device),
+        position_ids=positions.to(device),
+        attention_mask=hidden_from[:, None].to(device),
     ).last_hidden_state
     logits = model.lm_head(hidden.flatten(0, 1)[torch.tensor(rows).to(device)]).float()
     wanted = torch.zeros_like(logits)
@@ -245,6 +249,9 @@ def train(
     workers = max(1, (os.cpu_count() or 1) - 2) if device.type == "cuda" else 0
     drawn = batches(tokenizer, seed, batch_size, start=trained.step, steps=steps, workers=workers)
     model.train()
+    if device.type == "cpu":
+        # backwards through the fused attention of processors takes half of a step
+        model.set_attn_implementation("eager")
     for step, batch in enumerate(drawn, trained.step + 1):
         for group in optimizer.param_groups:
             cooled = (steps + 1 - step) / (steps + 1 - cooling)
