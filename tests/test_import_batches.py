@@ -157,6 +157,12 @@ def test_the_report_ends_with_the_next_step(tmp_path: Path) -> None:
     assert "train_kto --agent helper --dry-run" in said["thumbs"][-1]
     assert said["shown"] == ["See what can be trained: python manage.py train_sft --agent helper --dry-run"]
     assert said["plain"] == ["Rate them: /rate/?agent=helper"]
+    liked = {"prompt": "a?", "response": "so", "thumb": "up"}
+    corrected = {"prompt": "b?", "response": "so", "thumb": "down", "correction": "thus"}
+    both = command(
+        "import_feedback", str(written(tmp_path / "b.jsonl", [liked, corrected])), "--agent", "helper"
+    )
+    assert "train_sft --agent helper --dry-run" in both["next"][-1]
     for name, option in (("solved", " --outcome solved=GOOD:BAD"), ("reward", "")):
         row = {"prompt": f"{name}?", "response": "so", "outcomes": {name: 1}}
         (step,) = command("import_feedback", str(written(tmp_path / "o.jsonl", [row])), "--agent", "helper")[

@@ -725,6 +725,19 @@ def test_a_preview_says_what_each_column_is_taken_for() -> None:
     assert seen.notes == ("Thumb: read as thumbs",)
 
 
+def test_a_preview_keeps_the_values_of_a_row_in_its_row(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "one"}]},
+        {"messages": "two", "response": "b", "correction": "c"},
+        {"messages": "three", "response": "d"},
+    ]
+    path = text(tmp_path / "t.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    (seen,) = formats.preview(path)
+    assert {column.name: column.samples for column in seen.columns} == {
+        "messages": ("one", "two", "three"), "response": ("", "b", "d"), "correction": ("", "c", ""),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("names", "map"),
     [

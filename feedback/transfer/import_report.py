@@ -197,8 +197,8 @@ def _method(report: ImportReport) -> str:
     """The training command that what was stored is for."""
     if report.comparisons:
         return "train_dpo"
-    if report.corrections and report.corrections == report.ratings:
-        return "train_sft"
+    if report.corrections and 2 * report.corrections >= report.ratings:
+        return "train_sft"  # as `auto` takes it: at least as many answers were written as liked
     if report.ratings:
         return "train_kto"
     return "train_sft" if report.demonstrations else ""

@@ -73,8 +73,7 @@ def export_gguf(
     notes = list(writer.notes)
 
     with staged_file(output, _needed(source, plain, quantization)) as staged:
-        progress("asking the original", 0, len(asked))
-        reference = reference_make(source, asked, answer_tokens)
+        reference = reference_make(source, asked, answer_tokens, progress)
         if reference.skipped:
             notes.append(f"log-probabilities were not compared: {reference.skipped}")
         first = staged if quantization in PLAIN else staged.with_name(f"{plain}.gguf")
@@ -95,10 +94,12 @@ def export_gguf(
             answer_tokens=answer_tokens,
             notes=writer.notes,
         )
+        progress("comparing with the original", 0, 0)
         checked = compare(first, quantization=plain)
         if first != staged:
-            progress(f"quantising to {quantization}", 0, 1)
+            progress(f"quantising to {quantization}", 0, 0)
             quantise(first, staged, quantization)
+            progress("comparing the quantised file", 0, 0)
             before = {"type": plain, **checked}
             checked = compare(staged, quantization=quantization)
             checked["before_quantization"] = before

@@ -65,11 +65,11 @@ def export_gguf_lora(
         + (adapter / "adapter_model.safetensors").stat().st_size * 2
     )
     with staged_file(output, needed) as staged:
-        progress("asking the original", 0, len(asked))
-        reference = reference_make(source, asked)
+        reference = reference_make(source, asked, progress=progress)
         tensors = lora_write(source, layout, staged, model_name or source.name)
         base = staged.with_name("base.gguf")
         base_writer.write(base, "f16", base_writer.general_name(source.name), progress)
+        progress("comparing with the original", 0, 0)
         checked = gguf_check(base, reference, quantization="f16", lora=staged)
         facts, _ = gguf_read(staged, tensors, "f32")
         made = exported_file(staged)

@@ -127,7 +127,7 @@ class ExternalWriter:
         merged_write(self.source, folder, progress)
         if self.template is not None:
             (folder / "chat_template.jinja").write_text(self.template, "utf-8")
-        progress("converting", 0, 1)
+        progress("converting", 0, 0)
         command = [sys.executable, str(self.script), str(folder), "--outfile", str(path), "--outtype", plain]
         done = subprocess.run(  # noqa: S603 - the operator named this program in the settings
             [*command, "--model-name", name], capture_output=True, text=True, check=False

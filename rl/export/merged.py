@@ -54,9 +54,9 @@ def export_merged(
     source = source_open(base_model, adapter)
     asked = check_prompts(source.tokenizer())
     with staged_folder(output, source.weights.base.total_bytes) as folder:
-        progress("asking the original", 0, len(asked))
-        reference = reference_make(source, asked)
+        reference = reference_make(source, asked, progress=progress)
         merged_write(source, folder, progress)
+        progress("comparing with the original", 0, 0)
         checked = _check(folder, reference, source.weights.base.main_dtype)
         notes = [f"log-probabilities were not compared: {reference.skipped}"] if reference.skipped else []
         files = [exported_file(path) for path in sorted(folder.iterdir())]

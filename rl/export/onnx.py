@@ -77,15 +77,18 @@ def export_onnx(
     weights_bytes = 4 * source.weights.base.parameters
     _memory_check(weights_bytes)
     with staged_folder(output, weights_bytes) as folder:
-        progress("asking the original", 0, len(asked))
+        progress("loading the original", 0, 0)
         with original_model(source) as model:
             kept = positions_retained(model, len(asked))
-            expected = [_logits(model, prompt.ids[:CHECK_TOKENS])[-kept:] for prompt in asked]
-        progress("tracing", 0, 1)
+            expected = []
+            for number, prompt in enumerate(asked):
+                progress("asking the original", number, len(asked))
+                expected.append(_logits(model, prompt.ids[:CHECK_TOKENS])[-kept:])
+        progress("tracing", 0, 0)
         onnx_write(source, folder / MODEL)
         source.copy_config(folder)
         source.copy_tokenizer(folder)
-        progress("comparing", 0, len(asked))
+        progress("comparing with the original", 0, 0)
         checked = _check(folder / MODEL, asked, expected, cores_for(weights_bytes))
         files = [exported_file(path) for path in sorted(folder.iterdir())]
         manifest_write(folder, ExportResult("onnx", files, checked))

@@ -17,7 +17,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from rl.agents.base import Message
-from rl.export.artifact import ExportRefused
+from rl.export.artifact import ExportRefused, Progress, silent
 from rl.export.source import Source
 from rl.training.encoding import Encoder
 from rl.training.hardware import detect
@@ -87,7 +87,12 @@ def check_prompts(tokenizer: Any, prompts: Sequence[Sequence[Message]] = ()) -> 
     ]
 
 
-def reference_make(source: Source, prompts: Sequence[CheckPrompt], answer_tokens: int = 0) -> Reference:
+def reference_make(
+    source: Source,
+    prompts: Sequence[CheckPrompt],
+    answer_tokens: int = 0,
+    progress: Progress = silent,
+) -> Reference:
     """Ask the original. Memory: one copy of the weights as stored, and one module's in float32.
 
     answer_tokens: length limit of greedy answers, in tokens; 0 asks for none. Where the machine's free memory would
@@ -102,14 +107,15 @@ def reference_make(source: Source, prompts: Sequence[CheckPrompt], answer_tokens
             list(prompts),
             skipped=f"comparing with the original needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free",
         )
+    progress("loading the original", 0, 0)
     with original_model(source) as model:
-        log_probs = [
-            log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions_retained(model, len(prompts)))
-            for prompt in prompts
-        ]
-        answers = (
-            [greedy_answer(model, prompt.ids, answer_tokens) for prompt in prompts] if answer_tokens else []
-        )
+        log_probs, answers = [], []
+        for number, prompt in enumerate(prompts):
+            progress("asking the original", number, len(prompts))
+            kept = positions_retained(model, len(prompts))
+            log_probs.append(log_probabilities(model, prompt.ids[:CHECK_TOKENS], kept))
+            if answer_tokens:
+                answers.append(greedy_answer(model, prompt.ids, answer_tokens))
     return Reference(list(prompts), log_probs, answers)
 
 

@@ -131,10 +131,16 @@ def _base_of(policy: Policy) -> Model:
     return Model(BASE, policy.base_model, policy.base_model_hash)
 
 
+LIBRARIES = "loading the libraries"
+"""Phase before the first of an export: half a minute on a busy machine, most of it torch's."""
+
+
 def base_export(
     base_model: str, quantization: str, progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, Any]:
     """Write a base model alone as GGUF to where serving looks for it. One process at a time makes one base."""
+    if progress:
+        progress(0, 0, LIBRARIES)
     from rl.export.artifact import ExportResult, exported_file
     from rl.export.gguf import export_gguf
     from rl.training.model_files import base_hash, model_located
@@ -214,6 +220,8 @@ def _write(
 ) -> ExportResult:
     """Files of an exporter, each of which is there. Raises ExportOrderRefused for one that cannot be imported or gives
     something else, and what its writer raises."""
+    if progress:
+        progress(0, 0, LIBRARIES)
     from rl.export.artifact import ExportResult
 
     exporter = EXPORTERS[order.format]

@@ -182,7 +182,7 @@ def _plan(card: AgentCard) -> dict[str, Any]:
         return {
             "refused": expected.refused,
             "method": order.method.upper(),
-            "why": order.why,
+            "why": order.why.removeprefix(f"auto took {order.method}: "),
             "samples": stage.samples,
             "steps": expected.steps,
             "seconds": STARTING_S + 60 * expected.minutes,

@@ -88,16 +88,20 @@ def _unread(member: Member, problem: str, count: int) -> FilePreview:
 
 
 def _samples(path: Path, name: str, count: int) -> dict[str, tuple[str, ...]]:
-    seen: dict[str, list[str]] = {}
+    """Column -> its values in the first rows, one for each row: empty where a row has none."""
+    found: list[dict[str, str]] = []
     with columns_dropped(()):  # what is left out is shown as such
         for row in islice(rows(path, name), count):
-            if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
-                continue
-            for column, value in row.value.items():
-                seen.setdefault(str(column), []).append(_text(value))
-    return {column: tuple(texts) for column, texts in seen.items()}
+            if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
+                found.append({str(column): _text(value) for column, value in row.value.items()})
+    columns = dict.fromkeys(column for row in found for column in row)
+    return {column: tuple(row.get(column, "") for row in found) for column in columns}
 
 
 def _text(value: Any) -> str:
+    """A value in a line; of a conversation its last turn, which tells one row from the next."""
+    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        turn = value[-1].get("content")
+        value = turn if isinstance(turn, str) else value
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

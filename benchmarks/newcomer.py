@@ -1,0 +1,410 @@
+"""The newcomer's way with an agent of their own, timed: `shell` by the README's commands, `pages` by mouse in Chromium.
+
+The agent is a plant nursery's, unknown to this project: its own options, its own key, and raters who want soaking where
+the soil is dry under a sunny forecast, nothing where it is wet. Each way begins with an empty data folder and ends with
+the new champion's answer. Prints seconds per step as JSON; `shell` also the longest silence of each command, `pages`
+writes a picture of each step, wide and narrow, light and dark, and --strip makes a film strip of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import pty
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import Locator, Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.support.server import free_port  # noqa: E402
+
+AGENT = "nursery"
+PLANTS = ("Fern", "Lavender", "Tomato", "Rose", "Basil", "Hydrangea", "Thyme", "Maple")
+PLACES = ("glasshouse", "shade tunnel", "open field")
+SOILS = ("dry", "damp", "wet")
+FORECASTS = ("sun", "rain")
+OPTIONS = ("soak", "mist", "rest")
+SYSTEM = "Pick one listed watering for the bed. Answer in JSON."
+
+
+def wanted(soil: str, forecast: str) -> str:
+    """The watering that the gardeners want; it depends on both."""
+    if soil == "wet" or (soil == "damp" and forecast == "rain"):
+        return "rest"
+    return "soak" if soil == "dry" and forecast == "sun" else "mist"
+
+
+def question(plant: str, place: str, soil: str, forecast: str, options: tuple[str, ...]) -> str:
+    return "\n".join(
+        [f"bed: {plant}, {place}", f"soil: {soil}", f"forecast: {forecast}", "waterings:", *options]
+    )
+
+
+def reply(option: str) -> str:
+    return json.dumps({"watering": option})
+
+
+def rows(rated: int, unrated: int) -> list[dict[str, Any]]:
+    """Logged decisions of an app that always mists a little too much, `rated` of them with a thumb or a correction."""
+    draw = random.Random(7)
+    beds = list(itertools.product(PLANTS, PLACES, SOILS, FORECASTS))
+    draw.shuffle(beds)
+    found = []
+    for number, (plant, place, soil, forecast) in enumerate(
+        itertools.islice(itertools.cycle(beds), rated + unrated)
+    ):
+        options = tuple(draw.sample(OPTIONS, len(OPTIONS)))
+        answered = draw.choice(OPTIONS)
+        right = wanted(soil, forecast)
+        row: dict[str, Any] = {
+            "messages": [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": question(plant, place, soil, forecast, options)},
+            ],
+            "response": reply(answered),
+        }
+        if number < rated:
+            row |= {"rater": "greta", "thumb": "up" if answered == right else "down"}
+            if answered != right:
+                row["correction"] = reply(right)
+        found.append(row)
+    return found
+
+
+def data_lines(rated: int = 138, unrated: int = 12) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows(rated, unrated))
+
+
+# --- In a shell ---------------------------------------------------------------------------------------------
+
+
+def command_timed(name: str, arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """Run a command as a log would see it: seconds, the longest silence and the line before it, the last line."""
+    began = spoke = time.monotonic()
+    silence, before, line = 0.0, "(start)", "(start)"
+    process = subprocess.Popen(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for text in itertools.chain(process.stdout, [""]):
+        now = time.monotonic()
+        if now - spoke > silence:
+            silence, before = now - spoke, line
+        spoke, line = now, text.strip() or line
+        if text:
+            sys.stderr.write(f"{now - began:7.1f}  {text.rstrip()[:150]}\n")
+    code = process.wait()
+    return {
+        "step": name, "seconds": round(time.monotonic() - began, 1), "silence_s": round(silence, 1),
+        "silent_after": before, "last": line, "code": code,
+    }  # fmt: skip
+
+
+def shell(home: Path) -> list[dict[str, Any]]:
+    """The README's commands on the nursery's file."""
+    lines = home / "waterings.jsonl"
+    lines.write_text(data_lines(), "utf-8")
+    environment = os.environ | {"RATCHET_HOME": str(home / "var"), "PYTHONUNBUFFERED": "1"}
+    steps = [command_timed("migrate", ["migrate", "--verbosity", "0"], environment)]
+
+    def step(name: str, *arguments: str) -> dict[str, Any]:
+        steps.append(command_timed(name, list(arguments), environment))
+        return steps[-1]
+
+    step("import", "import_feedback", str(lines), "--agent", AGENT)
+    step("dry run", "train_sft", "--agent", AGENT, "--dry-run")
+    policy = re.search(rf"{AGENT}-v\d+", step("train", "train_sft", "--agent", AGENT)["last"])
+    name = policy[0] if policy else f"{AGENT}-v1"
+    step("judge", "evaluate_model", "--policy", name, "--compare-base")
+    step("promote", "policy", "promote", name)
+    step("export", "export_model", "--policy", name, "--format", "gguf", "--quantization", "q4_k_m")
+    return steps
+
+
+# --- By mouse -----------------------------------------------------------------------------------------------
+
+WIDTHS = {"wide": {"width": 1280, "height": 860}, "narrow": {"width": 390, "height": 844}}
+SCHEMES = ("light", "dark")
+PATIENCE_S = 1800.0
+"""Longest wait for the training: the machine may have other work."""
+RATED_IN_PLACE = 6
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+class Serve:
+    """`manage.py serve` at a terminal of its own, as a newcomer starts it; reads the sign-in link it prints."""
+
+    def __init__(self, home: Path) -> None:
+        self.port = free_port()
+        self.environment = os.environ | {"RATCHET_HOME": str(home)}
+        subprocess.run(
+            [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+            cwd=ROOT, env=self.environment, check=True,
+        )  # fmt: skip
+        self.terminal, inner = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "manage.py", "serve", "--port", str(self.port)],
+            cwd=ROOT, env=self.environment, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
+        )  # fmt: skip
+        os.close(inner)
+        self.said = ""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        # an OSError is how a pseudo-terminal says that nobody holds its other end any more
+        with contextlib.suppress(OSError):
+            while block := os.read(self.terminal, 4096):
+                self.said += block.decode("utf-8", "replace")
+
+    def link(self) -> str:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            if found := re.search(r"http://\S+/accounts/link/\S+", self.said):
+                return re.sub(r"\x1b\[[0-9;]*m", "", found[0])
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.2)
+        raise SystemExit(f"serve printed no sign-in link; it said: {self.said[-2000:]}")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Walk:
+    """A window that is used with the mouse alone; text is pasted. Notes seconds and takes pictures of each step."""
+
+    def __init__(self, page: Page, pictures: Path) -> None:
+        self.page, self.pictures = page, pictures
+        self.steps: list[dict[str, Any]] = []
+        self.clicks = 0
+        self._began = time.monotonic()
+        self._photographing = 0.0
+        self._clicks_before = 0
+        self.overflows: list[str] = []
+
+    def click(self, role: Any, name: str) -> None:
+        self.click_at(self.page.get_by_role(role, name=name, exact=True).first)
+
+    def click_at(self, target: Locator) -> None:
+        target.scroll_into_view_if_needed()
+        target.click()  # moves the mouse there and presses its button
+        self.clicks += 1
+
+    def paste(self, label: str, text: str) -> None:
+        self.click_at(self.page.get_by_label(label))
+        self.page.keyboard.insert_text(text)
+
+    def done(self, step: str) -> None:
+        """End a step: its seconds, those of the pictures left out."""
+        now = time.monotonic()
+        seconds = now - self._began - self._photographing
+        self.steps.append(
+            {"step": step, "seconds": round(seconds, 1), "clicks": self.clicks - self._clicks_before}
+        )
+        sys.stderr.write(f"{seconds:7.1f} s  {step}\n")
+        self._began, self._photographing, self._clicks_before = time.monotonic(), 0.0, self.clicks
+
+    def photograph(self, name: str) -> None:
+        """The page as it stands in both widths and schemes; the window is as before afterwards."""
+        began = time.monotonic()
+        for scheme, (width, size) in itertools.product(SCHEMES, WIDTHS.items()):
+            self.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            self.page.set_viewport_size(size)  # type: ignore[arg-type]
+            beyond = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            if beyond > 0:
+                self.overflows.append(f"{name} {width}: {beyond} px")
+            self.page.screenshot(path=self.pictures / f"{name}-{width}-{scheme}.png", full_page=True)
+            if (width, scheme) == ("wide", "light"):
+                self.page.screenshot(path=self.pictures / f"{name}-frame.png")
+        self.page.emulate_media(color_scheme="light")
+        self.page.set_viewport_size(WIDTHS["wide"])  # type: ignore[arg-type]
+        self._photographing += time.monotonic() - began
+
+
+def rate_in_place(walk: Walk, count: int) -> None:
+    """Good, bad, or what it should have been, by what the gardeners want of the bed that is shown."""
+    card = walk.page.locator("#rate-form")
+    for number in range(count):
+        shown = card.get_attribute("data-shown") or ""
+        text = card.inner_text()
+        soil = re.search(r"soil:? *(\w+)", text, re.IGNORECASE)
+        forecast = re.search(r"forecast:? *(\w+)", text, re.IGNORECASE)
+        answer = card.locator(".response").first.inner_text()
+        right = wanted(soil[1], forecast[1]) if soil and forecast else ""
+        if right in answer:
+            walk.click_at(card.locator("button.thumb.good"))
+        elif number % 2:
+            walk.click_at(card.locator("button.thumb.bad"))
+        else:
+            walk.click_at(card.locator("details.correct summary"))
+            field = card.locator("[name=correction]")
+            if field.evaluate("field => field.tagName") == "SELECT":
+                field.select_option(value=reply(right))  # a native list, which the page does not draw itself
+            else:
+                walk.click_at(field)
+                walk.page.keyboard.press("Control+A")
+                walk.page.keyboard.insert_text(reply(right))
+            walk.click_at(card.locator("button[value=correct]"))
+        walk.page.wait_for_function(
+            "before => document.querySelector('#rate-form')?.dataset.shown !== before", arg=shown
+        )
+
+
+def training_watched(walk: Walk) -> list[dict[str, Any]]:
+    """Seconds of each phase that the page names until the policy is judged; a picture of some."""
+    phases: list[dict[str, Any]] = []
+    photographed: set[str] = set()
+    heading = walk.page.locator("#h-step")
+    began, changed, text_before = time.monotonic(), time.monotonic(), ""
+    while time.monotonic() - began < PATIENCE_S:
+        with contextlib.suppress(PlaywrightError):  # the region is replaced while it is read
+            text = walk.page.locator("[data-live]").inner_text(timeout=2000)
+            now = time.monotonic()
+            if text != text_before:
+                changed, text_before = now, text
+            named = walk.page.locator(".phase strong")
+            phase = (
+                re.sub(r"[\d,. ]+ of .*", "", named.inner_text(timeout=500)).strip(" ,")
+                if named.count()
+                else ""
+            )
+            if phase and (not phases or phases[-1]["phase"] != phase):
+                phases.append({"phase": phase, "at_s": round(now - began, 1), "unchanged_s": 0.0})
+            if phases:
+                phases[-1]["unchanged_s"] = round(max(phases[-1]["unchanged_s"], now - changed), 1)
+            for kind in ("training", "judging"):
+                if kind in phase.lower() and kind not in photographed:
+                    photographed.add(kind)
+                    time.sleep(3)
+                    walk.photograph(f"5-{kind}")
+            if (
+                heading.inner_text(timeout=500).startswith(("5.", "6."))
+                or walk.page.locator(".outcome-counts").count()
+            ):
+                return phases
+        time.sleep(0.3)
+    raise SystemExit(f"no judged policy within {PATIENCE_S:.0f} s; phases so far: {phases}")
+
+
+def pages(home: Path, pictures: Path, chromium: str) -> dict[str, Any]:
+    """The way of docs/start.md by mouse; seconds, clicks and phases."""
+    pictures.mkdir(parents=True, exist_ok=True)
+    served = Serve(home)
+    try:
+        link = served.link()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+            page = browser.new_context(viewport=WIDTHS["wide"]).new_page()  # type: ignore[arg-type]
+            page.set_default_timeout(60_000)
+            walk = Walk(page, pictures)
+            phases = _walked(walk, link)
+            browser.close()
+        return {"steps": walk.steps, "phases": phases, "overflows": walk.overflows}
+    finally:
+        served.stop()
+
+
+def _walked(walk: Walk, link: str) -> list[dict[str, Any]]:
+    page = walk.page
+    page.goto(link)
+    walk.photograph("0-sign-in")
+    walk.click("button", "Sign in")
+    page.wait_for_url("**/start/")
+    walk.done("sign in")
+    walk.paste("Your agent's name", AGENT)
+    walk.paste("Ten lines or more, pasted or dropped here", data_lines())
+    walk.photograph("1-paste")
+    walk.click("button", "See what is recognised")
+    page.get_by_role("heading", name="What was recognised").wait_for()
+    walk.done("paste, see what is recognised")
+    walk.photograph("2-recognised")
+    walk.click("button", "Import")
+    page.locator(".guide").wait_for()
+    walk.done("import")
+    walk.photograph("3-imported")
+    walk.click_at(page.locator(".guide a", has_text="Rate"))
+    page.get_by_role("heading", name="2. Rate").wait_for()
+    walk.photograph("3-rate")
+    rate_in_place(walk, RATED_IN_PLACE)
+    walk.done(f"rate {RATED_IN_PLACE} in place")
+    walk.click_at(page.locator(".guide a", has_text="Train"))
+    page.get_by_role("button", name="Train", exact=True).wait_for()
+    walk.photograph("4-train")
+    walk.click("button", "Train")
+    phases = training_watched(walk)
+    walk.done("train and judge")
+    walk.photograph("6-judged")
+    walk.click("link", "Leaf through the answers side by side")
+    page.wait_for_load_state("networkidle")
+    walk.photograph("6-answers")
+    page.go_back()
+    walk.done("leaf through answers side by side")
+    if page.get_by_role("button", name=re.compile("^Promote nursery-v")).count():
+        walk.click_at(page.get_by_role("button", name=re.compile("^Promote nursery-v")))
+    else:  # the gate stays closed: by force, with a reason
+        walk.click_at(page.get_by_text("Promote it all the same"))
+        walk.paste("Reason, which stays on record", "trying the loop out")
+        walk.click("button", "Promote by force")
+    page.get_by_role("heading", name="6. Ask it").wait_for()
+    walk.done("promote")
+    walk.photograph("7-ask")
+    walk.click("button", "Ask it and the base model")
+    page.locator(".answer-card .rate-here").nth(1).wait_for(timeout=180_000)
+    walk.done("ask it")
+    walk.photograph("8-answer")
+    walk.click_at(page.locator(".answer-card .rate-here button[value=up]").first)
+    page.locator(".answer-card .picked").first.wait_for()
+    walk.done("rate its answer")
+    walk.photograph("9-rated")
+    return phases
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "way", choices=("shell", "pages", "data"), help="data prints the lines that are brought"
+    )
+    parser.add_argument(
+        "--home", type=Path, help="An empty data folder (default: a new one that is removed)."
+    )
+    parser.add_argument(
+        "--pictures", type=Path, default=Path("newcomer"), help="Folder of the pictures of `pages`."
+    )
+    parser.add_argument("--chromium", default=shutil.which("chromium") or "/usr/bin/chromium")
+    options = parser.parse_args()
+    if options.way == "data":
+        sys.stdout.write(data_lines())
+        return
+    with tempfile.TemporaryDirectory() as new:
+        home = options.home or Path(new)
+        home.mkdir(parents=True, exist_ok=True)
+        found = shell(home) if options.way == "shell" else pages(home, options.pictures, options.chromium)
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
