@@ -151,6 +151,9 @@ CHROMIUM_ARGUMENTS = [
 ]  # fmt: skip
 
 
+LINK = re.compile(r"http://\S+/accounts/link/\S+")
+
+
 class Serve:
     """`manage.py serve` at a terminal of its own, as a newcomer starts it; reads the sign-in link it prints."""
 
@@ -176,11 +179,18 @@ class Serve:
             while block := os.read(self.terminal, 4096):
                 self.said += block.decode("utf-8", "replace")
 
+    def address(self) -> str:
+        """Where it answers, once it does."""
+        deadline = time.monotonic() + 300
+        while "Ratchet is at" not in self.said and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return f"http://localhost:{self.port}"
+
     def link(self) -> str:
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
-            if found := re.search(r"http://\S+/accounts/link/\S+", self.said):
-                return re.sub(r"\x1b\[[0-9;]*m", "", found[0])
+            if found := LINK.search(re.sub(r"\x1b\[[0-9;]*m", "", self.said)):
+                return found[0]
             if self.process.poll() is not None:
                 break
             time.sleep(0.2)
@@ -210,8 +220,7 @@ class Walk:
         self.click_at(self.page.get_by_role(role, name=name, exact=True).first)
 
     def click_at(self, target: Locator) -> None:
-        target.scroll_into_view_if_needed()
-        target.click()  # moves the mouse there and presses its button
+        target.click()  # scrolls to it, moves the mouse there and presses its button
         self.clicks += 1
 
     def paste(self, label: str, text: str) -> None:
@@ -383,6 +392,98 @@ def _walked(walk: Walk, link: str) -> list[dict[str, Any]]:
     return phases
 
 
+# --- Ten tasks ----------------------------------------------------------------------------------------------
+
+SECOND_RUN = """
+from feedback.models import Decision
+from feedback.services import rating_submit
+from rl.models import TrainingRun
+run = TrainingRun.objects.get(pk=1)
+metrics = list(run.metrics.all())
+run.pk, run.policy_made = None, None
+run.save()
+for metric in metrics:
+    metric.pk, metric.run = None, run
+    metric.save()
+for decision in Decision.objects.filter(ratings__thumb="up")[:3]:
+    rating_submit(decision=decision, rater="hugo", thumb="down")
+"""
+"""What two of the tasks need: a run beside the first one, and a rater who differs."""
+
+
+def tasks(home: Path, chromium: str) -> list[dict[str, Any]]:
+    """Clicks of ten tasks from the first page after sign-in, in the folder that `pages` left; fields are one each."""
+    served = Serve(home)
+    try:
+        made = [sys.executable, "manage.py", "shell", "-c", SECOND_RUN]
+        subprocess.run(made, cwd=ROOT, env=served.environment, check=True, stdout=subprocess.DEVNULL)
+        link = [sys.executable, "manage.py", "login_link", "--user", "admin", "--base-url", served.address()]
+        said = subprocess.run(
+            link, cwd=ROOT, env=served.environment, check=True, capture_output=True, text=True
+        )
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+            page = browser.new_context(viewport=WIDTHS["wide"]).new_page()  # type: ignore[arg-type]
+            page.set_default_timeout(60_000)
+            page.goto(LINK.findall(said.stdout)[0])
+            page.get_by_role("button", name="Sign in").click()
+            found = [_task(Walk(page, home), served.address(), *task) for task in TASKS.items()]
+            browser.close()
+        return found
+    finally:
+        served.stop()
+
+
+def _task(walk: Walk, address: str, name: str, steps: tuple[str, ...]) -> dict[str, Any]:
+    """Follow selectors by clicks; `selector = text` types into the field after its click."""
+    page = walk.page
+    page.goto(f"{address}/")
+    for step in steps:
+        selector, _, text = step.partition(" = ")
+        target = page.locator(selector).first
+        walk.click_at(target)
+        if text:
+            page.keyboard.insert_text(text)
+        page.wait_for_load_state("load")
+    sys.stderr.write(f"{walk.clicks} clicks  {name}: {page.url} {page.locator('h1').first.inner_text()}\n")
+    return {"task": name, "clicks": walk.clicks, "at": page.url}
+
+
+CARD = f"[aria-labelledby=agent-{AGENT}]"
+TASKS = {
+    "see why it was refused, rule by rule": (f"{CARD} .big.name a",),
+    "ask the new policy and the base model": (
+        f"{CARD} >> text=Playground",
+        f"textarea[name=question] = {question('Rose', 'open field', 'dry', 'sun', OPTIONS)}",
+        "#playground button[type=submit]",
+    ),
+    "see which answers it lost": (f"{CARD} .big.name a", "a[href*=answers]", "a[href*='show=loss']"),
+    "export for llama.cpp": (f"{CARD} .big.name a", "button[value=export]"),
+    "compare two runs": (
+        "nav >> text=Runs",
+        "input[name=run] >> nth=0",
+        "input[name=run] >> nth=1",
+        "text=Compare the chosen runs",
+    ),
+    "see what raters disagree on": ("nav >> text=Agreement", "text=Decisions on which raters differ"),
+    "give a colleague a key to rate": (
+        f"{CARD} h2 a",
+        "text=Key for a rater",
+        "input[name=name] = hugo",
+        "text=Make the key",
+    ),
+    "withdraw a decision": ("nav >> text=Decisions", ".found li a", "text=Withdraw it"),
+    "roll back": (f"{CARD} .big.name a", "button[value=rollback]"),
+    "undo my import": (
+        f"{CARD} >> text=Imports",
+        "text=Undo…",
+        "input[name=force]",
+        "text=Undo the import >> nth=-1",
+    ),
+}
+"""Task -> the selectors clicked; the last two change what the others look at."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -402,7 +503,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as new:
         home = options.home or Path(new)
         home.mkdir(parents=True, exist_ok=True)
-        found = shell(home) if options.way == "shell" else pages(home, options.pictures, options.chromium)
+        found: Any
+        if options.way == "shell":
+            found = shell(home)
+        elif options.way == "tasks":
+            found = tasks(home, options.chromium)
+        else:
+            found = pages(home, options.pictures, options.chromium)
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
 
 

@@ -83,10 +83,12 @@ class ApiKeyAdmin(FactAdmin):
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """The key is shown in the answer to the form and nowhere else: not in a message, which a cookie would keep."""
+        """The key is shown in the answer to the form and nowhere else: not in a message, which a cookie would keep.
+        `?name=&scopes=rate,read` fills the form in."""
         if not self.has_add_permission(request):
             raise PermissionDenied
-        form = KeyForm(request.POST if request.method == "POST" else None)
+        wanted = {"name": request.GET.get("name", ""), "scopes": request.GET.get("scopes", "").split(",")}
+        form = KeyForm(request.POST if request.method == "POST" else None, initial=wanted)
         secret = ""
         if request.method == "POST" and form.is_valid():
             try:

@@ -77,6 +77,8 @@ def evaluate(
 
     Raises EvaluationRefused, DatasetRefused, RegistryRefused and the furnace's PolicyLoadError.
     """
+    report = progress or _unheard
+    report(0, 0, "loading the libraries")
     from rl.training.evaluate import evaluate_policy
     from rl.training.evaluate_answers import golden_check
     from rl.training.evaluate_distance import kl_to_reference, written_gain
@@ -94,6 +96,7 @@ def evaluate(
     agent = order.agent or (policy.agent if policy else None) or _agent_of(order.checkpoint)
     bounds = gate_bounds(agent)
     asked = order.rewards
+    report(0, 0, "reading the held-out prompts")
     rewards = rewards_located(asked, agent) if asked else ""
     held_out = _held_out_rows(order, policy, agent, bounds.min_evidence)
     if not rewards and REWARDS in held_out.rows:
@@ -121,6 +124,7 @@ def evaluate(
     assert adapter is not None  # one of the two was given
     linear = is_linear(adapter)
     base_model = "" if linear else order.base_model or (policy.base_model if policy else base_of(adapter))
+    report(0, 0, "loading the model")
     against: Any = None
     if rival is not None:
         against = load(adapter_folder(rival), rival.base_model)
@@ -128,6 +132,7 @@ def evaluate(
         # what would answer in its place
         against = load(None, order.base_model or settings.RATCHET_BASE_MODEL) if linear else "base"
     loaded = load(adapter, base_model)
+    report(0, 0, "scoring and answering the held-out prompts")
     baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, served)
     figures = evaluate_policy(
         loaded,
@@ -141,8 +146,9 @@ def evaluate(
         baseline=LinearSide(baseline, served) if baseline is not None else None,
         max_samples=order.max_samples,
         spare=held_out.spare,
-        progress=(lambda done, total: progress(done, total, "")) if progress else None,
+        progress=lambda done, total: report(done, total, ""),
     )
+    report(0, 0, "measuring the distance to the base and the estimates")
     evidence = figures.pop("held_out", {})
     if baseline_facts:
         figures["baseline"] = {**figures.get("baseline", {}), **baseline_facts}
@@ -203,6 +209,10 @@ def evaluate(
     if policy is not None and order.test_data is None:
         registry.policy_evaluated(policy, evaluation, actor=order.actor)
     return {"evaluation": evaluation.pk, **figures}
+
+
+def _unheard(done: int, total: int, text: str) -> None:
+    """Progress that nobody listens to."""
 
 
 ON_FILE = {"refused": "on a file it is not asked, as the log is held out too and a look at it counts"}

@@ -342,9 +342,13 @@ class PhaseRecorder:
             self.progress(done, total, text)
         if not total:
             self.name = text
-        # a text with a total is a stage of an export, whose total may be bytes: the stage says more than they do
-        counted = f", {text}" if text and total else f", {done:,} of {total:,}" if total else ""
-        self._write(f"{self.name or 'at work'}{counted}", new=not total)
+        name = self.name or "at work"
+        if total and text:
+            # a stage of an export, whose total may be bytes: the stage says more than they do
+            words = f"{name.partition(', ')[0]}, {text}"
+        else:
+            words = f"{name}, {done:,} of {total:,}" if total else name
+        self._write(words, new=not total)
 
     def _write(self, words: str, *, new: bool) -> None:
         now = time.monotonic()

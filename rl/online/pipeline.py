@@ -184,6 +184,17 @@ def _phase(progress: Progress | None, name: str) -> None:
         progress(0, 0, name)
 
 
+def _within(progress: Progress | None, name: str) -> Progress | None:
+    """Progress of a part: the phases it names are those of `name`."""
+    if progress is None:
+        return None
+
+    def report(done: int, total: int, text: str = "") -> None:
+        progress(done, total, text if total or not text else f"{name}, {text}")
+
+    return report
+
+
 def _next_step(policy: Policy, outcome: PipelineResult) -> str:
     stage = str(policy.stage)
     if stage == Policy.Stage.CHAMPION:
@@ -216,7 +227,7 @@ def _gate_report(
         )
         _phase(progress, "judging")
         try:
-            evaluate(order, progress)
+            evaluate(order, _within(progress, "judging"))
         except (EvaluationRefused, DatasetRefused) as refusal:
             outcome.reason = str(refusal)
             PolicyEvent.objects.create(
@@ -251,7 +262,8 @@ def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list
     if policy.kind == Policy.Kind.LINEAR:
         own = policy.artifacts.filter(format="linear")
         if not own.exists():
-            export_service.export(export_service.ExportOrder(policy=policy.name, actor=ACTOR), progress)
+            order = export_service.ExportOrder(policy=policy.name, actor=ACTOR)
+            export_service.export(order, _within(progress, "exporting"))
         return [artifact.path for artifact in own]
     whole = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
     _phase(progress, "exporting")
@@ -259,7 +271,7 @@ def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list
         order = export_service.ExportOrder(
             policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
         )
-        export_service.export(order, progress)
+        export_service.export(order, _within(progress, "exporting"))
     _serving_file(policy, progress)
     adapters = policy.artifacts.filter(format="gguf-lora", quantization="")
     return [artifact.path for artifact in (*whole, *adapters)]
@@ -271,9 +283,8 @@ def _serving_file(policy: Policy, progress: Progress | None) -> None:
         return
     _phase(progress, "exporting")
     try:
-        export_service.export(
-            export_service.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR), progress
-        )
+        order = export_service.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR)
+        export_service.export(order, _within(progress, "exporting"))
     except ValueError as refusal:
         # no LoRA pairs, or a family without a converter: the whole file serves instead
         logger.warning("%s has no adapter file to serve: %s", policy.name, refusal)

@@ -81,9 +81,11 @@ class Command(RatchetCommand):
                 ],
             }  # fmt: skip
         if action == "promote":
-            moved = registry.policy_promote(
-                policy, options["to"], actor=actor, reason=options["reason"], force=options["force"]
-            )
+            with self.bar("promoting") as bar:
+                bar.update(0, 0, "asking the gate, then writing the files it is served from")
+                moved = registry.policy_promote(
+                    policy, options["to"], actor=actor, reason=options["reason"], force=options["force"]
+                )
         elif action == "reject":
             moved = registry.policy_reject(policy, actor=actor, reason=options["reason"])
         else:
