@@ -3,12 +3,14 @@
 The agent is a plant nursery's, unknown to this project: its own options, its own key, and raters who want soaking where
 the soil is dry under a sunny forecast, nothing where it is wet. Each way begins with an empty data folder and ends with
 the new champion's answer. Prints seconds per step as JSON; `shell` also the longest silence of each command, `pages`
-writes a picture of each step, wide and narrow, light and dark, and --strip makes a film strip of them.
+writes a picture of each step, wide and narrow, light and dark. `tasks` then counts the clicks of ten tasks in the
+folder that `pages` left, and `strip` makes the README's film strip of its pictures.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import itertools
 import json
@@ -484,6 +486,52 @@ TASKS = {
 """Task -> the selectors clicked; the last two change what the others look at."""
 
 
+# --- The film strip -----------------------------------------------------------------------------------------
+
+STRIP = ROOT / "docs" / "images" / "newcomer.webp"
+FRAMES = {
+    "1-paste": "Paste what your app decided",
+    "2-recognised": "See what is recognised",
+    "3-rate": "Rate in place",
+    "5-training": "Train, with every phase named",
+    "6-answers": "Leaf through answers, side by side",
+    "8-answer": "Ask the new champion",
+}
+"""Picture -> the words below it."""
+STRIP_PAGE = """<style>
+body {{ margin: 0; padding: 20px; background: #f4f2ee; font: 600 19px system-ui, sans-serif; color: #1b2430;
+  display: grid; grid-template-columns: repeat(3, 1fr); gap: 18px 20px; width: 1560px; }}
+figure {{ margin: 0; }}
+img {{ width: 100%; display: block; border: 1px solid #cfcac0; border-radius: 10px; }}
+figcaption {{ padding: 8px 2px 0; }}
+b {{ color: #0f6e66; margin-right: 6px; }}
+</style>{figures}"""
+
+
+def _encoded(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
+
+
+def strip(pictures: Path, chromium: str) -> dict[str, Any]:
+    """One picture of six frames that `pages` took, for the README."""
+    from PIL import Image
+
+    figures = "".join(
+        f"<figure><img src='data:image/png;base64,{_encoded(pictures / f'{name}-frame.png')}'><figcaption>"
+        f"<b>{number}</b>{words}</figcaption></figure>"
+        for number, (name, words) in enumerate(FRAMES.items(), 1)
+    )
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        page = browser.new_page(viewport={"width": 1600, "height": 800})
+        page.set_content(STRIP_PAGE.format(figures=figures))
+        page.wait_for_load_state("load")
+        page.screenshot(path=Path(folder) / "strip.png", full_page=True)
+        browser.close()
+        Image.open(Path(folder) / "strip.png").convert("RGB").save(STRIP, quality=80, method=6)
+    return {"strip": str(STRIP.relative_to(ROOT)), "bytes": STRIP.stat().st_size}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -508,6 +556,8 @@ def main() -> None:
             found = shell(home)
         elif options.way == "tasks":
             found = tasks(home, options.chromium)
+        elif options.way == "strip":
+            found = strip(options.pictures, options.chromium)
         else:
             found = pages(home, options.pictures, options.chromium)
         sys.stdout.write(json.dumps(found, indent=1) + "\n")

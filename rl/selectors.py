@@ -21,7 +21,7 @@ from rl.gates.figures import Headline, Share, headline_of, is_number, share_of
 from rl.gates.headlines import TITLES
 from rl.models import Artifact, Evaluation, Experiment, LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learner_config import learner_defaults
-from rl.models.runs import LEARNER
+from rl.models.runs import LEARNER, TRAINING
 
 EVENTS_SHOWN = 100
 """Newest events and evaluations shown of one policy."""
@@ -225,7 +225,9 @@ def run_eta_s(run: TrainingRun) -> float | None:
     if run.status != TrainingRun.Status.RUNNING or not run.steps_done or not run.steps_total:
         return None
     first = run.metrics.order_by("step").first()
-    begun = first.at if first is not None and run.steps_done > first.step else run.started_at
+    # before the first row of figures by the phase: a run begins with libraries and a model to load
+    earlier = run.phase_at if run.phase == TRAINING else run.started_at
+    begun = first.at if first is not None and run.steps_done > first.step else earlier
     steps = run.steps_done - (first.step if first is not None and run.steps_done > first.step else 0)
     if begun is None or run.heartbeat_at is None or steps <= 0:
         return None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
+from django.utils import timezone
 from django_q.models import OrmQ
 
 from feedback.accounts.roles import role_give
@@ -16,7 +18,7 @@ from feedback.models import Decision, Lease, Rating
 from feedback.services import decision_record, rating_submit
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.registry import service as registry
-from rl.selectors import AgentCard, agent_cards
+from rl.selectors import AgentCard, agent_cards, run_eta_s
 from rl.views.next_step import GUIDE, guide_of
 from tests.support.api_client import person
 from tests.test_held_out_answers import answered, evaluation
@@ -81,6 +83,28 @@ def test_a_newer_candidate_is_led_on_beside_a_champion() -> None:
     assert states(card_of("shop")) == "dddnoo"
     registry.policy_reject(newer, actor="eve", reason="worse")
     assert states(card_of("shop")) == "dddddn"
+
+
+def test_the_way_to_go_is_told_by_the_training_alone_not_by_what_came_before_it() -> None:
+    now = timezone.now()
+    begun = {
+        "started_at": now - timedelta(hours=1),
+        "phase": "training",
+        "phase_at": now - timedelta(seconds=20),
+    }
+    run = make_run("shop", status="running", finished_at=None, heartbeat_at=now, steps_total=10, **begun)
+    run.metrics.all().delete()
+    type(run).objects.update(steps_done=2)
+    run.refresh_from_db()
+    assert run_eta_s(run) == pytest.approx(80, abs=5)
+
+
+def test_the_reason_for_a_method_is_said_without_who_took_it() -> None:
+    run = make_run("shop")
+    run.result = {"why": "auto took sft: 51 responses that people wrote"}
+    assert run.method_reason == "51 responses that people wrote"
+    run.result = {"why": "sft was asked for"}
+    assert run.method_reason == ""
 
 
 # --- The page -----------------------------------------------------------------------------------------------

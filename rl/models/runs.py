@@ -171,6 +171,12 @@ class TrainingRun(models.Model):
         return self.status == self.Status.SUCCEEDED and self.follow_up in self.FOLLOW_UP_PENDING
 
     @property
+    def method_reason(self) -> str:
+        """Reason why `auto` took the method; empty where somebody named it."""
+        why = str(self.result.get("why", ""))
+        return why.partition(": ")[2] if why.startswith("auto took ") else ""
+
+    @property
     def phase_words(self) -> str:
         """The phase with the steps done in it; empty between phases."""
         steps = self.phase == TRAINING and self.steps_total
