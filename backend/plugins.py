@@ -87,7 +87,7 @@ def plugins_load(kind: str, paths: Sequence[str] = ()) -> None:
     for named in (*_of_setting(kind, paths), *_of_packages(kind)):
         known = plugins.get((kind, named.place))
         if known is None or known.fault:
-            plugins[kind, named.place] = _loaded(named)
+            plugins[kind, named.place] = _plugin_load(named)
 
 
 def _of_setting(kind: str, paths: Sequence[str]) -> Iterator[_Named]:
@@ -114,7 +114,7 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
     return {group: list(found.select(group=group)) for group in (f"ratchet.{kind}" for kind in KINDS)}
 
 
-def _loaded(named: _Named) -> Plugin:
+def _plugin_load(named: _Named) -> Plugin:
     kind = KINDS[named.kind]
     had_torch = "torch" in sys.modules
     try:
@@ -145,7 +145,7 @@ def object_at(path: str, attribute: str) -> Any:
     module, colon, name = path.partition(":")
     if not colon:
         try:
-            return _within(import_module(path), attribute)
+            return _attribute_path(import_module(path), attribute)
         except ModuleNotFoundError as error:
             module, _, name = path.rpartition(".")
             if error.name != path or not module:
@@ -153,10 +153,10 @@ def object_at(path: str, attribute: str) -> Any:
     found: Any = import_module(module)
     for part in name.split(".") if name else ():
         found = getattr(found, part)
-    return _within(found, attribute)
+    return _attribute_path(found, attribute)
 
 
-def _within(found: Any, attribute: str) -> Any:
+def _attribute_path(found: Any, attribute: str) -> Any:
     return getattr(found, attribute) if isinstance(found, ModuleType) else found
 
 

@@ -237,7 +237,7 @@ class Bench:
         from rl.training.preflight import trained_between_looks
         from rl.training.progress import Silent
 
-        recipe = RECIPES[cell.method]["cpu"].with_knobs(seed=cell.seed).fitted(len(train))
+        recipe = RECIPES[cell.method]["cpu"].with_knobs(seed=cell.seed).fit_to_rows(len(train))
         more: dict[str, Any] = {}
         if cell.method in SAMPLED:
             recipe = recipe.with_knobs(max_steps=min(cell.steps, recipe.steps(len(train))))

@@ -196,12 +196,12 @@ def measure(samples: int) -> dict[str, Any]:
 def explained() -> None:
     """How the queue is walked, on stderr."""
     from feedback.explorer.search import DecisionFilter
-    from feedback.rating.queue_order import in_order, stretches
+    from feedback.rating.queue_order import queue_sort, stretches
 
     for within in (DecisionFilter(), DecisionFilter(policy="filer-v2"), DecisionFilter(tag="billing")):
         for stretch in stretches(within):
             for lane in stretch.lanes:
-                sys.stderr.write(f"{within}\n{in_order(lane).values('pk')[:50].explain(analyze=True)}\n")
+                sys.stderr.write(f"{within}\n{queue_sort(lane).values('pk')[:50].explain(analyze=True)}\n")
 
 
 def main() -> None:

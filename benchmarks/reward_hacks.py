@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.rewards import sandbox
-from rl.rewards.base import RewardSample, normalised
+from rl.rewards.base import RewardSample, reward_normalise
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.rewards.sandbox import Limits
 from tests.support.reward_hacks import ASSERTS, HACKS, HALF_RIGHT, HONEST, SHAPES
@@ -34,7 +34,7 @@ def earned(codes: list[str], facts: dict[str, object]) -> list[float]:
     values = CodeExecutionReward(enabled=True, limits=LIMITS).score(
         [RewardSample([], f"```python\n{code}\n```", "assistant", facts) for code in codes]
     )
-    return [normalised(-2.0 if value.raw is None else value.raw) for value in values]
+    return [reward_normalise(-2.0 if value.raw is None else value.raw) for value in values]
 
 
 def appended(code: str) -> float:

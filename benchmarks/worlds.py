@@ -198,7 +198,7 @@ def trained_fast(
         train, held = taught.train, taught.held_out
     else:
         train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
-    recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fitted(len(train))
+    recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fit_to_rows(len(train))
     module, _, name = method_named(method).trainer.partition(":")
     trains = getattr(importlib.import_module(module), name)
     if recipe.search > 1:

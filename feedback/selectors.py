@@ -170,7 +170,7 @@ def feedback_counts(agent: str) -> FeedbackCounts:
         .first()
     )
     decisions = decisions_of(agent).count()
-    imitated = decisions_of(agent).order_by().filter(_imitated())
+    imitated = decisions_of(agent).order_by().filter(_imitation_condition())
     return FeedbackCounts(
         decisions=decisions,
         ratings=ratings["n"],
@@ -184,10 +184,10 @@ def feedback_counts(agent: str) -> FeedbackCounts:
     )
 
 
-def _imitated() -> Q:
+def _imitation_condition() -> Q:
     wanted = Q()
     for tag in IMITATED:
-        wanted |= tagged(tag)
+        wanted |= tag_condition(tag)
     return wanted
 
 
@@ -225,7 +225,7 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
     outcomes = Outcome.objects.filter(decision__withdrawal=None).order_by().values("decision__agent")
     measured = dict(outcomes.annotate(n=Count("pk")).values_list("decision__agent", "n"))
     few = [row["agent"] for row in decisions if row["n"] <= MOST_TAGGED]
-    imitated = _by_agent(Decision.objects.filter(_imitated(), agent__in=few))
+    imitated = _by_agent(Decision.objects.filter(_imitation_condition(), agent__in=few))
     traced = _by_agent(Decision.objects.filter(trace__isnull=False))
     rated: dict[str, dict[str, Any]] = {row["decision__agent"]: dict(row) for row in ratings}
     compared: dict[str, dict[str, Any]] = {row["left__agent"]: dict(row) for row in comparisons}
@@ -370,7 +370,7 @@ def responses_tagged(agent: str, tags: Sequence[str]) -> Iterator[ResponseFact]:
     """Decisions of an agent that carry one of these tags, rated or not."""
     wanted = Q()
     for tag in tags:
-        wanted |= tagged(tag)
+        wanted |= tag_condition(tag)
     yield from _responses(decisions_of(agent).filter(wanted).order_by("pk"))
 
 
@@ -381,7 +381,7 @@ def _responses(rows: QuerySet[Decision]) -> Iterator[ResponseFact]:
     yield from (ResponseFact(*row, judged=False) for row in facts.iterator(chunk_size=CHUNK))
 
 
-def tagged(tag: str) -> Q:
+def tag_condition(tag: str) -> Q:
     """Condition on a decision or a rating: it carries this tag."""
     if connection.vendor == "postgresql":
         return Q(tags__contains=[tag])

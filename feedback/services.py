@@ -165,10 +165,10 @@ def rating_change(row: Rating, before: bool) -> int:
 
     before: whether the row it supersedes was counted.
     """
-    return int(counted(row)) - int(before)
+    return int(counts_in_progress(row)) - int(before)
 
 
-def counted(row: Rating) -> bool:
+def counts_in_progress(row: Rating) -> bool:
     """True if a rating that stands is one of its decision's ratings by people."""
     return not row.withdrawn and row.rater_kind == RaterKind.HUMAN
 
@@ -221,7 +221,7 @@ def _withdraw(
         with transaction.atomic():
             written = row_write(row)
             if written.created and isinstance(said, Rating) and isinstance(row, Rating):
-                change = rating_change(row, counted(said))
+                change = rating_change(row, counts_in_progress(said))
                 priority_update(row.decision_id, ratings_human_change(row.decision_id, change))
             return written
     except IntegrityError:

@@ -98,13 +98,13 @@ def sums_read(folder: Path) -> dict[str, str]:
     except ValueError as error:
         raise FileDamaged(path, "a record of sums", "no JSON", "copy the folder again") from error
     if path.name == MANIFEST:
-        found = _exported(found)
+        found = _manifest_sums(found)
     if not isinstance(found, dict) or not all(isinstance(s, str) and is_sum(s) for s in found.values()):
         raise FileDamaged(path, "a record of sums", "something else", "copy the folder again")
     return found
 
 
-def _exported(manifest: object) -> object:
+def _manifest_sums(manifest: object) -> object:
     """The sums that an export's manifest names; {} for a JSON file of another program that has its name."""
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, list) or not all(isinstance(file, dict) and "path" in file for file in files):

@@ -281,7 +281,7 @@ def spool_faults() -> Findings:
     if not folder.is_dir():
         return
     spool = Outbox(folder)
-    if spool.unhandled():
+    if spool.pending_days():
         yield Diagnosis(
             "spool", REMARK, f"decisions in {folder} are not in the database yet",
             f"they go in while the server or its clock runs: {PROGRAM} serve, or {PROGRAM} online_learner tick",

@@ -141,9 +141,9 @@ def test_a_decision_on_its_way_is_in_the_backup(
 
     monkeypatch.setattr(archive, "database_copy", sent_meanwhile)
     archive.backup(tmp_path / "b")
-    assert not spool.unhandled()
+    assert not spool.pending_days()
     copied = Outbox(tmp_path / "b/home/spool/decisions")
-    assert len(copied.unhandled()) == 1
+    assert len(copied.pending_days()) == 1
 
 
 def test_journals_are_copied_before_progress_and_that_before_the_spool(ratchet_home: Path) -> None:

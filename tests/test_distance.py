@@ -18,7 +18,7 @@ from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
 from rl.datasets.gate_distance import distance_of, gate_distance, gate_distances_cached
 from rl.datasets.holdout import SplitCounts
-from rl.jobs.teachability import STILL, doubt, optimiser_steps, rate_sum
+from rl.jobs.teachability import STILL, optimiser_steps, rate_sum, teachability_warning
 from rl.models import GateSettings
 from rl.recipes import RECIPES
 from tests.support.api_client import person
@@ -137,23 +137,23 @@ def test_learning_rates_add_up_over_warm_up_and_decay() -> None:
 
 
 def test_seventeen_pairs_and_two_steps_teach_nothing_and_say_so() -> None:
-    said = doubt(CPU, 17, "pairs")
+    said = teachability_warning(CPU, 17, "pairs")
     assert said.startswith("17 pairs and 2 optimiser steps: too little to change what the policy answers ")
     assert "give --epochs" in said
     epochs = float(said.rsplit(" ", 1)[1])
     longer = CPU.with_knobs(epochs=epochs)
     assert rate_sum(longer, longer.steps(17)) * CPU.lora_alpha / CPU.lora_r >= STILL
-    assert "too little" not in doubt(longer, 17, "pairs")
+    assert "too little" not in teachability_warning(longer, 17, "pairs")
 
 
 def test_few_rows_are_learnt_by_heart_and_many_raise_no_doubt() -> None:
-    assert "by heart" in doubt(CPU.with_knobs(epochs=20.0), 17, "pairs")
-    assert doubt(CPU, 400, "pairs") == ""
-    assert doubt(RECIPES["kto"]["cpu"], 90, "labels") == ""
+    assert "by heart" in teachability_warning(CPU.with_knobs(epochs=20.0), 17, "pairs")
+    assert teachability_warning(CPU, 400, "pairs") == ""
+    assert teachability_warning(RECIPES["kto"]["cpu"], 90, "labels") == ""
 
 
 def test_a_run_that_was_cut_short_on_purpose_is_told_of_its_steps() -> None:
-    assert "give --max-steps" in doubt(CPU.with_knobs(max_steps=1), 400, "pairs")
+    assert "give --max-steps" in teachability_warning(CPU.with_knobs(max_steps=1), 400, "pairs")
 
 
 def test_ppo_makes_several_updates_of_a_step() -> None:

@@ -325,12 +325,10 @@ def test_what_others_say_too_is_no_mark() -> None:
     marks = marks_of(UNIT, [row.pk], [])
     assert marks.texts == ("In the long street.",)
     assert marks.prompts_own == frozenset()
-    assert marks.redacted("asked Where is the nearest post office? of user-4711.") == (
+    assert marks.redact("asked Where is the nearest post office? of user-4711.") == (
         "asked Where is the nearest post office? of [erased]."
     )
-    assert (
-        marks.redacted("user-47110 and my-user-4711 are others") == "user-47110 and my-user-4711 are others"
-    )
+    assert marks.redact("user-47110 and my-user-4711 are others") == "user-47110 and my-user-4711 are others"
     assert not marks.in_text("user-47110")
 
 
@@ -346,7 +344,7 @@ def test_a_text_that_was_cut_short_is_known_by_how_it_begins() -> None:
     row = asked(text, "ok", UNIT)
     asked("My neighbour sang in the choir of Bergen until 1962 as well.", "ok", "ada")
     marks = marks_of(UNIT, [row.pk], [])
-    assert marks.redacted(f"expected JSON, found {text[:60]!r}...") == (
+    assert marks.redact(f"expected JSON, found {text[:60]!r}...") == (
         "expected JSON, found '[erased]en until 1962, and t'..."
     )
     assert not marks.in_text("My neighbour sang in the choir of Bergen until 1962 as well.")

@@ -58,7 +58,7 @@ def test_the_support_router_is_answered_by_what_its_tickets_taught(
         run(monkeypatch, script, "--url", live_server.url, "--key", key, "--tickets", "60")
         base, right = capsys.readouterr().out.splitlines()[-1].split(": ")
         assert base == "base"
-        assert recorder.drained(10)
+        assert recorder.drain(10)
         moved = Rating.objects.filter(thumb="down").exclude(correction="")
         assert Rating.objects.filter(thumb="up", decision__response=stub.said).count() == int(
             right.split()[0]
@@ -74,7 +74,7 @@ def test_the_support_router_is_answered_by_what_its_tickets_taught(
     policy, right = capsys.readouterr().out.splitlines()[-1].split(": ")
     assert policy == champion
     assert int(right.split()[0]) >= 15  # of 20; 5 by chance
-    assert recorder.drained(10)
+    assert recorder.drain(10)
     assert Decision.objects.filter(policy=policy, unit__startswith="customer-").count() == 20
 
 

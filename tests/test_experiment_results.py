@@ -11,10 +11,10 @@ from django.utils import timezone
 
 from feedback.models import Outcome
 from feedback.services import rating_submit, rating_withdraw
-from rl.experiments.results import results_of, results_shown
+from rl.experiments.results import results_of, results_represent
 from rl.experiments.schedule import arm_promote, bandit_reweight, experiment_look, tick
 from rl.experiments.traffic import ExperimentRefused, plan_of
-from rl.experiments.verdicts import Rule, effect_of, guarded
+from rl.experiments.verdicts import Rule, effect_of, guardrail_judge
 from rl.models import Experiment, ExperimentEvent, Policy, RewardRecord
 from rl.recipes.experiment_metrics import Guardrail, metric_of
 from rl.registry import service as registry
@@ -120,7 +120,7 @@ def test_simulated_ratings_are_counted() -> None:
 
 
 def test_an_empty_experiment_says_that_it_collects() -> None:
-    shown = results_shown(results_of(running_of()))
+    shown = results_represent(results_of(running_of()))
     assert shown["verdict"] == "collecting"
     assert shown["arms"][1]["effect"]["value"] is None
     assert shown["arms"][1]["effect"]["state"] == "collecting"
@@ -151,7 +151,10 @@ def test_equal_arms_are_rarely_told_apart_by_the_whole_rule() -> None:
             arms = [new[:n], ~new[:n]]
             ups = [Moments.of_counts(int(up[:n][arm].sum()), int(arm.sum())) for arm in arms]
             fails = [Moments.of_counts(int(failed[:n][arm].sum()), int(arm.sum())) for arm in arms]
-            said = effect_of(ups[0], ups[1], rule).state, guarded(fails[0], fails[1], guard, rule).state
+            said = (
+                effect_of(ups[0], ups[1], rule).state,
+                guardrail_judge(fails[0], fails[1], guard, rule).state,
+            )
             if said[0] in ("better", "worse") or said[1] == "harm":
                 alarms += 1
                 break
@@ -166,7 +169,9 @@ def test_where_less_is_better_a_fall_is_a_gain() -> None:
 
 def test_an_arm_that_always_fails_is_harm_though_nothing_varies() -> None:
     guard = Guardrail(metric_of("error_rate"), "lower", 0.02)
-    found = guarded(Moments.of_counts(60, 60), Moments.of_counts(0, 60), guard, rule_of(guardrails=(guard,)))
+    found = guardrail_judge(
+        Moments.of_counts(60, 60), Moments.of_counts(0, 60), guard, rule_of(guardrails=(guard,))
+    )
     assert found.state == "harm"
 
 

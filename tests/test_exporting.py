@@ -146,7 +146,7 @@ def test_what_is_written_is_read_with_the_same_counts(name: str, world: None, tm
     assert report.samples == rows
     assert {reason: count for reason, count in report.left_out.items() if count} == left_out
     assert set(report.left_out) <= set(REASONS)
-    assert formats.named(formats.detect(path)).name == formats.named(name).name
+    assert formats.format_by_name(formats.detect(path)).name == formats.format_by_name(name).name
     assert not any(isinstance(record, RowRefused) for record in formats.read(path))
     forget_everything()
     ratings = tmp_path / "out-ratings.json"

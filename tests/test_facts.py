@@ -129,10 +129,10 @@ def test_a_write_that_was_recorded_by_an_older_version_has_the_hash_it_had() -> 
 
 def test_a_field_added_later_is_hashed_where_it_says_something() -> None:
     given = {"rater": "ada", "thumb": "up"}
-    before = RATING.hashed(RATING.checked(Check(), given))
-    assert LATER.hashed(LATER.checked(Check(), given)) == before
-    assert LATER.hashed(LATER.checked(Check(), given | {"confidence": None})) == before
-    told = LATER.hashed(LATER.checked(Check(), given | {"confidence": 0.0}))
+    before = RATING.hash_values(RATING.validate(Check(), given))
+    assert LATER.hash_values(LATER.validate(Check(), given)) == before
+    assert LATER.hash_values(LATER.validate(Check(), given | {"confidence": None})) == before
+    told = LATER.hash_values(LATER.validate(Check(), given | {"confidence": 0.0}))
     assert told == before | {"confidence": 0.0}
 
 
@@ -145,7 +145,7 @@ def test_every_fault_of_every_field_is_told_at_once() -> None:
         "tags": "polite", "notes": "a\x00b", "confidence": 2,
     }  # fmt: skip
     check = Check()
-    LATER.checked(check, wrong)
+    LATER.validate(check, wrong)
     assert list(check.fields) == list(wrong)
 
 
@@ -157,14 +157,14 @@ def test_what_was_sent_and_is_wrong_is_no_silence() -> None:
 
 def test_a_field_that_is_not_declared_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(TypeError, match="colour"):
-        RATING.checked(Check(), {"rater": "ada", "colour": "red"})
+        RATING.validate(Check(), {"rater": "ada", "colour": "red"})
     with pytest.raises(TypeError, match="preference"):
-        COMPARISON.checked(Check(), {"rater": "ada"})
+        COMPARISON.validate(Check(), {"rater": "ada"})
 
 
 def test_values_that_nobody_sent_are_not_shared_between_rows() -> None:
     one, other = (
-        DECISION.checked(Check(), {"agent": "a", "messages": "q", "response": "r"}) for _ in range(2)
+        DECISION.validate(Check(), {"agent": "a", "messages": "q", "response": "r"}) for _ in range(2)
     )
     assert (one["tags"], one["metadata"]) == ([], {})
     assert one["tags"] is not other["tags"]
@@ -177,20 +177,20 @@ def test_values_that_nobody_sent_are_not_shared_between_rows() -> None:
 def test_a_field_may_be_null_in_a_request_and_in_an_answer_only_where_it_may_be_missing() -> None:
     field = LATER["confidence"]
     words = "How sure the rater is"
-    assert field.sent() == {
+    assert field.request_schema() == {
         "type": ["number", "null"],
         "minimum": 0,
         "maximum": 1,
         "description": words,
     }
-    assert field.shown() == {"type": ["number", "null"]}
-    assert RATING["notes"].shown() == {"type": "string"}
-    assert COMPARISON["preference"].sent()["type"] == "string"
-    assert OUTCOME["at"].shown()["type"] == "string"
+    assert field.answer_schema() == {"type": ["number", "null"]}
+    assert RATING["notes"].answer_schema() == {"type": "string"}
+    assert COMPARISON["preference"].request_schema()["type"] == "string"
+    assert OUTCOME["at"].answer_schema()["type"] == "string"
 
 
 def test_a_thumb_that_was_not_given_is_answered_as_null() -> None:
-    assert RATING.shown(Rating(rater="ada", stars=4))["thumb"] is None
+    assert RATING.represent(Rating(rater="ada", stars=4))["thumb"] is None
 
 
 def test_our_own_format_reads_every_type_of_field() -> None:

@@ -19,7 +19,7 @@ from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
 from rl.rewards.named import AUTO
 from rl.training import preflight
-from rl.training.preflight import AnswerLook
+from rl.training.preflight import AnswerCheck
 from tests.support.tiny_models import tiny_model
 
 SFT = {
@@ -131,8 +131,8 @@ def test_the_form_is_shown_by_what_people_wrote_else_by_valid_answers_liked_or_n
     assert enough.knobs == few.knobs
 
 
-def none_valid() -> AnswerLook:
-    return AnswerLook(24, 0, 0.0, 0.14, "written", 6.0, "mumble", "expected one of the 2 answers")
+def none_valid() -> AnswerCheck:
+    return AnswerCheck(24, 0, 0.0, 0.14, "written", 6.0, "mumble", "expected one of the 2 answers")
 
 
 @pytest.mark.django_db

@@ -18,7 +18,7 @@ from rl.export.weights import BaseWeights, MergedWeights, adapter_open
 from rl.jobs import memory_estimate, train, warm_start
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.memory_estimate import SIZES
-from rl.jobs.teachability import doubt
+from rl.jobs.teachability import teachability_warning
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused
 from rl.recipes import DPO_CONFIG, GRPO_CONFIG, PPO_CONFIG, SFT_CONFIG, RecipeError, RewardModelRecipe
@@ -88,7 +88,7 @@ def test_a_stopped_training_goes_on_and_its_weights_are_kept_switched_off_merged
             assert torch.equal(policy.model(input_ids=ids).logits, before)
         assert not torch.allclose(own, before, atol=1e-2)
         merged = MergedWeights(weights, adapter_open(folder))
-        assert set(merged.replaced()) == kept
+        assert set(merged.replaced_names()) == kept
         plain.model.load_state_dict({name: merged.tensor(name) for name in merged.names}, strict=False)
         assert torch.allclose(plain.model(input_ids=ids).logits, own, atol=1e-5)
     with pytest.raises(ExportRefused, match="export the policy as gguf instead"):
@@ -107,7 +107,7 @@ def test_quantised_weights_cannot_be_trained() -> None:
     with pytest.raises(RecipeError, match="found 4bit and 0"):
         SFT_CONFIG["small_gpu"].with_knobs(lora_r=0)
     recipe = SFT_CONFIG["cpu"].with_knobs(lora_r=0, max_steps=1, learning_rate=1e-6)
-    assert "too little to change what the policy answers" in doubt(recipe, 100)
+    assert "too little to change what the policy answers" in teachability_warning(recipe, 100)
 
 
 @pytest.mark.django_db

@@ -224,8 +224,8 @@ def test_the_pairs_of_a_prompt_are_one_and_each_stays_in_its_slice() -> None:
         Case(0.5, 0.0, ("t", "longer", "shorter"), (), (("longer", 1.0, 0.0), ("shorter", 0.0, 0.0))),
         Case(1, 1, ("t",)),
     ]
-    assert found[0].within("longer") == Case(1.0, 0.0, ("longer",))
-    assert found[0].within("t") == found[0]
+    assert found[0].restrict_to_slice("longer") == Case(1.0, 0.0, ("longer",))
+    assert found[0].restrict_to_slice("t") == found[0]
     # near-identical prompts are one of the prompts' means: (1/2 + 1) / 2, not two pairs of three
     (one,) = items_of(
         [pair("p", 1, 0, cluster="c"), pair("p", 0, 0, cluster="c"), pair("q", 1, 1, cluster="c")]

@@ -44,7 +44,7 @@ def client(live_server: Any, stub: ModelServer) -> Iterator[openai.OpenAI]:
 
 
 def recorded() -> list[Decision]:
-    assert recorder.drained(10)
+    assert recorder.drain(10)
     return list(Decision.objects.order_by("created_at"))
 
 

@@ -264,7 +264,7 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(
     assert evidence_counts("own-bot")["tests"] == 32
     begun = registered("own-bot", base, adapter, method="sft")
     assert begun.run is not None
-    begun.run.snapshot = demonstrated("own-bot", tmp_path / "shown.jsonl")
+    begun.run.snapshot = demonstrations("own-bot", tmp_path / "shown.jsonl")
     begun.run.save()
     recipe = {"reward": "answer", "start_from": begun.name}
     policy = registered("own-bot", base, adapter, method="grpo", recipe=recipe)
@@ -281,7 +281,7 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(
     assert " points in tests passed against base" in sheet.verdicts[1].words
 
 
-def demonstrated(agent: str, path: Path) -> Snapshot:
+def demonstrations(agent: str, path: Path) -> Snapshot:
     """The dataset of a file with 4 answers to train on and 4 held out."""
     rows = []
     for side in ("train", "holdout"):

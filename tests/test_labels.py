@@ -20,7 +20,7 @@ from feedback.rating.suggestions import suggestion_of, suggestion_resolve
 from feedback.services import decision_record, rating_submit
 from rl.agents import widgets
 from rl.datasets.holdout import split_by_hash
-from rl.jobs.label import REWARD_MODEL, LabelRow, LabelsRefused, _stacked, auto_label, rated_rows
+from rl.jobs.label import REWARD_MODEL, LabelRow, LabelsRefused, _stack, auto_label, rated_rows
 from rl.models import LabelRun
 from rl.models.runs import RunRefused
 from rl.reward_models.specs import rewards_located
@@ -178,7 +178,7 @@ def test_what_cannot_be_labelled_is_refused() -> None:
 
 
 def stacked(judge: Any, rows: int = 900) -> tuple[Any, dict[str, str], np.ndarray]:
-    """What `_stacked` makes of ratings whose embedding says a little, and of what a trained model says besides."""
+    """What `_stack` makes of ratings whose embedding says a little, and of what a trained model says besides."""
     draw = np.random.default_rng(2)
     good = draw.random(rows) < 0.5
     x = np.where(good, 0.5, -0.5)[:, None] + draw.normal(size=(rows, 4))
@@ -190,7 +190,7 @@ def stacked(judge: Any, rows: int = 900) -> tuple[Any, dict[str, str], np.ndarra
     said = judge(good, draw, hashes)
     more = {REWARD_MODEL: np.concatenate([said, said[:50]])[:, None]}
     splits = {key: split_by_hash(key) for key in hashes}
-    return _stacked(first, rated, splits, asked, more, good, left_out, 42), left_out, good
+    return _stack(first, rated, splits, asked, more, good, left_out, 42), left_out, good
 
 
 @pytest.mark.slow

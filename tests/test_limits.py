@@ -19,7 +19,7 @@ from backend.rest.reading import StrictJSONParser, object_in, values_in
 from feedback.transfer import formats
 from feedback.transfer.formats import files
 from feedback.transfer.formats.columns import ColumnMap
-from feedback.transfer.formats.layouts import _surveyed
+from feedback.transfer.formats.layouts import _survey
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import file_import
 from rl.agents import template
@@ -199,7 +199,7 @@ def test_a_file_of_bad_lines_is_given_up_while_its_columns_are_looked_for(
             yield row
 
     with pytest.raises(FormatRefused, match="given up after 101 refused rows of 102, the last one line 102"):
-        _surveyed(counted(), "bad.jsonl", ColumnMap())
+        _survey(counted(), "bad.jsonl", ColumnMap())
     assert reads == 101
     with pytest.raises(FormatRefused, match="given up after 101"), formats.readings(path):
         pytest.fail("it was opened")

@@ -18,7 +18,7 @@ from feedback.erasure.service import unit_forget
 from feedback.models import Decision
 from feedback.services import decision_record, rating_submit
 from rl.agents import AGENTS, get_agent
-from rl.api.loop import policy_shown
+from rl.api.loop import policy_represent
 from rl.checksums import file_sum, sums_write
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.evaluation.linear_baseline import baseline_of
@@ -453,7 +453,7 @@ def test_rest_plans_a_linear_training_and_the_learner_retrains_by_it(
     assert (queued.method, queued.base_model, queued.asked_by) == ("linear", "", "online learner")
     report = train.train_queued(queued.pk, actor="test")
     policy = Policy.objects.get()
-    shown = policy_shown(policy)
+    shown = policy_represent(policy)
     assert (report["policy"], shown["kind"], shown["base_model"], shown["baseline"]) == (
         policy.name, "linear", "", None,
     )  # fmt: skip

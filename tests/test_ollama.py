@@ -305,7 +305,7 @@ def test_without_a_name_of_its_own_the_alias_is_the_agent(
 def test_a_loop_goes_on_where_ollama_is_away(policy: Policy, settings: Any) -> None:
     settings.OLLAMA_HOST = "http://127.0.0.1:9"
     outcome = pipeline.PipelineResult(policy.name)
-    pipeline._deployed(policy, outcome)
+    pipeline._deploy(policy, outcome)
     assert outcome.deployed.startswith("not deployed: expected an Ollama server")
     assert not policy.events.filter(kind=PolicyEvent.Kind.DEPLOYED).exists()
 

@@ -206,26 +206,26 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_a_circuit_opens_pauses_tries_once_and_closes() -> None:
     now = [0.0]
     breaker = CircuitBreaker("x", failures=2, pause_s=10, clock=lambda: now[0])
-    breaker.failed()
+    breaker.record_failure()
     breaker.enter()
-    breaker.failed()
+    breaker.record_failure()
     with pytest.raises(BackendFailed, match="2 times in a row"):
         breaker.enter()
     now[0] = 10.0
     breaker.enter()  # the one that tries
     with pytest.raises(BackendFailed):
         breaker.enter()  # the others wait for its word
-    breaker.succeeded()
+    breaker.record_success()
     breaker.enter()
 
 
 def test_a_failed_try_keeps_the_circuit_open() -> None:
     now = [0.0]
     breaker = CircuitBreaker("x", failures=1, pause_s=10, clock=lambda: now[0])
-    breaker.failed()
+    breaker.record_failure()
     now[0] = 10.0
     breaker.enter()
-    breaker.failed()
+    breaker.record_failure()
     now[0] = 19.0
     with pytest.raises(BackendFailed):
         breaker.enter()

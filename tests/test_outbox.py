@@ -59,7 +59,7 @@ def test_days_wholly_replayed_are_removed_and_others_stay(tmp_path: Path) -> Non
         path.write_text(line)
     outbox = Outbox(tmp_path)
     outbox.progress_save(replayed, Progress(position=len(line), sent=1))
-    assert outbox.unhandled() == {pending: len(line)}
+    assert outbox.pending_days() == {pending: len(line)}
     outbox.sweep()
     assert sorted(path.name for path in tmp_path.glob("2020*")) == ["2020-02-29.jsonl"]
 

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from feedback.accounts.roles import role_give
-from rl.api.loop import policy_shown
+from rl.api.loop import policy_represent
 from rl.charts.gate_reports import sheet_lines
 from rl.charts.lineage import BRANCH, TRUNK, Descent, lineage_of
 from rl.charts.versions import HEIGHT, TOP, versions_of
@@ -97,7 +97,7 @@ def test_liked_answers_and_the_known_answer_stand_before_any_accuracy(operator: 
     assert "by 90 of 120 answers that people rated, if it is chance which were rated" in text
     assert text.index("Answers people would like") < text.index("Preference accuracy")
     assert "70.0 % 60.0 to 79.0" in words(operator.get("/policies/").text).replace("\u202f", " ")
-    shown = policy_shown(policy)
+    shown = policy_represent(policy)
     assert (shown["liked"], shown["known_answer"]) == (liked, known)
 
 

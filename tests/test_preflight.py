@@ -11,15 +11,15 @@ from rl.agents import AGENTS, agent_resolve, get_agent
 from rl.agents.inferred import agent_inferred
 from rl.recipes import DPO_CONFIG, GRPO_CONFIG, KTO_CONFIG, SFT_CONFIG, RewardModelRecipe
 from rl.rewards.base import RewardSample
-from rl.rewards.validity import floored
+from rl.rewards.validity import reward_with_validity
 from rl.training import preflight
 from rl.training.hardware import Hardware
 from rl.training.policy import load_policy
 from rl.training.preflight import (
-    AnswerLook,
+    AnswerCheck,
     after_words,
+    answer_check_of,
     form_taught,
-    look_of,
     refusal_of,
     teaches_form,
     warning_of,
@@ -34,9 +34,9 @@ STATE = {"document": "a letter", "folders": ["Mail", "Office"]}
 VALID, UNLISTED = '{"folder": "Mail"}', '{"folder": "Elsewhere"}'
 
 
-def look(valid: int, asked: int = 24, served: str = preflight.FREE) -> AnswerLook:
+def look(valid: int, asked: int = 24, served: str = preflight.FREE) -> AnswerCheck:
     answers = [(VALID, STATE)] * valid + [(UNLISTED, STATE)] * (asked - valid)
-    return look_of(answers, get_agent("filer"), served=served)
+    return answer_check_of(answers, get_agent("filer"), served=served)
 
 
 def test_an_answer_that_is_not_listed_is_not_valid_and_one_is_shown() -> None:
@@ -182,6 +182,6 @@ def test_an_agent_whose_form_was_inferred_is_meant_while_its_policy_is_trained()
     sample = RewardSample([], "a ladder", "desk", {})
     with agent_resolve(inferred):
         assert get_agent("desk") is inferred
-        assert floored(1.5, sample) == -2.0
-        assert preflight._listed(inferred, None), "one of the few answers there are is chosen"
+        assert reward_with_validity(1.5, sample) == -2.0
+        assert preflight._has_options(inferred, None), "one of the few answers there are is chosen"
     assert "desk" not in AGENTS

@@ -26,7 +26,7 @@ from feedback.rating.queue import (
     next_decision,
     queue_progress,
 )
-from feedback.rating.queue_order import in_order, stretches
+from feedback.rating.queue_order import queue_sort, stretches
 from feedback.services import decision_record, rating_submit, rating_withdraw
 from feedback.storage import sampling
 from tests.support.postgres import fresh_database
@@ -165,7 +165,7 @@ def test_the_queue_is_read_in_the_order_of_its_index(within: DecisionFilter) -> 
         decide(number)
     for stretch in stretches(within):
         for lane in stretch.lanes:
-            plan = in_order(lane)[:1].explain()
+            plan = queue_sort(lane)[:1].explain()
             if connection.vendor == "sqlite":
                 assert "decision_asking" in plan
                 assert "USE TEMP B-TREE FOR ORDER BY" not in plan
@@ -478,7 +478,7 @@ def test_the_share_rated_twice_is_the_same_for_decisions_recorded_before_and_aft
     for number, pk in enumerate(ids[20:], start=20):
         decide(number, id=pk)
     twice = set(Decision.objects.filter(ratings_wanted=3).values_list("pk", flat=True))
-    assert twice == {pk for pk in ids if sampling.ratings_wanted("assistant", pk) == 3}
+    assert twice == {pk for pk in ids if sampling.rating_target("assistant", pk) == 3}
     assert {1, 3} == set(wanted())
 
 

@@ -25,7 +25,7 @@ FEW = Recipe(epochs=2.0, batch_size=16, min_steps=100)
     ],
 )
 def test_few_rows_are_passed_over_until_there_are_steps_enough(rows: int, epochs: float, steps: int) -> None:
-    fitted = FEW.fitted(rows)
+    fitted = FEW.fit_to_rows(rows)
     assert (fitted.epochs, FEW.steps(rows), fitted.steps(rows)) == (epochs, steps, steps)
 
 
@@ -37,7 +37,7 @@ def test_a_few_demonstrations_are_shown_until_they_are_learnt() -> None:
 
 def test_steps_that_were_named_are_left_alone() -> None:
     named = dataclasses.replace(FEW, max_steps=7)
-    assert named.fitted(81) is named
+    assert named.fit_to_rows(81) is named
     assert named.steps(81) == 7
     assert dataclasses.replace(FEW, min_steps=0).steps(81) == 12
     assert FEW.steps(0) == 0

@@ -90,7 +90,7 @@ def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
     lines = recorder.spool.days()[0].read_text().splitlines()
     assert [json.loads(line)["body"]["id"] for line in lines] == [one["id"] for one in sent]
     database.error = None
-    assert recorder.drained(10)
+    assert recorder.drain(10)
     assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
 
 
@@ -103,7 +103,7 @@ def test_a_slow_database_holds_nobody_up_and_the_decision_is_there_once(
     assert recorder.record(sent) is Storage.DISK  # it did not wait for the ten seconds
     assert len(recorder.spool.days()[0].read_text().splitlines()) == 1
     database.block.set()
-    assert recorder.drained(10)
+    assert recorder.drain(10)
     assert str(Decision.objects.get().pk) == sent["id"]
 
 
@@ -115,7 +115,7 @@ def test_decisions_of_many_at_once_share_transactions(recorder: Recorder, databa
     database.block.set()
     for thread in threads:
         thread.join()
-    assert recorder.drained(10)
+    assert recorder.drain(10)
     assert Decision.objects.count() == 40
     assert len(database.batches) < 20
 
@@ -143,7 +143,7 @@ def test_who_notes_a_decision_waits_for_nobody(recorder: Recorder, database: Dat
     assert all(journal_contains(recorder.spool.folder, one["id"]) for one in sent)
     assert Decision.objects.count() == 0
     database.block.set()
-    assert recorder.drained(10)
+    assert recorder.drain(10)
     assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
     assert not any(journal_contains(recorder.spool.folder, one["id"]) for one in sent)
     assert not recorder.spool.days()
@@ -199,7 +199,7 @@ def test_more_than_may_be_in_hand_goes_to_the_spool(
     spooled = [json.loads(line)["body"]["id"] for line in recorder.spool.days()[0].read_text().splitlines()]
     assert spooled == [one["id"] for one in sent[2:]]
     database.block.set()
-    assert recorder.drained(10)
+    assert recorder.drain(10)
     assert Decision.objects.count() == 4
 
 
@@ -214,7 +214,7 @@ def test_while_the_database_is_away_what_is_noted_comes_back_too(
         time.sleep(0.001)
     assert len(recorder.spool.days()[0].read_text().splitlines()) == 5
     database.error = None
-    assert recorder.drained(10)
+    assert recorder.drain(10)
     assert Decision.objects.count() == 5
 
 

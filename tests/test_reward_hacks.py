@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl.rewards import sandbox
-from rl.rewards.base import RewardSample, RewardValue, normalised
+from rl.rewards.base import RewardSample, RewardValue, reward_normalise
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.rewards.sandbox import Limits
 from tests.support.reward_hacks import HACKS, HALF_RIGHT, HONEST, SHAPES
@@ -26,7 +26,7 @@ def values_of(codes: list[str], facts: dict[str, Any]) -> list[RewardValue]:
 
 def earned(code: str, **facts: Any) -> float | None:
     (value,) = values_of([code], facts)
-    return None if value.raw is None else normalised(value.raw)
+    return None if value.raw is None else reward_normalise(value.raw)
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))

@@ -16,9 +16,9 @@ from rl.models.runs import RunRefused
 from rl.reward_models import service as reward_models
 from rl.reward_models.service import (
     RewardModelRefused,
-    beats_a_coin,
     ranking_of,
     ranking_text,
+    ranks_above_chance,
     reward_model_judge,
     reward_model_promote,
     reward_model_retire,
@@ -65,7 +65,7 @@ def test_thumbs_are_ranked_by_concordance() -> None:
 
 def test_no_rows_are_no_ranking() -> None:
     found = ranking_of([], []).share
-    assert not beats_a_coin(found)
+    assert not ranks_above_chance(found)
     assert ranking_text(found) == "nothing could be ranked: 0 held-out scores"
 
 
@@ -115,7 +115,7 @@ def test_judging_ranks_both_on_the_same_rows_and_keeps_the_reason(
     assert better.ranking["value"] == 1.0
     assert better.ranking["against"] == champion.name
     champion.refresh_from_db()
-    assert (champion.stage, beats_a_coin(champion.ranking)) == ("retired", False)
+    assert (champion.stage, ranks_above_chance(champion.ranking)) == ("retired", False)
     found["bot-rm-v50"] = wrong
     worse = reward_model_judge(version(ratchet_home, "bot-rm-v50"), actor="test")
     assert worse.stage == "candidate"

@@ -30,7 +30,7 @@ from rl.agents.base import OutcomeWorth, RewardFacts
 from rl.datasets import prepare_training_dataset
 from rl.datasets.reward_records import (
     RewardsRefused,
-    pending,
+    decisions_pending,
     raw_rewards,
     rewarded_at_least,
     rewards_calculate,
@@ -138,7 +138,7 @@ def test_feedback_that_comes_later_makes_it_pending_and_the_old_reward_stays_on_
     row = decide()
     rewards_calculate()
     rating = rating_submit(decision=row, rater="ada", thumb="down").row
-    assert list(pending("support").values_list("pk", flat=True)) == [row.pk]
+    assert list(decisions_pending("support").values_list("pk", flat=True)) == [row.pk]
     rewards_calculate()
     rating_withdraw(rating)
     rewards_calculate()
@@ -158,7 +158,7 @@ def test_everything_said_or_measured_counts_as_news(what: str) -> None:
     else:
         left, right = (one, other) if what.endswith("left") else (other, one)
         comparison_submit(left=left, right=right, preference="left", rater="ada")
-    assert one.pk in set(pending("support").values_list("pk", flat=True))
+    assert one.pk in set(decisions_pending("support").values_list("pk", flat=True))
 
 
 @pytest.mark.django_db

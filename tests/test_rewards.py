@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rl.rewards.base import RewardSample, RewardValue, normalised
+from rl.rewards.base import RewardSample, RewardValue, reward_normalise
 from rl.rewards.code_execution import CodeExecutionDisabled, CodeExecutionReward, code_of
 from rl.rewards.efficiency import EfficiencyReward
-from rl.rewards.engine import Component, RewardEngine, combined, group_advantages
+from rl.rewards.engine import Component, RewardEngine, combine, group_advantages
 from rl.rewards.formats import AgentReward, FormatComplianceReward, SyntaxValidationReward
 from rl.rewards.named import FunctionReward, RewardRefused, rewards_named
 from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
@@ -26,7 +26,7 @@ def raws(function: Any, *samples: RewardSample) -> list[float | None]:
 
 
 def test_the_range_maps_onto_0_to_1() -> None:
-    assert [normalised(raw) for raw in (-2, -1, 0, 2)] == [0.0, 0.25, 0.5, 1.0]
+    assert [reward_normalise(raw) for raw in (-2, -1, 0, 2)] == [0.0, 0.25, 0.5, 1.0]
 
 
 def test_a_raw_reward_outside_its_range_is_refused() -> None:
@@ -225,6 +225,6 @@ def test_a_group_is_judged_against_its_own_mean() -> None:
 
 def test_horizons_that_are_known_share_the_weight() -> None:
     weights = {"immediate": 1.0, "delayed": 3.0, "strategic": 0.0}
-    assert combined({"immediate": 2.0, "delayed": -2.0, "strategic": 2.0}, weights) == pytest.approx(-1.0)
-    assert combined({"immediate": 2.0, "delayed": None}, weights) == 2.0
-    assert combined({"strategic": 2.0}, weights) is None
+    assert combine({"immediate": 2.0, "delayed": -2.0, "strategic": 2.0}, weights) == pytest.approx(-1.0)
+    assert combine({"immediate": 2.0, "delayed": None}, weights) == 2.0
+    assert combine({"strategic": 2.0}, weights) is None

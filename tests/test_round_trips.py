@@ -151,7 +151,7 @@ def test_what_is_written_is_read_back(shape: RowShape, tmp_path: Path) -> None:
                 path.write_text(
                     "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8"
                 )
-            named = formats.named(shape.name)
+            named = formats.format_by_name(shape.name)
             if shape.name != "simulation-ratings":
                 assert formats.detect(path) == named.name
                 found = list(formats.read(path, shape.name))

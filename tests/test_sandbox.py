@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rl.rewards import sandbox
-from rl.rewards.base import RewardSample, normalised
+from rl.rewards.base import RewardSample, reward_normalise
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.rewards.jail_server import FIRST_UID, script_run, server
 from rl.rewards.sandbox import IsolationUnavailable, Limits
@@ -90,7 +90,7 @@ def test_harm_is_contained_and_earns_nothing(what: str) -> None:
         if process.pid not in before and "main.py" in (process.info["cmdline"] or [])
     ]
     assert psutil.wait_procs(left, timeout=5)[1] == []  # killed; the kernel may take a moment to clear up
-    assert normalised(reward_of(code, tests="assert done() == 1")) == 0.0
+    assert reward_normalise(reward_of(code, tests="assert done() == 1")) == 0.0
 
 
 @pytest.mark.slow

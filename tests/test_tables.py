@@ -443,7 +443,12 @@ def test_two_responses_without_a_preference_are_refused(tmp_path: Path) -> None:
 
 def test_a_map_is_parsed() -> None:
     found = ColumnMap.parse("prompt=question, response=answer,rating=stars:1..5", rater="who")
-    assert found.named() == {"prompt": "question", "response": "answer", "rating": "stars", "rater": "who"}
+    assert found.columns_by_field() == {
+        "prompt": "question",
+        "response": "answer",
+        "rating": "stars",
+        "rater": "who",
+    }
     assert found.scale == Scale(1, 5)
     assert ColumnMap.parse("rating=a:b").rating == "a:b"
     assert not ColumnMap()

@@ -17,7 +17,7 @@ from feedback.services import decision_record, outcome_record, rating_submit
 from ratchet_client import TraceCollector, hook_into_agent, records_decision
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.datasets.gate_distance import gate_distance
-from rl.datasets.reward_records import pending, rewards_calculate
+from rl.datasets.reward_records import decisions_pending, rewards_calculate
 from rl.models import RewardRecord, RewardSettings
 from rl.rewards.base import RewardSample
 from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
@@ -165,10 +165,10 @@ def test_a_trace_that_arrives_after_its_decision_was_rewarded_is_not_lost() -> N
     row = decision_record(agent="desk", messages="q", response="r", run_id="run-1").row
     rewards_calculate("desk")
     trace_record(agent="desk", run_id="run-1", steps=[task("failed")])
-    assert list(pending("desk").values_list("pk", flat=True)) == [row.pk]
+    assert list(decisions_pending("desk").values_list("pk", flat=True)) == [row.pk]
     rewards_calculate("desk")
     assert RewardRecord.objects.first().strategic == -2.0  # type: ignore[union-attr]
-    assert not pending("desk").exists()
+    assert not decisions_pending("desk").exists()
 
 
 @pytest.mark.django_db

@@ -233,7 +233,7 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
     database = database_file()
     is_new = database is not None and (not database.is_file() or not database.stat().st_size)
     if not overwrite:
-        if occupied := _occupied(home):
+        if occupied := _paths_in_use(home):
             raise BackupRefused(
                 f"{home} holds {occupied[0].name}: stop the server and add --overwrite to move what is there aside, or "
                 "set RATCHET_HOME to another folder"
@@ -244,7 +244,7 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
                 "to an empty one"
             )
     aside = home / f"{ASIDE}{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    moved = [*_occupied(home), *(home / name for name in REMADE if (home / name).exists())]
+    moved = [*_paths_in_use(home), *(home / name for name in REMADE if (home / name).exists())]
     if database is not None and database.is_file():
         moved += [path for path in database.parent.glob(f"{database.name}*") if path not in moved]
     if overwrite and (home / "secret_key").exists():  # else this very process has just made it
@@ -262,7 +262,7 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
     return manifest
 
 
-def _occupied(home: Path) -> list[Path]:
+def _paths_in_use(home: Path) -> list[Path]:
     """Files that a restore would hide; not what every start makes anew, nor what a restore put aside."""
     database = database_file()
     own = (*REMADE, "secret_key")

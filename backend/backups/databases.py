@@ -103,11 +103,11 @@ def database_restore(file: Path, rows: Mapping[str, int]) -> None:
 def _table_rows() -> dict[str, int]:
     with connection.cursor() as cursor:
         return _counts(
-            sorted(connection.introspection.table_names(cursor)), lambda query: _one(cursor, query)
+            sorted(connection.introspection.table_names(cursor)), lambda query: _scalar(cursor, query)
         )
 
 
-def _one(cursor: object, query: str) -> int:
+def _scalar(cursor: object, query: str) -> int:
     cursor.execute(query)  # type: ignore[attr-defined]
     return int(cursor.fetchone()[0])  # type: ignore[attr-defined]
 
@@ -167,7 +167,7 @@ def _postgres_copy(target: Path) -> tuple[Path, dict[str, int]]:
         cursor.execute("SELECT pg_export_snapshot()")
         snapshot = cursor.fetchone()[0]
         rows = _counts(
-            sorted(connection.introspection.table_names(cursor)), lambda query: _one(cursor, query)
+            sorted(connection.introspection.table_names(cursor)), lambda query: _scalar(cursor, query)
         )
         command = [
             _program("pg_dump"), "--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}",

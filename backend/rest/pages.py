@@ -44,15 +44,15 @@ def page_of(
     onward, back = ("lt", "gt") if descending != backwards else ("gt", "lt")
     ordered = [("-" if onward == "lt" else "") + name for name in names]
     if position is not None:
-        rows = rows.filter(_beyond(names, position, onward))
+        rows = rows.filter(_position_condition(names, position, onward))
     end: list[Any] | None = None
     if among is not None:
         if position is not None:
-            among = among.filter(_beyond(names, position, onward))
+            among = among.filter(_position_condition(names, position, onward))
         for last in among.order_by(*ordered).values_list(*names)[LOOK - 1 : LOOK]:
             end = list(last)
             rows = rows.filter(**{f"{names[0]}__{back}e": end[0]}).filter(
-                _beyond(names, end, back) | Q(**dict(zip(names, end, strict=True)))
+                _position_condition(names, end, back) | Q(**dict(zip(names, end, strict=True)))
             )
     found = list(rows.order_by(*ordered)[: size + 1])
     more = len(found) > size
@@ -116,9 +116,11 @@ def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, 
     return bool(back), position
 
 
-def _beyond(names: Sequence[str], values: Sequence[Any], sense: str) -> Q:
+def _position_condition(names: Sequence[str], values: Sequence[Any], sense: str) -> Q:
     """Rows past a position in the order of several fields; the first field's bound is what an index can use."""
     first = Q(**{f"{names[0]}__{sense}": values[0]})
     if len(names) == 1:
         return first
-    return Q(**{f"{names[0]}__{sense}e": values[0]}) & (first | _beyond(names[1:], values[1:], sense))
+    return Q(**{f"{names[0]}__{sense}e": values[0]}) & (
+        first | _position_condition(names[1:], values[1:], sense)
+    )

@@ -64,17 +64,17 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def listed(schema: Schema, **more: Any) -> Schema:
+def list_schema(schema: Schema, **more: Any) -> Schema:
     return {"type": "array", "items": schema, **more}
 
 
-def paged(schema: Schema) -> Schema:
+def page_schema(schema: Schema) -> Schema:
     """A page of a list, as backend.rest.pages answers."""
     link = {"type": ["string", "null"], "format": "uri"}
     return {
         "type": "object",
         "required": ["next", "previous", "results"],
-        "properties": {"next": link, "previous": link, "results": listed(schema)},
+        "properties": {"next": link, "previous": link, "results": list_schema(schema)},
     }
 
 
@@ -87,7 +87,7 @@ def parameter(
     return OpenApiParameter(name, schema, where, description=description, required=where == "path")
 
 
-def described(
+def describe(
     summary: str,
     answers: Mapping[int, tuple[str, Schema]],
     *,

@@ -41,7 +41,7 @@ class AgentKeeper(Protocol):
     def refusal(self, agent: str, new: str | None) -> str:
         """Reason why the agent cannot be renamed to `new`, or be deleted (None) now; "" where it can."""
 
-    def trained(self, agent: str) -> Mapping[str, list[Any]]:
+    def artifacts_trained(self, agent: str) -> Mapping[str, list[Any]]:
         """Artefacts trained for the agent: {runs, policies, labels}."""
 
     def definition_rows(self, agent: str) -> int:
@@ -115,18 +115,13 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
     if new == agent:
         raise AgentRefused(f"the agent is called {agent!r} already")
     keeper = _keeper()
-    if not _has_anything(agent, keeper):
-        if (
-            keeper is not None
-            and not dry_run
-            and _has_anything(new, keeper)
-            and keeper.files_unlink(agent, new)
-        ):
+    if not _has_rows(agent, keeper):
+        if keeper is not None and not dry_run and _has_rows(new, keeper) and keeper.files_unlink(agent, new):
             return AgentRenamed(
                 agent, new, dry_run
             )  # the rows were renamed before; the files' old names are gone now
         raise AgentNotRecorded(_unknown(agent))
-    if _has_anything(new, keeper):
+    if _has_rows(new, keeper):
         raise AgentRefused(f"there is an agent {new!r} already; two agents cannot become one")
     if keeper is not None and (refusal := keeper.refusal(agent, new)):
         raise AgentRefused(refusal)
@@ -158,14 +153,14 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
     is queued or running, where other agents rest on it, and where it has trained policies and `force` is not given.
     """
     keeper = _keeper()
-    if not _has_anything(agent, keeper):
+    if not _has_rows(agent, keeper):
         if keeper is not None and not dry_run and keeper.files_remove(agent):
             return AgentDeleted(agent, dry_run)  # the rows went before; the files are gone now
         raise AgentNotRecorded(_unknown(agent))
     done = AgentDeleted(agent, dry_run, force, rows_counted(agent))
     if keeper is not None:
         done.files = keeper.files(agent)
-        done.trained = {kind: rows for kind, rows in keeper.trained(agent).items() if rows}
+        done.trained = {kind: rows for kind, rows in keeper.artifacts_trained(agent).items() if rows}
         if not dry_run and (refusal := keeper.refusal(agent, None)):
             raise AgentRefused(refusal)
     if dry_run:
@@ -201,7 +196,7 @@ def _rows_remove(agent: str, actor: str) -> None:
     name_free(agent)
 
 
-def _has_anything(agent: str, keeper: AgentKeeper | None) -> bool:
+def _has_rows(agent: str, keeper: AgentKeeper | None) -> bool:
     return is_known(agent) or (keeper is not None and keeper.definition_rows(agent) > 0)
 
 

@@ -57,7 +57,7 @@ def _question(found: QuestionAgreement) -> dict[str, Any]:
         "decisions": f"{found.decisions:,}",
         "overlapping": f"{found.overlapping:,}",
         "alpha": _coefficient(found.alpha.value),
-        "between": _between(found.alpha),
+        "between": _interval_text(found.alpha),
         "range": _range(found.alpha),
         "raters": [_rater(rater) for rater in found.raters],
         "pairs": [_pair(pair) for pair in found.pairs[:PAIRS_SHOWN]],
@@ -89,7 +89,7 @@ def _pair(pair: PairAgreement) -> dict[str, Any]:
         "shared": f"{pair.shared:,}",
         "agreement": _percent(pair.agreement),
         "kappa": _coefficient(pair.kappa.value),
-        "between": _between(pair.kappa),
+        "between": _interval_text(pair.kappa),
         "bar": _bar(pair.kappa.value),
     }
 
@@ -99,7 +99,7 @@ def _coefficient(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}".replace("-", "−")
 
 
-def _between(estimate: AgreementEstimate) -> str:
+def _interval_text(estimate: AgreementEstimate) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
     return f"{_coefficient(estimate.low)} to {_coefficient(estimate.high)}"

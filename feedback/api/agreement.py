@@ -9,18 +9,18 @@ from rest_framework.response import Response
 
 from backend.rest.errors import Refused
 from backend.rest.reading import parameters
-from backend.rest.schema import Schema, described, listed, parameter
+from backend.rest.schema import Schema, describe, list_schema, parameter
 from backend.rest.views import ApiView
 from feedback.agreement.report import QUESTIONS, agreement_report
-from feedback.api.schemas import SLUG, answered
+from feedback.api.schemas import SLUG, answer_schema
 from feedback.models import SLUG_PATTERN, Aggregation, RaterKind
 from feedback.storage.bodies import nullable
 
 COUNT: Schema = {"type": "integer", "minimum": 0}
 COEFFICIENT: Schema = {"type": ["number", "null"], "maximum": 1, "description": "null: not defined"}
-ESTIMATE: Schema = answered({"value": COEFFICIENT, "low": COEFFICIENT, "high": COEFFICIENT, "n": COUNT})
+ESTIMATE: Schema = answer_schema({"value": COEFFICIENT, "low": COEFFICIENT, "high": COEFFICIENT, "n": COUNT})
 SHARE: Schema = nullable({"type": "number", "minimum": 0, "maximum": 1})
-RATER: Schema = answered(
+RATER: Schema = answer_schema(
     {
         "rater": {"type": "string"},
         "ratings": COUNT,
@@ -31,7 +31,7 @@ RATER: Schema = answered(
         "low": {"type": "boolean", "description": "`enough` is shared and alpha is below `low_alpha`"},
     }
 )
-PAIR: Schema = answered(
+PAIR: Schema = answer_schema(
     {
         "first": {"type": "string"},
         "second": {"type": "string"},
@@ -40,7 +40,7 @@ PAIR: Schema = answered(
         "kappa": {**ESTIMATE, "description": "Cohen's kappa; quadratically weighted for stars and scores"},
     }
 )
-QUESTION: Schema = answered(
+QUESTION: Schema = answer_schema(
     {
         "question": {"type": "string", "enum": [question.name for question in QUESTIONS]},
         "title": {"type": "string"},
@@ -50,17 +50,17 @@ QUESTION: Schema = answered(
         "overlapping": {**COUNT, "description": "Of these, rated by two or more"},
         "alpha": {**ESTIMATE, "description": "Krippendorff's alpha with its 95 % interval"},
         "meaning": {"type": "string"},
-        "raters": listed(RATER, description="Lowest alpha first"),
-        "pairs": listed(PAIR, description="Those who share most first"),
+        "raters": list_schema(RATER, description="Lowest alpha first"),
+        "pairs": list_schema(PAIR, description="Those who share most first"),
         "pairs_left_out": COUNT,
     }
 )
-REPORT: Schema = answered(
+REPORT: Schema = answer_schema(
     {
         "agent": SLUG,
         "rater_kind": {"type": "string", "enum": list(RaterKind.values)},
         "aggregation": {"type": "string", "enum": list(Aggregation.values)},
-        "questions": listed(QUESTION, description="Those that were answered"),
+        "questions": list_schema(QUESTION, description="Those that were answered"),
         "low_alpha": {"type": "number"},
         "enough": COUNT,
     }
@@ -70,7 +70,7 @@ REPORT: Schema = answered(
 class Agreement(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "How far an agent's raters agree",
         {200: ("Per question: alpha, each rater with the others, each two raters", REPORT)},
         parameters=(

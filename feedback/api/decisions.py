@@ -13,9 +13,9 @@ from backend.rest.errors import Refused, error_body
 from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import parameters
-from backend.rest.schema import described, paged, parameter, ref
+from backend.rest.schema import describe, page_schema, parameter, ref
 from backend.rest.views import ApiView
-from feedback.api.representations import decision_shown, outcome_shown, rating_shown
+from feedback.api.representations import decision_represent, outcome_represent, rating_represent
 from feedback.api.schemas import SLUG, fields_in
 from feedback.explorer.decision_facts import reward_query, rewarded_at_least
 from feedback.explorer.search import DecisionWhole, decision_whole, decisions_search, parse_batch_number
@@ -30,7 +30,7 @@ FILTERS = ("agent", "policy", "rated", "since", "q", "min_reward", "batch")
 class Decisions(ApiView):
     scopes = {"GET": "read", "POST": "ingest"}
 
-    @described(
+    @describe(
         "Record a decision, or a list of up to 1,000",
         {
             201: ("Recorded; of a list, at least one and none refused",
@@ -51,11 +51,11 @@ class Decisions(ApiView):
         done = decision_ingest(**fields_in(request.data, "DecisionSent"))
         if not done.stored:
             return Response({"id": str(done.row.pk), "stored": False}, status=202)
-        return Response({**decision_shown(done.row), "stored": True}, status=201 if done.created else 200)
+        return Response({**decision_represent(done.row), "stored": True}, status=201 if done.created else 200)
 
-    @described(
+    @describe(
         "Find decisions, newest first",
-        {200: ("A page of them", paged(ref("DecisionFound")))},
+        {200: ("A page of them", page_schema(ref("DecisionFound")))},
         parameters=(
             parameter("agent", SLUG, "Of this agent"),
             parameter("policy", {"type": "string"}, "Answered by this policy"),
@@ -89,13 +89,13 @@ class Decisions(ApiView):
         among = None
         if least is not None or "rated" in filters or text_looked_through(filters["q"]):
             among = decisions_search(**{**filters, "rated": None, "q": ""})
-        return Response(page_of(found, request, decision_shown, among=among))
+        return Response(page_of(found, request, decision_represent, among=among))
 
 
 class DecisionOne(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "Read one decision with its ratings and outcomes",
         {200: ("The decision", ref("DecisionWhole"))},
         refusals=(404,),
@@ -104,12 +104,12 @@ class DecisionOne(ApiView):
     )
     def get(self, request: Request, pk: uuid.UUID) -> Response:
         parameters(request, ())
-        found = recorded_or_never(pk, then=lambda: _whole(pk))
+        found = recorded_or_never(pk, then=lambda: _decision_get(pk))
         return Response(
             {
-                **decision_shown(found.decision),
-                "ratings": [rating_shown(row) for row in found.ratings],
-                "outcomes": [outcome_shown(row) for row in found.outcomes],
+                **decision_represent(found.decision),
+                "ratings": [rating_represent(row) for row in found.ratings],
+                "outcomes": [outcome_represent(row) for row in found.outcomes],
             }
         )
 
@@ -129,7 +129,7 @@ def _filters(given: dict[str, str]) -> dict[str, Any]:
         found["batch"] = parse_batch_number(check, given["batch"])
     if "rated" in given:
         found["rated"] = check.choice("rated", given["rated"].lower(), ("true", "false")) == "true"
-    check.done("search")
+    check.raise_faults("search")
     return found
 
 
@@ -143,7 +143,7 @@ def _bulk(items: list[Any]) -> Response:
             readable.append(fields_in(item, "DecisionSent"))
             answers.append(None)
         except Refused as refusal:
-            answers.append(_refused("invalid", str(refusal.detail), refusal.fields))
+            answers.append(_refusal_entry("invalid", str(refusal.detail), refusal.fields))
     done = iter(decisions_ingest(readable))
     results = [answer or _result(next(done)) for answer in answers]
     counts = Counter(result["status"] for result in results)
@@ -160,16 +160,16 @@ def _bulk(items: list[Any]) -> Response:
 
 def _result(done: IngestResult | FeedbackRefused) -> dict[str, Any]:
     if isinstance(done, FeedbackRefused):
-        return _refused(done.code, str(done), done.fields)
+        return _refusal_entry(done.code, str(done), done.fields)
     status = 201 if done.created else 200 if done.stored else 202
     return {"status": status, "id": str(done.row.pk), "stored": done.stored}
 
 
-def _refused(code: str, message: str, fields: dict[str, str]) -> dict[str, Any]:
+def _refusal_entry(code: str, message: str, fields: dict[str, str]) -> dict[str, Any]:
     return {"status": 409 if code == "conflict" else 400, **error_body(code, message, fields)}
 
 
-def _whole(pk: uuid.UUID) -> DecisionWhole:
+def _decision_get(pk: uuid.UUID) -> DecisionWhole:
     found = decision_whole(pk)
     if found is None:
         raise DecisionUnknown(f"no decision {pk}", {"id": "does not exist"})

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 
 from backend.rest.errors import Refused
 from backend.rest.reading import parameters
-from backend.rest.schema import described, listed, parameter
+from backend.rest.schema import describe, list_schema, parameter
 from backend.rest.views import ApiView
 from feedback.api.schemas import SLUG
 from feedback.models import SLUG_PATTERN
@@ -21,7 +21,7 @@ from feedback.transfer.formats import SHAPES
 class RatingsExport(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "Export decisions with their ratings and comparisons",
         {200: ("A file, as it is read", {"type": "string"})},
         parameters=(
@@ -31,7 +31,7 @@ class RatingsExport(ApiView):
         tag="ratings",
         operation="ratings_export",
         media_type="application/x-ndjson",
-        also={"application/json": listed({"type": "object"})},
+        also={"application/json": list_schema({"type": "object"})},
         description="JSON lines, or an array where the format has one. A stream that was whole ends with an empty "
         "chunk; one that breaks off before it was not.",
     )

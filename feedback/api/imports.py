@@ -18,9 +18,9 @@ from backend.rest.errors import Refused
 from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import object_in, parameters
-from backend.rest.schema import Schema, described, listed, paged, parameter
+from backend.rest.schema import Schema, describe, list_schema, page_schema, parameter
 from backend.rest.views import ApiView
-from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answered, sent, text
+from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answer_schema, request_schema, text
 from feedback.models import SLUG_PATTERN
 from feedback.storage.bodies import nullable
 from feedback.storage.validation import Check
@@ -41,8 +41,8 @@ REFUSED_SHOWN = 100
 
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "integer", "minimum": 1}
-REFUSED_ROW: Schema = answered({"line": COUNT, "key": {"type": "string"}, "reason": {"type": "string"}})
-REPORT: Schema = answered(
+REFUSED_ROW: Schema = answer_schema({"line": COUNT, "key": {"type": "string"}, "reason": {"type": "string"}})
+REPORT: Schema = answer_schema(
     {
         "file": {"type": "string"},
         "format": {"type": "string"},
@@ -52,17 +52,17 @@ REPORT: Schema = answered(
         },
         **dict.fromkeys((*COUNTS, *ROWS), COUNT),
         "skipped_because": {"type": "object", "additionalProperties": COUNT},
-        "refused": listed(REFUSED_ROW, description="The first 1,000"),
+        "refused": list_schema(REFUSED_ROW, description="The first 1,000"),
         "refused_count": COUNT,
         "problem": {"type": "string", "description": "Why this is no import to be content with, or empty"},
-        "notes": listed({"type": "string"}),
+        "notes": list_schema({"type": "string"}),
         "earlier_import": nullable(NUMBER),
-        "agents": listed(SLUG),
+        "agents": list_schema(SLUG),
         "dry_run": {"type": "boolean"},
-        "next": listed({"type": "string"}),
+        "next": list_schema({"type": "string"}),
     }
 )
-BATCH: Schema = answered(
+BATCH: Schema = answer_schema(
     {
         "batch": NUMBER,
         "file": {"type": "string"},
@@ -80,16 +80,16 @@ BATCH: Schema = answered(
         "undone_by": {"type": "string"},
     }
 )
-WHOLE: Schema = answered(
+WHOLE: Schema = answer_schema(
     {
         **BATCH["properties"],
         "skipped_because": {"type": "object", "additionalProperties": COUNT},
-        "refused": listed(REFUSED_ROW),
-        "notes": listed({"type": "string"}),
+        "refused": list_schema(REFUSED_ROW),
+        "notes": list_schema({"type": "string"}),
         "undone": JSON_OBJECT,
     }
 )
-UNDONE: Schema = answered(
+UNDONE: Schema = answer_schema(
     {
         "batch": NUMBER,
         "file": {"type": "string"},
@@ -99,7 +99,7 @@ UNDONE: Schema = answered(
         "decisions_kept": {**COUNT, "description": "People rated them here, or another import added to them"},
         "traces_kept": COUNT,
         "trained_on": {**JSON_OBJECT, "description": "{runs, policies, labels, snapshots, evaluations}"},
-        "imports_since": listed(NUMBER),
+        "imports_since": list_schema(NUMBER),
     }
 )
 OPTIONAL: dict[str, Schema] = {
@@ -123,9 +123,9 @@ REQUIRED: dict[str, Schema] = {"name": text(255, "The file's name, such as ratin
 class Imports(ApiView):
     scopes = {"GET": "read", "POST": "operate"}
 
-    @described(
+    @describe(
         "List the imports, newest first",
-        {200: ("A page of them", paged(BATCH))},
+        {200: ("A page of them", page_schema(BATCH))},
         parameters=(
             parameter("agent", SLUG, "Of this agent"),
             parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
@@ -145,20 +145,20 @@ class Imports(ApiView):
             raise Refused("agent: expected a slug", fields={"agent": "expected a slug such as support-bot"})
         return Response(page_of(batches(agent), request, import_summary))
 
-    @described(
+    @describe(
         "Import a file of any known format",
         {
             201: ("Imported", REPORT),
             200: ("Nothing new: all of it was here already; or a dry run", REPORT),
         },
-        body=sent(REQUIRED, OPTIONAL),
+        body=request_schema(REQUIRED, OPTIONAL),
         tag="imports",
         operation="imports_make",
         description="The file comes in whole or not at all, as one import that can be undone. Refused where nothing of "
         "it could be stored. Files of more than 10 MB: the page /import/, or `manage.py import_feedback`.",
     )
     def post(self, request: Request) -> Response:
-        facts = _checked(object_in(request.data, required=tuple(REQUIRED), optional=tuple(OPTIONAL)))
+        facts = _import_fields(object_in(request.data, required=tuple(REQUIRED), optional=tuple(OPTIONAL)))
         upload = upload_store(SimpleUploadedFile(facts["name"], facts["file"]), None)
         try:
             order = ImportOrder(
@@ -190,7 +190,7 @@ class Imports(ApiView):
 class ImportOne(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "Read one import with its report",
         {200: ("The import", WHOLE)},
         refusals=(404,),
@@ -208,10 +208,10 @@ class ImportOne(ApiView):
 class ImportUndo(ApiView):
     scopes = {"POST": "operate"}
 
-    @described(
+    @describe(
         "Take an import back",
         {200: ("What was removed, or with dry_run would be", UNDONE)},
-        body=sent({}, {"dry_run": {"type": "boolean"}, "force": {"type": "boolean"}}),
+        body=request_schema({}, {"dry_run": {"type": "boolean"}, "force": {"type": "boolean"}}),
         refusals=(404, 409),
         tag="imports",
         operation="imports_undo",
@@ -223,7 +223,7 @@ class ImportUndo(ApiView):
         return Response(import_undo(pk, actor=grant_of(request).who, **flags).as_dict())
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
+def _import_fields(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request to import. Raises Refused and FeedbackRefused, naming the fields."""
     check = Check()
     facts: dict[str, Any] = {
@@ -236,7 +236,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     mapped = check.text("map", given.get("map", ""), limit=MAX_MAP)
     rater = check.text("rater", given.get("rater", ""), limit=200)
     facts["file"] = _content(check, given)
-    check.done("import")
+    check.raise_faults("import")
     facts["name"] = PurePath(facts["name"].replace("\\", "/")).name or "file"
     if facts["format"] != "auto" and facts["format"] not in (*formats.FORMATS, *formats.SHAPES):
         known = f"expected one of auto, {', '.join(formats.FORMATS)}"

@@ -10,9 +10,9 @@ from rest_framework.response import Response
 
 from backend.rest.access import RATE_AS, grant_of
 from backend.rest.errors import Refused
-from backend.rest.schema import described, ref
+from backend.rest.schema import describe, ref
 from backend.rest.views import ApiView
-from feedback.api.representations import comparison_shown, outcome_shown, rating_shown
+from feedback.api.representations import comparison_represent, outcome_represent, rating_represent
 from feedback.api.schemas import fields_in
 from feedback.recording.recorder import recorded_or_never
 from feedback.services import WriteResult, comparison_submit, outcome_record, rating_submit
@@ -52,7 +52,7 @@ def _answer(written: WriteResult, shown: dict[str, Any]) -> Response:
 class Ratings(ApiView):
     scopes = {"POST": "rate"}
 
-    @described(
+    @describe(
         "Rate a decision",
         {201: ("Stored", ref("Rating")), 200: ("Stored before, with the same body", ref("Rating"))},
         body=ref("RatingSent"),
@@ -64,13 +64,13 @@ class Ratings(ApiView):
         facts = fields_in(request.data, "RatingSent")
         rater = rater_of(request, facts)
         written = recorded_or_never(pk, then=lambda: rating_submit(decision=pk, rater=rater, **facts))
-        return _answer(written, rating_shown(written.row))
+        return _answer(written, rating_represent(written.row))
 
 
 class Comparisons(ApiView):
     scopes = {"POST": "rate"}
 
-    @described(
+    @describe(
         "Compare two decisions on the same prompt",
         {201: ("Stored", ref("Comparison")), 200: ("Stored before, with the same body", ref("Comparison"))},
         body=ref("ComparisonSent"),
@@ -84,13 +84,13 @@ class Comparisons(ApiView):
         written = recorded_or_never(
             facts["left"], facts["right"], then=lambda: comparison_submit(rater=rater, **facts)
         )
-        return _answer(written, comparison_shown(written.row))
+        return _answer(written, comparison_represent(written.row))
 
 
 class Outcomes(ApiView):
     scopes = {"POST": "ingest"}
 
-    @described(
+    @describe(
         "Record a measured fact about a decision",
         {201: ("Stored", ref("Outcome")), 200: ("Stored before, with the same body", ref("Outcome"))},
         body=ref("OutcomeSent"),
@@ -101,4 +101,4 @@ class Outcomes(ApiView):
     def post(self, request: Request, pk: uuid.UUID) -> Response:
         facts = fields_in(request.data, "OutcomeSent")
         written = recorded_or_never(pk, then=lambda: outcome_record(decision=pk, **facts))
-        return _answer(written, outcome_shown(written.row))
+        return _answer(written, outcome_represent(written.row))

@@ -17,10 +17,10 @@ def _time(value: datetime | None) -> str | None:
     return None if value is None else value.isoformat()
 
 
-def decision_shown(row: Decision) -> Shown:
+def decision_represent(row: Decision) -> Shown:
     return {
         "id": str(row.pk),
-        **DECISION.shown(row),
+        **DECISION.represent(row),
         "prompt_hash": row.prompt_hash,
         "trace": str(row.trace_id) if row.trace_id else None,
         "ratings_human": row.ratings_human,
@@ -29,42 +29,42 @@ def decision_shown(row: Decision) -> Shown:
     }
 
 
-def decision_as_shown(facts: Mapping[str, Any]) -> Shown:
+def pending_decision_represent(facts: Mapping[str, Any]) -> Shown:
     """A decision that is on its way into the database, as it will be shown."""
-    return decision_shown(decision_build(**facts, reserved=True))
+    return decision_represent(decision_build(**facts, reserved=True))
 
 
-def rating_shown(row: Rating) -> Shown:
+def rating_represent(row: Rating) -> Shown:
     return {
         "id": str(row.pk),
         "decision": str(row.decision_id),
-        **RATING.shown(row),
+        **RATING.represent(row),
         "supersedes": str(row.supersedes_id) if row.supersedes_id else None,
         "created_at": _time(row.created_at),
     }
 
 
-def comparison_shown(row: Comparison) -> Shown:
+def comparison_represent(row: Comparison) -> Shown:
     return {
         "id": str(row.pk),
         "left": str(row.left_id),
         "right": str(row.right_id),
-        **COMPARISON.shown(row),
+        **COMPARISON.represent(row),
         "supersedes": str(row.supersedes_id) if row.supersedes_id else None,
         "created_at": _time(row.created_at),
     }
 
 
-def outcome_shown(row: Outcome) -> Shown:
+def outcome_represent(row: Outcome) -> Shown:
     return {
         "id": str(row.pk),
         "decision": str(row.decision_id),
-        **OUTCOME.shown(row),
+        **OUTCOME.represent(row),
         "created_at": _time(row.created_at),
     }
 
 
-def trace_shown(row: Trace) -> Shown:
-    facts = TRACE.shown(row)
+def trace_represent(row: Trace) -> Shown:
+    facts = TRACE.represent(row)
     del facts["metadata"]
     return {"id": str(row.pk), **facts, "steps": len(row.steps), "created_at": _time(row.created_at)}

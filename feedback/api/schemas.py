@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 
 from backend.rest.reading import object_in
-from backend.rest.schema import Schema, add_components, listed, ref
+from backend.rest.schema import Schema, add_components, list_schema, ref
 from feedback.models import SLUG_PATTERN
 from feedback.recording.ingest import MAX_BULK
 from feedback.storage.bodies import Body, nullable
@@ -35,7 +35,7 @@ def text(limit: int = MAX_TEXT, description: str = "") -> Schema:
     return {"type": "string", "maxLength": limit, **({"description": description} if description else {})}
 
 
-def sent(required: dict[str, Schema], optional: dict[str, Schema], **more: Any) -> Schema:
+def request_schema(required: dict[str, Schema], optional: dict[str, Schema], **more: Any) -> Schema:
     """A request's object: other fields are refused, optional ones may be null."""
     return {
         "type": "object",
@@ -47,7 +47,7 @@ def sent(required: dict[str, Schema], optional: dict[str, Schema], **more: Any) 
     }  # fmt: skip
 
 
-def body_sent(
+def body_request_schema(
     body: Body,
     before: dict[str, Schema] | None = None,
     after: dict[str, Schema] | None = None,
@@ -55,7 +55,7 @@ def body_sent(
 ) -> Schema:
     """A request's object of a declared body: beside its fields, required ones before them and optional ones after."""
     before, after = before or {}, after or {}
-    fields = {field.name: field.sent() for field in body if field.is_sent}
+    fields = {field.name: field.request_schema() for field in body if field.is_sent}
     return {
         "type": "object",
         "required": [*before, *(field.name for field in body if field.is_required)],
@@ -65,12 +65,12 @@ def body_sent(
     }
 
 
-def body_shown(body: Body, before: dict[str, Schema], after: dict[str, Schema]) -> Schema:
+def body_answer_schema(body: Body, before: dict[str, Schema], after: dict[str, Schema]) -> Schema:
     """An answer's object of a declared body, between its other fields."""
-    return answered({**before, **{field.name: field.shown() for field in body}, **after})
+    return answer_schema({**before, **{field.name: field.answer_schema() for field in body}, **after})
 
 
-def answered(properties: dict[str, Schema]) -> Schema:
+def answer_schema(properties: dict[str, Schema]) -> Schema:
     """An answer's object: every field is there."""
     return {
         "type": "object",
@@ -89,7 +89,7 @@ MESSAGE: Schema = {
     },
     "additionalProperties": True,
 }
-DECISION_SHOWN: Schema = body_shown(
+DECISION_SHOWN: Schema = body_answer_schema(
     DECISION,
     {"id": ID},
     {
@@ -106,7 +106,7 @@ DECISION_SHOWN: Schema = body_shown(
 
 
 def with_fields(schema: Schema, more: dict[str, Schema]) -> Schema:
-    return answered({**schema["properties"], **more})
+    return answer_schema({**schema["properties"], **more})
 
 
 STORED: Schema = {
@@ -131,37 +131,37 @@ BULK_RESULT: Schema = {
 
 COMPONENTS: dict[str, Schema] = {
     "Message": MESSAGE,
-    "DecisionSent": body_sent(DECISION, after={"id": SENT_ID, "created_at": SENT_TIME}),
-    "DecisionsSent": listed(
+    "DecisionSent": body_request_schema(DECISION, after={"id": SENT_ID, "created_at": SENT_TIME}),
+    "DecisionsSent": list_schema(
         {}, minItems=1, maxItems=MAX_BULK, description="Each a DecisionSent, and each answered on its own"
     ),
     "Decision": with_fields(DECISION_SHOWN, {"stored": STORED}),
-    "DecisionLeftOut": answered({"id": ID, "stored": {**STORED, "enum": [False]}}),
-    "DecisionsAnswer": answered(
+    "DecisionLeftOut": answer_schema({"id": ID, "stored": {**STORED, "enum": [False]}}),
+    "DecisionsAnswer": answer_schema(
         {
             "created": {"type": "integer"},
             "repeated": {"type": "integer", "description": "Recorded before, with the same body"},
             "left_out": {"type": "integer"},
             "refused": {"type": "integer"},
-            "results": listed(BULK_RESULT, description="One per decision, in the order they were sent"),
+            "results": list_schema(BULK_RESULT, description="One per decision, in the order they were sent"),
         }
     ),
     "DecisionFound": DECISION_SHOWN,
     "DecisionWhole": with_fields(
-        DECISION_SHOWN, {"ratings": listed(ref("Rating")), "outcomes": listed(ref("Outcome"))}
+        DECISION_SHOWN, {"ratings": list_schema(ref("Rating")), "outcomes": list_schema(ref("Outcome"))}
     ),
-    "RatingSent": body_sent(
+    "RatingSent": body_request_schema(
         RATING,
         after={"id": SENT_ID},
         description=f"At least one of {', '.join(RATING_CONTENT[:-1])} and {RATING_CONTENT[-1]}. A later rating of the "
         "same rater on the same decision supersedes the earlier one, which stays on record.",
     ),
-    "Rating": body_shown(
+    "Rating": body_answer_schema(
         RATING, {"id": ID, "decision": ID}, {"supersedes": nullable(ID), "created_at": TIME}
     ),
-    "OutcomeSent": body_sent(OUTCOME, after={"id": SENT_ID}),
-    "Outcome": body_shown(OUTCOME, {"id": ID, "decision": ID}, {"created_at": TIME}),
-    "ComparisonSent": body_sent(
+    "OutcomeSent": body_request_schema(OUTCOME, after={"id": SENT_ID}),
+    "Outcome": body_answer_schema(OUTCOME, {"id": ID, "decision": ID}, {"created_at": TIME}),
+    "ComparisonSent": body_request_schema(
         COMPARISON,
         before={
             "left": ID,
@@ -169,36 +169,36 @@ COMPONENTS: dict[str, Schema] = {
         },
         after={"id": SENT_ID},
     ),
-    "Comparison": body_shown(
+    "Comparison": body_answer_schema(
         COMPARISON,
         {"id": ID, "left": ID, "right": ID},
         {"supersedes": nullable(ID), "created_at": TIME},
     ),
-    "TraceSent": body_sent(TRACE, after={"id": SENT_ID}),
-    "Trace": answered(
+    "TraceSent": body_request_schema(TRACE, after={"id": SENT_ID}),
+    "Trace": answer_schema(
         {
             "id": ID,
-            **{field.name: field.shown() for field in TRACE if field.name != "metadata"},
+            **{field.name: field.answer_schema() for field in TRACE if field.name != "metadata"},
             "steps": {"type": "integer", "description": "How many"},
             "created_at": TIME,
             "stored": STORED,
-            "decisions": listed(ID, description="Those that are kept"),
+            "decisions": list_schema(ID, description="Those that are kept"),
         }
     ),
-    "FeedbackSent": sent(
+    "FeedbackSent": request_schema(
         {
             "prompt": {**text(), "minLength": 1},
-            "response": DECISION["response"].type.sent(),
-            "score": {**RATING["score"].type.sent(), "description": "0 is worst, 1 is best"},
+            "response": DECISION["response"].type.request_schema(),
+            "score": {**RATING["score"].type.request_schema(), "description": "0 is worst, 1 is best"},
         },
         {
             "id": SENT_ID,
-            "runId": DECISION["run_id"].type.sent(),
-            "notes": RATING["notes"].type.sent(),
+            "runId": DECISION["run_id"].type.request_schema(),
+            "notes": RATING["notes"].type.request_schema(),
         },
     ),
-    "Feedback": answered(
-        {"id": ID, "agentId": SLUG, "score": RATING["score"].type.sent(), "createdAt": TIME}
+    "Feedback": answer_schema(
+        {"id": ID, "agentId": SLUG, "score": RATING["score"].type.request_schema(), "createdAt": TIME}
     ),
 }
 

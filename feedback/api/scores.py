@@ -6,7 +6,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.rest.errors import Refused
-from backend.rest.schema import described, parameter, ref
+from backend.rest.schema import describe, parameter, ref
 from backend.rest.views import ApiView
 from feedback.api.ratings import rater_of
 from feedback.api.schemas import SLUG, fields_in
@@ -16,7 +16,7 @@ from feedback.recording.ingest import scored_response_record
 class Feedback(ApiView):
     scopes = {"POST": "rate"}
 
-    @described(
+    @describe(
         "Record a response with its score",
         {201: ("Stored", ref("Feedback")), 200: ("Stored before, with the same body", ref("Feedback"))},
         body=ref("FeedbackSent"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.schema import described, ref
+from backend.rest.schema import describe, ref
 from backend.rest.views import ApiView
-from feedback.api.representations import trace_shown
+from feedback.api.representations import trace_represent
 from feedback.api.schemas import fields_in
 from feedback.recording.traces import trace_record
 
@@ -15,7 +15,7 @@ from feedback.recording.traces import trace_record
 class Traces(ApiView):
     scopes = {"POST": "ingest"}
 
-    @described(
+    @describe(
         "Record an agent's execution trace and the decisions in it",
         {
             201: ("Stored", ref("Trace")),
@@ -32,5 +32,9 @@ class Traces(ApiView):
         done = trace_record(**fields_in(request.data, "TraceSent"))
         if not done.stored:
             return Response({"id": str(done.trace.pk), "stored": False}, status=202)
-        body = {**trace_shown(done.trace), "stored": True, "decisions": [str(pk) for pk in done.decisions]}
+        body = {
+            **trace_represent(done.trace),
+            "stored": True,
+            "decisions": [str(pk) for pk in done.decisions],
+        }
         return Response(body, status=201 if done.created else 200)

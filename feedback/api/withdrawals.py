@@ -12,9 +12,9 @@ from backend.rest.errors import Refused
 from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import object_in, parameters
-from backend.rest.schema import Schema, described, listed, paged, parameter
+from backend.rest.schema import Schema, describe, list_schema, page_schema, parameter
 from backend.rest.views import ApiView
-from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answered, sent, text
+from feedback.api.schemas import JSON_OBJECT, SLUG, TIME, answer_schema, request_schema, text
 from feedback.erasure.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
 from feedback.models import Withdrawal
 from feedback.storage.validation import Check
@@ -37,7 +37,7 @@ MORE: dict[str, Schema] = {
     "reason": text(500, "Why, for the record"),
     "dry_run": {"type": "boolean", "description": "Count and list; withdraw nothing"},
 }
-DONE: Schema = answered(
+DONE: Schema = answer_schema(
     {
         "withdrawal": {
             "type": ["integer", "null"],
@@ -45,12 +45,12 @@ DONE: Schema = answered(
         },
         "dry_run": {"type": "boolean"},
         "decisions": COUNT,
-        "ids": listed({"type": "string", "format": "uuid"}),
+        "ids": list_schema({"type": "string", "format": "uuid"}),
         "agents": {"type": "object", "additionalProperties": COUNT},
         "trained_on": {**JSON_OBJECT, "description": "{runs, policies, labels, snapshots, evaluations}"},
     }
 )
-ROW: Schema = answered(
+ROW: Schema = answer_schema(
     {
         "id": NUMBER,
         "selection": JSON_OBJECT,
@@ -65,7 +65,7 @@ ROW: Schema = answered(
 )
 
 
-def withdrawal_shown(row: Withdrawal) -> dict[str, Any]:
+def withdrawal_represent(row: Withdrawal) -> dict[str, Any]:
     return {
         "id": row.pk,
         "selection": row.selection,
@@ -82,9 +82,9 @@ def withdrawal_shown(row: Withdrawal) -> dict[str, Any]:
 class Withdrawals(ApiView):
     scopes = {"GET": "read", "POST": "operate"}
 
-    @described(
+    @describe(
         "List the withdrawals, newest first",
-        {200: ("A page of them", paged(ROW))},
+        {200: ("A page of them", page_schema(ROW))},
         parameters=(
             parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
             parameter(
@@ -98,15 +98,15 @@ class Withdrawals(ApiView):
     )
     def get(self, request: Request) -> Response:
         parameters(request, PAGE_PARAMETERS)
-        return Response(page_of(withdrawals(), request, withdrawal_shown))
+        return Response(page_of(withdrawals(), request, withdrawal_represent))
 
-    @described(
+    @describe(
         "Withdraw decisions",
         {
             201: ("Withdrawn", DONE),
             200: ("Nothing to withdraw; or a dry run", DONE),
         },
-        body=sent({}, SELECTION | MORE),
+        body=request_schema({}, SELECTION | MORE),
         tag="decisions",
         operation="decisions_withdraw",
         description="Those that meet everything given leave datasets, queues, counts and exports. They stay on record "
@@ -128,7 +128,7 @@ class Withdrawals(ApiView):
         dry_run = given.get("dry_run", False)
         if not isinstance(dry_run, bool):
             check.fields["dry_run"] = "expected true or false"
-        check.done("withdrawal")
+        check.raise_faults("withdrawal")
         done = decisions_withdraw(
             selection_read(given), actor=grant_of(request).who, reason=reason, dry_run=dry_run
         )
@@ -138,10 +138,10 @@ class Withdrawals(ApiView):
 class WithdrawalRestore(ApiView):
     scopes = {"POST": "operate"}
 
-    @described(
+    @describe(
         "Put the decisions of a withdrawal back",
-        {200: ("How many came back", answered({"withdrawal": NUMBER, "decisions": COUNT}))},
-        body=sent({}, {}),
+        {200: ("How many came back", answer_schema({"withdrawal": NUMBER, "decisions": COUNT}))},
+        body=request_schema({}, {}),
         refusals=(404, 409),
         tag="decisions",
         operation="withdrawals_restore",

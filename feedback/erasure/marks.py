@@ -55,26 +55,26 @@ class Marks:
         """True if a text quotes what is erased."""
         return any(mark in text for mark in self.texts) or self._unit_in(text)
 
-    def redacted(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """A text without what is erased."""
         for mark in self.texts:
             if mark in text:
                 text = text.replace(mark, REDACTED)
         return self._unit_word.sub(REDACTED, text) if self._unit_in(text) else text
 
-    def redacted_json(self, value: Any) -> Any:
+    def redact_json(self, value: Any) -> Any:
         """JSON without what is erased. In an object that belongs to an own prompt, or whose prompt was redacted, all
         words under the keys of CONTENT go: what a policy answered to the prompt says much of it."""
         if isinstance(value, str):
-            return self.redacted(value)
+            return self.redact(value)
         if isinstance(value, list):
-            return [self.redacted_json(item) for item in value]
+            return [self.redact_json(item) for item in value]
         if not isinstance(value, dict):
             return value
-        redacted = {self.redacted(str(name)): self.redacted_json(item) for name, item in value.items()}
+        redacted = {self.redact(str(name)): self.redact_json(item) for name, item in value.items()}
         asked = [name for name in ("messages", "prompt") if name in value]
         if value.get("prompt_hash") in self.prompts_own or any(redacted.get(n) != value[n] for n in asked):
-            return {name: _emptied(item) if name in CONTENT else item for name, item in redacted.items()}
+            return {name: _without_text(item) if name in CONTENT else item for name, item in redacted.items()}
         return redacted
 
     def redacted_bytes(self, data: bytes) -> bytes:
@@ -86,10 +86,10 @@ class Marks:
             ):
                 encoded = form.encode("utf-8", "replace")
                 if encoded in data:
-                    data = data.replace(encoded, _filled(len(encoded)))
+                    data = data.replace(encoded, _filler(len(encoded)))
         if len(self.unit) >= SHORTEST_UNIT and self.unit.encode() in data:
             word = re.compile(self._unit_word.pattern.encode())
-            data = word.sub(lambda found: _filled(len(found[0])), data)
+            data = word.sub(lambda found: _filler(len(found[0])), data)
         return data
 
     def owns(self, record: Any) -> bool:
@@ -120,17 +120,17 @@ class Marks:
         )
 
 
-def _filled(length: int) -> bytes:
+def _filler(length: int) -> bytes:
     return REDACTED.encode()[:length].ljust(length)
 
 
-def _emptied(value: Any) -> Any:
+def _without_text(value: Any) -> Any:
     if isinstance(value, str):
         return REDACTED
     if isinstance(value, list):
-        return [_emptied(item) for item in value]
+        return [_without_text(item) for item in value]
     if isinstance(value, dict):
-        return {name: item if name in HEADER else _emptied(item) for name, item in value.items()}
+        return {name: item if name in HEADER else _without_text(item) for name, item in value.items()}
     return value
 
 

@@ -54,7 +54,8 @@ IN_HAND_S = 2.0
 def spool_erase(marks: Marks, dry_run: bool) -> int:
     """Records of every spool below RATCHET_HOME, sent, waiting or refused."""
     return sum(
-        Outbox(folder).blank(lambda record: _spooled(marks, record), dry_run=dry_run) for folder in _spools()
+        Outbox(folder).blank(lambda record: _erase_from_spools(marks, record), dry_run=dry_run)
+        for folder in _spools()
     )
 
 
@@ -91,7 +92,7 @@ def columns_erase(marks: Marks, dry_run: bool, columns: dict[str, tuple[str, ...
         model = apps.get_model(label)
         count = 0
         for row in model._default_manager.order_by().values("pk", *names).iterator(chunk_size=200):
-            redacted = {name: marks.redacted_json(row[name]) for name in names}
+            redacted = {name: marks.redact_json(row[name]) for name in names}
             changed = {name: value for name, value in redacted.items() if value != row[name]}
             if changed:
                 count += 1
@@ -122,7 +123,7 @@ def files_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
             data = path.read_bytes()
         except OSError:
             continue  # gone meanwhile, or a pipe
-        redacted = _redacted(path, data, marks)
+        redacted = _redact_line(path, data, marks)
         if redacted == data:
             continue
         place = f"files in {path.relative_to(home).parts[0]}/" if path.parent != home else f"file {path.name}"
@@ -191,7 +192,7 @@ def _spools() -> Iterator[Path]:
         yield from sorted(Path(place) for place, _, _ in os.walk(folder))
 
 
-def _spooled(marks: Marks, record: Any) -> bool:
+def _erase_from_spools(marks: Marks, record: Any) -> bool:
     return marks.in_text(record) if isinstance(record, str) else marks.owns(record)
 
 
@@ -218,7 +219,7 @@ def _text_files(home: Path) -> Iterator[Path]:
                 yield path
 
 
-def _redacted(path: Path, data: bytes, marks: Marks) -> bytes:
+def _redact_line(path: Path, data: bytes, marks: Marks) -> bytes:
     if path.suffix in (".json", ".jsonl", ".ndjson"):
         try:
             return _redacted_json(path, data, marks)
@@ -233,12 +234,12 @@ def _redacted_json(path: Path, data: bytes, marks: Marks) -> bytes:
 
     if path.suffix == ".json":
         value = json.loads(data)
-        redacted = marks.redacted_json(value)
+        redacted = marks.redact_json(value)
         return data if redacted == value else written(redacted, 2)
     lines = []
     for line in data.splitlines(keepends=True):
         value = json.loads(line) if line.strip() else None
-        redacted = marks.redacted_json(value)
+        redacted = marks.redact_json(value)
         lines.append(line if redacted == value else written(redacted, None) + b"\n")
     return b"".join(lines)
 

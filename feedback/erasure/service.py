@@ -128,10 +128,12 @@ def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.
             import_string(settings.FEEDBACK_FORGET)(chunk)
         _remove(Decision.objects.filter(pk__in=chunk), dry_run)
     # after the decisions: those that are left are others'
-    shared = _shared(traces, ids)
+    shared = _shared_traces(traces, ids)
     for trace in Trace.objects.filter(pk__in=shared):
         if not dry_run:
-            trace.steps = [_emptied(trace.pk, n, step, done.unit, ids) for n, step in enumerate(trace.steps)]
+            trace.steps = [
+                _step_without_content(trace.pk, n, step, done.unit, ids) for n, step in enumerate(trace.steps)
+            ]
             trace.metadata = {k: v for k, v in trace.metadata.items() if v != done.unit}
             trace.save(update_fields=["steps", "metadata"])
     done.traces_emptied = len(shared)
@@ -148,7 +150,7 @@ def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
     return list(found)
 
 
-def _shared(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid.UUID]:
+def _shared_traces(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid.UUID]:
     """Of these traces, those that decisions of other units belong to."""
     shared: set[uuid.UUID] = set()
     for chunk in _chunks(traces):
@@ -157,7 +159,7 @@ def _shared(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid.UUID]:
     return shared
 
 
-def _emptied(
+def _step_without_content(
     trace: uuid.UUID, index: int, step: dict[str, Any], unit: str, ids: set[uuid.UUID]
 ) -> dict[str, Any]:
     """A step of a shared trace: without its content where it is a decision of the unit."""

@@ -21,8 +21,8 @@ from django.utils.module_loading import import_string
 from feedback.erasure.trained import prompts_trained_on
 from feedback.models import Decision, Lease, Withdrawal
 from feedback.storage.problem_rows import problems_remove
-from feedback.storage.sampling import ratings_wanted
-from feedback.storage.sql import IDS, among
+from feedback.storage.sampling import rating_target
+from feedback.storage.sql import IDS, rows_in
 from feedback.storage.validation import Check, FeedbackRefused
 
 SHOWN_IDS = 100
@@ -81,7 +81,7 @@ class WithdrawalSelection:
             )
         found = Decision.objects.order_by().filter(withdrawal=None)
         if self.ids:
-            found = among(found, "id", list(self.ids))
+            found = rows_in(found, "id", list(self.ids))
         columns = {"batch": "import_batch", "since": "created_at__gte", "until": "created_at__lt"}
         for name in selection:
             if name != "ids":
@@ -100,14 +100,14 @@ def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
             check.fields["ids"] = f"expected UUIDs of decisions, found {value!r:.80}"
     found = WithdrawalSelection(
         ids=tuple(dict.fromkeys(ids)),
-        batch=check.whole("batch", given.get("batch"), 1, 2**63 - 1),
+        batch=check.integer("batch", given.get("batch"), 1, 2**63 - 1),
         agent=check.agent(stated["agent"]) if "agent" in stated else "",
         unit=check.text("unit", stated.get("unit", ""), limit=200),
         source=check.text("source", stated.get("source", ""), limit=40),
         since=check.time("since", stated.get("since")),
         until=check.time("until", stated.get("until")),
     )
-    check.done("selection")
+    check.raise_faults("selection")
     return found
 
 
@@ -220,7 +220,7 @@ def decision_restore(decision: uuid.UUID, *, actor: str) -> bool:
 def _restore(rows: Sequence[tuple[uuid.UUID, str]]) -> None:
     by_wanted: dict[int, list[uuid.UUID]] = {}
     for pk, agent in rows:
-        by_wanted.setdefault(ratings_wanted(agent, pk), []).append(pk)
+        by_wanted.setdefault(rating_target(agent, pk), []).append(pk)
     for wanted, ids in by_wanted.items():
         for chunk in _chunks(ids):
             Decision.objects.filter(pk__in=chunk).update(withdrawal=None, ratings_wanted=wanted)

@@ -41,18 +41,18 @@ class DecisionSet:
             rows = Rating.objects.filter(
                 stood, withdrawn=False, created_at__lt=self.before, decision__withdrawal=None
             )
-        return rows.filter(decision__agent=self.agent, **self._related()).order_by()
+        return rows.filter(decision__agent=self.agent, **self._relation_condition()).order_by()
 
     def outcomes(self, name: str) -> QuerySet[Outcome]:
         """Outcomes of a name, oldest first."""
         rows = Outcome.objects.filter(
-            name=name, decision__agent=self.agent, decision__withdrawal=None, **self._related()
+            name=name, decision__agent=self.agent, decision__withdrawal=None, **self._relation_condition()
         )
         if self.before is not None:
             rows = rows.filter(created_at__lt=self.before)
         return rows.order_by("at", "id")
 
-    def _related(self) -> dict[str, Any]:
+    def _relation_condition(self) -> dict[str, Any]:
         return {f"decision__{column}": value for column, value in self.conditions.items()}
 
 

@@ -109,18 +109,18 @@ def annotate_feedback_count(decisions: QuerySet[Decision]) -> QuerySet[Any]:
     )
     traced = Trace.objects.filter(agent=OuterRef("agent"), run_id=OuterRef("run_id")).exclude(run_id="")
     own = Case(When(trace__isnull=False, then=Value(1)), default=Value(0))
-    total: Any = own + _counted(traced.order_by().annotate(of=F("run_id")))
+    total: Any = own + _with_counts(traced.order_by().annotate(of=F("run_id")))
     for count in counts:
         total = total + count
     return decisions.annotate(rows_said=total)
 
 
 def _count(model: type[Model], column: str) -> Any:
-    return _counted(
+    return _with_counts(
         model._default_manager.filter(**{column: OuterRef("pk")}).order_by().annotate(of=F(column))
     )
 
 
-def _counted(rows: Any) -> Any:
+def _with_counts(rows: Any) -> Any:
     counted = rows.values("of").annotate(n=Count("pk")).values("n")
     return Coalesce(Subquery(counted, output_field=IntegerField()), 0)

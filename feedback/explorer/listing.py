@@ -87,7 +87,7 @@ def decisions_page(
 ) -> DecisionPage:
     """Decisions that match, newest first, from below `before`. rated: a key of RATED, or empty; min_reward: raw."""
     # what an index narrows down; the rest is looked for among at most LOOK of these
-    base = _below(within.but(tag="").decisions(), before).order_by("-created_at", "-id")
+    base = _filter_below(within.but(tag="").decisions(), before).order_by("-created_at", "-id")
     found = base
     end: Place | None = None
     if rated or within.tag or min_reward is not None or text_looked_through(q):
@@ -95,7 +95,7 @@ def decisions_page(
             end = Place(created_at, pk)
     if end is not None:
         found = found.filter(_not_below(end))
-    found = _rated(found & decisions_search(tag=within.tag, q=q).order_by("-created_at", "-id"), rated)
+    found = _filter_rated(found & decisions_search(tag=within.tag, q=q).order_by("-created_at", "-id"), rated)
     if min_reward is not None:
         found = rewarded_at_least(found, min_reward)
     rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
@@ -108,7 +108,7 @@ def decisions_page(
     return DecisionPage(rows, end, looked_to)
 
 
-def _below(decisions: QuerySet[Decision], place: Place | None) -> QuerySet[Decision]:
+def _filter_below(decisions: QuerySet[Decision], place: Place | None) -> QuerySet[Decision]:
     if place is None:
         return decisions
     # the first condition is for the index, which knows no "or"
@@ -121,7 +121,7 @@ def _not_below(place: Place) -> Q:
     return Q(created_at__gt=place.created_at) | Q(created_at=place.created_at, pk__gte=place.pk)
 
 
-def _rated(found: QuerySet[Decision], rated: str) -> QuerySet[Decision]:
+def _filter_rated(found: QuerySet[Decision], rated: str) -> QuerySet[Decision]:
     if not rated:
         return found
     standing = ratings_standing(of_withdrawn=True).filter(decision=OuterRef("pk")).order_by()
@@ -145,7 +145,7 @@ def rating_query(text: str) -> str:
     """A key of RATED. Raises FeedbackRefused for another one."""
     check = Check()
     found = check.choice("rated", text, ["", *RATED])
-    check.done("search")
+    check.raise_faults("search")
     return found
 
 
@@ -182,7 +182,7 @@ def history_of(decision: Decision) -> History:
     siblings = Decision.objects.filter(agent=decision.agent, prompt_hash=decision.prompt_hash)
     return History(
         ratings=[(row, _stands(row)) for row in ratings],
-        comparisons=[_compared(row, decision) for row in comparisons[:HISTORY]],
+        comparisons=[_comparison_view(row, decision) for row in comparisons[:HISTORY]],
         outcomes=list(Outcome.objects.filter(decision=decision)[:HISTORY]),
         siblings=list(siblings.exclude(pk=decision.pk).order_by("-created_at", "-id")[:12]),
     )
@@ -192,7 +192,7 @@ def _stands(row: Any) -> bool:
     return not row.withdrawn and getattr(row, "superseded_by", None) is None
 
 
-def _compared(row: Comparison, decision: Decision) -> ComparisonView:
+def _comparison_view(row: Comparison, decision: Decision) -> ComparisonView:
     is_left = row.left_id == decision.pk
     if row.withdrawn:
         outcome = "taken back"

@@ -165,7 +165,7 @@ def preview_of(
     picked: list[str] = []
     call = _call(decision.response) if kind == "tool" else None
     if kind == "list":
-        picked, fault = _picked(decision.response)
+        picked, fault = _choice_names(decision.response)
         choice = ", ".join(picked)
     elif call:
         choice, fault = call.tool, ""
@@ -201,7 +201,7 @@ def preview_of(
         drawing=None if drawing is None else mark_safe(drawing),  # noqa: S308
         screen=screen if (screen := str(context.get("on", "")).replace(" ", "-")) in SCREENS else "",
         picks=_picks(state, listed_key, picked) if kind == "list" else [],
-        in_order=kind == "list" and len(picked) > 1 and set(picked) == set(_listed(state, listed_key)),
+        in_order=kind == "list" and len(picked) > 1 and set(picked) == set(_list_values(state, listed_key)),
         call=call,
         tree=_tree([option.label for option in options] or [choice], choice) if kind == "folder" else [],
     )
@@ -216,7 +216,7 @@ def glimpse_of(decision: Decision) -> tuple[str, str]:
 
 def answer_line(response: str) -> str:
     """A response on one line: the names it chose, the fields of an object, else its words."""
-    return ", ".join(_picked(response)[0]) or line_of(response) or " ".join(response.split())
+    return ", ".join(_choice_names(response)[0]) or line_of(response) or " ".join(response.split())
 
 
 def _short(text: str, characters: int = 240) -> str:
@@ -290,7 +290,7 @@ def _choice(response: str) -> tuple[str, str]:
     return next(iter(answer.values())), ""
 
 
-def _picked(response: str) -> tuple[list[str], str]:
+def _choice_names(response: str) -> tuple[list[str], str]:
     """The names a JSON response picked: one, or a list of them."""
     name, fault = _choice(response)
     if name:
@@ -305,7 +305,7 @@ def _picked(response: str) -> tuple[list[str], str]:
     return [], "expected JSON with a list of names in it"
 
 
-def _listed(state: Mapping[str, Any], key: str) -> list[str]:
+def _list_values(state: Mapping[str, Any], key: str) -> list[str]:
     listed = state.get(key)
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
@@ -314,7 +314,7 @@ def _picks(state: Mapping[str, Any], key: str, picked: list[str]) -> list[Pick]:
     """Options that were picked, in their order, then those that were not."""
     described = state.get("descriptions")
     described = described if isinstance(described, Mapping) else {}
-    listed = _listed(state, key)
+    listed = _list_values(state, key)
     rest = [name for name in listed if name not in picked]
     return [
         Pick(name, _text(described.get(name)), picked.index(name) + 1 if name in picked else 0)
@@ -340,9 +340,9 @@ def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:
     ]
     if not responses and isinstance(listed, Sequence) and not isinstance(listed, str):
         responses = [json.dumps({kind: name}, ensure_ascii=False) for name in listed if isinstance(name, str)]
-    chosen = _same(decision.response)
+    chosen = _canonical_json(decision.response)
     return [
-        Option(_label(response, kind), response, _same(response) == chosen)
+        Option(_label(response, kind), response, _canonical_json(response) == chosen)
         for response in responses
         if response
     ]
@@ -350,11 +350,11 @@ def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:
 
 def _label(response: str, kind: str) -> str:
     if kind == "list":
-        return ", ".join(_picked(response)[0]) or response
+        return ", ".join(_choice_names(response)[0]) or response
     return _choice(response)[0] or line_of(response) or response
 
 
-def _same(response: str) -> str:
+def _canonical_json(response: str) -> str:
     """Responses that differ only in how their JSON is written choose the same."""
     return _choice(response)[0] or response
 

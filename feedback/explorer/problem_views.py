@@ -63,7 +63,7 @@ def decision_take_out(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     trained = ", ".join(str(name) for name in done.trained_on.get("policies", ()))
     learnt = f" Trained on it, and still so: {trained}." if trained else ""
     messages.success(request, f"Decision {str(pk)[:8]} is withdrawn: nothing learns from it.{learnt}")
-    return _onwards(request, pk)
+    return _next_page(request, pk)
 
 
 @login_required
@@ -76,10 +76,10 @@ def decision_put_back(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     except WithdrawalUnknown as unknown:
         raise Http404(str(unknown)) from unknown
     messages.success(request, f"Decision {str(pk)[:8]} counts again.")
-    return _onwards(request, pk)
+    return _next_page(request, pk)
 
 
-def _onwards(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
+def _next_page(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     target = request.POST.get("next", "")
     safe = url_has_allowed_host_and_scheme(target, None, require_https=request.is_secure())
     return redirect(target) if target and safe else redirect("decision", pk=pk)

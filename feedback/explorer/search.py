@@ -16,8 +16,8 @@ from django.db.models.functions import Cast
 from django.utils import timezone
 
 from feedback.models import Decision, Outcome, Rating
-from feedback.selectors import ratings_standing, tagged
-from feedback.storage.validation import Check, shown
+from feedback.selectors import ratings_standing, tag_condition
+from feedback.storage.validation import Check, value_excerpt
 from feedback.storage.validation import FeedbackRefused as FeedbackRefused
 
 
@@ -50,7 +50,7 @@ def decisions_search(
     if until is not None:
         found = found.filter(created_at__lt=until)
     if tag:
-        found = found.filter(tagged(tag))
+        found = found.filter(tag_condition(tag))
     if rated is not None:
         standing = one_of(ratings_standing(of_withdrawn=True).order_by().filter(decision=OuterRef("pk")))
         found = found.alias(standing=standing).filter(standing__isnull=not rated)
@@ -117,7 +117,7 @@ def narrowed_of(given: Mapping[str, str]) -> DecisionFilter:
         until=_day(check, "until", given.get("until", "")),
         batch=parse_batch_number(check, given.get("batch", "")),
     )
-    check.done("search")
+    check.raise_faults("search")
     return found
 
 
@@ -125,7 +125,7 @@ def _day(check: Check, name: str, text: str) -> date | None:
     try:
         return date.fromisoformat(text) if text else None
     except ValueError:
-        check.fields[name] = f"expected a day such as 2026-11-21, found {shown(text)}"
+        check.fields[name] = f"expected a day such as 2026-11-21, found {value_excerpt(text)}"
         return None
 
 
@@ -134,7 +134,7 @@ def parse_batch_number(check: Check, text: str) -> int | None:
     if not text:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) == 0:
-        check.fields["batch"] = f"expected the number of an import, found {shown(text)}"
+        check.fields["batch"] = f"expected the number of an import, found {value_excerpt(text)}"
         return None
     return int(text)
 

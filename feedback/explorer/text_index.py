@@ -22,7 +22,7 @@ def text_index_exists() -> bool:
     """True if it is there and complete."""
     if connection.vendor != "postgresql":
         return False
-    return _there.get("there", _look)
+    return _there.get("there", _prefers_scan)
 
 
 def text_looked_through(q: str) -> bool:
@@ -72,7 +72,7 @@ def text_index_bytes() -> int:
         return int(cursor.fetchone()[0])
 
 
-def _look() -> bool:
+def _prefers_scan() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid WHERE relname = %s AND indisvalid",

@@ -47,7 +47,7 @@ def decisions(request: HttpRequest) -> HttpResponse:
         rated = rating_query(given.get("rated", ""))
         check = Check()
         q = check.text("q", given.get("q", "").strip(), limit=200)
-        check.done("search")
+        check.raise_faults("search")
         least = reward_query(given.get("min_reward", ""))
         before = place_of(given.get("before", ""))
     except FeedbackRefused as refusal:
@@ -84,12 +84,12 @@ def _row(decision: Decision) -> dict[str, Any]:
         "decision": decision,
         "asked": asked,
         "answered": answered,
-        "verdicts": [verdict_shown(rating) for rating in ratings[:5]],
+        "verdicts": [verdict_display(rating) for rating in ratings[:5]],
         "more": max(0, len(ratings) - 5),
     }
 
 
-def verdict_shown(rating: Rating) -> dict[str, Any]:
+def verdict_display(rating: Rating) -> dict[str, Any]:
     """Verdict of a rating: its tone (good, bad, middling), a mark and words."""
     if rating.withdrawn:
         return {"tone": "off", "text": "taken back", "words": "taken back"}
@@ -108,7 +108,7 @@ def verdict_shown(rating: Rating) -> dict[str, Any]:
     return {"tone": tone, "text": text, "words": words, "simulated": rating.rater_kind == "simulated"}
 
 
-def _more_said(rating: Rating) -> list[tuple[str, Any]]:
+def _further_values(rating: Rating) -> list[tuple[str, Any]]:
     """Labels and values of the fields that have no place of their own on the page."""
     return [
         (field.page_input.label if field.page_input else field.name, value)
@@ -139,7 +139,7 @@ def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
             (
                 rating,
                 stands,
-                {**verdict_shown(rating), "more": _more_said(rating)},
+                {**verdict_display(rating), "more": _further_values(rating)},
                 text_blocks(rating.correction or ""),
             )
             for rating, stands in history.ratings

@@ -49,7 +49,7 @@ def pairs(request: HttpRequest) -> HttpResponse:
     if request.GET.get("pair"):
         return _card(request, within, _pair_or_404(request.GET["pair"]), said=notice)
     if after := request.GET.get("after"):
-        waiting = pairs_waiting(request.user.get_username(), within, [*_skipped(request), after])
+        waiting = pairs_waiting(request.user.get_username(), within, [*_skip_ids(request), after])
         return _card(request, within, waiting.pair) if waiting.pair else HttpResponse(status=204)
     return _card(request, within, said=notice)
 
@@ -75,7 +75,7 @@ def pairs_undo(request: HttpRequest) -> HttpResponse:
         if wants_card(request):
             return _card(request, within, pair, said=NOTICES["undone"], notes=said.notes)
         return _to_page(within, pair=f"{said.left_id}~{said.right_id}", said="undone")
-    return _next(request, within, "nothing")
+    return _next_response(request, within, "nothing")
 
 
 @login_required
@@ -86,10 +86,10 @@ def pairs_skip(request: HttpRequest) -> HttpResponse:
     within = queue_filter(request)
     if request.POST.get("all"):
         request.session[SKIP_KEY] = []
-        return _next(request, within, "")
+        return _next_response(request, within, "")
     key = _pair_or_404(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}").key
-    request.session[SKIP_KEY] = [*(k for k in _skipped(request) if k != key), key][-SKIP_LIMIT:]
-    return _next(request, within, "skipped")
+    request.session[SKIP_KEY] = [*(k for k in _skip_ids(request) if k != key), key][-SKIP_LIMIT:]
+    return _next_response(request, within, "skipped")
 
 
 def _store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
@@ -110,10 +110,10 @@ def _store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     if written.created:
         done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
         request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
-    return _next(request, within, form.cleaned_data["preference"])
+    return _next_response(request, within, form.cleaned_data["preference"])
 
 
-def _skipped(request: HttpRequest) -> list[str]:
+def _skip_ids(request: HttpRequest) -> list[str]:
     skipped: list[str] = request.session.get(SKIP_KEY, [])
     return skipped
 
@@ -130,7 +130,7 @@ def _pair_or_404(text: str) -> QueuedPair:
     return QueuedPair(first, second)
 
 
-def _next(request: HttpRequest, within: DecisionFilter, said: str) -> HttpResponse:
+def _next_response(request: HttpRequest, within: DecisionFilter, said: str) -> HttpResponse:
     if not wants_card(request):
         return _to_page(within, said=said)
     pair = None
@@ -157,7 +157,7 @@ def _card(
 ) -> HttpResponse:
     """The page, or its card alone; without a pair the next one that waits."""
     rater = request.user.get_username()
-    waiting = pairs_waiting(rater, within, _skipped(request))
+    waiting = pairs_waiting(rater, within, _skip_ids(request))
     pair = pair or waiting.pair
     today = compared_today(rater, within.agent)
     context: dict[str, Any] = {
@@ -166,7 +166,7 @@ def _card(
         "today": today,
         "waiting": waiting.waiting,
         "total": max(1, today + waiting.waiting),
-        "skipped": len(_skipped(request)),
+        "skipped": len(_skip_ids(request)),
         "undo": len(request.session.get(UNDO_KEY, [])),
         "said": said,
         "fault": fault,

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from feedback.explorer.search import DecisionFilter, one_of
 from feedback.models import Decision, Lease, Rating
-from feedback.rating.queue_order import in_order, stretches, waiting, windows
+from feedback.rating.queue_order import awaiting_ratings, queue_sort, stretches, windows
 from feedback.selectors import ratings_standing
 
 COUNT_LIMIT = 2_000
@@ -43,7 +43,7 @@ def decisions_queued(rater: str, within: DecisionFilter = EVERYTHING) -> QuerySe
     Simulated ratings do not count: they stand in for people who have not rated yet, and take no work off them.
     """
     # nobody rated it, so this rater did not either: the look at the ratings is saved for most of a long queue
-    return waiting(within.decisions()).filter(Q(ratings_human=0) | Q(IsNull(_mine(rater), True)))
+    return awaiting_ratings(within.decisions()).filter(Q(ratings_human=0) | Q(IsNull(_mine(rater), True)))
 
 
 def _mine(rater: str) -> Subquery:
@@ -51,7 +51,7 @@ def _mine(rater: str) -> Subquery:
     return one_of(ratings_standing(of_withdrawn=True).filter(decision=OuterRef("pk"), rater=rater).order_by())
 
 
-def _others(rater: str) -> Coalesce:
+def _lease_count(rater: str) -> Coalesce:
     """Number of other raters who hold a lease on a decision."""
     held = (
         Lease.objects.filter(decision=OuterRef("pk"), until__gt=timezone.now())
@@ -95,7 +95,7 @@ def next_decision(
             others = ~Q(agent=slug, prompt_hash=prompt)
             return _foremost(rater, within, passed, others) or _foremost(rater, within, passed)
         # sorted here: asked to sort, SQLite walks the whole queue in the order of its index to find one prompt
-        free = decisions_queued(rater, within).alias(others=_others(rater)).exclude(pk__in=passed)
+        free = decisions_queued(rater, within).alias(others=_lease_count(rater)).exclude(pk__in=passed)
         free = free.filter(ratings_human__lt=F("ratings_wanted") - F("others"))
         same = free.filter(agent=slug, prompt_hash=prompt).order_by()
         found = same.values_list("ratings_human", "asking_worth", "created_at", "pk")[:SAME_PROMPT_LOOK]
@@ -141,7 +141,7 @@ def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
     ).order_by()
     for window in windows(lane):
         rows = Decision.objects.filter(pk__in=window.ids).order_by()
-        rows = rows.annotate(others=_others(rater), mine=_mine(rater), known=Exists(siblings))
+        rows = rows.annotate(others=_lease_count(rater), mine=_mine(rater), known=Exists(siblings))
         looked = rows.values_list(
             "pk", "ratings_human", "asking_worth", "created_at", "ratings_wanted", "others", "mine", "known"
         )
@@ -234,7 +234,9 @@ def queue_progress(rater: str, within: DecisionFilter = EVERYTHING) -> QueueProg
             # in order, though it is only counted: along the index
             if wanted:
                 left += (
-                    _unrated_count(rater, lane, wanted) if stretch.rated else in_order(lane)[:wanted].count()
+                    _unrated_count(rater, lane, wanted)
+                    if stretch.rated
+                    else queue_sort(lane)[:wanted].count()
                 )
     return QueueProgress(
         today=ratings_standing(within.agent or None)

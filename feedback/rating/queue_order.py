@@ -12,7 +12,7 @@ from django.db.models.lookups import Exact, IsNull
 
 from feedback.explorer.search import DecisionFilter
 from feedback.models import Decision
-from feedback.selectors import tagged
+from feedback.selectors import tag_condition
 
 WINDOW = 100
 """Decisions taken off a lane at first; of the ones after them more at a time."""
@@ -33,13 +33,13 @@ class Stretch(NamedTuple):
     """Together they hold the stretch, and share nothing."""
 
 
-def waiting(decisions: QuerySet[Decision]) -> QuerySet[Decision]:
+def awaiting_ratings(decisions: QuerySet[Decision]) -> QuerySet[Decision]:
     """Decisions that people have not rated as often as wanted; the condition is that of the queue's
     indexes."""
     return decisions.filter(ratings_human__lt=F("ratings_wanted"))
 
 
-def in_order(queued: QuerySet[Decision]) -> QuerySet[Decision]:
+def queue_sort(queued: QuerySet[Decision]) -> QuerySet[Decision]:
     """In the order of the queue's indexes."""
     return queued.order_by("ratings_human", "-asking_worth", "created_at", "id")
 
@@ -54,20 +54,22 @@ def stretches(within: DecisionFilter) -> Iterator[Stretch]:
     parts = [unrated]
     if within.since or within.until:
         parts = [unrated & Q(asking_worth__gt=0), unrated & Q(asking_worth=0)]
-    lanes = _tagged_in_lanes(within.tag) if within.tag else [Q()]
-    everything = waiting(within.but(tag="").decisions())
+    lanes = _tag_conditions_by_index(within.tag) if within.tag else [Q()]
+    everything = awaiting_ratings(within.but(tag="").decisions())
     for part in parts:
         yield Stretch(False, [everything.filter(lane, part) for lane in lanes])
     yield Stretch(True, [everything.filter(lane, ratings_human__gt=0) for lane in lanes])
 
 
-def _tagged_in_lanes(tag: str) -> list[Q]:
+def _tag_conditions_by_index(tag: str) -> list[Q]:
     """`tagged` as conditions of which each is met along an index of the queue, no two of them by one decision."""
     if connection.vendor != "postgresql":
-        return [tagged(tag)]
+        return [tag_condition(tag)]
     places = [KT(f"tags__{place}") for place in range(TAG_LANES + 1)]
     first = [Q(Exact(place, tag)) for place in places[:TAG_LANES]]
-    many = waiting(Decision.objects.order_by()).filter(tagged(tag), IsNull(places[TAG_LANES], False))
+    many = awaiting_ratings(Decision.objects.order_by()).filter(
+        tag_condition(tag), IsNull(places[TAG_LANES], False)
+    )
     # with a limit, and so found on its own: PostgreSQL would walk the whole queue for it
     further = Q(pk__in=many.values("pk")[:FURTHER_MOST])
     for condition in first:
@@ -85,7 +87,7 @@ class Window(NamedTuple):
 
 def windows(lane: QuerySet[Decision], first: int = WINDOW) -> Iterator[Window]:
     """A lane from its beginning on, some ids at a time; it does not end by itself."""
-    ids = in_order(lane).values("pk")
+    ids = queue_sort(lane).values("pk")
     at, size = 0, first
     while True:
         yield Window(ids[at : at + size], size)

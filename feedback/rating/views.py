@@ -154,7 +154,7 @@ def _earlier_form(rater: str, decision: Decision) -> dict[str, Any]:
     }
 
 
-def _next(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> HttpResponse:
+def _next_response(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> HttpResponse:
     """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
     if not wants_card(request):
         return _to_page(request, within, said=said)
@@ -257,7 +257,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
         done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
         request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
     if wants_card(request):
-        return _next(request, within, said=_saved_text(verdict))
+        return _next_response(request, within, said=_saved_text(verdict))
     return _to_page(request, within, said=verdict)
 
 
@@ -285,7 +285,7 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
             return _card(request, rating.decision, within, said=NOTICES["undone"])
         return _to_page(request, within, decision=str(rating.decision_id), said="undone")
     if wants_card(request):
-        return _next(request, within, said=NOTICES["nothing"])
+        return _next_response(request, within, said=NOTICES["nothing"])
     return _to_page(request, within, said="nothing")
 
 
@@ -297,13 +297,13 @@ def rate_skip(request: HttpRequest) -> HttpResponse:
     within = queue_filter(request)
     if request.POST.get("all"):
         request.session[SKIP_KEY] = []
-        return _next(request, within)
+        return _next_response(request, within)
     decision = _decision_or_404(request.POST.get("decision", ""))
     aside = [pk for pk in request.session.get(SKIP_KEY, []) if pk != str(decision.pk)]
     request.session[SKIP_KEY] = [*aside, str(decision.pk)][-SKIP_LIMIT:]
     lease_release(request.user.get_username(), decision.pk)
     if wants_card(request):
-        return _next(request, within, said=NOTICES["skipped"])
+        return _next_response(request, within, said=NOTICES["skipped"])
     return _to_page(request, within, said="skipped")
 
 

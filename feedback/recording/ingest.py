@@ -38,7 +38,7 @@ def decision_ingest(**facts: Any) -> IngestResult:
     """Record one decision, if it is of the share that is kept; facts and refusals as of `decision_record`."""
     row = decision_build(**facts)
     if not is_collected(row.agent, row.pk):
-        return _uncollected(row, _body_hashes([row.pk]).get(row.pk))
+        return _unsampled_result(row, _body_hashes([row.pk]).get(row.pk))
     written = row_write(row)
     return IngestResult(written.row, written.created, stored=True)
 
@@ -105,7 +105,7 @@ def _result(
 ) -> IngestResult | FeedbackRefused:
     try:
         if row.pk not in kept:
-            return _uncollected(row, before.get(row.pk))
+            return _unsampled_result(row, before.get(row.pk))
         stands = before.get(row.pk) or first[row.pk].body_hash
         if stands != row.body_hash:
             raise _clash(row)
@@ -114,7 +114,7 @@ def _result(
     return IngestResult(row, row is first[row.pk] and row.pk in created, stored=True)
 
 
-def _uncollected(row: Decision, before: str | None) -> IngestResult:
+def _unsampled_result(row: Decision, before: str | None) -> IngestResult:
     """The answer for a decision outside the share that is kept; it may have been kept when the rate was higher."""
     if before is not None and before != row.body_hash:
         raise _clash(row)
@@ -158,7 +158,7 @@ def scored_response_record(
         check.fields["score"] = "expected a number in [0, 1], found nothing"
     check.number("score", score, 0.0, 1.0)
     check.text("notes", notes, limit=MAX_NOTES)
-    check.done("feedback")
+    check.raise_faults("feedback")
     key = identity_of(id)
     row = decision_build(
         id=uuid.uuid5(key, "decision"),

@@ -127,7 +127,7 @@ class Outbox:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(self.folder / "append.lock"):
             # the date is read under the lock, so that nothing is appended to a day that `sweep` removes
-            path = self.folder / f"{_today().isoformat()}.jsonl"
+            path = self.folder / f"{_current_day().isoformat()}.jsonl"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 size = os.lseek(descriptor, 0, os.SEEK_END)
@@ -207,7 +207,7 @@ class Outbox:
         with file_lock(self.folder / "append.lock"):
             return sum(_blank(path, owns, dry_run) for path in sorted(self.folder.glob("*.jsonl")))
 
-    def unhandled(self, goals: dict[Path, int] | None = None) -> dict[Path, int]:
+    def pending_days(self, goals: dict[Path, int] | None = None) -> dict[Path, int]:
         """Days that hold records not replayed yet, each with its size; of `goals` (day -> size) alone where given."""
         pending: dict[Path, int] = {}
         for day, goal in (goals or {path: path.stat().st_size for path in self.days()}).items():
@@ -226,12 +226,12 @@ class Outbox:
 
     def sweep(self) -> None:
         """Remove days that are wholly replayed and older than KEEP_DAYS; what was refused stays."""
-        before = _today() - timedelta(days=KEEP_DAYS)
+        before = _current_day() - timedelta(days=KEEP_DAYS)
         for day in self.days():
             if (dated := _date(day)) is None or dated >= before:
                 continue
             with file_lock(self.folder / "append.lock"):
-                if not self.unhandled({day: day.stat().st_size}):
+                if not self.pending_days({day: day.stat().st_size}):
                     day.unlink()
                     _sibling(day, "progress.json").unlink(missing_ok=True)
 
@@ -279,7 +279,7 @@ def _sibling(day: Path, suffix: str) -> Path:
     return day.with_name(f"{day.stem}.{suffix}")
 
 
-def _today() -> date:
+def _current_day() -> date:
     return datetime.now(UTC).date()
 
 

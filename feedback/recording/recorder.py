@@ -277,13 +277,13 @@ class Recorder:
         if not spool.folder.is_dir():
             return 0
         self._replay_orphans(spool)
-        if not spool.unhandled():
+        if not spool.pending_days():
             return 0
         count = 0
         with file_lock(spool.folder / "sender.lock", wait=False) as free:
             if not free:
                 return 0
-            for day in spool.unhandled():
+            for day in spool.pending_days():
                 count += self._replay_day(spool, day)
             spool.sweep()
         if count:
@@ -293,7 +293,7 @@ class Recorder:
     def _replay_memory(self, spool: Outbox) -> None:
         """Put what waits in memory straight into the database: it may be back before the disk is."""
         while lines := [line for line in spool.waiting_records(MAX_BULK) if isinstance(line["body"], dict)]:
-            for line, found in zip(lines, _ingested([line["body"] for line in lines]), strict=True):
+            for line, found in zip(lines, _ingest([line["body"] for line in lines]), strict=True):
                 if isinstance(found, FeedbackRefused) and found.code != "conflict":
                     self._problems.report("refused", f"a decision cannot be recorded: {found}")
                 spool.take_back(line)
@@ -318,9 +318,7 @@ class Recorder:
 
         def flush() -> None:
             nonlocal count
-            for record, found in zip(
-                batch, _ingested([record.body["body"] for record in batch]), strict=True
-            ):
+            for record, found in zip(batch, _ingest([record.body["body"] for record in batch]), strict=True):
                 if isinstance(found, FeedbackRefused) and found.code != "conflict":
                     spool.refuse(day, record, str(found))
                     progress.refused += 1
@@ -360,7 +358,7 @@ class Recorder:
             if self._journal is not None and not self._queue and not self._in_hand:
                 self._journal.close()
 
-    def drained(self, timeout_s: float) -> bool:
+    def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is left to write or replay; False when time ran out."""
         deadline = time.monotonic() + timeout_s
         with self._signal:
@@ -370,7 +368,7 @@ class Recorder:
             if (
                 not self._queue
                 and not self._in_hand
-                and not self.spool.unhandled()
+                and not self.spool.pending_days()
                 and not self.spool.waiting
             ):
                 return True
@@ -383,7 +381,7 @@ def _line_of(facts: Facts) -> dict[str, Any]:
     return {"kind": "decision", "body": dict(facts)}
 
 
-def _ingested(bodies: Sequence[Facts]) -> list[IngestResult | FeedbackRefused]:
+def _ingest(bodies: Sequence[Facts]) -> list[IngestResult | FeedbackRefused]:
     """Call decisions_ingest; a decision that the database itself refuses is refused alone, and holds nothing
     else back."""
     try:
@@ -393,7 +391,7 @@ def _ingested(bodies: Sequence[Facts]) -> list[IngestResult | FeedbackRefused]:
     except DatabaseError as error:
         if len(bodies) == 1:
             return [FeedbackRefused(f"the database refuses it: {error}")]
-        return [found for body in bodies for found in _ingested([body])]
+        return [found for body in bodies for found in _ingest([body])]
 
 
 def spool_folder() -> Path:

@@ -49,9 +49,9 @@ def trace_record(**facts: Any) -> TraceWritten:
     Raises FeedbackRefused with a fault per field (of steps: steps[3].messages), FeedbackConflict.
     """
     check = Check()
-    trace = _checked(check, **facts)
+    trace = _validate_trace(check, **facts)
     rows = _decisions(check, trace) if not check.fields else []
-    check.done("trace")
+    check.raise_faults("trace")
     kept = [row for row in rows if is_collected(row.agent, row.pk)]
     if not kept and (rows or not is_collected(trace.agent, trace.pk)):
         return TraceWritten(trace, created=False, stored=False, decisions=[])
@@ -70,19 +70,19 @@ def trace_build(*, created_at: datetime | None = None, **facts: Any) -> Trace:
     Raises FeedbackRefused.
     """
     check = Check()
-    trace = _checked(check, **facts)
+    trace = _validate_trace(check, **facts)
     at = check.time("created_at", created_at)
-    check.done("trace")
+    check.raise_faults("trace")
     trace.created_at = at or trace.created_at
     return trace
 
 
-def _checked(check: Check, *, id: uuid.UUID | str | None = None, **facts: Any) -> Trace:
+def _validate_trace(check: Check, *, id: uuid.UUID | str | None = None, **facts: Any) -> Trace:
     key = identity_of(id)
-    values = TRACE.checked(check, facts)
+    values = TRACE.validate(check, facts)
     trace = Trace(id=key, **values)
     if not check.fields:
-        trace.body_hash = body_hash({**TRACE.hashed(values), "agent": name_hashed(trace.agent)})
+        trace.body_hash = body_hash({**TRACE.hash_values(values), "agent": name_hashed(trace.agent)})
     return trace
 
 

@@ -10,7 +10,7 @@ from feedback.models import Decision, RaterKind, Rating
 from feedback.storage.sql import RatingProgress
 
 
-def policy_doubt(candidates: Sequence[Any] | None, propensity: float | None) -> float:
+def policy_uncertainty(candidates: Sequence[Any] | None, propensity: float | None) -> float:
     """Uncertainty of the policy, 0 to 1; 0 where nothing is known of it.
 
     With at least two scored candidates: one minus the margin between the two best scores (margin sampling, Scheffer,
@@ -59,4 +59,6 @@ def priority_update(decision: uuid.UUID, standing: RatingProgress | None) -> Non
     for candidates, propensity in Decision.objects.filter(pk=decision).values_list(
         "candidates", "propensity"
     ):
-        Decision.objects.filter(pk=decision).update(asking_worth=policy_doubt(candidates, propensity) + apart)
+        Decision.objects.filter(pk=decision).update(
+            asking_worth=policy_uncertainty(candidates, propensity) + apart
+        )

@@ -52,9 +52,9 @@ class Field:
             return False
         return self.default is None or _is_unmade(self.type)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         """JSON schema of the field in a request; null is as good as nothing there."""
-        schema = self.type.sent()
+        schema = self.type.request_schema()
         if self.description:
             schema["description"] = self.description
         if self.is_required:
@@ -63,9 +63,9 @@ class Field:
             schema["default"] = self.default
         return nullable(schema)
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         """JSON schema of the field in an answer."""
-        schema = self.type.shown()
+        schema = self.type.answer_schema()
         return nullable(schema) if schema and self.is_nullable else schema
 
 
@@ -96,7 +96,7 @@ class Body:
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)
 
-    def checked(self, check: Check, given: Mapping[str, Any]) -> dict[str, Any]:
+    def validate(self, check: Check, given: Mapping[str, Any]) -> dict[str, Any]:
         """The values of every field as they are stored; each fault goes into `check`. Raises TypeError for a field that
         is not declared, and for a required one that is not there."""
         if unknown := given.keys() - self._by_name.keys():
@@ -114,7 +114,7 @@ class Body:
                 values[name] = field.type.empty(field.default)
         return values
 
-    def hashed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def hash_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values that tell a retry from another write under the same id.
 
         A field that was added later counts only where it says something: a client that sends the same write again after
@@ -123,7 +123,7 @@ class Body:
         silent = {field.name for field in self._later if says_nothing(field, values[field.name])}
         return {name: value for name, value in values.items() if name not in silent}
 
-    def added(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def later_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Later fields that hold something."""
         return {
             field.name: values[field.name]
@@ -135,7 +135,7 @@ class Body:
         """The fields of an object that has them as attributes."""
         return {name: getattr(record, name) for name in self.names}
 
-    def shown(self, row: Any) -> dict[str, Any]:
+    def represent(self, row: Any) -> dict[str, Any]:
         """The fields of a row as they are answered: times in ISO 8601, null for a choice that was not made."""
         values = self.read(row)
         for field in self._converted:

@@ -19,12 +19,12 @@ from feedback.models import (
     Trace,
 )
 from feedback.storage.agent_names import name_hashed, prompt_hash
-from feedback.storage.annotation_priority import policy_doubt
+from feedback.storage.annotation_priority import policy_uncertainty
 from feedback.storage.bodies import says_nothing
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, RATING_CONTENT
 from feedback.storage.responses import RESERVED, metadata_fault
-from feedback.storage.sampling import ratings_wanted
-from feedback.storage.validation import Check, FeedbackRefused, shown
+from feedback.storage.sampling import rating_target
+from feedback.storage.validation import Check, FeedbackRefused, value_excerpt
 
 
 def identity_of(value: uuid.UUID | str | None, name: str = "id") -> uuid.UUID:
@@ -37,7 +37,7 @@ def identity_of(value: uuid.UUID | str | None, name: str = "id") -> uuid.UUID:
         return uuid.UUID(value)
     except (ValueError, AttributeError, TypeError) as error:
         raise FeedbackRefused(
-            f"{name} refused: expected a UUID", {name: f"expected a UUID, found {shown(value)}"}
+            f"{name} refused: expected a UUID", {name: f"expected a UUID, found {value_excerpt(value)}"}
         ) from error
 
 
@@ -63,12 +63,12 @@ def decision_build(
     """
     check = Check()
     key = identity_of(id)
-    values = DECISION.checked(check, facts)
-    check.drawn(values["candidates"], facts["response"], values["propensity"])
+    values = DECISION.validate(check, facts)
+    check.propensity_of_choice(values["candidates"], facts["response"], values["propensity"])
     at = check.time("created_at", created_at)
     # None where it is refused already, as deeper than can be read
     check_reserved(check, facts["response"], values["metadata"] or {}, reserved)
-    check.done("decision")
+    check.raise_faults("decision")
     asked = prompt_hash(values["agent"], values["messages"])
     return Decision(
         id=key,
@@ -77,10 +77,10 @@ def decision_build(
         prompt_hash=asked,
         # the prompt, by far the longest of it, is in there already
         body_hash=body_hash(
-            {**DECISION.hashed(values), "agent": name_hashed(values["agent"]), "messages": asked}
+            {**DECISION.hash_values(values), "agent": name_hashed(values["agent"]), "messages": asked}
         ),
-        ratings_wanted=ratings_wanted(values["agent"], key),
-        asking_worth=policy_doubt(values["candidates"], values["propensity"]),
+        ratings_wanted=rating_target(values["agent"], key),
+        asking_worth=policy_uncertainty(values["candidates"], values["propensity"]),
         created_at=at or timezone.now(),
     )
 
@@ -117,18 +117,18 @@ def rating_build(
     """A rating, not yet stored and in no chain. facts: fields of `RatingFacts`. Raises FeedbackRefused."""
     check = Check()
     key = identity_of(id)
-    values = RATING.checked(check, {"rater": rater, **facts})
+    values = RATING.validate(check, {"rater": rater, **facts})
     # what was sent and is wrong is no silence: it has its own fault
     if not any(
         name in check.fields or not says_nothing(RATING[name], values[name]) for name in RATING_CONTENT
     ):
         check.fields["thumb"] = f"expected at least one of {', '.join(RATING_CONTENT)}"
-    check.done("rating")
+    check.raise_faults("rating")
     return Rating(
         id=key,
         decision_id=decision,
         **values,
-        body_hash=body_hash({"decision": str(decision), **RATING.hashed(values)}),
+        body_hash=body_hash({"decision": str(decision), **RATING.hash_values(values)}),
         created_at=created_at or timezone.now(),
     )
 
@@ -166,14 +166,14 @@ def comparison_build(
         check.fields["right"] = "expected another decision than left"
     elif left.agent != right.agent or left.prompt_hash != right.prompt_hash:
         check.fields["right"] = "expected a decision of the same agent on the same prompt as left"
-    values = COMPARISON.checked(check, facts)
-    check.done("comparison")
+    values = COMPARISON.validate(check, facts)
+    check.raise_faults("comparison")
     return Comparison(
         id=key,
         left_id=left.pk,
         right_id=right.pk,
         **values,
-        body_hash=body_hash({"left": str(left.pk), "right": str(right.pk), **COMPARISON.hashed(values)}),
+        body_hash=body_hash({"left": str(left.pk), "right": str(right.pk), **COMPARISON.hash_values(values)}),
         created_at=created_at or timezone.now(),
     )
 
@@ -188,13 +188,13 @@ def outcome_build(
     """An outcome, not yet stored. facts: fields of `OutcomeFacts`. Raises FeedbackRefused."""
     check = Check()
     key = identity_of(id)
-    values = OUTCOME.checked(check, facts)
-    check.done("outcome")
+    values = OUTCOME.validate(check, facts)
+    check.raise_faults("outcome")
     now = timezone.now()
     return Outcome(
         id=key,
         decision_id=decision,
         **{**values, "at": values["at"] or now},
-        body_hash=body_hash({"decision": str(decision), **OUTCOME.hashed(values)}),
+        body_hash=body_hash({"decision": str(decision), **OUTCOME.hash_values(values)}),
         created_at=created_at or now,
     )

@@ -33,11 +33,11 @@ class FieldType:
         """The value as it is stored; what is wrong with it goes into `check`."""
         raise NotImplementedError
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         """JSON schema of the value in a request."""
         raise NotImplementedError
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         """JSON schema of the value in an answer."""
         raise NotImplementedError
 
@@ -53,14 +53,14 @@ class Text(FieldType):
     def check(self, check: Check, name: str, value: Any) -> str:
         return check.text(name, value, limit=self.limit, required=self.required)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {
             "type": "string",
             "maxLength": self.limit,
             **({"minLength": 1} if self.required else {}),
         }
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {"type": "string"}
 
 
@@ -82,11 +82,11 @@ class Number(FieldType):
     def check(self, check: Check, name: str, value: Any) -> float | None:
         return check.number(name, value, self.low, self.high, open_low=self.open_low)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         low = "exclusiveMinimum" if self.open_low else "minimum"
         return {"type": "number", low: self.low, "maximum": self.high}
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {"type": "number"}
 
 
@@ -98,12 +98,12 @@ class Whole(FieldType):
     high: int
 
     def check(self, check: Check, name: str, value: Any) -> int | None:
-        return check.whole(name, value, self.low, self.high)
+        return check.integer(name, value, self.low, self.high)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {"type": "integer"}
 
 
@@ -117,10 +117,10 @@ class Measure(FieldType):
             check.fields.setdefault(name, "expected a number, found nothing")
         return number
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {"anyOf": [{"type": "number"}, {"type": "boolean"}]}
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {"type": "number"}
 
 
@@ -134,11 +134,11 @@ class Choice(FieldType):
     def check(self, check: Check, name: str, value: Any) -> str:
         return check.choice(name, value, ["", *self.words] if self.optional else self.words)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {"type": "string", "enum": [*self.words]}
 
-    def shown(self) -> Schema:
-        return self.sent()
+    def answer_schema(self) -> Schema:
+        return self.request_schema()
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ class Slug(FieldType):
     def check(self, check: Check, name: str, value: Any) -> str:
         return check.slug(name, value, self.example)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {"type": "string", "pattern": SLUG_PATTERN}
 
-    def shown(self) -> Schema:
-        return self.sent()
+    def answer_schema(self) -> Schema:
+        return self.request_schema()
 
 
 @dataclass(frozen=True)
@@ -166,14 +166,14 @@ class Time(FieldType):
     def check(self, check: Check, name: str, value: Any) -> Any:
         return check.time(name, value)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {
             "type": "string",
             "format": "date-time",
             "description": "ISO 8601, from 1970 to 2199; UTC where no zone is given",
         }
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {"type": "string", "format": "date-time"}
 
 
@@ -189,15 +189,15 @@ class Tags(FieldType):
     def check(self, check: Check, name: str, value: Any) -> list[str]:
         return check.names(name, value)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {
             "type": "array",
             "items": {"type": "string", "maxLength": MAX_TAG},
             "maxItems": MAX_TAGS,
         }
 
-    def shown(self) -> Schema:
-        return self.sent()
+    def answer_schema(self) -> Schema:
+        return self.request_schema()
 
 
 @dataclass(frozen=True)
@@ -209,10 +209,10 @@ class Json(FieldType):
     def check(self, check: Check, name: str, value: Any) -> Any:
         return check.json(name, value)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {}
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {}
 
 
@@ -228,11 +228,11 @@ class JsonObject(FieldType):
     def check(self, check: Check, name: str, value: Any) -> dict[str, Any]:
         return check.mapping(name, value)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {"type": "object", "additionalProperties": True}
 
-    def shown(self) -> Schema:
-        return self.sent()
+    def answer_schema(self) -> Schema:
+        return self.request_schema()
 
 
 @dataclass(frozen=True)
@@ -244,15 +244,15 @@ class Messages(FieldType):
     def check(self, check: Check, name: str, value: Any) -> list[dict[str, Any]]:
         return check.messages(value)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         return {
             "anyOf": [
                 {"type": "string", "maxLength": MAX_TEXT, "description": "One turn of the user"},
-                {**self.shown(), "minItems": 1},
+                {**self.answer_schema(), "minItems": 1},
             ]
         }
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {"type": "array", "items": {"$ref": "#/components/schemas/Message"}}
 
 
@@ -265,7 +265,7 @@ class Candidates(FieldType):
     def check(self, check: Check, name: str, value: Any) -> Any:
         return check.candidates(value)
 
-    def sent(self) -> Schema:
+    def request_schema(self) -> Schema:
         listed = {
             "type": "object",
             "required": ["response"],
@@ -277,7 +277,7 @@ class Candidates(FieldType):
         }
         return {"type": "array", "items": {"anyOf": [{"type": "string", "maxLength": MAX_TEXT}, listed]}}
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {"type": "array", "items": {}}
 
 
@@ -304,8 +304,8 @@ class Steps(FieldType):
         check.json(name, list(value))
         return list(value)
 
-    def sent(self) -> Schema:
-        at = Time().sent()
+    def request_schema(self) -> Schema:
+        at = Time().request_schema()
         step = {
             "type": "object",
             "required": ["kind"],
@@ -321,5 +321,5 @@ class Steps(FieldType):
         }
         return {"type": "array", "items": step}
 
-    def shown(self) -> Schema:
+    def answer_schema(self) -> Schema:
         return {"type": "array", "items": {}}

@@ -17,7 +17,7 @@ RESERVED = ("response_is", "serving")
 """Keys of a decision's metadata that only Ratchet writes: how the response is to be read, and how it was served."""
 
 
-def shown(value: Any) -> str:
+def value_excerpt(value: Any) -> str:
     """A value as it is shown in an error: short."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -36,7 +36,7 @@ def completion_read(response: str, metadata: Mapping[str, Any]) -> Completion:
         return response
     messages: list[Message] = json.loads(response)
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise ValueError(f"expected a response of chat messages as JSON, found {shown(response)}")
+        raise ValueError(f"expected a response of chat messages as JSON, found {value_excerpt(response)}")
     return messages
 
 
@@ -51,9 +51,9 @@ def _is_message(value: Any) -> bool:
 def metadata_fault(response: Any, metadata: Mapping[str, Any]) -> str:
     """Fault in the reserved keys of a decision's metadata, as they would be read back; else nothing."""
     if not isinstance(metadata.get("serving", {}), Mapping):
-        return f"serving: expected an object, found {shown(metadata['serving'])}"
+        return f"serving: expected an object, found {value_excerpt(metadata['serving'])}"
     if metadata.get("response_is", "messages") != "messages":
-        return f"response_is: expected 'messages' or nothing, found {shown(metadata['response_is'])}"
+        return f"response_is: expected 'messages' or nothing, found {value_excerpt(metadata['response_is'])}"
     if "response_is" in metadata:
         try:
             completion_read(response if isinstance(response, str) else "", metadata)

@@ -10,7 +10,7 @@ from django.conf import settings
 
 from feedback.cache import TTLCache
 from feedback.models import AgentSettings, Decision
-from feedback.storage.sql import among
+from feedback.storage.sql import rows_in
 
 BATCH = 5_000
 """Decisions that are given their new numbers together."""
@@ -39,12 +39,12 @@ def is_collected(agent: str, id: uuid.UUID) -> bool:
     return rate >= 1.0 or _fraction("collect", id) < rate
 
 
-def ratings_wanted(agent: str, id: uuid.UUID) -> int:
+def rating_target(agent: str, id: uuid.UUID) -> int:
     """Ratings by people a decision waits for: more for the share that is to show how far raters agree."""
-    return _wanted(agent_settings(agent), id)
+    return _target_count(agent_settings(agent), id)
 
 
-def _wanted(wanted: AgentSettings, id: uuid.UUID) -> int:
+def _target_count(wanted: AgentSettings, id: uuid.UUID) -> int:
     if wanted.overlap_share > 0 and _fraction("overlap", id) < wanted.overlap_share:
         return max(wanted.ratings_wanted, wanted.overlap_ratings)
     return wanted.ratings_wanted
@@ -67,10 +67,10 @@ def ratings_wanted_refresh(agent: str) -> int:
     while some:
         apart: dict[int, list[uuid.UUID]] = defaultdict(list)
         for pk, before in some:
-            if (wanted := _wanted(settings, pk)) != before:
+            if (wanted := _target_count(settings, pk)) != before:
                 apart[wanted].append(pk)
         for wanted, ids in apart.items():
-            changed += among(Decision.objects.order_by(), "id", ids).update(ratings_wanted=wanted)
+            changed += rows_in(Decision.objects.order_by(), "id", ids).update(ratings_wanted=wanted)
         some = list(rows.filter(pk__gt=some[-1][0])[:BATCH])
     return changed
 

@@ -101,7 +101,7 @@ def rating_insert(row: Rating, change: int) -> RatingProgress | None:
                     "RETURNING ratings_human, ratings_wanted",
                     [*_values(row, fields), change],
                 )
-                standing = _standing(cursor.fetchone())
+                standing = _standing_progress(cursor.fetchone())
             row._state.adding, row._state.db = False, connection.alias
         if change != 0 and standing is None:
             raise NoDecision
@@ -130,14 +130,14 @@ def ratings_human_change(decision: uuid.UUID, change: int) -> RatingProgress | N
             "RETURNING ratings_human, ratings_wanted",
             [change, key],
         )
-        return _standing(cursor.fetchone())
+        return _standing_progress(cursor.fetchone())
 
 
 def ratings_human_changes(
     decisions: Collection[uuid.UUID], change: int
 ) -> list[tuple[uuid.UUID, RatingProgress]]:
     """The same for many decisions; those that there are."""
-    rows = among(Decision.objects.order_by(), "id", decisions)
+    rows = rows_in(Decision.objects.order_by(), "id", decisions)
     rows.update(ratings_human=F("ratings_human") + change)
     return [
         (pk, RatingProgress(*standing))
@@ -148,7 +148,7 @@ def ratings_human_changes(
 M = TypeVar("M", bound=Model)
 
 
-def among(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet[M]:
+def rows_in(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet[M]:
     """Rows whose column is one of the values (ids may be texts); in PostgreSQL these are sent as one, not as many to be
     compiled."""
     if connection.vendor != "postgresql":
@@ -162,5 +162,5 @@ def among(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet[M
     return rows.extra(where=[where], params=[sent])  # noqa: S610
 
 
-def _standing(row: tuple[int, int] | None) -> RatingProgress | None:
+def _standing_progress(row: tuple[int, int] | None) -> RatingProgress | None:
     return None if row is None else RatingProgress(*row)

@@ -72,7 +72,7 @@ def decisions_erased(rows: Sequence[Decision], untimed: Iterable[uuid.UUID] = ()
             units.setdefault(_digest(salt, Kind.UNIT, row.unit), []).append(row)
     found: set[uuid.UUID] = set()
     before = set(untimed)
-    for kind, digest, at in _stones([*ids, *units]):
+    for kind, digest, at in _tombstone_rows([*ids, *units]):
         if kind == Kind.DECISION and digest in ids:
             found.add(ids[digest])
         elif kind == Kind.UNIT:
@@ -86,7 +86,7 @@ def ids_erased(decisions: Iterable[uuid.UUID]) -> set[uuid.UUID]:
     if salt is None:
         return set()
     ids = {_digest(salt, Kind.DECISION, str(pk)): pk for pk in decisions}
-    return {ids[digest] for kind, digest, _ in _stones(list(ids)) if kind == Kind.DECISION}
+    return {ids[digest] for kind, digest, _ in _tombstone_rows(list(ids)) if kind == Kind.DECISION}
 
 
 def traces_erased(traces: Sequence[uuid.UUID]) -> set[uuid.UUID]:
@@ -95,7 +95,7 @@ def traces_erased(traces: Sequence[uuid.UUID]) -> set[uuid.UUID]:
     if salt is None or not traces:
         return set()
     ids = {_digest(salt, Kind.TRACE, str(pk)): pk for pk in traces}
-    return {ids[digest] for kind, digest, _ in _stones(list(ids)) if kind == Kind.TRACE}
+    return {ids[digest] for kind, digest, _ in _tombstone_rows(list(ids)) if kind == Kind.TRACE}
 
 
 def erased_refuse(row: Any) -> None:
@@ -113,7 +113,7 @@ def erased_refusal(what: str, pk: uuid.UUID) -> Erased:
     )
 
 
-def _stones(digests: Sequence[str]) -> list[tuple[str, str, datetime]]:
+def _tombstone_rows(digests: Sequence[str]) -> list[tuple[str, str, datetime]]:
     found: list[tuple[str, str, datetime]] = []
     for start in range(0, len(digests), IDS):
         rows = Tombstone.objects.filter(digest__in=digests[start : start + IDS]).order_by()

@@ -37,7 +37,7 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
-def shown(value: Any) -> str:
+def value_excerpt(value: Any) -> str:
     """A value as an error shows it: at most a line."""
     text = _short.repr(value)
     return text if len(text) <= 120 else text[:117] + "..."
@@ -89,23 +89,23 @@ class Check:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-            self.fields[name] = f"expected a number, found {shown(value)}"
+            self.fields[name] = f"expected a number, found {value_excerpt(value)}"
             return None
         if value < low or value > high or (open_low and value == low):
             self.fields[name] = (
-                f"expected a number in {'(' if open_low else '['}{low:g}, {high:g}], found {shown(value)}"
+                f"expected a number in {'(' if open_low else '['}{low:g}, {high:g}], found {value_excerpt(value)}"
             )
         return float(value)
 
-    def whole(self, name: str, value: Any, low: int, high: int) -> int | None:
+    def integer(self, name: str, value: Any, low: int, high: int) -> int | None:
         number = self.number(name, value, low, high)
         if number is not None and number != int(number):
-            self.fields[name] = f"expected a whole number, found {shown(value)}"
+            self.fields[name] = f"expected a whole number, found {value_excerpt(value)}"
         return None if number is None else int(number)
 
     def names(self, name: str, value: Any) -> list[str]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
-            self.fields[name] = f"expected a list of texts, found {shown(value)}"
+            self.fields[name] = f"expected a list of texts, found {value_excerpt(value)}"
             return []
         if len(value) > MAX_TAGS or any(len(v) > MAX_TAG for v in value):
             self.fields[name] = f"expected at most {MAX_TAGS} tags of at most {MAX_TAG} characters"
@@ -153,7 +153,7 @@ class Check:
         if value is not None and (found is None or not TIMES[0] <= found < TIMES[1]):
             self.fields[name] = (
                 f"expected a time such as 2026-03-02T10:30:00Z, from {TIMES[0].year} on and before "
-                f"{TIMES[1].year}, found {shown(value)}"
+                f"{TIMES[1].year}, found {value_excerpt(value)}"
             )
             return None
         return None if found is None else found.astimezone(UTC)
@@ -162,7 +162,7 @@ class Check:
         if not isinstance(value, str) or not re.fullmatch(SLUG_PATTERN, value):
             self.fields[name] = (
                 f"expected a slug such as {example}: 1 to 64 lower-case letters, digits, - and _; "
-                f"found {shown(value)}"
+                f"found {value_excerpt(value)}"
             )
             return ""
         return value
@@ -172,7 +172,9 @@ class Check:
 
     def choice(self, name: str, value: Any, allowed: Sequence[str]) -> str:
         if not isinstance(value, str) or value not in allowed:
-            self.fields[name] = f"expected one of {', '.join(a for a in allowed if a)}; found {shown(value)}"
+            self.fields[name] = (
+                f"expected one of {', '.join(a for a in allowed if a)}; found {value_excerpt(value)}"
+            )
             return ""
         return str(value)
 
@@ -189,7 +191,7 @@ class Check:
                 or not isinstance(message.get("content"), (str, list, type(None)))
             ):
                 self.fields["messages"] = (
-                    f"message {index}: expected {{role, content}}, found {shown(message)}"
+                    f"message {index}: expected {{role, content}}, found {value_excerpt(message)}"
                 )
                 return []
         self.json("messages", value)
@@ -216,7 +218,7 @@ class Check:
                 self.fields["candidates"] = f"candidate {index}: expected a text or {{response, score}}"
         return self.json("candidates", list(value))
 
-    def drawn(self, candidates: Any, response: Any, propensity: float | None) -> None:
+    def propensity_of_choice(self, candidates: Any, response: Any, propensity: float | None) -> None:
         """Refuse a propensity that contradicts the probabilities of the candidates: an estimate from it would be wrong.
 
         Asked only where the propensity and every candidate's `probability` are there: they must sum to 1, and the
@@ -240,7 +242,7 @@ class Check:
                 f"expected {own[0]:.4g}, the probability of the candidate that was the response, found {propensity:.4g}"
             )
 
-    def done(self, what: str) -> None:
+    def raise_faults(self, what: str) -> None:
         """Raises FeedbackRefused where anything was wrong."""
         if self.fields:
             raise FeedbackRefused(

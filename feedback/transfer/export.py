@@ -78,7 +78,7 @@ def export_stream(
 
     def pieces() -> Generator[bytes]:
         with one_moment(), closing(_rows(shape, selection, report.left_out)) as rows:
-            yield from _encoded(shape, _limited(rows, limit, report), report)
+            yield from _encode_lines(shape, _limit_lines(rows, limit, report), report)
         report.truncated |= bool(report.left_out.pop(MORE, 0))
         if reader.unreadable:
             report.left_out["unreadable"] += len(reader.unreadable)
@@ -109,13 +109,13 @@ def _rows(shape: RowShape, selection: Selection, left_out: Counter[str]) -> Gene
             yield from shape.write(found, left_out)
 
 
-def _limited(rows: Iterator[Line], limit: int | None, report: ExportReport) -> Iterator[Line]:
+def _limit_lines(rows: Iterator[Line], limit: int | None, report: ExportReport) -> Iterator[Line]:
     yield from islice(rows, limit)
     if limit is not None:
         report.truncated = next(rows, None) is not None
 
 
-def _encoded(shape: RowShape, rows: Iterable[Line], report: ExportReport) -> Iterator[bytes]:
+def _encode_lines(shape: RowShape, rows: Iterable[Line], report: ExportReport) -> Iterator[bytes]:
     array = shape.container == "array"
     piece = bytearray(b"[\n" if array else b"")
     end = b"" if array else b"\n"

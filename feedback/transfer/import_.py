@@ -82,7 +82,7 @@ class ImportOrder:
         asked = {
             "format": None if self.format == "auto" else self.format,
             "agent": self.agent,
-            "columns": self.columns.named() if self.columns else None,
+            "columns": self.columns.columns_by_field() if self.columns else None,
             "simulated": self.simulated,
             "skip_bad": self.skip_bad,
         }
@@ -131,12 +131,12 @@ def order_import(
         )
     opened = formats.readings(order.path, order.format, order.ratings_path, order.columns)
     with rows_bounded(order.max_rows), opened as files:
-        work = _ImportJob(order, files, _report_begun(order, files), progress, dry_run)
+        work = _ImportJob(order, files, _report_new(order, files), progress, dry_run)
         work.look_through()
         return work.write()
 
 
-def _report_begun(order: ImportOrder, files: tuple[Reading, ...]) -> ImportReport:
+def _report_new(order: ImportOrder, files: tuple[Reading, ...]) -> ImportReport:
     kinds = {file.format.name for file in files}
     name = kinds.pop() if len(kinds) == 1 else "several"
     notes = tuple(dict.fromkeys(note for file in files for note in file.notes))

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 from django.db.models import Model, QuerySet
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.services import counted, rating_change
+from feedback.services import counts_in_progress, rating_change
 from feedback.storage.annotation_priority import priority_update
 from feedback.storage.factories import withdrawal_build
-from feedback.storage.sql import RatingProgress, among, ratings_human_changes, rows_insert
+from feedback.storage.sql import RatingProgress, ratings_human_changes, rows_in, rows_insert
 from feedback.storage.validation import DecisionUnknown, FeedbackConflict, FeedbackRefused
 from feedback.transfer.formats.base import DEMONSTRATION
 from feedback.transfer.formats.records import Record
@@ -96,7 +96,7 @@ class Batch:
         said = [one.row for plan in plans for one in plan.said]
         decisions = {row.pk for plan in plans for row in plan.decisions}
         self._here: dict[type[Model], dict[uuid.UUID, _Stored]] = {
-            model: _stored(model, ids)
+            model: _stored_rows(model, ids)
             for model, ids in (
                 (Decision, decisions),
                 (Trace, {plan.trace.pk for plan in plans if plan.trace}),
@@ -109,7 +109,7 @@ class Batch:
         }
         known = self._bodies[Decision]
         outcomes = {row.pk for plan in plans for row, _ in plan.outcomes}
-        before = among(Outcome.objects.order_by(), "id", outcomes) if outcomes else ()
+        before = rows_in(Outcome.objects.order_by(), "id", outcomes) if outcomes else ()
         self._outcomes: dict[uuid.UUID, Outcome] = {row.pk: row for row in before}
         # only decisions that were here before can have been spoken of before
         rated = {row.decision_id for row in said if isinstance(row, Rating)}
@@ -157,11 +157,11 @@ class Batch:
         )
         if before is None:
             self._traces[row.pk] = row
-        return _same(row, before)
+        return _is_unrecorded(row, before)
 
     def _is_new(self, row: Decision) -> bool:
         made = self._new.decisions.get(row.pk)
-        return _same(row, made.body_hash if made else self._bodies[Decision].get(row.pk))
+        return _is_unrecorded(row, made.body_hash if made else self._bodies[Decision].get(row.pk))
 
     def _is_new_outcome(self, row: Outcome, timed: bool, fresh: dict[uuid.UUID, Outcome]) -> bool:
         before = fresh.get(row.pk) or self._outcomes.get(row.pk)
@@ -171,7 +171,7 @@ class Batch:
         # an app that gave no time is told one in the export, which a body hash would take for another write
         if timed and all(getattr(before, name) == getattr(row, name) for name in same):
             return False
-        return _same(row, before.body_hash)
+        return _is_unrecorded(row, before.body_hash)
 
     def _word(
         self, one: PlannedFeedback, heads: MutableMapping[Chain, Word], fresh: dict[uuid.UUID, str]
@@ -181,7 +181,7 @@ class Batch:
         before = fresh.get(row.pk) or self._bodies[type(row)].get(row.pk)
         if before is not None:
             if one.own_id and not one.withdrawn:
-                _same(row, before)
+                _is_unrecorded(row, before)
             return None
         head = heads.get(one.chain)
         if head is not None and not one.own_id and not one.withdrawn and head.body_hash == row.body_hash:
@@ -205,7 +205,7 @@ class Batch:
         self._new.ratings.append(row)
         self.report.ratings += not row.withdrawn
         self.report.corrections += row.correction is not None
-        change = rating_change(row, isinstance(before, Rating) and counted(before))
+        change = rating_change(row, isinstance(before, Rating) and counts_in_progress(before))
         if (decision := self._new.decisions.get(row.decision_id)) is not None:
             decision.ratings_human += change
         elif change:
@@ -245,7 +245,7 @@ class Batch:
             for built in self._planner.built.values()
             if isinstance(built, Decision) and built.trace_id and built.pk in self._bodies[Decision]
         }
-        alone = among(Decision.objects.filter(trace=None), "id", traced).values_list("pk", flat=True)
+        alone = rows_in(Decision.objects.filter(trace=None), "id", traced).values_list("pk", flat=True)
         self.attached = list(alone)
         for pk in self.attached:
             Decision.objects.filter(pk=pk, trace=None).update(trace=traced[pk])
@@ -264,7 +264,7 @@ M = TypeVar("M", Rating, Comparison)
 
 def _heads(rows: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> Iterable[M]:
     """The newest row of each chain on these decisions."""
-    return among(rows.filter(superseded_by__isnull=True).order_by(), column, ids) if ids else ()
+    return rows_in(rows.filter(superseded_by__isnull=True).order_by(), column, ids) if ids else ()
 
 
 class _Stored(NamedTuple):
@@ -274,17 +274,17 @@ class _Stored(NamedTuple):
     batch: int | None
 
 
-def _stored(model: type[Model], ids: Collection[uuid.UUID]) -> dict[uuid.UUID, _Stored]:
+def _stored_rows(model: type[Model], ids: Collection[uuid.UUID]) -> dict[uuid.UUID, _Stored]:
     """Of these ids those that rows have."""
     if not ids:
         return {}
-    rows = among(model._default_manager.order_by(), "id", ids)
+    rows = rows_in(model._default_manager.order_by(), "id", ids)
     return {
         pk: _Stored(body, batch) for pk, body, batch in rows.values_list("pk", "body_hash", "import_batch_id")
     }
 
 
-def _same(row: Any, before: str | None) -> bool:
+def _is_unrecorded(row: Any, before: str | None) -> bool:
     """True if nothing was recorded under its id before. Raises FeedbackConflict where something else was."""
     if before is None:
         return True

@@ -18,7 +18,7 @@ from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import Subject, comparison_build, decision_build, outcome_build, rating_build
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.responses import completion_stored
-from feedback.storage.sql import among
+from feedback.storage.sql import rows_in
 from feedback.storage.tombstones import (
     ERASED,
     Erased,
@@ -174,7 +174,7 @@ class Planner:
         """Ids of the traces that decisions of this batch may name."""
         named = {record.trace for record in _decisions_in(records) if record.trace is not None}
         own = {record.id for record in records if isinstance(record, ImportedTrace) and record.id}
-        return own | set(among(Trace.objects.order_by(), "id", named).values_list("pk", flat=True))
+        return own | set(rows_in(Trace.objects.order_by(), "id", named).values_list("pk", flat=True))
 
     def _decision(self, record: ImportedDecision) -> Decision:
         """The record as a decision, under an id that is made from its content where it has none."""
@@ -193,7 +193,7 @@ class Planner:
             "metadata": metadata,
             "source": record.source or self.origin.format,
         }
-        identity = DECISION.hashed(facts) | {"agent": name_hashed(facts["agent"])}
+        identity = DECISION.hash_values(facts) | {"agent": name_hashed(facts["agent"])}
         if record.event is not None:
             identity["event"] = record.event
         return decision_build(
@@ -211,9 +211,9 @@ class Planner:
         agents = {} if self.origin.agent is None else {"agent": self.origin.agent}
         columns = ("pk", "agent", "prompt_hash", "run_id")
         decisions = Decision.objects.filter(**agents).order_by()
-        by_id = among(decisions, "id", ids).values_list(*columns) if ids else ()
+        by_id = rows_in(decisions, "id", ids).values_list(*columns) if ids else ()
         runs = [name for name in names if len(name) <= 200]
-        by_run = among(decisions, "run_id", runs).values_list(*columns) if runs else ()
+        by_run = rows_in(decisions, "run_id", runs).values_list(*columns) if runs else ()
         self._by_id: dict[uuid.UUID, Subject] = {row[0]: Subject(*row[:3]) for row in by_id}
         self._by_run: dict[str, dict[uuid.UUID, Subject]] = {}
         for row in by_run:
@@ -261,7 +261,7 @@ class Planner:
         self.stored |= stored
         return {name: subject for name, (_, subject) in last.items()}
 
-    def _referred(self, *references: str) -> Subject:
+    def _reference_subject(self, *references: str) -> Subject:
         """The first reference that is known. Raises FeedbackRefused."""
         for reference in filter(None, references):
             own = formats.uuid_of(reference)
@@ -302,11 +302,11 @@ class Planner:
                 raise erased_refusal("trace", record.id)
             plan.trace = _trace(record)
         elif isinstance(record, ImportedReference):
-            subject = self._referred(record.reference, *record.also)
+            subject = self._reference_subject(record.reference, *record.also)
             plan.needs.append(subject.pk)
             plan.said.append(self._rating(subject, record.rating))
         elif isinstance(record, OutcomeReference):
-            subject = self._referred(record.reference, *record.also)
+            subject = self._reference_subject(record.reference, *record.also)
             plan.needs.append(subject.pk)
             plan.outcomes.append((_outcome(subject.pk, record.outcome), record.outcome.at is not None))
         elif isinstance(record, ImportedComparison):
@@ -332,7 +332,7 @@ class Planner:
                 plan.decisions.append(self._decision_of(side))
                 sides.append(_subject(plan.decisions[-1]))
             else:
-                sides.append(self._referred(str(side)))
+                sides.append(self._reference_subject(str(side)))
                 plan.needs.append(sides[-1].pk)
         left, right = sides
         if left.pk == right.pk:
@@ -342,10 +342,10 @@ class Planner:
         if not record.ordered and left.pk > right.pk:
             left, right = right, left
             preference = {"left": "right", "right": "left"}.get(preference, preference)
-        rater = record.rater or self._nobody(*sorted((left.pk, right.pk)))
+        rater = record.rater or self._anonymous_rater(*sorted((left.pk, right.pk)))
         key = record.id or _content_id([left.pk, right.pk, rater, preference, record.created_at])
         row = (
-            Comparison(id=key, left_id=left.pk, right_id=right.pk, rater=rater, **_created(record))
+            Comparison(id=key, left_id=left.pk, right_id=right.pk, rater=rater, **_creation_values(record))
             if record.withdrawn
             else comparison_build(
                 left=left,
@@ -359,18 +359,18 @@ class Planner:
         plan.said.append(PlannedFeedback(row, chain, record.id is not None, record.withdrawn))
 
     def _rating(self, decision: Subject, rating: ImportedRating) -> PlannedFeedback:
-        rater = rating.rater or self._nobody(decision.pk)
+        rater = rating.rater or self._anonymous_rater(decision.pk)
         facts = RATING.read(rating) | {"rater": rater}
         content = [decision.pk, rater, *(facts[name] for name in SAID), rating.created_at]
-        key = rating.id or _content_id([*content, *filter(None, [RATING.added(facts)])])
+        key = rating.id or _content_id([*content, *filter(None, [RATING.later_values(facts)])])
         row = (
-            Rating(id=key, decision_id=decision.pk, rater=rater, **_created(rating))
+            Rating(id=key, decision_id=decision.pk, rater=rater, **_creation_values(rating))
             if rating.withdrawn
             else rating_build(decision=decision.pk, id=key, created_at=rating.created_at, **facts)
         )
         return PlannedFeedback(row, (decision.pk, rater), rating.id is not None, rating.withdrawn)
 
-    def _nobody(self, *subject: uuid.UUID) -> str:
+    def _anonymous_rater(self, *subject: uuid.UUID) -> str:
         """The format's name stands for raters the file does not name, numbered per subject: three anonymous verdicts
         on one response are three raters, and the same three when the file is read again."""
         key = hash(subject)
@@ -403,7 +403,7 @@ def _outcome(decision: uuid.UUID, outcome: ImportedOutcome) -> Outcome:
     )
 
 
-def _created(record: ImportedRating | ImportedComparison) -> dict[str, Any]:
+def _creation_values(record: ImportedRating | ImportedComparison) -> dict[str, Any]:
     return {} if record.created_at is None else {"created_at": record.created_at}
 
 

@@ -113,12 +113,12 @@ class ImportReport:
         Nothing stored although nothing was here before, or more rows skipped and refused than stored or here before.
         """
         if not (self.stored or self.rows_stored or self.already_here):
-            return f"nothing could be stored of {counted(self.rows, 'rows')}"
+            return f"nothing could be stored of {count_text(self.rows, 'rows')}"
         left_out = self.skipped + self.refused_count
         if left_out > self.rows_stored + self.already_here:
             here = f", {self.already_here:,} here already" if self.already_here else ""
             return (
-                f"more was left out than stored: {left_out:,} of {counted(self.rows, 'rows')} left out, "
+                f"more was left out than stored: {left_out:,} of {count_text(self.rows, 'rows')} left out, "
                 f"{self.rows_stored:,} stored{here}"
             )
         return ""
@@ -128,7 +128,7 @@ class ImportReport:
         """Result of the import in one line; a problem stands first."""
         line = ""
         if self.stored or self.rows_stored:
-            made = ", ".join(counted(count, name) for name in COUNTS if (count := getattr(self, name)))
+            made = ", ".join(count_text(count, name) for name in COUNTS if (count := getattr(self, name)))
             done = "would be imported" if self.dry_run else "imported"
             number = f" (import {self.batch})" if self.batch else ""
             line = f"{made or 'words that take back earlier ones'} {done}{number}"
@@ -136,7 +136,7 @@ class ImportReport:
             before = self.earlier
             which = f" (import {before.batch} of {before.created_at:%Y-%m-%d})" if before else ""
             every = self.already_here + self.skipped_because[REPEATED] == self.rows
-            rows = counted(self.rows, "rows")
+            rows = count_text(self.rows, "rows")
             here = f"all {rows}" if every else f"{self.already_here:,} of {rows}"
             line = f"nothing new: {here} {'was' if self.already_here == 1 else 'were'} here already{which}"
         return "; ".join(filter(None, (self.problem, line)))
@@ -219,6 +219,6 @@ def total_of(reports: Iterable[ImportReport]) -> dict[str, Any]:
     }
 
 
-def counted(count: int, name: str) -> str:
+def count_text(count: int, name: str) -> str:
     """A count with its noun, which is given in the plural: `1 decision`, `1,200 ratings`."""
     return f"{count:,} {name.removesuffix('s') if count == 1 else name}"

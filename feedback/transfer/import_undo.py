@@ -29,7 +29,7 @@ from feedback.models import (
     Suggestion,
     Trace,
 )
-from feedback.storage.annotation_priority import policy_doubt, priority_update
+from feedback.storage.annotation_priority import policy_uncertainty, priority_update
 from feedback.storage.sql import RatingProgress
 
 CHUNK = 400
@@ -200,7 +200,7 @@ class _UndoJob:
     def _remove_words(self, model: type[Rating] | type[Comparison], chain: tuple[str, ...]) -> None:
         """Remove the import's words; a later word of the same rater then supersedes what stood before the import."""
         rows: Any = model._default_manager
-        followers = rows.filter(~_of(self.batch), supersedes__import_batch=self.batch)
+        followers = rows.filter(~_subject_condition(self.batch), supersedes__import_batch=self.batch)
         chains = set(followers.order_by().values_list(*chain))
         dropped: list[uuid.UUID] = []
         links: dict[uuid.UUID, uuid.UUID | None] = {}
@@ -259,7 +259,7 @@ class _UndoJob:
             ratings_recount(chunk)
 
 
-def _of(batch: ImportBatch) -> Q:
+def _subject_condition(batch: ImportBatch) -> Q:
     return Q(import_batch=batch, import_batch__isnull=False)
 
 
@@ -325,7 +325,7 @@ def ratings_recount(ids: Sequence[uuid.UUID]) -> None:
             continue
         Decision.objects.filter(pk=pk).update(ratings_human=count)
         if count < 2:
-            Decision.objects.filter(pk=pk).update(asking_worth=policy_doubt(candidates, propensity))
+            Decision.objects.filter(pk=pk).update(asking_worth=policy_uncertainty(candidates, propensity))
         else:
             priority_update(pk, RatingProgress(count, wanted))
 

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.erasure.trained import trained_text
 from feedback.models import ImportBatch
-from feedback.transfer.import_report import COUNTS, counted
+from feedback.transfer.import_report import COUNTS, count_text
 from feedback.transfer.import_undo import FORCE, UndoRefused, import_undo
 from feedback.transfer.imports import batch_get, batches, rows_remaining
 
@@ -34,7 +34,7 @@ def imports(request: HttpRequest) -> HttpResponse:
     """Every import, newest first: `?agent=&page=`."""
     agent = request.GET.get("agent", "")
     page = Paginator(batches(agent), PAGE).get_page(request.GET.get("page"))
-    rows = [(row, ", ".join(counted(n, name) for name, n in _counts(row.counts))) for row in page]
+    rows = [(row, ", ".join(count_text(n, name) for name, n in _counts(row.counts))) for row in page]
     context = {"page": page, "agent": agent, "rows": rows}
     return render(request, "feedback/imports.html", context)
 
@@ -42,7 +42,7 @@ def imports(request: HttpRequest) -> HttpResponse:
 @login_required
 @permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
 @require_safe
-def import_one(request: HttpRequest, number: int) -> HttpResponse:
+def import_detail(request: HttpRequest, number: int) -> HttpResponse:
     """One import with its report."""
     return render(request, "feedback/import_one.html", _context(_batch_or_404(number)))
 
@@ -61,13 +61,13 @@ def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
             request, "feedback/import_one.html", {**_context(batch), "fault": str(refusal)}, status=409
         )
     if confirmed:
-        removed = ", ".join(counted(count, name) for name, count in _removed(done.as_dict()))
+        removed = ", ".join(count_text(count, name) for name, count in _removed_counts(done.as_dict()))
         messages.success(request, f"Import {number} was taken back: {removed or 'nothing'} removed.")
         return redirect("import-one", number=number)
     context = {
         **_context(batch),
         "tried": done,
-        "removed": _removed(done.as_dict()),
+        "removed": _removed_counts(done.as_dict()),
         "trained": trained_text(done.trained_on) if done.was_trained_on else "",
         "force": FORCE,
     }
@@ -85,7 +85,7 @@ def _counts(counts: dict[str, int]) -> list[tuple[str, int]]:
     return [(name, counts[name]) for name in COUNTS if counts.get(name)]
 
 
-def _removed(found: dict[str, Any]) -> list[tuple[str, int]]:
+def _removed_counts(found: dict[str, Any]) -> list[tuple[str, int]]:
     return [(name, found[name]) for name in UNDONE if found.get(name)]
 
 
@@ -106,5 +106,5 @@ def _context(batch: ImportBatch) -> dict[str, Any]:
         "skipped": sorted(batch.skipped_because.items(), key=lambda item: -item[1]),
         "refused": batch.refused[:SHOWN],
         "refused_more": max(batch.counts.get("refused", 0) - SHOWN, 0),
-        "undone": _removed(batch.undone),
+        "undone": _removed_counts(batch.undone),
     }

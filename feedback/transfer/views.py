@@ -22,7 +22,7 @@ from feedback.transfer.export import ExportReport, export_start, filename, media
 from feedback.transfer.export_views import Selection
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportRefused, order_import
-from feedback.transfer.import_report import counted
+from feedback.transfer.import_report import count_text
 from feedback.transfer.trial import too_large, upload_mapped, upload_try
 from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
 
@@ -43,7 +43,7 @@ def imports(request: HttpRequest) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
 def _imports(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
-        return _again(request) if request.POST.get("token") else _upload_response(request)
+        return _file_retry(request) if request.POST.get("token") else _upload_response(request)
     if request.method not in ("GET", "HEAD"):
         return HttpResponse(status=405, headers={"Allow": "GET, HEAD, POST"})
     return _form(request)
@@ -85,7 +85,7 @@ def _upload_response(request: HttpRequest) -> HttpResponse:
     return _trial_response(request, upload)
 
 
-def _again(request: HttpRequest) -> HttpResponse:
+def _file_retry(request: HttpRequest) -> HttpResponse:
     """Try the file that was taken with another map of its columns."""
     upload = _session_upload(request)
     if upload is None:
@@ -130,7 +130,7 @@ def import_do(request: HttpRequest) -> HttpResponse:
         return _form(
             request, fault=f"{upload.name}: {report.headline}.", status=400 if report.problem else 200
         )
-    left_out = f"; {counted(report.refused_count, 'rows')} left out" if report.refused_count else ""
+    left_out = f"; {count_text(report.refused_count, 'rows')} left out" if report.refused_count else ""
     note = messages.warning if report.problem else messages.success
     note(request, f"{upload.name}: {report.headline}{left_out}.")
     return redirect("import-one", number=report.batch)

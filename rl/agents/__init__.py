@@ -13,7 +13,7 @@ from typing import Any
 from rl.agents.base import Agent, AgentFacts
 
 
-def _discovered() -> dict[str, Agent]:
+def _discover() -> dict[str, Agent]:
     found: dict[str, Agent] = {}
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
         agent = getattr(import_module(f"{__name__}.{module.name}"), "AGENT", None)
@@ -27,7 +27,7 @@ def _discovered() -> dict[str, Agent]:
     return found
 
 
-AGENTS: dict[str, Agent] = _discovered()
+AGENTS: dict[str, Agent] = _discover()
 """Built in, and those of plugins once they are registered."""
 
 SLUG = r"[a-z0-9][a-z0-9_-]{0,63}"

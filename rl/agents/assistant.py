@@ -196,13 +196,13 @@ LEADS = {
 """Beginning of a question -> the tone that goes with it."""
 
 
-def _state_drawn(agent: Agent, random: Random) -> dict[str, Any]:
+def _draw_state(agent: Agent, random: Random) -> dict[str, Any]:
     state = state_random(random, random.choice(tuple(TOPICS)))
     lead, case = random.choice(tuple(LEADS)), random.randint(100, 999)
     return state | {"question": f"{lead}{state['question']} (case {case})", "lead": lead}
 
 
-def _situation_wanted(state: dict[str, Any]) -> None:
+def _situation_answer(state: dict[str, Any]) -> None:
     state["wanted"] = LEADS[state["lead"]]
 
 
@@ -213,5 +213,5 @@ AGENT = Assistant(
     system_prompt="You are a helpful assistant. Answer briefly.",
     suggested_tags=("wrong", "too long", "unfriendly", "beside the point"),
     max_new_tokens=96,
-    world=World(_state_drawn, _situation_wanted),
+    world=World(_draw_state, _situation_answer),
 )

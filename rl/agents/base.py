@@ -233,7 +233,7 @@ def state_text(state: State, key: str, slug: str) -> str:
     return value
 
 
-def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """json's last-key-wins would let a response name two options and be read as one."""
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
@@ -246,7 +246,7 @@ def answer_under(key: str, response: str, *, like: str) -> Any:
     `like`."""
     found = repr(response[:80])
     try:
-        answer = json.loads(response, object_pairs_hook=_keys_once)
+        answer = json.loads(response, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         # ValueError: not JSON, a key twice, or a number too long to read; RecursionError: nested too deep
         raise InvalidResponse(f"expected JSON like {like}, found {found} ({error})") from error

@@ -150,12 +150,12 @@ def state_random(random: Random, kind: str) -> dict[str, Any]:
     return {**state, "folders": listed}
 
 
-def _state_drawn(agent: Agent, random: Random) -> dict[str, Any]:
+def _draw_state(agent: Agent, random: Random) -> dict[str, Any]:
     state = state_random(random, random.choice(tuple(TASTE)))
     return state | {"filed_in": best_folder(state)}
 
 
-def _situation_wanted(state: dict[str, Any]) -> None:
+def _situation_answer(state: dict[str, Any]) -> None:
     """With the partner while something is open, by kind once it is done with."""
     state["wanted"] = "by partner" if state["context"]["status"] in ("open", "disputed") else "by kind"
     state["filed_in"] = best_folder(state)
@@ -177,5 +177,5 @@ AGENT = Filer(
     ),
     answer_key="folder",
     options_key="folders",
-    world=World(_state_drawn, _situation_wanted),
+    world=World(_draw_state, _situation_answer),
 )

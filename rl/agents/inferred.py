@@ -68,7 +68,7 @@ def agent_inferred(slug: str, recorded: Sequence[tuple[str, str]]) -> InferredAg
     if len(recorded) < LEAST_RESPONSES:
         return None
     texts = [response.strip() for _, response in recorded]
-    answers = () if _copied(recorded) else closed_answers(texts)
+    answers = () if _copies_prompt(recorded) else closed_answers(texts)
     schema = None if answers else common_schema(texts)
     if not answers and schema is None:
         return None
@@ -113,7 +113,7 @@ def common_schema(texts: Sequence[str]) -> dict[str, Any] | None:
     }
 
 
-def _copied(recorded: Sequence[tuple[str, str]]) -> bool:
+def _copies_prompt(recorded: Sequence[tuple[str, str]]) -> bool:
     """True where responses are taken from their prompts: a new prompt then brings options nobody has recorded."""
     copied = sum(any(value in prompt for value in _values(response)) for prompt, response in recorded)
     return copied > COPIED_SHARE * len(recorded)

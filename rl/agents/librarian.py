@@ -8,7 +8,7 @@ from typing import Any
 
 from rl.agents.base import OutcomeWorth, RewardFacts, Scenario
 from rl.agents.lists import ListAgent, drafts_of
-from rl.agents.worlds import DESKS, lines_drawn, scenarios_world
+from rl.agents.worlds import DESKS, draw_lines, scenarios_world
 
 # Subject -> how a text betrays it.
 SUBJECTS: dict[str, tuple[str, ...]] = {
@@ -56,7 +56,7 @@ class Librarian(ListAgent):
         return made
 
 
-def _situation_wanted(state: dict[str, Any]) -> None:
+def _situation_answer(state: dict[str, Any]) -> None:
     """First subject alone, where a catalogue is narrow."""
     if state["context"]["catalogue"] == "narrow":
         state["catalogued_under"] = state["catalogued_under"][:1]
@@ -82,6 +82,6 @@ AGENT = Librarian(
         }
     ),
     world=scenarios_world(
-        lines_drawn(exact=True, catalogue=("broad", "narrow"), shelf=DESKS), _situation_wanted
+        draw_lines(exact=True, catalogue=("broad", "narrow"), shelf=DESKS), _situation_answer
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from rl.agents.base import Message, OutcomeWorth, RewardFacts, Scenario, State
 from rl.agents.lists import ListAgent
-from rl.agents.worlds import WEEKDAYS, lines_drawn, scenarios_world
+from rl.agents.worlds import WEEKDAYS, draw_lines, scenarios_world
 
 TASKS = (
     "answer the auditor", "mend the login", "write the newsletter", "order paper", "call the landlord",
@@ -100,7 +100,7 @@ def _state(random: Random, right: list[str], dues: list[int]) -> dict[str, Any]:
     }
 
 
-def _situation_wanted(state: dict[str, Any]) -> None:
+def _situation_answer(state: dict[str, Any]) -> None:
     """Rule: once the deadline is moved, what was pressing can wait, and the long view comes first."""
     if state["context"]["deadline"] == "moved":
         state["done_in_order"] = state["done_in_order"][::-1]
@@ -127,5 +127,5 @@ AGENT = Prioritizer(
             "goal_reached": OutcomeWorth(good=1, bad=0, horizon="strategic"),
         }
     ),
-    world=scenarios_world(lines_drawn(deadline=("holds", "moved"), today=WEEKDAYS), _situation_wanted),
+    world=scenarios_world(draw_lines(deadline=("holds", "moved"), today=WEEKDAYS), _situation_answer),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from rl.agents.base import OutcomeWorth, RewardFacts, Scenario
 from rl.agents.lists import ListAgent, drafts_of
-from rl.agents.worlds import WEEKDAYS, lines_drawn, scenarios_world
+from rl.agents.worlds import WEEKDAYS, draw_lines, scenarios_world
 
 # Topic -> (how people ask, what a passage that helps says).
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -81,7 +81,7 @@ class Retriever(ListAgent):
         return made
 
 
-def _situation_wanted(state: dict[str, Any]) -> None:
+def _situation_answer(state: dict[str, Any]) -> None:
     """On a phone the first passage that helps, and no second one."""
     if state["context"]["reader"] == "on a phone":
         state["helped"] = state["helped"][:1]
@@ -107,6 +107,6 @@ AGENT = Retriever(
         }
     ),
     world=scenarios_world(
-        lines_drawn(exact=True, reader=("on a phone", "at a desk"), day=WEEKDAYS), _situation_wanted
+        draw_lines(exact=True, reader=("on a phone", "at a desk"), day=WEEKDAYS), _situation_answer
     ),
 )

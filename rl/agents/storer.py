@@ -18,7 +18,7 @@ from rl.agents.base import (
     State,
     state_text,
 )
-from rl.agents.worlds import WEEKDAYS, lines_drawn, scenarios_world
+from rl.agents.worlds import WEEKDAYS, draw_lines, scenarios_world
 
 # Place -> (what it is for, facts that belong there).
 PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -115,7 +115,7 @@ class Storer(ChoiceAgent):
         return 1.0 if place == right else 0.3 if right == "nowhere" else 0.0
 
 
-def _situation_wanted(state: dict[str, Any]) -> None:
+def _situation_answer(state: dict[str, Any]) -> None:
     """Rule: facts known from hearsay alone are not kept."""
     if state["context"]["source"] == "hearsay":
         state["kept_in"] = "nowhere"
@@ -137,5 +137,5 @@ AGENT = Storer(
             "fact_used": OutcomeWorth(good=1, bad=0, horizon="strategic"),
         }
     ),
-    world=scenarios_world(lines_drawn(source=("first hand", "hearsay"), said_on=WEEKDAYS), _situation_wanted),
+    world=scenarios_world(draw_lines(source=("first hand", "hearsay"), said_on=WEEKDAYS), _situation_answer),
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import Agent, InvalidResponse, Message, State, _keys_once
+from rl.agents.base import Agent, InvalidResponse, Message, State, _unique_keys
 
 MAX_SCHEMA = 32_768
 """Longest JSON schema in characters, as `backend.limits.SCHEMA_CHARACTERS`, which this package does not import."""
@@ -77,7 +77,7 @@ def answer_of_schema(response: str, schema: Mapping[str, Any]) -> dict[str, Any]
     """Object in a response in JSON, checked by a schema; a value that is no object stands under "value".
     Raises InvalidResponse."""
     try:
-        answer = json.loads(response, object_pairs_hook=_keys_once)
+        answer = json.loads(response, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise InvalidResponse(f"expected JSON, found {response[:80]!r} ({error})") from error
     fault = schema_fault(answer, schema)

@@ -19,7 +19,7 @@ from rl.agents.base import (
     RewardFacts,
     Scenario,
     State,
-    _keys_once,
+    _unique_keys,
     state_text,
 )
 from rl.agents.template import arguments_fault
@@ -120,7 +120,7 @@ class ToolAgent(Agent):
         if not response.lstrip().startswith("{"):
             return {"answer": response.strip()}
         try:
-            said = json.loads(response, object_pairs_hook=_keys_once)
+            said = json.loads(response, object_pairs_hook=_unique_keys)
         except (ValueError, RecursionError) as error:
             raise InvalidResponse(f"expected JSON, found {response[:80]!r} ({error})") from error
         if set(said) == {"answer"} and isinstance(said["answer"], str) and said["answer"].strip():
@@ -140,13 +140,16 @@ class ToolAgent(Agent):
         return call
 
     def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
-        answer = _exactly({"answer": {"type": "string", "minLength": 1}})
+        answer = _exact_object({"answer": {"type": "string", "minLength": 1}})
         if state is None:
             return {
-                "anyOf": [_exactly({"tool": {"type": "string"}, "arguments": {"type": "object"}}), answer]
+                "anyOf": [
+                    _exact_object({"tool": {"type": "string"}, "arguments": {"type": "object"}}),
+                    answer,
+                ]
             }
         calls = [
-            _exactly(
+            _exact_object(
                 {"tool": {"const": tool["name"]}, "arguments": tool.get("parameters") or {"type": "object"}}
             )
             for tool in self.tools(state)
@@ -257,7 +260,7 @@ def _call(said: Any) -> dict[str, Any] | None:
     return {"tool": name, "arguments": arguments}
 
 
-def _exactly(properties: dict[str, Any]) -> dict[str, Any]:
+def _exact_object(properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -286,7 +289,7 @@ FIRST = {
 """Tool that a goal asks for -> words by which another one comes first."""
 
 
-def _situation_shown(random: Random, state: dict[str, Any]) -> None:
+def _situation_prompt(random: Random, state: dict[str, Any]) -> None:
     """Half of the goals say what comes before them; the call that does it is among the drafts of all."""
     tool = state["expected_call"]["tool"]
     who = next(name for name in WHO if name in state["goal"])
@@ -314,7 +317,7 @@ def _situation_shown(random: Random, state: dict[str, Any]) -> None:
         state["goal"] += FIRST[tool]
 
 
-def _situation_wanted(state: dict[str, Any]) -> None:
+def _situation_answer(state: dict[str, Any]) -> None:
     if state["goal"].endswith("first"):
         state["expected_call"] = state["before"]
 
@@ -334,5 +337,5 @@ AGENT = ToolAgent(
             "goal_reached": OutcomeWorth(good=1, bad=0, horizon="strategic"),
         },
     ),
-    world=scenarios_world(_situation_shown, _situation_wanted),
+    world=scenarios_world(_situation_prompt, _situation_answer),
 )

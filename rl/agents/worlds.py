@@ -32,7 +32,7 @@ def scenarios_world(show: Show, want: Callable[[dict[str, Any]], None]) -> World
     return World(draw, want)
 
 
-def lines_drawn(exact: bool = False, **choices: tuple[Any, ...]) -> Show:
+def draw_lines(exact: bool = False, **choices: tuple[Any, ...]) -> Show:
     """Lines of the prompt (`context`) whose values are drawn. exact: no name too many and none too few is liked."""
 
     def show(random: Random, state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.rest.reading import parameters
-from backend.rest.schema import described, listed, ref
+from backend.rest.schema import describe, list_schema, ref
 from backend.rest.views import ApiView
 from rl.api.loop import NAME, policy_lookup
 from rl.registry.benchmark_results import benchmark_summary, benchmarks_newest
@@ -15,9 +15,9 @@ from rl.registry.benchmark_results import benchmark_summary, benchmarks_newest
 class Benchmarks(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "Read a policy's benchmark results, its base's beside them",
-        {200: ("The newest of each task, by name", listed(ref("BenchmarkResult")))},
+        {200: ("The newest of each task, by name", list_schema(ref("BenchmarkResult")))},
         parameters=(NAME,),
         refusals=(404,),
         tag="policies",

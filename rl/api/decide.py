@@ -10,9 +10,9 @@ from rest_framework.response import Response
 
 from backend.rest.errors import Refused
 from backend.rest.reading import object_in
-from backend.rest.schema import described, ref
+from backend.rest.schema import describe, ref
 from backend.rest.views import ApiView
-from feedback.api.representations import decision_as_shown, decision_shown
+from feedback.api.representations import decision_represent, pending_decision_represent
 from feedback.models import Decision
 from feedback.recording.recorder import Storage
 from feedback.selectors import decision_get
@@ -42,7 +42,7 @@ class Unavailable(Refused):
 class Decide(ApiView):
     scopes = {"POST": "ingest"}
 
-    @described(
+    @describe(
         "Decide: assign, answer, record",
         {
             201: ("The decision", ref("DecisionMade")),
@@ -60,7 +60,7 @@ class Decide(ApiView):
         order = _order(sent)
         agent = get_agent(order.agent)
         if order.id is not None and (before := decision_get(order.id)) is not None:
-            _checked(agent, order)
+            _check_request(agent, order)
             if before.agent != order.agent or _order_of(before) not in (None, order_hash(order)):
                 raise Refused(
                     f"decision {order.id} was recorded before for another order",
@@ -69,16 +69,16 @@ class Decide(ApiView):
                     fields={"id": "already used for another write"},
                 )
             action = action_of(agent, before.response, before.state)
-            shown = {**decision_shown(before), "action": action, "stored": True, "recorded": True}
+            shown = {**decision_represent(before), "action": action, "stored": True, "recorded": True}
             return Response(shown, status=200)
         try:
             made = decide(order)
         except ServingRefused as refusal:
-            raise _refused(refusal) from refusal
+            raise _refusal(refusal) from refusal
         except (NobodyAnswers, RecordingImpossible) as error:
             raise Unavailable(error) from error
         shown = {
-            **decision_as_shown(made.facts),
+            **pending_decision_represent(made.facts),
             "action": made.action,
             "stored": made.storage is Storage.DATABASE,
             "recorded": made.recorded,
@@ -86,14 +86,14 @@ class Decide(ApiView):
         return Response(shown, status=201, headers={} if made.recorded else {RECORDED_HEADER: "no"})
 
 
-def _checked(agent: Agent, order: DecideOrder) -> None:
+def _check_request(agent: Agent, order: DecideOrder) -> None:
     try:
         order_checked(agent, order)
     except ServingRefused as refusal:
-        raise _refused(refusal) from refusal
+        raise _refusal(refusal) from refusal
 
 
-def _refused(refusal: ServingRefused) -> Refused:
+def _refusal(refusal: ServingRefused) -> Refused:
     field = refusal.param.partition("[")[0] or "agent"
     status = 404 if isinstance(refusal, ModelUnknown) else 400
     return Refused(str(refusal), status=status, fields={field: str(refusal)})

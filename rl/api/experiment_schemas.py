@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.rest.schema import Schema, listed
+from backend.rest.schema import Schema, list_schema
 
 NUMBER: Schema = {"type": "number"}
 MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
@@ -33,7 +33,7 @@ UNADJUSTED = _all_of(
         "low": NUMBER,
         "high": NUMBER,
         "variance_removed": {**NUMBER, "description": "Share of the variance that the adjustment took away"},
-        "covariates": listed(TEXT),
+        "covariates": list_schema(TEXT),
     }
 )
 EFFECT = _all_of(
@@ -68,7 +68,7 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
             "group": TEXT,
             "metric": TEXT,
             "goal": {"type": "string", "enum": ["higher", "lower"]},
-            "arms": listed(
+            "arms": list_schema(
                 _all_of({"name": TEXT, "policy": TEXT, "weight": NUMBER, "control": {"type": "boolean"}})
             ),
             "reason": {**TEXT, "description": "Why it was stopped"},
@@ -85,7 +85,7 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
             "goal": {"type": "string", "enum": ["higher", "lower"]},
             "confidence": {**SHARE, "description": "Of the effects' intervals, at all looks together"},
             "verdict": VERDICT,
-            "arms": listed(
+            "arms": list_schema(
                 _all_of(
                     {
                         "name": TEXT,
@@ -97,7 +97,7 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
                         "figures": {"type": "object", "additionalProperties": INTERVAL},
                         "best": {**SHARE, "description": "Chance to be the best of all arms"},
                         "effect": {"anyOf": [EFFECT, {"type": "null"}]},
-                        "guardrails": listed(GUARD),
+                        "guardrails": list_schema(GUARD),
                         "verdict": VERDICT,
                         "words": TEXT,
                     }
@@ -107,7 +107,7 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
                 {"p": MAYBE_NUMBER, "anytime_p": MAYBE_NUMBER},
                 description="Units per arm against their weights: chi-square, and valid at any time",
             ),
-            "slices": listed(_all_of({"slice": TEXT, "value": TEXT, "arm": TEXT, "effect": EFFECT})),
+            "slices": list_schema(_all_of({"slice": TEXT, "value": TEXT, "arm": TEXT, "effect": EFFECT})),
             "simulated": {**WHOLE, "description": "Ratings among them that simulated raters gave"},
             "days_needed": {**MAYBE_NUMBER, "description": "At the rate so far"},
             "at": {"type": "string", "format": "date-time"},

@@ -12,11 +12,11 @@ from backend.rest.errors import Refused
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
 from backend.rest.reading import parameters
-from backend.rest.schema import described, paged, parameter, ref
+from backend.rest.schema import describe, page_schema, parameter, ref
 from backend.rest.views import ApiView
 from rl.api.loop import OF_AGENT, PAGING
 from rl.api.training import agent_checked
-from rl.experiments.results import results_cached, results_shown
+from rl.experiments.results import results_cached, results_represent
 from rl.experiments.traffic import ExperimentRefused
 from rl.models import Arm, Experiment
 
@@ -29,9 +29,9 @@ EXPERIMENT = parameter("id", {"type": "integer"}, "The experiment", where="path"
 class Experiments(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "List experiments, newest first",
-        {200: ("A page of them", paged(ref("Experiment")))},
+        {200: ("A page of them", page_schema(ref("Experiment")))},
         parameters=(OF_AGENT, STATUS, *PAGING),
         tag="policies",
         operation="experiments_list",
@@ -46,13 +46,13 @@ class Experiments(ApiView):
                 fault = f"expected one of {', '.join(Experiment.Status.values)}"
                 raise Refused(f"status: {fault}", fields={"status": fault})
             found = found.filter(status=given["status"])
-        return Response(page_of(found, request, experiment_shown))
+        return Response(page_of(found, request, experiment_represent))
 
 
 class ExperimentResults(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "Where an experiment stands",
         {200: ("Arms, exposures, effects with intervals, verdict", ref("ExperimentResults"))},
         parameters=(EXPERIMENT,),
@@ -69,7 +69,7 @@ class ExperimentResults(ApiView):
                 f"no experiment {pk}", code="not_found", status=404, fields={"id": "does not exist"}
             )
         try:
-            return Response(results_shown(results_cached(found)))
+            return Response(results_represent(results_cached(found)))
         except ExperimentRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
 
@@ -78,7 +78,7 @@ def _with_arms() -> Any:
     return Experiment.objects.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
 
 
-def experiment_shown(experiment: Experiment) -> dict[str, Any]:
+def experiment_represent(experiment: Experiment) -> dict[str, Any]:
     """An experiment as the API and the command answer it."""
     return {
         "id": experiment.pk,

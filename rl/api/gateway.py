@@ -90,10 +90,10 @@ class ChatCompletions(OpenAIView):
             )
         made = complete(asked, id=id, retried=retried)
         _count(made, made.tokens_in, made.tokens_out, began)
-        return Response(completion_shown(made), headers=_headers(made))
+        return Response(completion_represent(made), headers=_headers(made))
 
 
-def completion_shown(made: Completion) -> dict[str, Any]:
+def completion_represent(made: Completion) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": made.text or (None if made.tool_calls else "")}
     if made.tool_calls:
         message["tool_calls"] = list(made.tool_calls)
@@ -104,11 +104,11 @@ def completion_shown(made: Completion) -> dict[str, Any]:
         "model": made.policy,
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": made.finish_reason}],
         "usage": _usage(made.tokens_in, made.tokens_out),
-        "ratchet": _routing_shown(made),
+        "ratchet": _routing_represent(made),
     }
 
 
-def _routing_shown(made: Completion) -> dict[str, Any]:
+def _routing_represent(made: Completion) -> dict[str, Any]:
     """Routing of a request (policies asked and the one that answered), as an object of our own beside
     OpenAI's fields."""
     return {
@@ -137,7 +137,7 @@ def _events(
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         return _event({**head, "choices": [choice], **more, **own})
 
-    yield chunk({"role": "assistant", "content": ""}, ratchet=_routing_shown(made))
+    yield chunk({"role": "assistant", "content": ""}, ratchet=_routing_represent(made))
     last = Piece()
     try:
         for piece in pieces:
@@ -146,7 +146,7 @@ def _events(
                 continue
             delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
             if piece.tool_calls:
-                delta["tool_calls"] = _indexed(piece.tool_calls)
+                delta["tool_calls"] = _with_index(piece.tool_calls)
             if delta:
                 yield chunk(delta)
             if piece.finish_reason is not None:
@@ -155,7 +155,7 @@ def _events(
         # the status is long sent: the clients raise what they find here
         yield _event(openai_body(503, f"the answer broke off: {failure}", code="unavailable"))
         return
-    yield chunk({}, last.finish_reason, **({} if made.recorded else {"ratchet": _routing_shown(made)}))
+    yield chunk({}, last.finish_reason, **({} if made.recorded else {"ratchet": _routing_represent(made)}))
     if asked.include_usage:
         yield _event({**head, "choices": [], "usage": _usage(last.tokens_in, last.tokens_out)})
     _count(made, last.tokens_in, last.tokens_out, began)
@@ -166,7 +166,7 @@ def _event(body: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(body)}\n\n".encode()
 
 
-def _indexed(calls: Any) -> list[dict[str, Any]]:
+def _with_index(calls: Any) -> list[dict[str, Any]]:
     return [{"index": number, **call} for number, call in enumerate(calls)]
 
 
@@ -208,7 +208,7 @@ class Models(OpenAIView):
 
     def get(self, request: Request) -> Response:
         parameters(request, ())
-        return Response({"object": "list", "data": [_model_shown(found) for found in models_listed()]})
+        return Response({"object": "list", "data": [_model_represent(found) for found in models_listed()]})
 
 
 class ModelOne(OpenAIView):
@@ -219,9 +219,9 @@ class ModelOne(OpenAIView):
         listed = {found.id: found for found in models_listed()}
         if name not in listed:
             target = target_of(name)  # refuses what cannot be asked for
-            return Response(_model_shown(ListedModel(name, 0, target.agent)))
-        return Response(_model_shown(listed[name]))
+            return Response(_model_represent(ListedModel(name, 0, target.agent)))
+        return Response(_model_represent(listed[name]))
 
 
-def _model_shown(found: ListedModel) -> dict[str, Any]:
+def _model_represent(found: ListedModel) -> dict[str, Any]:
     return {"id": found.id, "object": "model", "created": found.created, "owned_by": found.owner}

@@ -135,7 +135,7 @@ class Metrics(ApiView):
 def _gauges() -> dict[str, tuple[str, float]]:
     spool = recorder.spool
     behind = (
-        sum(day.stat().st_size - spool.progress(day).position for day in spool.unhandled())
+        sum(day.stat().st_size - spool.progress(day).position for day in spool.pending_days())
         if spool.folder.is_dir()
         else 0
     )

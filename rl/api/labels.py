@@ -6,7 +6,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.rest.reading import parameters
-from backend.rest.schema import described, ref
+from backend.rest.schema import describe, ref
 from backend.rest.views import ApiView
 from rl.api.training import AGENT, agent_checked
 from rl.jobs.label import label_model_summary
@@ -15,7 +15,7 @@ from rl.jobs.label import label_model_summary
 class Suggestions(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "Suggested ratings of an agent's decisions",
         {200: ("How well calibrated they are, and how many people accepted", ref("SuggestionsShown"))},
         parameters=(AGENT,),

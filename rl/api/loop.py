@@ -13,10 +13,19 @@ from backend.rest.errors import Refused
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
 from backend.rest.reading import object_in, parameters
-from backend.rest.schema import described, paged, parameter, ref
+from backend.rest.schema import describe, page_schema, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
-from rl.api.training import AGENT, agent_checked, flag, orders_refused, placed, run_lookup, run_shown, text
+from rl.api.training import (
+    AGENT,
+    agent_checked,
+    flag,
+    orders_refused,
+    run_accepted,
+    run_lookup,
+    run_represent,
+    text,
+)
 from rl.gates.figures import share_of
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic
@@ -37,9 +46,9 @@ PAGING = (
 class Registry(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "List policies, newest first",
-        {200: ("A page of them", paged(ref("Policy")))},
+        {200: ("A page of them", page_schema(ref("Policy")))},
         parameters=(OF_AGENT, *PAGING),
         tag="policies",
         operation="policies_list",
@@ -49,13 +58,13 @@ class Registry(ApiView):
         found = Policy.objects.all()
         if "agent" in given:
             found = found.filter(agent=agent_checked(given["agent"]))
-        return Response(page_of(found, request, policy_shown))
+        return Response(page_of(found, request, policy_represent))
 
 
 class Promote(ApiView):
     scopes = {"POST": "operate"}
 
-    @described(
+    @describe(
         "Promote a policy, if the gate opens",
         {200: ("The policy, moved", ref("Policy"))},
         body=ref("PromotionSent"),
@@ -80,13 +89,13 @@ class Promote(ApiView):
             )
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
-        return Response(policy_shown(moved))
+        return Response(policy_represent(moved))
 
 
 class Verify(ApiView):
     scopes = {"POST": "operate"}
 
-    @described(
+    @describe(
         "Compare a policy's files with the sums recorded for them",
         {200: ("What was compared, and what is damaged or missing", ref("Verification"))},
         parameters=(NAME,),
@@ -104,7 +113,7 @@ class Verify(ApiView):
 class Rollback(ApiView):
     scopes = {"POST": "operate"}
 
-    @described(
+    @describe(
         "Put the champion before this one back",
         {200: ("The policy that is champion again", ref("Policy"))},
         body=ref("RollbackSent"),
@@ -125,15 +134,15 @@ class Rollback(ApiView):
             back = registry.policy_rollback(policy.agent, actor=grant_of(request).who, reason=reason)
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
-        return Response(policy_shown(back))
+        return Response(policy_represent(back))
 
 
 class Runs(ApiView):
     scopes = {"GET": "read", "POST": "operate"}
 
-    @described(
+    @describe(
         "List training runs, newest first",
-        {200: ("A page of them", paged(ref("Run")))},
+        {200: ("A page of them", page_schema(ref("Run")))},
         parameters=(OF_AGENT, *PAGING),
         tag="policies",
         operation="runs_list",
@@ -143,9 +152,9 @@ class Runs(ApiView):
         found = TrainingRun.objects.all()
         if "agent" in given:
             found = found.filter(agent=agent_checked(given["agent"]))
-        return Response(page_of(found, request, run_shown))
+        return Response(page_of(found, request, run_represent))
 
-    @described(
+    @describe(
         "Queue a training run",
         {202: ("The queued run; Location is where it stands", ref("Run"))},
         body=ref("RunSent"),
@@ -167,13 +176,13 @@ class Runs(ApiView):
                 knobs=knobs,
                 actor=grant_of(request).who,
             )
-            return placed(order)
+            return run_accepted(order)
 
 
 class Cancel(ApiView):
     scopes = {"POST": "operate"}
 
-    @described(
+    @describe(
         "Cancel a run",
         {200: ("The run: cancelled, or asked to stop after its present step", ref("Run"))},
         parameters=(RUN,),
@@ -184,7 +193,7 @@ class Cancel(ApiView):
     def post(self, request: Request, pk: int) -> Response:
         run = run_lookup(pk)
         try:
-            return Response(run_shown(lifecycle.run_cancel(run, actor=grant_of(request).who)))
+            return Response(run_represent(lifecycle.run_cancel(run, actor=grant_of(request).who)))
         except lifecycle.RunRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
 
@@ -192,7 +201,7 @@ class Cancel(ApiView):
 class Online(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "How an agent's online learner stands",
         {200: ("Its buffer, whether it retrains and why, its last run", ref("OnlineStatus"))},
         parameters=(AGENT,),
@@ -216,7 +225,7 @@ def policy_lookup(name: str) -> Policy:
     return found
 
 
-def policy_shown(policy: Policy) -> dict[str, Any]:
+def policy_represent(policy: Policy) -> dict[str, Any]:
     """A policy as the API answers it."""
     accuracy = share_of(policy.metrics, "preference_accuracy")
     return {

@@ -11,22 +11,22 @@ from backend.rest.errors import Refused
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
 from backend.rest.reading import object_in, parameters
-from backend.rest.schema import described, paged, ref
+from backend.rest.schema import describe, page_schema, ref
 from backend.rest.views import ApiView
 from rl.api.loop import OF_AGENT, PAGING
 from rl.api.training import agent_checked, text
 from rl.evaluation.scorer import MAX_CHARS, MAX_RESPONSES, ScorerAway, responses_score
 from rl.models import RewardModelVersion
-from rl.reward_models.service import beats_a_coin, reward_model_shown
+from rl.reward_models.service import ranks_above_chance, reward_model_represent
 from rl.serving.chat_request import ROLES
 
 
 class RewardModels(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "List reward models, newest first",
-        {200: ("A page of them", paged(ref("RewardModel")))},
+        {200: ("A page of them", page_schema(ref("RewardModel")))},
         parameters=(OF_AGENT, *PAGING),
         tag="rewards",
         operation="reward_models_list",
@@ -36,7 +36,7 @@ class RewardModels(ApiView):
         found = RewardModelVersion.objects.order_by("-pk")
         if "agent" in given:
             found = found.filter(agent=agent_checked(given["agent"]))
-        return Response(page_of(found, request, reward_model_shown))
+        return Response(page_of(found, request, reward_model_represent))
 
 
 class ScorerUnavailable(Refused):
@@ -50,7 +50,7 @@ class ScorerUnavailable(Refused):
 class Score(ApiView):
     scopes = {"POST": "ingest"}
 
-    @described(
+    @describe(
         "Score responses with a reward model",
         {200: ("A score for each response", ref("Scores"))},
         body=ref("ScoreSent"),
@@ -78,7 +78,7 @@ class Score(ApiView):
                 "agent": agent,
                 "rewardModel": scored.version.name,
                 "objective": scored.version.objective,
-                "betterThanACoin": beats_a_coin(scored.version.ranking),
+                "betterThanACoin": ranks_above_chance(scored.version.ranking),
                 "scores": [
                     {"score": score, "reward": reward}
                     for score, reward in zip(scored.scores, scored.rewards, strict=True)

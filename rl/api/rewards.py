@@ -9,7 +9,7 @@ from rest_framework.response import Response
 
 from backend.rest.errors import Refused
 from backend.rest.reading import object_in
-from backend.rest.schema import described, ref
+from backend.rest.schema import describe, ref
 from backend.rest.views import ApiView
 from feedback.selectors import agent_slugs
 from rl.api.training import agent_checked
@@ -22,7 +22,7 @@ MOST = 2000
 class CalculatePending(ApiView):
     scopes = {"POST": "operate"}
 
-    @described(
+    @describe(
         "Calculate pending rewards",
         {200: ("How many were calculated and how many still wait", ref("RewardsCalculated"))},
         body=ref("RewardsAsked"),

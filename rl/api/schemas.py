@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backend.rest.schema import Schema, add_components, listed
-from feedback.api.schemas import DECISION_SHOWN, SENT_ID, sent, with_fields
+from backend.rest.schema import Schema, add_components, list_schema
+from feedback.api.schemas import DECISION_SHOWN, SENT_ID, request_schema, with_fields
 from feedback.selectors import SLUG_PATTERN
 from rl.api.experiment_schemas import EXPERIMENT_COMPONENTS
 from rl.evaluation.scorer import MAX_RESPONSES
@@ -103,7 +103,7 @@ DECIDE_OPTIONAL: dict[str, Schema] = {
     "messages": {
         "anyOf": [
             {"type": "string", "maxLength": 1_000_000, "description": "One turn of the user"},
-            listed(CHAT, minItems=1),
+            list_schema(CHAT, minItems=1),
         ],
         "description": "Chat messages instead of a state; content may also be a list of text parts",
     },
@@ -139,7 +139,7 @@ DECIDE_OPTIONAL: dict[str, Schema] = {
 }
 
 COMPONENTS: dict[str, Schema] = {
-    "DecideSent": sent({"agent": {"type": "string", "pattern": SLUG_PATTERN}}, DECIDE_OPTIONAL),
+    "DecideSent": request_schema({"agent": {"type": "string", "pattern": SLUG_PATTERN}}, DECIDE_OPTIONAL),
     "DecisionMade": with_fields(
         DECISION_SHOWN,
         {
@@ -204,7 +204,7 @@ COMPONENTS: dict[str, Schema] = {
                 "description": "At the peak, at most; null where the base model is not on this machine",
             },
             "estimatedMemoryBy": TEXT,
-            "stages": listed(
+            "stages": list_schema(
                 _all_of(
                     {
                         "method": TEXT,
@@ -260,7 +260,11 @@ COMPONENTS: dict[str, Schema] = {
             "agent": {"type": "string", "pattern": SLUG_PATTERN},
             "prompt": {"type": ["string", "null"], "minLength": 1, "description": "One turn of the user"},
             "messages": {
-                "anyOf": [{"type": "string", "minLength": 1}, listed(CHAT, minItems=1), {"type": "null"}],
+                "anyOf": [
+                    {"type": "string", "minLength": 1},
+                    list_schema(CHAT, minItems=1),
+                    {"type": "null"},
+                ],
                 "description": "Chat messages instead of a prompt",
             },
             "responses": {
@@ -282,7 +286,7 @@ COMPONENTS: dict[str, Schema] = {
             "rewardModel": {**TEXT, "description": "Which one scored"},
             "objective": TEXT,
             "betterThanACoin": {"type": "boolean", "description": "On held-out feedback"},
-            "scores": listed(
+            "scores": list_schema(
                 _all_of(
                     {
                         "score": {**NUMBER, "description": "Any real, comparable within one reward model"},
@@ -420,7 +424,7 @@ COMPONENTS: dict[str, Schema] = {
             "overruled": WHOLE,
             "accepted_share": {"anyOf": [SHARE, {"type": "null"}], "description": "Of those settled"},
             "right_share": {"anyOf": [SHARE, {"type": "null"}], "description": "Accepted or agreed"},
-            "features": listed(TEXT),
+            "features": list_schema(TEXT),
             "left_out": {"type": "object", "additionalProperties": TEXT},
             "figures": {
                 "type": ["object", "null"],
@@ -505,7 +509,7 @@ COMPONENTS: dict[str, Schema] = {
         "properties": {
             **RUN,
             "stages": {
-                **listed(
+                **list_schema(
                     _all_of(
                         {
                             "run": WHOLE,
@@ -525,7 +529,7 @@ COMPONENTS: dict[str, Schema] = {
             "history": {
                 "type": "object",
                 "description": "Figure -> its [step, value] points so far",
-                "additionalProperties": listed({"type": "array", "items": NUMBER}),
+                "additionalProperties": list_schema({"type": "array", "items": NUMBER}),
             },
         },
         "additionalProperties": False,

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from backend.rest.access import grant_of
 from backend.rest.errors import Refused
 from backend.rest.reading import object_in, parameters
-from backend.rest.schema import described, listed, parameter, ref
+from backend.rest.schema import describe, list_schema, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from rl.datasets import DatasetRefused
@@ -35,9 +35,9 @@ AGENT = parameter("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose",
 class Policies(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "List an agent's policies, newest first",
-        {200: ("All of them", listed(ref("PolicyVersion")))},
+        {200: ("All of them", list_schema(ref("PolicyVersion")))},
         parameters=(AGENT,),
         tag="policies",
         operation="policies_of_agent",
@@ -69,7 +69,7 @@ class Policies(ApiView):
 class TrainPolicy(ApiView):
     scopes = {"POST": "operate"}
 
-    @described(
+    @describe(
         "Train a policy from an agent's feedback, or say what that would come to",
         {
             200: ("What training would come to", ref("TrainingPlan")),
@@ -92,13 +92,13 @@ class TrainPolicy(ApiView):
             order = order_automatic(agent_checked(agent), method, knobs=knobs, actor=grant_of(request).who)
             if flag(facts, "dryRun"):
                 return Response(_plan(order, order_estimate(order)))
-            return placed(order, follow=method_named(order.method).policy)
+            return run_accepted(order, follow=method_named(order.method).policy)
 
 
 class RunOne(ApiView):
     scopes = {"GET": "read"}
 
-    @described(
+    @describe(
         "Read how a run goes, and what came of it",
         {200: ("The run; once trained, with its policy", ref("RunWhole"))},
         parameters=(parameter("id", {"type": "integer"}, "The run", where="path"),),
@@ -110,7 +110,9 @@ class RunOne(ApiView):
         parameters(request, ())
         run = run_lookup(pk)
         history = {name: [list(point) for point in points] for name, points in run_series(run).items()}
-        return Response({**run_shown(run), "stages": stages_of(run), **_trained(run), "history": history})
+        return Response(
+            {**run_represent(run), "stages": stages_of(run), **_result_figures(run), "history": history}
+        )
 
 
 def agent_checked(slug: str) -> str:
@@ -210,10 +212,10 @@ def orders_refused() -> Iterator[None]:
         raise Refused(str(refusal)) from refusal
 
 
-def placed(order: TrainOrder, *, follow: bool = False) -> Response:
+def run_accepted(order: TrainOrder, *, follow: bool = False) -> Response:
     """202 with the run that was queued, and where it is. follow: its policy is judged when it is trained."""
     run = order_place(order, follow=follow)
-    return Response(run_shown(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+    return Response(run_represent(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
 
 
 def run_lookup(pk: int) -> TrainingRun:
@@ -224,7 +226,7 @@ def run_lookup(pk: int) -> TrainingRun:
     return run
 
 
-def run_shown(run: TrainingRun) -> dict[str, Any]:
+def run_represent(run: TrainingRun) -> dict[str, Any]:
     done = run.status == TrainingRun.Status.SUCCEEDED
     return {
         "id": run.pk,
@@ -247,7 +249,7 @@ def run_shown(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def _trained(run: TrainingRun) -> dict[str, Any]:
+def _result_figures(run: TrainingRun) -> dict[str, Any]:
     """Figures of a finished run; none for one that has no policy."""
     policy: Policy | None = getattr(run, "policy", None)
     if policy is None:

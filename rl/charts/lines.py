@@ -101,7 +101,7 @@ def line_chart(
     known = [(line, points) for line in lines if (points := finite_points(line.points))]
     if max((len(points) for _, points in known), default=0) < 2:
         return None
-    thin = [(line, _thinned(points)) for line, points in known]
+    thin = [(line, _thin(points)) for line, points in known]
     first, last = min(points[0][0] for _, points in known), max(points[-1][0] for _, points in known)
     values = [value for _, points in thin for _, value in points]
     levels = [0.0, 0.25, 0.5, 0.75, 1.0] if share else round_range(min(values), max(values))
@@ -180,7 +180,7 @@ def _data(lines: Sequence[tuple[LineData, Points]]) -> dict[str, Any]:
     }
 
 
-def _thinned(points: Points) -> list[tuple[int, float]]:
+def _thin(points: Points) -> list[tuple[int, float]]:
     if len(points) <= MAX_POINTS:
         return list(points)
     size = math.ceil(len(points) / MAX_POINTS)

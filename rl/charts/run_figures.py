@@ -197,7 +197,7 @@ def _place(name: str) -> tuple[int, str]:
 
 def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[str, Series]]) -> FigureFamily:
     family, drawn = FigureFamily(slug, title), list[tuple[str, LineData]]()
-    for name, parts in _grouped(names, together=len(runs) == 1):
+    for name, parts in _figures_by_chart(names, together=len(runs) == 1):
         heading, hint = (TITLES_BESIDE if len(parts) > 1 else TITLES).get(name, (name, ""))
         lines = list(_lines(parts, runs))
         chart = line_chart(
@@ -227,7 +227,7 @@ def _slug(name: str) -> str:
     )
 
 
-def _grouped(names: Sequence[str], *, together: bool) -> list[tuple[str, list[str]]]:
+def _figures_by_chart(names: Sequence[str], *, together: bool) -> list[tuple[str, list[str]]]:
     """Figures by chart: the name of the chart, and the figures on it."""
     groups: dict[str, list[str]] = {}
     for name in names:

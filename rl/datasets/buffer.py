@@ -49,7 +49,7 @@ def _outside_buffer(
     return Exists(rows.filter(read | Q(run__status__in=AT_WORK) if at_work else read))
 
 
-def _measured(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRecord]]:
+def _unrated_feedback(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRecord]]:
     """Feedback of decisions without a rating: outcomes with a value, and reward records of those without one,
     whose trace or reward function gave a value."""
     try:
@@ -62,11 +62,11 @@ def _measured(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRecord]]:
     return outcomes, records.filter(~known, ~verdict_stands("decision"))
 
 
-def _waiting(
+def _buffer_rows(
     agent: str, *, clock: bool = False, but: TrainingRun | None = None, at_work: bool = True
 ) -> Iterator[tuple[QuerySet[Any], str]]:
     """Rows of the buffer, with the column that holds their id, a query for each kind of feedback."""
-    outcomes, records = _measured(agent)
+    outcomes, records = _unrated_feedback(agent)
     kinds: tuple[tuple[QuerySet[Any], str], ...] = (
         (ratings_standing(agent).order_by(), "pk"),
         (comparisons_standing(agent).order_by(), "pk"),
@@ -83,7 +83,7 @@ def buffer_ids(
     """Ids of the feedback that no policy learnt from, and (`at_work`) no run is learning from; of the `newest` of it
     alone."""
     found: list[tuple[Any, uuid.UUID]] = []
-    for rows, column in _waiting(agent, but=but, at_work=at_work):
+    for rows, column in _buffer_rows(agent, but=but, at_work=at_work):
         found += rows.values_list("created_at", column)
     if newest is not None and len(found) > newest:
         found = sorted(found, reverse=True)[:newest]
@@ -93,12 +93,12 @@ def buffer_ids(
 def buffer_size(agent: str) -> int:
     """Number of ratings, comparisons, outcomes with a value, and decisions rewarded by trace or reward
     function that no policy has learnt from."""
-    return sum(rows.count() for rows, _ in _waiting(agent))
+    return sum(rows.count() for rows, _ in _buffer_rows(agent))
 
 
 def buffer_size_fresh(agent: str) -> int:
     """Number of those that no retrain of the online learner has looked at: what may start one."""
-    return sum(rows.count() for rows, _ in _waiting(agent, clock=True))
+    return sum(rows.count() for rows, _ in _buffer_rows(agent, clock=True))
 
 
 def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
@@ -115,7 +115,7 @@ def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
         for row in rows:
             found[row[agent]] = found.get(row[agent], 0) + row["n"]
     for slug in agent_slugs():
-        outcomes, records = _measured(slug)
+        outcomes, records = _unrated_feedback(slug)
         n = outcomes.filter(~_outside_buffer("pk", clock=clock)).count()
         n += records.filter(~_outside_buffer("decision", clock=clock)).count()
         if n:

@@ -93,7 +93,7 @@ class _Tally:
     def sources_ordered(self) -> dict[str, int]:
         return {name: self.sources[name] for name in SOURCES if self.sources[name]}
 
-    def over(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def count_rows(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for row in rows:
             self.counts[row["split"]] += 1
             self.sources[row["source"]] += 1
@@ -207,7 +207,7 @@ def prepare_training_dataset(
 
     tally = _Tally()
     behind: dict[str, set[uuid.UUID]] = {}
-    rows = tally.over(rows_with_prompts(agent, given, pairs, left_out, behind))
+    rows = tally.count_rows(rows_with_prompts(agent, given, pairs, left_out, behind))
     if dry_run:
         for _ in rows:
             pass

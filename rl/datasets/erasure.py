@@ -87,7 +87,7 @@ def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
     snapshot held such rows; they are made again.
     """
     found: dict[str, int] = {}
-    quoted = [case for case in GoldenCase.objects.all() if _quoted(marks, case)]
+    quoted = [case for case in GoldenCase.objects.all() if _contains_quote(marks, case)]
     if not dry_run:
         GoldenCase.objects.filter(pk__in=[case.pk for case in quoted]).update(active=False)
     found |= columns_erase(marks, dry_run, COLUMNS)
@@ -101,9 +101,9 @@ def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
     return found
 
 
-def _quoted(marks: Marks, case: GoldenCase) -> bool:
+def _contains_quote(marks: Marks, case: GoldenCase) -> bool:
     words = [case.messages, case.state, case.accepted, case.forbidden]
-    return bool(marks.redacted_json(words) != words)
+    return bool(marks.redact_json(words) != words)
 
 
 def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int, int]:
@@ -138,7 +138,7 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
         every = list(snapshot_rows(snapshot))
     except DatasetRefused:
         return 0, 0  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
-    rows = [row for row in every if not _row_owned(row, prompts, marks)]
+    rows = [row for row in every if not _is_of_unit(row, prompts, marks)]
     gone = len(every) - len(rows)
     policies = linear_policies_erase(snapshot, rows, dry_run) if gone else 0
     if not gone or dry_run:
@@ -159,7 +159,7 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
     return gone, policies
 
 
-def _row_owned(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:
+def _is_of_unit(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:
     """True if a row is of the unit: its prompt is no other decision's, or one of its responses was the
     unit's."""
     if row["prompt_hash"] not in prompts:
@@ -169,7 +169,7 @@ def _row_owned(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:
     sides = [row.get(name) for name in ("chosen", "rejected", "completion")]
     said = [*sides, *row.get("completions", ()), *row.get("preferred", ()), *row.get("dispreferred", ())]
     return any(text in marks.responses if isinstance(text, str) else False for text in said) or (
-        marks.redacted_json(dict(row)) != row
+        marks.redact_json(dict(row)) != row
     )
 
 

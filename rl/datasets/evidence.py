@@ -86,12 +86,12 @@ class EvidenceSource(Protocol):
         """The prompts of these hashes, of those that can be read."""
         ...
 
-    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
+    def rewards(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
         """Responses without a verdict of which outcomes or a trace say what they are worth, or, where `compared`,
         nothing but comparisons; to be read after `evidence`."""
         ...
 
-    def demonstrated(self) -> Iterator[DemonstrationEvidence]:
+    def demonstrations(self) -> Iterator[DemonstrationEvidence]:
         """Responses to be imitated that `evidence` did not give; to be read after it."""
         ...
 
@@ -167,7 +167,7 @@ class DatabaseEvidence:
         self, responses: dict[uuid.UUID, Response], left_out: Counter[str]
     ) -> Iterator[RatingEvidence | CorrectionEvidence | DemonstrationEvidence]:
         corrected: list[_Correction] = []
-        together = self._weighted()
+        together = self._weighted_labels()
         for rating in selectors.rating_facts(self.agent):
             response = responses.get(rating.decision)
             if response is None or rating.id in self._put_off:
@@ -198,7 +198,7 @@ class DatabaseEvidence:
             )
         yield from self._corrections(responses, corrected)
 
-    def _weighted(self) -> dict[uuid.UUID, LabelAggregated]:
+    def _weighted_labels(self) -> dict[uuid.UUID, LabelAggregated]:
         """Aggregated labels of decisions, each rater weighted by reliability, where the agent's settings want
         that; otherwise none, and every rating counts the same."""
         if agent_settings(self.agent).aggregation != Aggregation.DAWID_SKENE:
@@ -229,7 +229,7 @@ class DatabaseEvidence:
                     item.feedback,
                 )
 
-    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
+    def rewards(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
         """Read rewards of decisions: one counts where its reward knows more than what was known at once."""
         known = RewardRecord.objects.filter(agent=self.agent, superseded_by__isnull=True, value__isnull=False)
         speaks = Q(measured=True) | Q(delayed__isnull=False) if compared else Q(measured=True)
@@ -261,7 +261,7 @@ class DatabaseEvidence:
                     fact.prompt_hash, completion, value, simulated, tuple(fact.tags), measured, tuple(behind)
                 )
 
-    def demonstrated(self) -> Iterator[DemonstrationEvidence]:
+    def demonstrations(self) -> Iterator[DemonstrationEvidence]:
         for fact in selectors.responses_tagged(self.agent, DEMONSTRATIONS):
             with self.rows.row(fact.id):
                 completion = completion_read(fact.response, fact.metadata)

@@ -96,7 +96,7 @@ class _Verdicts:
     feedback: dict[str, set[uuid.UUID]] = field(default_factory=dict)
     """Source -> ids of the feedback of that kind."""
 
-    def behind(self, *sources: str) -> set[uuid.UUID]:
+    def feedback_ids(self, *sources: str) -> set[uuid.UUID]:
         return set().union(*(self.feedback.get(source, ()) for source in sources))
 
     @property
@@ -236,7 +236,7 @@ def _example(
 ) -> Example:
     """A row of these responses; `source` where it is not what their means are made of."""
     all_verdicts = list(verdicts)
-    behind = [v.behind(source or v.verdict) for v in all_verdicts]
+    behind = [v.feedback_ids(source or v.verdict) for v in all_verdicts]
     return Example(
         prompt_hash=prompt_hash,
         content=content,

@@ -69,7 +69,7 @@ class FileEvidence:
     ) -> None:
         self.agent = agent
         self.path = path
-        self.format = formats.named(formats.detect(path) if format == "auto" else format).name
+        self.format = formats.format_by_name(formats.detect(path) if format == "auto" else format).name
         self.ratings_path = ratings_path
         self.feedback_count = 0
         self.simulated_count = 0
@@ -104,7 +104,7 @@ class FileEvidence:
                 if isinstance(record.left, uuid.UUID):
                     named[frozenset((record.left, record.right)), record.rater] = record
                 else:
-                    yield from self._compared(record, decisions, left_out)
+                    yield from self._comparison_evidence(record, decisions, left_out)
             elif self.format == "ratchet" and record.agent != self.agent:
                 # other formats only suggest an agent
                 left_out["other_agent"] += 1
@@ -115,7 +115,7 @@ class FileEvidence:
                     # what the agent's own code makes of a strange state is this row's fault alone
                     refused.append(RowRefused(record.line, record.key, str(error)))
         for comparison in named.values():
-            yield from self._compared(comparison, decisions, left_out)
+            yield from self._comparison_evidence(comparison, decisions, left_out)
         if self._silent and (self._numbers or self._unrated):
             # where some were judged, silence about the others is no praise
             left_out["no_preference"] += len(self._silent)
@@ -140,7 +140,7 @@ class FileEvidence:
         if record.id:
             decisions[record.id] = response
         agent, said, judged = get_agent(self.agent), False, False
-        for rating in _standing(record.ratings):
+        for rating in _latest_ratings(record.ratings):
             simulated, tags = self._count(rating.rater_kind), (*rating.tags, *response.tags)
             known = self._number()
             value = rating_value(rating.thumb, rating.stars, rating.score)
@@ -178,7 +178,7 @@ class FileEvidence:
             else:
                 left_out["no_preference"] += 1
 
-    def _compared(
+    def _comparison_evidence(
         self, record: ImportedComparison, decisions: dict[uuid.UUID, Response], left_out: Counter[str]
     ) -> Iterator[Evidence]:
         left, right = (
@@ -248,7 +248,7 @@ class FileEvidence:
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
         return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
 
-    def rewarded(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
+    def rewards(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
         """Read rewards: what the agent's rewards make of the file's outcomes and traces."""
         if not self._unrated:
             return
@@ -257,9 +257,9 @@ class FileEvidence:
         except RewardsRefused as refusal:
             raise FormatRefused(str(refusal)) from refusal
         for start in range(0, len(self._unrated), REWARDED_AT_ONCE):
-            yield from self._earned(plan, self._unrated[start : start + REWARDED_AT_ONCE], left_out)
+            yield from self._reward_evidence(plan, self._unrated[start : start + REWARDED_AT_ONCE], left_out)
 
-    def _earned(
+    def _reward_evidence(
         self, plan: HorizonPlan, unrated: list[_Unrated], left_out: Counter[str]
     ) -> Iterator[RewardEvidence]:
         samples, known = [], []
@@ -297,7 +297,7 @@ class FileEvidence:
         self._numbers += 1
         return (uuid.UUID(int=self._numbers),)
 
-    def demonstrated(self) -> Iterator[DemonstrationEvidence]:
+    def demonstrations(self) -> Iterator[DemonstrationEvidence]:
         """The responses of a file in which nothing is said of any; others stand in the evidence."""
         for response in self._silent:
             yield DemonstrationEvidence(
@@ -317,7 +317,7 @@ class FileEvidence:
         return {"format": self.format, "files": [{"name": f.name, "sha256": _sha256(f)} for f in files]}
 
 
-def _standing(ratings: tuple[ImportedRating, ...]) -> list[ImportedRating]:
+def _latest_ratings(ratings: tuple[ImportedRating, ...]) -> list[ImportedRating]:
     """Of each named rater the last word, unless it takes back; everything that nobody in particular said."""
     last = {rating.rater: rating for rating in ratings}
     return [r for r in ratings if not r.withdrawn and (not r.rater or last[r.rater] is r)]

@@ -134,7 +134,7 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     prompts = HeldOutPrompts()
     rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, prompts=prompts, binding=True)
     clusters = clusters_of(prompts.texts)
-    found.rows, found.spare = _clustered(rows, clusters, prompts.sides, found.left_out), prompts.spare
+    found.rows, found.spare = _with_clusters(rows, clusters, prompts.sides, found.left_out), prompts.spare
     found.clusters = cluster_report(clusters, prompts.sides)
     if found.rows:
         lead = found.lead(needed)
@@ -201,7 +201,7 @@ def _rows_by_kind(
     return found
 
 
-def _clustered(
+def _with_clusters(
     rows: Mapping[str, Rows], clusters: Mapping[str, str], sides: Mapping[str, str], left_out: Counter[str]
 ) -> dict[str, Rows]:
     """The rows with the clusters of their prompts, without those that have a near-identical prompt on another side."""
@@ -297,10 +297,12 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], SplitCounts]:
     except DatasetRefused:
         return counts, SplitCounts()
     splits = SourceSplits(agent, dry_run=True, texts=partial(prompt_texts, given))
-    for _ in itertools.chain(splits.track_rated(_all_evidence(given)), splits.track_rewarded(_earned(given))):
+    for _ in itertools.chain(
+        splits.track_rated(_all_evidence(given)), splits.track_rewarded(_reward_evidence(given))
+    ):
         pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
     evidence = [item for item in _all_evidence(given) if splits(item.prompt_hash) == HOLDOUT]
-    rewarded = [item for item in _earned(given) if splits(item.prompt_hash) == HOLDOUT]
+    rewarded = [item for item in _reward_evidence(given) if splits(item.prompt_hash) == HOLDOUT]
     knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
     scores = examples_from_evidence([*evidence, *rewarded], "scores", splits).rows
     demonstrations = examples_from_evidence(evidence, "corrections", splits).rows
@@ -337,11 +339,11 @@ def evidence_counted(agent: str) -> tuple[dict[str, int], SplitCounts]:
 
 
 def _all_evidence(given: EvidenceSource) -> Iterator[Evidence]:
-    return itertools.chain(given.evidence(Counter()), given.demonstrated())
+    return itertools.chain(given.evidence(Counter()), given.demonstrations())
 
 
-def _earned(given: EvidenceSource) -> Iterator[Evidence]:
-    return given.rewarded(Counter(), compared=True)
+def _reward_evidence(given: EvidenceSource) -> Iterator[Evidence]:
+    return given.rewards(Counter(), compared=True)
 
 
 def kind_of(source: str) -> str:

@@ -34,7 +34,7 @@ def linear_policies_erase(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]],
         except LinearPolicyError as fault:
             logger.warning("%s is not searched for what is erased: %s", row.name, fault)
             continue
-        kept = _restricted(policy, rows)
+        kept = _restrict(policy, rows)
         if (kept.columns, kept.rows, kept.answers) == (policy.columns, policy.rows, policy.answers):
             continue
         count += 1
@@ -49,7 +49,7 @@ def linear_policies_erase(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]],
     return count
 
 
-def _restricted(policy: LinearPolicy, rows: Sequence[Mapping[str, Any]]) -> LinearPolicy:
+def _restrict(policy: LinearPolicy, rows: Sequence[Mapping[str, Any]]) -> LinearPolicy:
     """The policy with the prompt features, answer features and answers of these rows alone."""
     try:
         choices = choices_of(rows, agent_served(policy.agent)).rows if rows else []
@@ -57,4 +57,4 @@ def _restricted(policy: LinearPolicy, rows: Sequence[Mapping[str, Any]]) -> Line
         choices = []
     columns = {name for row in rows for name in prompt_features(row["prompt"], policy.families)}
     answers = {text for choice in choices for text in (choice.answer, choice.other, *choice.options) if text}
-    return policy.restricted(columns, answers)
+    return policy.restrict(columns, answers)

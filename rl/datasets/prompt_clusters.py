@@ -47,7 +47,7 @@ def clusters_of(texts: Mapping[str, str]) -> dict[str, str]:
         ([part.encode() for part in parts[name]] for name in names), num_perm=PERMUTATIONS, hashfunc=_number
     )
     for name, signature in zip(names, signatures, strict=True):
-        near = [(_alike(parts[name], parts[other]), other) for other in index.query(signature)]
+        near = [(_similarity(parts[name], parts[other]), other) for other in index.query(signature)]
         best = max(near, default=(0.0, ""))
         if best[0] >= NEAR:
             leaders[name] = best[1]
@@ -124,7 +124,7 @@ def _distinctive_words(texts: Mapping[str, str]) -> dict[str, frozenset[str]]:
     return {name: parts - template for name, parts in found.items()}
 
 
-def _alike(one: frozenset[str], other: frozenset[str]) -> float:
+def _similarity(one: frozenset[str], other: frozenset[str]) -> float:
     return len(one & other) / len(one | other)
 
 

@@ -172,7 +172,9 @@ def rewards_calculate(
     agents = [agent] if agent else known
     waiting = {
         slug: list(
-            (decisions_of(slug) if everything else pending(slug)).order_by().values_list("pk", flat=True)
+            (decisions_of(slug) if everything else decisions_pending(slug))
+            .order_by()
+            .values_list("pk", flat=True)
         )
         for slug in agents
     }
@@ -228,7 +230,7 @@ def rewards_calculate(
     )
 
 
-def pending(agent: str) -> QuerySet[Any]:
+def decisions_pending(agent: str) -> QuerySet[Any]:
     """Decisions without a reward, or on which something was said or measured since."""
     newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("rows_said")[:1]
     found = annotate_feedback_count(decisions_of(agent)).annotate(counted=Subquery(newest))
@@ -239,7 +241,7 @@ def pending_with_evidence(agent: str) -> QuerySet[Any]:
     """Pending decisions with an outcome that has a value, or with a trace."""
     worth = list(reward_settings(agent).outcomes)
     measured = Exists(Outcome.objects.filter(decision=OuterRef("pk"), name__in=worth))
-    return pending(agent).filter(Q(trace__isnull=False) | measured)
+    return decisions_pending(agent).filter(Q(trace__isnull=False) | measured)
 
 
 def _write(agent: str, plan: HorizonPlan, ids: Sequence[uuid.UUID], reader: RowReader) -> int:
@@ -247,7 +249,7 @@ def _write(agent: str, plan: HorizonPlan, ids: Sequence[uuid.UUID], reader: RowR
     rows = list(annotate_feedback_count(Decision.objects.filter(pk__in=ids)).select_related("trace"))
     newest = records_newest(ids)
     new = []
-    for row, reward in _rewarded(plan, rows, reader):
+    for row, reward in _rewards_of(plan, rows, reader):
         before = newest.get(row.pk)
         if before is None or (before.basis, before.rows_said) != (reward.basis, row.rows_said):
             new.append(_record(agent, row, reward, before))
@@ -255,7 +257,9 @@ def _write(agent: str, plan: HorizonPlan, ids: Sequence[uuid.UUID], reader: RowR
     return len(new)
 
 
-def _rewarded(plan: HorizonPlan, rows: list[Any], reader: RowReader) -> Iterator[tuple[Any, RewardBreakdown]]:
+def _rewards_of(
+    plan: HorizonPlan, rows: list[Any], reader: RowReader
+) -> Iterator[tuple[Any, RewardBreakdown]]:
     """Decisions with their rewards: all together, or where that fails each alone, less those that fail."""
     try:
         yield from zip(rows, _rewards(plan, rows), strict=True)
@@ -266,8 +270,8 @@ def _rewarded(plan: HorizonPlan, rows: list[Any], reader: RowReader) -> Iterator
         if isinstance(error, (DjangoDatabaseError, OSError, RewardsRefused, IsolationUnavailable)):
             raise
         half = len(rows) // 2
-        yield from _rewarded(plan, rows[:half], reader)
-        yield from _rewarded(plan, rows[half:], reader)
+        yield from _rewards_of(plan, rows[:half], reader)
+        yield from _rewards_of(plan, rows[half:], reader)
 
 
 def _rewards(plan: HorizonPlan, rows: list[Any]) -> list[RewardBreakdown]:

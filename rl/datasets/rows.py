@@ -118,12 +118,12 @@ def _evidence(
     All of it is noted for the split, whatever this kind makes of it.
     """
     shown = kind == Snapshot.Kind.CORRECTIONS
-    for item in splits.track_rated(itertools.chain(given.evidence(left_out), given.demonstrated())):
+    for item in splits.track_rated(itertools.chain(given.evidence(left_out), given.demonstrations())):
         if shown or not isinstance(item, DemonstrationEvidence):
             yield item
         elif isinstance(given, FileEvidence):
             left_out["no_preference"] += 1
-    yield from splits.track_rewarded(given.rewarded(left_out, compared=kind in COMPARED))
+    yield from splits.track_rewarded(given.rewards(left_out, compared=kind in COMPARED))
 
 
 def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:

@@ -50,7 +50,7 @@ def splits_of(
     given here were seen now: `rated` are those somebody said something of, `rewarded` those that only have a reward,
     `unrated` the rest (see `rl.datasets.holdout.draw_splits`). texts: near-identical prompts are drawn together by it.
     """
-    known = _stored(agent, {*rated, *rewarded, *unrated})
+    known = _stored_splits(agent, {*rated, *rewarded, *unrated})
     return known | _new_sides(agent, known, rated, rewarded, unrated, texts)
 
 
@@ -63,14 +63,14 @@ def splits_store(
 ) -> dict[str, Split]:
     """Sides of prompts like `splits_of`; new ones are stored for good. Of two processes at once the first
     one's word stands."""
-    known = _stored(agent, {*rated, *rewarded, *unrated})
+    known = _stored_splits(agent, {*rated, *rewarded, *unrated})
     drawn = _new_sides(agent, known, rated, rewarded, unrated, texts)
     if not drawn:
         return known
     rows = (PromptSplit(prompt_hash=name, agent=agent, split=drawn[name]) for name in sorted(drawn))
     PromptSplit.objects.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
     # read again: another process may have entered some of them a moment earlier
-    return known | _stored(agent, drawn.keys())
+    return known | _stored_splits(agent, drawn.keys())
 
 
 def min_evidence_of(agent: str) -> int:
@@ -113,7 +113,7 @@ def _clusters(texts: Texts, prompt_hashes: Sequence[str]) -> Mapping[str, str]:
     return clusters
 
 
-def _stored(agent: str, prompt_hashes: Collection[str]) -> dict[str, Split]:
+def _stored_splits(agent: str, prompt_hashes: Collection[str]) -> dict[str, Split]:
     rows = PromptSplit.objects.order_by()
     if len(prompt_hashes) > FEW:
         every = rows.filter(agent=agent).values_list("prompt_hash", "split").iterator(chunk_size=AT_ONCE)

@@ -97,7 +97,7 @@ def benchmark_policy(
         "base_model_hash": loaded.base_model_hash,
         "seconds": time.monotonic() - began,
     }
-    results = _stored(policy, figures, facts, actor=order.actor)
+    results = _results_store(policy, figures, facts, actor=order.actor)
     return {
         "policy": policy.name,
         "agent": policy.agent,
@@ -142,7 +142,7 @@ def _spec_of(task: str) -> str:
 
 
 @transaction.atomic
-def _stored(
+def _results_store(
     policy: Policy, figures: Sequence[TaskFigures], facts: dict[str, Any], *, actor: str
 ) -> list[BenchmarkResult]:
     """Rows of the results, with the event, and the policy's card written anew."""

@@ -73,12 +73,12 @@ def barred_reason(specs: str, policy: Policy | None, agent: str) -> str:
     """Reason why rewards may not carry the accuracy rule: a learnt one among them is what the policy was
     trained on, and every policy pleases the judge it was trained to please (Gao, Schulman & Hilton 2023,
     arXiv 2210.10760). It is named as in `specs`. Empty where none is."""
-    trained = _learnt(rewards_of_training(policy), agent)
-    same = [name for folder, name in _learnt(specs, agent).items() if folder in trained]
+    trained = _reward_model_folders(rewards_of_training(policy), agent)
+    same = [name for folder, name in _reward_model_folders(specs, agent).items() if folder in trained]
     return f"{same[0]} is the reward that {policy.name if policy else 'it'} was trained on" if same else ""
 
 
-def _learnt(specs: str, agent: str) -> dict[str, str]:
+def _reward_model_folders(specs: str, agent: str) -> dict[str, str]:
     """The learnt rewards among specs: the folder each lies in, where that can be told -> how it is named."""
     found = {}
     for spec in (one.strip() for one in specs.split(",")):

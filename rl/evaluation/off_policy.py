@@ -98,7 +98,7 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     reader = RowReader(agent, "off-policy")
     for row in held:
         with reader.row(row.id):
-            if row.id in values and (logged := _logged(row, values[row.id])) is not None:
+            if row.id in values and (logged := _logged_decision(row, values[row.id])) is not None:
                 rows.append(logged)
         if len(rows) == most:
             break
@@ -139,7 +139,7 @@ def _rewards(held: Sequence[ListedChoice]) -> dict[Any, float]:
     return found
 
 
-def _logged(row: ListedChoice, reward: float) -> LoggedDecision | None:
+def _logged_decision(row: ListedChoice, reward: float) -> LoggedDecision | None:
     """None where the response is none of the candidates, or prompt or candidates are not texts."""
     draw = _draw(row)
     if draw is None or not all(isinstance(message.get("content"), str) for message in row.messages):
@@ -195,7 +195,7 @@ def off_policy(
         "against": theirs.as_dict(),
         "difference": difference.as_dict(),
     }
-    return figures, None if _warned(mine, theirs) else difference
+    return figures, None if _warning(mine, theirs) else difference
 
 
 def _refusal_text(log: LoggedChoices, refusal: OffPolicyRefused) -> str:
@@ -204,7 +204,7 @@ def _refusal_text(log: LoggedChoices, refusal: OffPolicyRefused) -> str:
     return str(refusal)
 
 
-def _warned(*reports: Report) -> bool:
+def _warning(*reports: Report) -> bool:
     return any(one.overlap.warnings for one in reports)
 
 

@@ -163,7 +163,7 @@ def evaluate(
         # a closed set is not written token by token, and cannot drift
         if not served.answers and not isinstance(loaded, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)
-        written = _written(held_out, policy)[: order.max_samples]
+        written = _written_rows(held_out, policy)[: order.max_samples]
         if not isinstance(loaded, LinearSide) and (gain := written_gain(loaded, written)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if good := good_chars({**held_out.rows, CORRECTIONS: written}):
@@ -181,7 +181,7 @@ def evaluate(
         "agent": agent,
         "base_model": base_model,
         "seen_in_training": held_out.seen,
-        "simulated_share": _simulated(held_out.rows.get(figures["carried_by"], ())),
+        "simulated_share": _simulated_share(held_out.rows.get(figures["carried_by"], ())),
         "order": _order_facts(order, adapter),
         "clusters": held_out.clusters,
         **figures,
@@ -320,7 +320,7 @@ def _too_few(held_out: HeldOut, needed: int) -> bool:
     return max(held_out.counts().values(), default=0) < needed
 
 
-def _written(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
+def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
     """Held-out answers that people wrote; where the evidence has none, those of the datasets behind the policies whose
     weights this one began with: prompts with tests, after `train_sft` on solutions, hold no text of anybody's."""
     rows = held_out.rows.get(CORRECTIONS, [])
@@ -347,7 +347,7 @@ def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
     return checks
 
 
-def _simulated(rows: Sequence[Mapping[str, Any]]) -> float:
+def _simulated_share(rows: Sequence[Mapping[str, Any]]) -> float:
     """Share of rows that simulated raters had a part in."""
     return sum(bool(row.get("simulated")) for row in rows) / max(len(rows), 1)
 

@@ -67,7 +67,7 @@ def adjustment_of(
     if len(arms) < experiment.arms.count():
         return None
     groups = {
-        OWN_PAST: _past(experiment, metric, arms, units),
+        OWN_PAST: _past_deviations(experiment, metric, arms, units),
         TIME: _time(units),
         FIRST_PROMPT: _prompts(units),
     }
@@ -117,7 +117,7 @@ def _fold(salt: str, unit: str) -> int:
 # --- Covariates ---------------------------------------------------------------------------------------------
 
 
-def _past(
+def _past_deviations(
     experiment: Experiment, metric: Metric, arms: Sequence[str], units: Sequence[_Unit]
 ) -> Floats | None:
     """[units, 6]: how far the metric's past values lie off everybody's, as a sum and drawn to 0 as by one and by five

@@ -24,7 +24,7 @@ from rl.experiments.verdicts import (
     effect_adjusted,
     effect_of,
     figure_of,
-    guarded,
+    guardrail_judge,
     verdict_of,
     words_of,
 )
@@ -234,7 +234,7 @@ def _with_verdict(
     if adjustment is not None:
         moments = adjustment.moments[found.arm.key], adjustment.moments[control.key]
         effect = effect_adjusted(effect, *moments, adjustment.covariates, rule)
-    guards = tuple(guarded(new[g.metric.name], old[g.metric.name], g, rule) for g in rule.guardrails)
+    guards = tuple(guardrail_judge(new[g.metric.name], old[g.metric.name], g, rule) for g in rule.guardrails)
     verdict = verdict_of(effect, guards, 1.0 if mismatch_p is None else mismatch_p)
     words = words_of(verdict, guards, {"arm": found.name, "control": control.name})
     return replace(found, effect=effect, guards=guards, verdict=verdict, words=words)
@@ -255,7 +255,7 @@ def _chances(
     moments = [parts.get(arm.key, NOTHING).moments for arm in arms]
     if adjustment is not None:
         moments = [adjustment.moments[arm.key] for arm in arms]
-    moments = [one.steadied() if rule.metric.bounded else one for one in moments]
+    moments = [one.with_pseudo_unit() if rule.metric.bounded else one for one in moments]
     if not all(one.informative for one in moments):
         return [1 / len(arms)] * len(arms)
     sign = 1.0 if rule.goal == HIGHER else -1.0
@@ -315,7 +315,7 @@ def _days(experiment: Experiment, results: Sequence[ArmResult], now: datetime) -
 # --- As data ------------------------------------------------------------------------------------------------
 
 
-def results_shown(results: Results) -> dict[str, Any]:
+def results_represent(results: Results) -> dict[str, Any]:
     """The results as the API and the command answer them."""
     experiment, rule = results.experiment, results.rule
     return {

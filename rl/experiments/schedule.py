@@ -13,7 +13,7 @@ from django.utils import timezone
 from backend.isolation import agent_isolated
 from backend.notifications import notify
 from feedback.cache import CostAwareCache
-from rl.experiments.results import ArmResult, Results, results_of, results_shown
+from rl.experiments.results import ArmResult, Results, results_of, results_represent
 from rl.experiments.traffic import (
     ExperimentRefused,
     event,
@@ -55,14 +55,14 @@ def tick() -> list[str]:
     done = []
     for experiment in experiments_running():
         done += agent_isolated(
-            f"experiment {experiment.pk}", experiment.agent, partial(_looked_at, experiment)
+            f"experiment {experiment.pk}", experiment.agent, partial(_checks_due, experiment)
         )
     for line in done:
         logger.info("tick: %s", line)
     return done
 
 
-def _looked_at(experiment: Experiment) -> list[str]:
+def _checks_due(experiment: Experiment) -> list[str]:
     try:
         return [f"experiment {experiment.name}: {line}" for line in experiment_look(experiment)]
     except ExperimentRefused as refusal:
@@ -80,13 +80,17 @@ def experiment_look(experiment: Experiment, *, actor: str = CLOCK) -> list[str]:
     for result in results.challengers:
         if result.verdict == HARM:
             experiment_stop(
-                experiment, actor=actor, reason=result.words, kind=Kind.HARM, figures=results_shown(results)
+                experiment,
+                actor=actor,
+                reason=result.words,
+                kind=Kind.HARM,
+                figures=results_represent(results),
             )
             notify("experiment_harm", f"{experiment.name} was stopped: {result.words}", name=experiment.name)
             return [f"stopped for harm: {result.words}"]
     done = []
     if any(result.verdict == MISMATCH for result in results.challengers):
-        done += _once(experiment, Kind.MISMATCH, actor, results.challengers[0].words, results)
+        done += _event_once(experiment, Kind.MISMATCH, actor, results.challengers[0].words, results)
     winners = [result for result in results.challengers if result.verdict == BETTER]
     if winners:
         done += _win(experiment, max(winners, key=lambda result: result.best), results, actor)
@@ -103,9 +107,9 @@ def _win(experiment: Experiment, winner: ArmResult, results: Results, actor: str
         try:
             arm_promote(experiment, winner, results, actor=actor)
         except registry.RegistryRefused as refusal:
-            return _once(experiment, Kind.HELD, actor, str(refusal), results)
+            return _event_once(experiment, Kind.HELD, actor, str(refusal), results)
         return [f"{winner.arm.policy.name} is champion: {winner.words}"]
-    said = _once(
+    said = _event_once(
         experiment, Kind.PROPOSED, actor, f"promote {winner.arm.policy_name}: {winner.words}", results
     )
     if said:
@@ -113,14 +117,14 @@ def _win(experiment: Experiment, winner: ArmResult, results: Results, actor: str
     return said
 
 
-def _once(experiment: Experiment, kind: str, actor: str, reason: str, results: Results) -> list[str]:
+def _event_once(experiment: Experiment, kind: str, actor: str, reason: str, results: Results) -> list[str]:
     """Keep an event, unless the newest of its kind says the same."""
     with transaction.atomic():
         experiment_lock(experiment)  # of two clocks one writes it
         newest = experiment.events.filter(kind=kind).first()
         if newest is not None and newest.reason == reason:
             return []
-        event(experiment, kind, actor, reason=reason, figures=results_shown(results))
+        event(experiment, kind, actor, reason=reason, figures=results_represent(results))
     return [f"{kind}: {reason}"]
 
 
@@ -145,7 +149,7 @@ def arm_promote(
             policy, Policy.Stage.CHAMPION, actor=actor, live=live,
             reason=reason or f"experiment {experiment.name}: {winner.words}",
         )  # fmt: skip
-        event(experiment, Kind.PROMOTED, actor, reason=winner.words, figures=results_shown(results))
+        event(experiment, Kind.PROMOTED, actor, reason=winner.words, figures=results_represent(results))
         experiment_stop(experiment, actor=actor, reason=f"{moved.name} was promoted to champion")
     notify("experiment_promoted", f"{experiment.name}: {moved.name} is champion", name=experiment.name)
     return moved
@@ -162,7 +166,7 @@ def _epoch_is_over(experiment: Experiment) -> bool:
 def bandit_reweight(experiment: Experiment, results: Results, *, actor: str = CLOCK) -> list[str]:
     """Begin a new epoch: each arm its chance to be best by what is known now, none below the floor."""
     metric, lower = results.rule.metric, results.rule.goal == LOWER
-    moments = [_turned(result.moments, metric) if lower else result.moments for result in results.arms]
+    moments = [_negate(result.moments, metric) if lower else result.moments for result in results.arms]
     shares = thompson_shares(bandit_chances(moments, bounded=metric.bounded), experiment.floor)
     with transaction.atomic():
         current = experiment_lock(experiment)
@@ -176,6 +180,6 @@ def bandit_reweight(experiment: Experiment, results: Results, *, actor: str = CL
     return ["weights " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in weights.items())]
 
 
-def _turned(moments: Moments, metric: Metric) -> Moments:
+def _negate(moments: Moments, metric: Metric) -> Moments:
     """The same where less is better."""
     return replace(moments, mean=1 - moments.mean if metric.bounded else -moments.mean)

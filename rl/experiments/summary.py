@@ -169,7 +169,7 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
         chance=_chance(effect.chance) if effect and effect.value is not None else "",
         best=_chance(result.best),
         p=_p(effect.p) if effect and effect.p is not None else "",
-        needed=_needed(effect),
+        needed=_units_needed_text(effect),
         adjustment=adjustment_text(effect, metric) if effect else "",
         verdict=VERDICTS.get(result.verdict, ""),
         guards=[_guard(guard) for guard in result.guards],
@@ -183,7 +183,7 @@ def _guard(guard: GuardrailResult) -> GuardRow:
     return GuardRow(metric.words, guard.metric, effect_text(guard.loss, metric), margin, states[guard.state])
 
 
-def _needed(effect: ArmEffect | None) -> str:
+def _units_needed_text(effect: ArmEffect | None) -> str:
     if effect is None or effect.value is None:
         return ""
     if effect.needed is None:

@@ -137,7 +137,7 @@ def experiment_create(
         policy = policies.get(arm.policy)
         if arm.policy != BASE and (policy is None or policy.agent != agent):
             raise ExperimentRefused(f"expected policies of agent {agent} or {BASE}, found {arm.policy!r}")
-    experiment = Experiment(agent=agent, name=name, created_by=actor, **{**_configured(), **settings})
+    experiment = Experiment(agent=agent, name=name, created_by=actor, **{**_configuration(), **settings})
     rows = [
         Arm(
             experiment=experiment,
@@ -167,7 +167,7 @@ def experiment_create(
     return experiment
 
 
-def _configured() -> dict[str, Any]:
+def _configuration() -> dict[str, Any]:
     given: dict[str, Any] = django_settings.RATCHET_CONFIG.get("ab_testing", {})
     if unknown := sorted(set(given) - set(AB_TESTING_KNOBS)):
         raise ExperimentRefused(

@@ -122,15 +122,15 @@ class GuardrailResult:
         }  # fmt: skip
 
 
-def _stabilized(moments: Moments, metric: Metric) -> Moments:
-    return moments.steadied() if metric.bounded else moments
+def _stabilize(moments: Moments, metric: Metric) -> Moments:
+    return moments.with_pseudo_unit() if metric.bounded else moments
 
 
 def _contrast(new: Moments, old: Moments, metric: Metric, min_units: int) -> Contrast | None:
     """The difference; None while there is too little to say anything."""
     if min(new.n, old.n) < max(min_units, 2):
         return None
-    found = difference(_stabilized(new, metric), _stabilized(old, metric))
+    found = difference(_stabilize(new, metric), _stabilize(old, metric))
     return found if math.isfinite(found.error) and found.error > 0 else None
 
 
@@ -149,9 +149,9 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
     elif found.low > 0 or found.high < 0:
         state = BETTER if sign * found.value > 0 else WORSE
     return ArmEffect(
-        value=_displayed(found.value, rule.metric),
-        low=_displayed(found.low, rule.metric),
-        high=_displayed(found.high, rule.metric),
+        value=_display_value(found.value, rule.metric),
+        low=_display_value(found.low, rule.metric),
+        high=_display_value(found.high, rule.metric),
         p=always_valid_p(early, level, rule.tuning),
         chance=chance if sign > 0 else 1 - chance,
         units=units,
@@ -174,7 +174,7 @@ def effect_adjusted(
     )
 
 
-def guarded(new: Moments, old: Moments, guardrail: Guardrail, rule: Rule) -> GuardrailResult:
+def guardrail_judge(new: Moments, old: Moments, guardrail: Guardrail, rule: Rule) -> GuardrailResult:
     """Result of a guardrail: broken if an arm's loss is above the margin, whenever one looks, but for
     guard_alpha."""
     metric = guardrail.metric
@@ -186,11 +186,11 @@ def guarded(new: Moments, old: Moments, guardrail: Guardrail, rule: Rule) -> Gua
     low = always_valid_low(loss, rule.guard_alpha, rule.tuning)
     state = HARM if low > guardrail.bound else UNDECIDED
     return GuardrailResult(
-        metric.name, guardrail.margin, _displayed(loss.value, metric), _displayed(low, metric), state
+        metric.name, guardrail.margin, _display_value(loss.value, metric), _display_value(low, metric), state
     )
 
 
-def _displayed(value: float, metric: Metric) -> float:
+def _display_value(value: float, metric: Metric) -> float:
     return math.expm1(min(value, 700.0)) if metric.log else value
 
 
@@ -215,7 +215,7 @@ def figure_of(
     if successes is not None and moments.n == decisions:
         low, high = proportion_sequence(successes, decisions, rule.alpha, int(rule.tuning))
         return Interval(moments.mean, low, high, moments.n)
-    steady = _stabilized(moments, metric)
+    steady = _stabilize(moments, metric)
     if moments.n < 2 or not math.isfinite(steady.variance):
         return Interval(_level(moments.mean, metric), None, None, moments.n)
     half = half_width(steady.error, moments.n, rule.alpha, rule.tuning)

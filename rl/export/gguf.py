@@ -72,7 +72,7 @@ def export_gguf(
     plain = quantization if quantization in PLAIN else "f16"
     notes = list(writer.notes)
 
-    with staged_file(output, _needed(source, plain, quantization)) as staged:
+    with staged_file(output, _staging_bytes(source, plain, quantization)) as staged:
         reference = reference_make(source, asked, answer_tokens, progress)
         if reference.skipped:
             notes.append(f"log-probabilities were not compared: {reference.skipped}")
@@ -111,7 +111,7 @@ def export_gguf(
     )
 
 
-def _needed(source: Source, plain: str, quantization: str) -> int:
+def _staging_bytes(source: Source, plain: str, quantization: str) -> int:
     """Bytes the staging folder holds at most: the plain file, and a quantised one at up to 8.5 bits a weight."""
     parameters = source.weights.base.parameters
     size = parameters * WIDTH[plain]

@@ -48,10 +48,10 @@ def export_gguf_lora(
             f"expected an adapter for one of the families {', '.join(FAMILIES)}, found one for "
             f"{source.weights.base.model_type!r}; export it as lora or merged instead"
         )
-    if source.weights.replaced():
+    if source.weights.replaced_names():
         raise ExportRefused(
             "expected an adapter of LoRA pairs only, found whole tensors in it "
-            f"({', '.join(source.weights.replaced()[:3])}), which a GGUF adapter cannot hold; "
+            f"({', '.join(source.weights.replaced_names()[:3])}), which a GGUF adapter cannot hold; "
             "export the policy as gguf instead"
         )
     if output.suffix != ".gguf":

@@ -232,7 +232,7 @@ def _gemma(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
-    _windowed(config, every=2)
+    _set_attention_window(config, every=2)
     _gemma(writer, config)
     writer.add_sliding_window(config.sliding_window)
     writer.add_attn_logit_softcapping(float(config.attn_logit_softcapping))
@@ -240,7 +240,7 @@ def _gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
-    _windowed(config, every=6)
+    _set_attention_window(config, every=6)
     if config.final_logit_softcapping or config.attn_logit_softcapping:
         raise ExportRefused(
             "expected a Gemma 3 model without soft-capped logits, found one with them, which llama.cpp does not do for "
@@ -251,7 +251,7 @@ def _gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_freq_base_swa(float(config.rope_parameters["sliding_attention"]["rope_theta"]))
 
 
-def _windowed(config: Any, every: int) -> None:
+def _set_attention_window(config: Any, every: int) -> None:
     """llama.cpp knows Gemma's pattern of layers, one in `every` reading everything, and its scale of attention."""
     pattern = [
         "full_attention" if (i + 1) % every == 0 else "sliding_attention"

@@ -13,7 +13,7 @@ import numpy as np
 from llama_cpp import _logger
 
 from rl.export.artifact import ExportRefused, space_check
-from rl.export.reference import FloatArray, cores_for, cores_here
+from rl.export.reference import FloatArray, cores_available, cores_for
 
 FILE_TYPES: dict[str, int] = {
     "f32": llama_cpp.LLAMA_FTYPE_ALL_F32,
@@ -112,7 +112,7 @@ def quantise(source: Path, target: Path, quantization: str) -> None:
     """Quantise a plain GGUF file in this process. Raises ExportRefused with llama.cpp's own words."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[quantization]
-    params.nthread = cores_here()
+    params.nthread = cores_available()
     params.max_buf_size = _BUFFER_BYTES
     with llama_quiet() as errors:
         code = llama_cpp.llama_model_quantize(

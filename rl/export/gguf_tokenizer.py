@@ -24,7 +24,7 @@ _LEAD = r"[^\r\n\p{L}\p{N}]?"
 _SLASH_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _cased(ending: str) -> str:
+def _letter_case(ending: str) -> str:
     return f"{_LEAD}{_UPPER}*{_LOWER}+{ending}|{_LEAD}{_UPPER}+{_LOWER}*{ending}|"
 
 
@@ -36,8 +36,8 @@ PRE_TOKENIZERS: dict[tuple[str, ...], dict[bool, str]] = {
     (_DIGITS, _GPT2): {False: "smollm"},
     (_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _TAIL,): {True: "llama-bpe", False: "smaug-bpe"},
     (_CONTRACTIONS + _WORDS + r"\p{N}" + _TAIL,): {False: "qwen2"},
-    (_cased("") + r"\p{N}" + _SLASH_TAIL,): {True: "tekken"},
-    (_cased(_CONTRACTIONS + "?") + r"\p{N}{1,3}" + _SLASH_TAIL,): {False: "gpt-4o"},
+    (_letter_case("") + r"\p{N}" + _SLASH_TAIL,): {True: "tekken"},
+    (_letter_case(_CONTRACTIONS + "?") + r"\p{N}{1,3}" + _SLASH_TAIL,): {False: "gpt-4o"},
 }
 """The patterns text is split by, in order -> whether a word that is a token is taken whole -> llama.cpp's name."""
 

@@ -74,7 +74,7 @@ class _Client(ollama.Client):
     def address(self) -> str:
         return str(self._client.base_url).rstrip("/")
 
-    def blob_there(self, digest: str) -> bool:
+    def blob_exists(self, digest: str) -> bool:
         return self._client.head(f"/api/blobs/{digest}").status_code == 200
 
 
@@ -243,7 +243,7 @@ def _upload(client: _Client, path: Path, progress: Progress) -> tuple[str, bool]
     """Send a file unless the server has it; its digest, and whether it was sent."""
     size = path.stat().st_size
     digest = f"sha256:{sha256_file(path)}"
-    if client.blob_there(digest):
+    if client.blob_exists(digest):
         return digest, False
     for attempt in range(1, UPLOADS + 1):
         progress(f"uploading {path.name}", 0, size)

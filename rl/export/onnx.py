@@ -129,7 +129,7 @@ def onnx_write(source: Source, path: Path) -> None:
         (2, 7), dtype=torch.int64
     )  # sizes other than 0 and 1, which tracing takes for constants
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
-    with _merged(source) as model, _tracing_quiet(), torch.no_grad():
+    with _merge_adapter(source) as model, _tracing_quiet(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 _Forward(model),
@@ -151,7 +151,7 @@ def onnx_write(source: Source, path: Path) -> None:
 
 
 @contextmanager
-def _merged(source: Source) -> Iterator[Any]:
+def _merge_adapter(source: Source) -> Iterator[Any]:
     """The model in float32 with the adapter merged by PEFT: onnxruntime computes few operators in bfloat16 on CPUs."""
     adapter = source.adapter.path if source.adapter is not None else None
     hardware = replace(detect(), device="cpu", dtype="float32")

@@ -147,7 +147,7 @@ def original_model(source: Source) -> Iterator[Any]:
 _machine = functools.cache(detect)
 
 
-def cores_here() -> int:
+def cores_available() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -160,7 +160,7 @@ def cores_for(weights_bytes: int) -> int:
     if weights_bytes < SMALL_BYTES:
         return 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return max(1, cores_here() - round(load))
+    return max(1, cores_available() - round(load))
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
     name = order.model_name or (policy.name if policy else adapter.resolve().name)
     output = order.output or _place(name, order)
     result = _write(order, base_model, adapter, output, name, progress)
-    report = _exported(order, policy, adapter, base_model, result)
+    report = _export_register(order, policy, adapter, base_model, result)
     if policy is not None and order.format == "gguf-lora" and base_file(_base_of(policy)) is None:
         base_export(policy.base_model, settings.SERVING_QUANTIZATION, progress)
     return report
@@ -96,7 +96,7 @@ def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
     return replace(order, format=format)
 
 
-def _exported(
+def _export_register(
     order: ExportOrder, policy: Policy | None, adapter: Path, base_model: str, result: ExportResult
 ) -> dict[str, Any]:
     """Note the files in the registry, and report them."""

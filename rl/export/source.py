@@ -91,10 +91,10 @@ def base_folder(name: str) -> Path:
         raise ExportRefused(
             f"expected a model folder, found nothing at {path}; check the path, or name a Hugging Face model"
         )
-    return _fetched(name)
+    return _fetch(name)
 
 
-def _fetched(name: str) -> Path:
+def _fetch(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -99,7 +99,7 @@ class BaseWeights:
         self._shape: dict[str, tuple[int, ...]] = {}
         self._dtype: dict[str, str] = {}
         for file in _weight_files(folder):
-            with _opened(file) as tensors:
+            with _open_tensors(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
                     piece = tensors.get_slice(name)
                     self._file[name] = file
@@ -135,7 +135,7 @@ class BaseWeights:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor as stored, on the CPU."""
-        with _opened(self._file[name]) as tensors:
+        with _open_tensors(self._file[name]) as tensors:
             return tensors.get_tensor(name)
 
 
@@ -175,7 +175,7 @@ class MergedWeights:
         return self.base.names
 
     @property
-    def changed(self) -> list[str]:
+    def changed_names(self) -> list[str]:
         """The names the adapter changes."""
         return [*self._pairs, *self._replaced]
 
@@ -203,13 +203,13 @@ class MergedWeights:
         for name in self._pairs:
             yield self.pair(name)
 
-    def replaced(self) -> list[str]:
+    def replaced_names(self) -> list[str]:
         """Names whose whole tensor the adapter brings (PEFT's modules_to_save and trained biases)."""
         return list(self._replaced)
 
     def _adapter_tensor(self, key: str) -> torch.Tensor:
         assert self.adapter is not None
-        with _opened(self.adapter.path / ADAPTER_WEIGHTS) as tensors:
+        with _open_tensors(self.adapter.path / ADAPTER_WEIGHTS) as tensors:
             return tensors.get_tensor(key)
 
     def _transposed(self, name: str, a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -226,7 +226,7 @@ class MergedWeights:
         )
 
     def _plan(self, adapter: Adapter) -> None:
-        with _opened(adapter.path / ADAPTER_WEIGHTS) as tensors:
+        with _open_tensors(adapter.path / ADAPTER_WEIGHTS) as tensors:
             keys = list(tensors.keys())
         left = set(keys)
         for key in keys:
@@ -252,7 +252,7 @@ class MergedWeights:
             self._replaced[self._target(_module(key), key)] = key
         if self.base.tied:
             ends = ("embed_tokens.weight", "wte.weight", "lm_head.weight")
-            touched = [name for name in self.changed if name.endswith(ends)]
+            touched = [name for name in self.changed_names if name.endswith(ends)]
             if touched:
                 raise ExportRefused(
                     f"expected an adapter that leaves tied embeddings alone, found one that changes "
@@ -317,7 +317,7 @@ def _model_config(folder: Path) -> Any:
         ) from error
 
 
-def _opened(file: Path) -> Any:
+def _open_tensors(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except SafetensorError as error:

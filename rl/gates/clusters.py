@@ -67,7 +67,8 @@ def _mean_case(cases: Sequence[Case]) -> Case:
     raters = tuple(dict.fromkeys(one for case in cases for one in case.raters))
     own, other = _figures(cases)
     parts = (
-        (name, *_figures([case.within(name) for case in cases if name in case.slices])) for name in slices
+        (name, *_figures([case.restrict_to_slice(name) for case in cases if name in case.slices]))
+        for name in slices
     )
     return Case(own, other, slices, raters, tuple(part for part in parts if part[1:] != (own, other)))
 

@@ -53,7 +53,7 @@ class Effect(Protocol):
         """One-sided p that it is no worse."""
         ...
 
-    def above(self, rest: Effect) -> float:
+    def p_larger(self, rest: Effect) -> float:
         """One-sided p that this effect is no larger than that of other, independent evidence."""
         ...
 
@@ -100,7 +100,7 @@ class TableEffect:
     def worse(self, alpha: float = 0.05) -> float:
         return binomial_luck(self.losses, self.wins)
 
-    def above(self, rest: Effect) -> float:
+    def p_larger(self, rest: Effect) -> float:
         assert isinstance(rest, TableEffect)
         table = [[self.wins, self.losses], [rest.wins, rest.losses]]
         return float(scipy.stats.fisher_exact(table, alternative="greater").pvalue)
@@ -158,7 +158,7 @@ class MeanEffect:
             else max(symmetric, lopsided_mean_p(differences, self.least, draws=draws))
         )
 
-    def above(self, rest: Effect) -> float:
+    def p_larger(self, rest: Effect) -> float:
         assert isinstance(rest, MeanEffect)
         found = scipy.stats.ttest_ind(
             self.differences, rest.differences, equal_var=False, alternative="greater"
@@ -205,7 +205,7 @@ class ConcordanceEffect:
         values, shifts, prompts = self._columns
         return gini_concordance_p(values, [-shift for shift in shifts], prompts, draws=draws_for(alpha))
 
-    def above(self, rest: Effect) -> float:
+    def p_larger(self, rest: Effect) -> float:
         assert isinstance(rest, ConcordanceEffect)
         error = math.hypot(self.found.error, rest.found.error)
         return float(scipy.stats.norm.sf((self.value - rest.value) / error)) if error else 1.0

@@ -121,7 +121,7 @@ class Case:
     """Slices that only some of a prompt's pairs are in (the preferred answer is the longer one), with the figures of
     both sides on those."""
 
-    def within(self, name: str) -> Case:
+    def restrict_to_slice(self, name: str) -> Case:
         """The case by those of its pairs alone that are in a slice."""
         return next(
             (Case(own, other, (name,), self.raters) for part, own, other in self.parts if part == name), self
@@ -142,7 +142,7 @@ class RatedAnswer:
     slices: tuple[str, ...] = ()
     raters: tuple[str, ...] = ()
 
-    def within(self, name: str) -> RatedAnswer:
+    def restrict_to_slice(self, name: str) -> RatedAnswer:
         """The answer itself: it is in a slice as a whole."""
         return self
 

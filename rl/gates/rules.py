@@ -208,7 +208,7 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         if left is None:
             continue
         figures["without"][rater] = left.value
-        unlike = theirs is not None and theirs.above(left) <= 0.05
+        unlike = theirs is not None and theirs.p_larger(left) <= 0.05
         if left.better(alpha) > alpha and (left.value <= 0 or unlike):
             alone.append((rater, left))
     if alone:
@@ -233,7 +233,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         for name in item.slices:
             if name == OLDER:
                 continue  # a rule of its own
-            slices.setdefault(name, []).append(item.within(name))
+            slices.setdefault(name, []).append(item.restrict_to_slice(name))
     whole = evidence.items(lead)
     large = {name: items for name, items in slices.items() if prompts_of(items) >= bounds.min_slice}
     judged = {
@@ -262,7 +262,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Rule: no loss beyond chance on held-out prompts with feedback older than the champion."""
     lead = lead_of(evidence, bounds)
-    known = [item.within(OLDER) for item in evidence.items(lead) if OLDER in item.slices]
+    known = [item.restrict_to_slice(OLDER) for item in evidence.items(lead) if OLDER in item.slices]
     effect = effect_of(lead, known, evidence.items(lead))
     n = prompts_of(known)
     if n < bounds.min_slice or effect is None:

@@ -62,7 +62,7 @@ class Launch:
 
 
 @contextmanager
-def launched(processes: ProcessGroup) -> Iterator[Launch]:
+def launch_join(processes: ProcessGroup) -> Iterator[Launch]:
     """This process's part in its launch; alone, it is the first."""
     launch = Launch(processes)
     try:

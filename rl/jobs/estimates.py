@@ -17,7 +17,7 @@ from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqu
 from rl.jobs.memory_estimate import MemoryEstimate, memory_estimate
 from rl.jobs.method_selection import method_chosen
 from rl.jobs.reward_stage import reward_model_order
-from rl.jobs.teachability import doubt
+from rl.jobs.teachability import teachability_warning
 from rl.linear.rows import LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
@@ -160,7 +160,9 @@ def _stage(order: TrainOrder) -> StageEstimate:
         base_model=base_model,
         recipe=recipe.as_dict(),
         refused=refused,
-        doubt="" if refused or not adapter else doubt(recipe.fitted(samples), samples, kind),
+        doubt=""
+        if refused or not adapter
+        else teachability_warning(recipe.fit_to_rows(samples), samples, kind),
     )
 
 

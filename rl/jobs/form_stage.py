@@ -21,7 +21,7 @@ from rl.models.runs import RunRefused
 from rl.recipes import BASE, DATASET_CONFIG, FORM
 
 if TYPE_CHECKING:
-    from rl.training.preflight import AnswerLook
+    from rl.training.preflight import AnswerCheck
 
 METHOD = "sft"
 """Of the stage's run."""
@@ -34,7 +34,7 @@ MOST_ALIKE = 0.9
 else, and what is rewarded has to be tried before it is found."""
 
 
-def form_stage_run(run: TrainingRun, look: Callable[[], AnswerLook | None], rooms: Rooms) -> None:
+def form_stage_run(run: TrainingRun, look: Callable[[], AnswerCheck | None], rooms: Rooms) -> None:
     """Have a claimed run that samples its answers start from a policy that gives valid ones, trained first where the
     base model gives them to fewer than half of its prompts.
 
@@ -84,7 +84,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
     prompts, liked or not, drawn by lot; else what people wrote or liked, few or alike.
     """
     need, served = int(DATASET_CONFIG["min_samples"]), agent_served(run.agent)
-    liked = [repr(row["completion"]) for row in _rows(_prepared(run.agent, "corrections"))]
+    liked = [repr(row["completion"]) for row in _rows(_prepare(run.agent, "corrections"))]
     alike = max(Counter(liked).values(), default=0)
     shown: tuple[dict[str, str], int, str] = (
         {"feedback": "corrections"},
@@ -93,7 +93,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
     )
     if len(liked) < ENOUGH_LIKED or alike > MOST_ALIKE * len(liked):
         drawn = {
-            kind: len(draw_answers(_rows(_prepared(run.agent, kind)), served)) for kind in ("scores", "pairs")
+            kind: len(draw_answers(_rows(_prepare(run.agent, kind)), served)) for kind in ("scores", "pairs")
         }
         kind = max(drawn, key=drawn.__getitem__)
         if drawn[kind] >= need:
@@ -113,7 +113,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
     )
 
 
-def _prepared(agent: str, kind: str) -> Prepared | None:
+def _prepare(agent: str, kind: str) -> Prepared | None:
     try:
         return prepare_training_dataset(agent, kind=kind, dry_run=True)
     except DatasetRefused:

@@ -108,7 +108,7 @@ def auto_label(
     figures, features = first.figures, [EMBEDDING]
     if more:
         splits = splits_of(agent, {row.prompt_hash for row in rated})
-        stacked = _stacked(first, rated, splits, stated, more, good, left_out, seed)
+        stacked = _stack(first, rated, splits, stated, more, good, left_out, seed)
         if stacked is not None:
             figures, stated = stacked
             features += list(more)
@@ -127,7 +127,7 @@ def auto_label(
     return {"labels": str(run), **label_model_summary(agent)}
 
 
-def _stacked(
+def _stack(
     first: Fitted,
     rated: list[LabelRow],
     splits: Mapping[str, Split],

@@ -133,13 +133,13 @@ def plan_of(prepared: Prepared, agent: str) -> dict[str, Any]:
         "estimated_minutes": len(choices.rows) * LINEAR_SECONDS_PER_ROW / 60,
         "estimated_memory_gb": LINEAR_GB,
         "answers": len(answers.met),
-        "doubt": doubt_of(prompts),
+        "doubt": teachability_warning(prompts),
         "preflight": {},
         "warning": "",
     }
 
 
-def doubt_of(prompts: int) -> str:
+def teachability_warning(prompts: int) -> str:
     """Warning that a training on so few prompts teaches little; empty where they are enough."""
     if prompts >= FEW_PROMPTS:
         return ""

@@ -76,7 +76,7 @@ def method_chosen(
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
 
     def prepared(kind: str) -> Prepared | None:
-        return _prepared(agent, kind, need, source)
+        return _prepare(agent, kind, need, source)
 
     found = {slug: prepared(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
     pairs, labels, shown = _Pairs.of(found["dpo"]), _Labels.of(found["kto"]), _Shown.of(found["sft"])
@@ -103,8 +103,8 @@ def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> M
     if configured := settings.RATCHET_CONFIG.get("reward_model", {}).get("objective"):
         return MethodChoice("reward_model", f"RATCHET_CONFIG asks for the objective {configured}")
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
-    pairs = _Pairs.of(_prepared(agent, "pairs", need, source))
-    scored = _prepared(agent, "scores", need, source)
+    pairs = _Pairs.of(_prepare(agent, "pairs", need, source))
+    scored = _prepare(agent, "scores", need, source)
     values = [float(row["score"]) for row in scored.rows("train")] if scored else []
     objective, why = (
         "pairwise",
@@ -260,7 +260,7 @@ def _of_prompts(prompts: Prepared | None, need: int) -> MethodChoice | None:
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
-def _prepared(agent: str, kind: str, need: int, source: dict[str, Any]) -> Prepared | None:
+def _prepare(agent: str, kind: str, need: int, source: dict[str, Any]) -> Prepared | None:
     """The dataset of a kind, only counted; None where it is too small."""
     try:
         return prepare_training_dataset(agent, kind=kind, min_samples=need, dry_run=True, **source)

@@ -12,7 +12,7 @@ from rl.checksums import file_sum
 from rl.datasets.gate_distance import distance_of_snapshot
 from rl.jobs.lifecycle import run_epochs, run_finish
 from rl.jobs.stages import stages_of
-from rl.jobs.teachability import doubt
+from rl.jobs.teachability import teachability_warning
 from rl.models import Policy, RewardModelVersion, TrainingRun
 from rl.models.runs import run_folder
 from rl.recipes import Recipe
@@ -34,7 +34,7 @@ def result_persist(run: TrainingRun, result: TrainResult) -> None:
     folder = run_folder(run)
     if run.snapshot is not None and run.snapshot.simulated_share:
         result.notes.append(f"{100 * run.snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
-    if said := run_doubt(run):
+    if said := run_warning(run):
         result.notes.insert(0, said)
     if "why" in run.result:
         result.notes.insert(0, run.result["why"])
@@ -53,14 +53,14 @@ def result_persist(run: TrainingRun, result: TrainResult) -> None:
     run.refresh_from_db()
 
 
-def run_doubt(run: TrainingRun) -> str:
+def run_warning(run: TrainingRun) -> str:
     """Reason why a run with its dataset teaches nothing, or little; empty where nothing speaks against it."""
     if run.snapshot is None:
         return ""
     recipe = method_named(run.method).recipe.from_dict(run.recipe)
     if not isinstance(recipe, Recipe):
         return ""  # what makes no steps says so by its own figures
-    return doubt(recipe, run.snapshot.counts.get("train", 0), run.snapshot.kind)
+    return teachability_warning(recipe, run.snapshot.counts.get("train", 0), run.snapshot.kind)
 
 
 def policy_publish(run: TrainingRun, result: TrainResult, *, actor: str) -> Policy:

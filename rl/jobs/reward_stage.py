@@ -8,8 +8,8 @@ from rl.jobs.stages import Rooms, memory_release, stage_started, stage_trained
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models.service import (
-    beats_a_coin,
     ranking_text,
+    ranks_above_chance,
     reward_base_model,
     reward_model_champion,
     reward_model_judge,
@@ -40,7 +40,7 @@ def reward_model_resolve(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
     if found is None:
         _stage_train(run, rooms)
         found = reward_model_champion(run.agent)
-    if found is None or not beats_a_coin(found.ranking):
+    if found is None or not ranks_above_chance(found.ranking):
         raise RunRefused(_coin(run, found))
     specs = [f"{MODEL}{found.name}" if spec == AUTO else spec for spec in _specs(run)]
     run.recipe = {**run.recipe, "reward": ",".join(specs)}

@@ -39,7 +39,7 @@ class SteadySentinel(Sentinel):
         seconds = 0.0
         while True:
             for process in list(self.pool):
-                self._look(process)
+                self._check(process)
             for process in (self.monitor, self.pusher):
                 if not process.is_alive():
                     self.reincarnate(process)
@@ -63,7 +63,7 @@ class SteadySentinel(Sentinel):
             return
         scheduler(broker=self.broker)
 
-    def _look(self, process: Any) -> None:
+    def _check(self, process: Any) -> None:
         if process not in self.pool:
             return  # all were replaced since
         if not process.is_alive():

@@ -60,7 +60,7 @@ class Service:
         self.started = time.monotonic()
         logger.info("%s started as process %s", self.name, self.process.pid)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Start it again where it died and its pause is over."""
         now = time.monotonic()
         if self.process is not None and self.process.poll() is not None:
@@ -132,7 +132,7 @@ def supervise(running: list[Service], stop: Callable[[], bool]) -> None:
     try:
         while not stop():
             for service in running:
-                service.look()
+                service.check()
             time.sleep(LOOK_S)
     finally:
         _end(running)
@@ -147,8 +147,8 @@ def _end(running: list[Service]) -> None:
         children = _children(service.process.pid)
         processes += children
         for child in children:
-            if _quietly(partial(os.getpgid, child.pid)) != service.process.pid:
-                _quietly(child.terminate)
+            if _ignore_ended(partial(os.getpgid, child.pid)) != service.process.pid:
+                _ignore_ended(child.terminate)
         _signal_group(service.process.pid, signal.SIGKILL if service.at_once else signal.SIGTERM)
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
@@ -161,7 +161,7 @@ def _end(running: list[Service]) -> None:
             _signal_group(service.process.pid, signal.SIGKILL)
     for process in filter(_lives, processes):
         logger.warning("process %s did not end in %g s and is killed", process.pid, STOP_S)
-        _quietly(process.kill)
+        _ignore_ended(process.kill)
 
 
 def _children(pid: int) -> list[psutil.Process]:
@@ -171,7 +171,7 @@ def _children(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _quietly(act: Callable[[], object]) -> object:
+def _ignore_ended(act: Callable[[], object]) -> object:
     """A process may end at any moment, which is what is wanted of it."""
     try:
         return act()
@@ -180,7 +180,7 @@ def _quietly(act: Callable[[], object]) -> object:
 
 
 def _lives(process: psutil.Process) -> bool:
-    return bool(_quietly(lambda: process.status() != psutil.STATUS_ZOMBIE))
+    return bool(_ignore_ended(lambda: process.status() != psutil.STATUS_ZOMBIE))
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

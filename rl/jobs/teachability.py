@@ -38,7 +38,7 @@ def optimiser_steps(recipe: Recipe, rows: int) -> int:
     return steps
 
 
-def doubt(recipe: Recipe, rows: int, kind: str = "rows") -> str:
+def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
     """Reason why such a training teaches nothing, or little, with what to do; empty where nothing speaks against it.
 
     kind: what the rows are called (`pairs`, `labels`, ...).

@@ -25,7 +25,7 @@ from rl.datasets.replay import Replay
 from rl.datasets.reward_records import RewardsRefused, rewards_calculate
 from rl.datasets.run_feedback import run_feedback_resolve, run_rewards_resolve
 from rl.jobs import linear as linear_runs
-from rl.jobs.distributed import Alone, Beside, Launch, launched
+from rl.jobs.distributed import Alone, Beside, Launch, launch_join
 from rl.jobs.form_stage import form_stage_run
 from rl.jobs.lifecycle import (
     MAX_ATTEMPTS,
@@ -42,10 +42,10 @@ from rl.jobs.lifecycle import (
     stop_signals,
 )
 from rl.jobs.memory_estimate import memory_estimate
-from rl.jobs.results import figures_of, policy_publish, result_persist, run_doubt, train_report
+from rl.jobs.results import figures_of, policy_publish, result_persist, run_warning, train_report
 from rl.jobs.reward_stage import reward_model_resolve, waits_for_reward_model
 from rl.jobs.stages import Rooms, StageStopped
-from rl.jobs.teachability import doubt
+from rl.jobs.teachability import teachability_warning
 from rl.jobs.warm_start import recipe_opened, start_resolved
 from rl.linear.rows import LinearRefused
 from rl.models import Snapshot, TrainingRun
@@ -67,7 +67,7 @@ from rl.rewards.named import RewardRefused
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
-    from rl.training.preflight import AnswerLook
+    from rl.training.preflight import AnswerCheck
     from rl.training.processes import Processes
     from rl.training.progress import TrainListener
     from rl.training.result import TrainResult
@@ -158,7 +158,7 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
     config, recipe = recipe_for(order, hardware)
     phase(READING)
     prepared = _prepare(order, recipe, _new(order), dry_run=True)
-    recipe = recipe.fitted(prepared.counts["train"])
+    recipe = recipe.fit_to_rows(prepared.counts["train"])
     phase("estimating steps, minutes and memory")
     expected = (
         linear_runs.plan_of(prepared, order.agent)
@@ -213,12 +213,12 @@ def _adapter_plan(
     from rl.training import preflight
 
     base_model = base_model_for(order)
-    expected = _named(order.method, method_named(order.method).estimate)(
+    expected = _import_reference(order.method, method_named(order.method).estimate)(
         base_model, recipe, list(prepared.rows("train")), hardware=hardware
     )
     tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
     with agent_resolve(agent_served(order.agent)):
-        look = preflight.plan_look(
+        look = preflight.plan_check(
             base_model,
             recipe_opened(recipe),
             [*prepared.rows("eval"), *prepared.rows("train")],
@@ -231,7 +231,7 @@ def _adapter_plan(
         "estimated_steps": expected.steps * tries,
         "estimated_minutes": expected.minutes * tries,
         "estimated_memory_gb": expected.memory_gb,
-        "doubt": doubt(recipe, prepared.counts["train"], prepared.kind),
+        "doubt": teachability_warning(recipe, prepared.counts["train"], prepared.kind),
         "preflight": {"before": look.as_dict()} if look else {},
         "warning": preflight.warning_of(look, recipe),
     }
@@ -256,14 +256,14 @@ def train(
             _train_follower(launch, hardware)
         _phase_of(progress)(READING)
         run = _run_register(order, hardware)
-        if note is not None and (why := run_doubt(run)):
+        if note is not None and (why := run_warning(run)):
             note(why)
         return _run_claimed(run_claim(run.pk), hardware, progress, launch, actor=order.actor)
 
 
 def _launch_of(hardware: Hardware | None) -> AbstractContextManager[Launch]:
     """This process's part in its launch; what trains no adapter is never spread over several processes."""
-    return launched(_processes(hardware) if hardware is not None else Alone())
+    return launch_join(_processes(hardware) if hardware is not None else Alone())
 
 
 def _processes(hardware: Hardware) -> Processes:
@@ -277,7 +277,7 @@ def _run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
     config, recipe = recipe_for(order, hardware)
     new = _new(order)
     prepared = _prepare(order, recipe, new)
-    recipe = recipe.fitted(prepared.counts["train"])
+    recipe = recipe.fit_to_rows(prepared.counts["train"])
     run = TrainingRun.objects.create(
         agent=order.agent,
         result=order.initial_result,
@@ -309,7 +309,7 @@ def _settle(run: TrainingRun, hardware: Hardware | None) -> None:
             order = TrainOrder(run.agent, run.method, run.config or None, run.base_model, run.recipe)
             run.config, recipe = recipe_for(order, hardware)
             run.snapshot = _dataset(run, order, recipe)
-            recipe = recipe.fitted(run.snapshot.counts["train"]) if run.snapshot else recipe
+            recipe = recipe.fit_to_rows(run.snapshot.counts["train"]) if run.snapshot else recipe
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
             run.hardware = hardware.as_dict() if hardware is not None else {}
             run.code_version = code_version()
@@ -321,7 +321,7 @@ def _settle(run: TrainingRun, hardware: Hardware | None) -> None:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
-        _ended(run, error)
+        _run_end(run, error)
         raise
 
 
@@ -340,7 +340,7 @@ def _dataset(run: TrainingRun, order: TrainOrder, recipe: BasicRecipe) -> Snapsh
     return prepared.snapshot
 
 
-def _ended(run: TrainingRun, error: BaseException) -> None:
+def _run_end(run: TrainingRun, error: BaseException) -> None:
     """A claimed run met the unexpected: it failed, or goes back to the workers where only the database went away."""
     transient = isinstance(error, (OperationalError, InterfaceError))
     if transient and run.dispatched_at is not None and run.attempts < MAX_ATTEMPTS:
@@ -479,7 +479,7 @@ def _run_claimed(
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
-        _ended(run, error)
+        _run_end(run, error)
         raise
     if judge is not None and hardware is not None:
         reward_model_judge(judge, actor=actor, hardware=hardware)
@@ -513,16 +513,16 @@ def _stages_first(
     run_rewards_resolve(run)
 
 
-def _answers_of_base(run: TrainingRun, hardware: Hardware) -> AnswerLook | None:
+def _answers_of_base(run: TrainingRun, hardware: Hardware) -> AnswerCheck | None:
     """The base model's answers to prompts of a run, and whether its agent can act on them; None for free text."""
-    from rl.training.preflight import base_look
+    from rl.training.preflight import base_check
 
     assert run.snapshot is not None  # a claimed run has its dataset
     rows = [
         row for split in ("eval", "train") for row in islice(snapshot_rows(run.snapshot, split), LOOKED_AT)
     ]
     with agent_resolve(agent_served(run.agent)):
-        return base_look(
+        return base_check(
             run.base_model,
             rows,
             agent=run.agent,
@@ -569,7 +569,7 @@ def _run_training(
     recipe: Any = recipe_opened(knobs)
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
-    trains = _named(method.slug, method.trainer)
+    trains = _import_reference(method.slug, method.trainer)
     if recipe.as_dict().get("search", 0) > 1:
         trains = functools.partial(SearchTrainer, trains)
     trainer = trains(
@@ -604,7 +604,7 @@ def _run_training(
     return result
 
 
-def _named(method: str, path: str) -> Any:
+def _import_reference(method: str, path: str) -> Any:
     """The trainer or the estimate of a method, `module:name`. Raises RunRefused where there is none."""
     module, _, name = path.partition(":")
     try:

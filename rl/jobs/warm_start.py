@@ -26,7 +26,9 @@ def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
         champion = registry.champion_of(order.agent)
         fits = champion is not None and champion.base_model == base_model
         return (
-            recipe.with_knobs(start_from=BASE) if champion is None or not fits else _begun(recipe, champion)
+            recipe.with_knobs(start_from=BASE)
+            if champion is None or not fits
+            else _continued_recipe(recipe, champion)
         )
     if (found := registry.policy_get(wanted)).base_model != base_model:
         raise RunRefused(
@@ -34,10 +36,10 @@ def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
             f"{found.base_model}, or start from base"
         )
     start_located(wanted)
-    return _begun(recipe, found)
+    return _continued_recipe(recipe, found)
 
 
-def _begun(recipe: Recipe, start: Policy) -> Recipe:
+def _continued_recipe(recipe: Recipe, start: Policy) -> Recipe:
     """The recipe for going on from a policy's weights as they are: a LoRA, or whole tensors. Raises RunRefused."""
     whole = start.run is not None and start.run.recipe.get("lora_r") == 0
     if whole and not recipe.may_train_whole:

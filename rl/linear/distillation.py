@@ -35,19 +35,19 @@ def rows_taught(
     prompts it answers without having learnt from them. Raises LinearRefused for answers that are no choice.
     """
     found = fit(train, agent, seed=seed)
-    shown = list(_answered(train, found.policy, agent))
+    shown = list(_classifier_demonstrations(train, found.policy, agent))
     right = found.metrics.get("cv_accuracy")
     sure = "" if right is None else f", right about {right:.0%} of those it was not shown"
     learnt = f"{found.policy.facts['rows']:,} {found.policy.facts['feedback']}"
     return Taught(
         shown,
-        list(_answered(held_out, found.policy, agent)),
+        list(_classifier_demonstrations(held_out, found.policy, agent)),
         f"taught by a linear classifier that learnt from {learnt}{sure}: its answer to each of "
         f"{len(shown):,} prompts is the demonstration",
     )
 
 
-def _answered(
+def _classifier_demonstrations(
     rows: Iterable[Mapping[str, Any]], policy: LinearPolicy, agent: Agent
 ) -> Iterable[dict[str, Any]]:
     """One demonstration for each prompt; none where the classifier knows no answer that the prompt allows."""

@@ -98,7 +98,7 @@ def fit(
     for names in families:
         columns, read = columns_of(choices.rows, names, len(shared))
         matrix = _matrix(choices, answers, shared, columns, read)
-        near = penalties if best is None else _near(best[3], penalties)
+        near = penalties if best is None else _penalty_neighbours(best[3], penalties)
         for penalty, loss, accuracy in _cross_validated(matrix, choices.feedback, near, seed):
             if best is None or loss < best[0]:
                 best = (loss, accuracy, names, penalty)
@@ -128,7 +128,7 @@ def fit(
     return FittedPolicy(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
 
 
-def _near(penalty: float, penalties: Sequence[float]) -> Sequence[float]:
+def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[float]:
     """The penalty that suits one set of features, and the next stronger one: further features ask for no weaker one."""
     place = list(penalties).index(penalty)
     return penalties[max(place - 1, 0) : place + 1]
@@ -259,7 +259,7 @@ def _cross_validated(
         for train, test in divided:
             if len(np.unique(matrix.y[train])) < 2:
                 return [(penalties[len(penalties) // 2], np.inf, np.nan)]
-            model = _fitted(_estimator(feedback, penalty), matrix, train)
+            model = _fit_weights(_estimator(feedback, penalty), matrix, train)
             told = model.predict_proba(matrix.x[test])
             place = {int(name): column for column, name in enumerate(model.classes_)}
             own = [told[i, place[int(y)]] if int(y) in place else 0.0 for i, y in enumerate(matrix.y[test])]
@@ -275,7 +275,7 @@ def _cross_validated(
     return found
 
 
-def _fitted(model: Any, matrix: _Matrix, places: Any = slice(None)) -> Any:
+def _fit_weights(model: Any, matrix: _Matrix, places: Any = slice(None)) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # not converged to the last digit, which is not wanted
         return model.fit(matrix.x[places], matrix.y[places], sample_weight=matrix.weights[places])
@@ -289,7 +289,7 @@ def _weights(
         raise LinearRefused(
             "expected answers that were liked and some that were not, found one kind alone: nothing tells them apart"
         )
-    model = _fitted(_estimator(feedback, penalty), matrix)
+    model = _fit_weights(_estimator(feedback, penalty), matrix)
     if feedback == CORRECTIONS and answers.mode == CLOSED:
         weights, bias = np.zeros((height, width)), np.full(height, float(np.min(model.intercept_)))
         if len(model.classes_) == 2:  # scikit-learn keeps one row of weights for two classes

@@ -115,7 +115,7 @@ class LinearPolicy:
             )
         return found
 
-    def restricted(self, columns: Set[str], answers: Set[str]) -> LinearPolicy:
+    def restrict(self, columns: Set[str], answers: Set[str]) -> LinearPolicy:
         """The same weights of these prompt features alone, of these answers and of what they are made of."""
         plain = {answer_plain(answer) for answer in answers}
         features = {name for answer in answers for name in self.features_of(answer)}

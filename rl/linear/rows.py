@@ -70,7 +70,7 @@ def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
     for none that can be read."""
     found = Choices("")
     for row in rows:
-        listed = _listed(row, agent)
+        listed = _listed_options(row, agent)
         for feedback, made in _choices(row):
             found.feedback = found.feedback or feedback
             if made is None or feedback != found.feedback:
@@ -96,7 +96,7 @@ def _choices(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
         return [(PAIRS, None if None in texts else {"answer": texts[0], "other": texts[1]})]
     if "completions" in row:
         valued = zip(row["completions"], row["rewards"], strict=True)
-        return [(SCORES, _valued(completion, float(value))) for completion, value in valued]
+        return [(SCORES, _value_row(completion, float(value))) for completion, value in valued]
     if "completion" not in row:
         raise LinearRefused(
             "expected answers that people judged or wrote, found prompts alone; a linear policy learns from feedback: "
@@ -104,11 +104,11 @@ def _choices(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
         )
     for name in ("score", "label"):
         if name in row:
-            return [(SCORES, _valued(row["completion"], float(row[name])))]
-    return [(CORRECTIONS, _valued(row["completion"], 1.0))]
+            return [(SCORES, _value_row(row["completion"], float(row[name])))]
+    return [(CORRECTIONS, _value_row(row["completion"], 1.0))]
 
 
-def _valued(completion: Any, value: float) -> dict[str, Any] | None:
+def _value_row(completion: Any, value: float) -> dict[str, Any] | None:
     text = single_text(completion)
     return None if text is None else {"answer": text, "value": min(max(value, 0.0), 1.0)}
 
@@ -126,7 +126,7 @@ def single_text(completion: Any) -> str | None:
     return None
 
 
-def _listed(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
+def _listed_options(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
     state = row.get("state")
     if agent.answers or not agent.discrete or not isinstance(state, Mapping):
         return ()
@@ -147,7 +147,7 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
     # by prompts: wordings that stand in many pairs of one prompt are met once
     counts = Counter({name: len(groups) for name, groups in prompts.items()})
     met = tuple(written[name] for name, _ in counts.most_common())
-    quoted = sum(_quoted(row) for row in rows) >= LISTED_SHARE * len(rows)
+    quoted = sum(_is_quote(row) for row in rows) >= LISTED_SHARE * len(rows)
     if sum(bool(row.options) for row in rows) >= LISTED_SHARE * len(rows):
         return Answers(LISTED, met, quoted)
     once = sum(count == 1 for count in counts.values())
@@ -172,6 +172,6 @@ def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> int:
     return len({row.group for row in choices.rows})
 
 
-def _quoted(row: LinearChoice) -> bool:
+def _is_quote(row: LinearChoice) -> bool:
     text = "\n".join(str(message.get("content") or "") for message in row.messages)
     return all(part in text for part in answer_parts(row.answer))

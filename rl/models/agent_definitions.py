@@ -19,10 +19,10 @@ _known: TTLCache[dict[str, Agent]] = TTLCache(size=1)
 
 def agent_defined(slug: str) -> Agent | None:
     """The agent of that slug, if one was defined; a process may go by what it read for FEEDBACK_REMEMBER_S seconds."""
-    return _known.get("all", _defined).get(slug)
+    return _known.get("all", _definitions).get(slug)
 
 
-def _defined() -> dict[str, Agent]:
+def _definitions() -> dict[str, Agent]:
     return {row.slug: row.agent for row in AgentDefinition.objects.all()}
 
 
@@ -35,8 +35,8 @@ def agent_served(slug: str) -> Agent:
     known = get_agent(slug)
     if slug in AGENTS or agent_defined(slug) is not None:
         return known
-    return _inferred.get(slug, lambda: _inferred_now(slug)) or known
+    return _inferred.get(slug, lambda: _infer(slug)) or known
 
 
-def _inferred_now(slug: str) -> Agent | None:
+def _infer(slug: str) -> Agent | None:
     return agent_inferred(slug, responses_recorded(slug, RESPONSES, not_by=IN_PROCESS))

@@ -21,7 +21,7 @@ WEIGHTS = RewardFacts().weights
 REWARD_THRESHOLD = DATASET_CONFIG["reward_threshold"]
 
 
-def _within(name: str, low: float, high: float) -> Q:
+def _range_condition(name: str, low: float, high: float) -> Q:
     return Q(**{f"{name}__isnull": True}) | Q(**{f"{name}__gte": low, f"{name}__lte": high})
 
 
@@ -63,9 +63,11 @@ class RewardRecord(models.Model):
                 condition=Q(supersedes__isnull=True),
                 name="reward_one_first_per_decision",
             ),
-            models.CheckConstraint(condition=_within("value", 0.0, 1.0), name="reward_value_in_0_1"),
+            models.CheckConstraint(condition=_range_condition("value", 0.0, 1.0), name="reward_value_in_0_1"),
             *(
-                models.CheckConstraint(condition=_within(name, -2.0, 2.0), name=f"reward_{name}_in_2_2")
+                models.CheckConstraint(
+                    condition=_range_condition(name, -2.0, 2.0), name=f"reward_{name}_in_2_2"
+                )
                 for name in ("raw", *HORIZONS)
             ),
         ]

@@ -256,28 +256,28 @@ def tick() -> list[str]:
     return [*done, *agent_isolated("experiments", "all agents", schedule.tick)]
 
 
-def _reclaimed() -> list[str]:
+def _reclaim_runs() -> list[str]:
     return [f"run {run.pk}: queued again" for run in lifecycle.runs_reclaim()]
 
 
-def _redispatched() -> list[str]:
+def _redispatch_runs() -> list[str]:
     return [f"run {run.pk}: handed over again" for run in lifecycle.runs_redispatch()]
 
 
-def _followed() -> list[str]:
+def _lines_of_follow_ups() -> list[str]:
     return [f"run {run.pk}: what follows is handed over" for run in _follow_ups()]
 
 
-def _replayed() -> list[str]:
+def _replay_journals() -> list[str]:
     replayed = spool_replay()
     return [f"{replayed} decisions came out of the spool"] if replayed else []
 
 
 _PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
-    ("reclaim", _reclaimed),
-    ("dispatch", _redispatched),
-    ("follow-up", _followed),
-    ("spool", _replayed),
+    ("reclaim", _reclaim_runs),
+    ("dispatch", _redispatch_runs),
+    ("follow-up", _lines_of_follow_ups),
+    ("spool", _replay_journals),
 )
 """Parts of a tick that serve all agents alike, by name."""
 

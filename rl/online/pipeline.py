@@ -84,7 +84,7 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
         raise RunRefused(f"run {run_id} brought no policy: {run.status if run else 'there is no such run'}")
     TrainingRun.objects.filter(pk=run.pk).update(follow_ups=F("follow_ups") + 1, heartbeat_at=timezone.now())
     if run.follow_up == FollowUp.EXPORT:
-        return _exported_alone(run, policy, progress)
+        return _export_only(run, policy, progress)
     wishes = Wishes.of(learner_settings(policy.agent))
     if run.follow_up == FollowUp.JUDGE:
         wishes = Wishes(gate=LearnerSettings.Gate.NONE, export=False, serving_file=True)
@@ -96,13 +96,13 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     return outcome
 
 
-def _exported_alone(run: TrainingRun, policy: Policy, progress: Progress | None) -> PipelineResult:
+def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) -> PipelineResult:
     """Export the GGUF files of a policy that a person asked for. A refusal is the run's reason, and ends it."""
     outcome = PipelineResult(policy.name, stage=str(policy.stage))
     ended, reason = FollowUp.DONE, ""
     try:
         with pulse(run):
-            outcome.exported = _exported(policy, Wishes(), PhaseRecorder(run, progress))
+            outcome.exported = _gguf_export(policy, Wishes(), PhaseRecorder(run, progress))
     except ValueError as refusal:
         ended, reason = FollowUp.FAILED, f"not exported: {refusal}"
         outcome.reason = reason
@@ -122,9 +122,9 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
     policy.refresh_from_db()
     outcome.stage = str(policy.stage)
     if outcome.passed and wishes.export:
-        outcome.exported = _exported(policy, wishes, progress)
+        outcome.exported = _gguf_export(policy, wishes, progress)
     if outcome.passed and wishes.deploy and policy.stage == Policy.Stage.CHAMPION:
-        _deployed(policy, outcome)
+        _deploy(policy, outcome)
     if wishes.serving_file and policy.stage == Policy.Stage.CANDIDATE:
         _serving_file(policy, progress)
     card_write(policy)
@@ -256,7 +256,7 @@ def _act(
         outcome.reason, outcome.passed = str(refusal), False
 
 
-def _exported(policy: Policy, wishes: Wishes, progress: Progress | None) -> list[str]:
+def _gguf_export(policy: Policy, wishes: Wishes, progress: Progress | None) -> list[str]:
     """The GGUF files of a policy, made where there are none yet: as a whole for others, as an adapter for serving. Of a
     linear policy its own file, from which it is served as it is."""
     if policy.kind == Policy.Kind.LINEAR:
@@ -290,7 +290,7 @@ def _serving_file(policy: Policy, progress: Progress | None) -> None:
         logger.warning("%s has no adapter file to serve: %s", policy.name, refusal)
 
 
-def _deployed(policy: Policy, outcome: PipelineResult) -> None:
+def _deploy(policy: Policy, outcome: PipelineResult) -> None:
     """Deploy to Ollama where OLLAMA_HOST names a server, in process elsewhere. A server that is away undoes nothing."""
     try:
         outcome.deployed = policy_deploy(policy, actor=ACTOR, to_ollama=bool(settings.OLLAMA_HOST))

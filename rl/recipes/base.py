@@ -56,7 +56,7 @@ class BasicRecipe:
         """Optimiser steps of a run on so many training rows; none where a method makes no steps."""
         return 0
 
-    def fitted(self, rows: int) -> Self:
+    def fit_to_rows(self, rows: int) -> Self:
         """A copy whose passes fit so many training rows."""
         return self
 
@@ -181,12 +181,12 @@ class Recipe(BasicRecipe):
         """Optimiser steps of a run on so many training rows, in one process."""
         if rows == 0 or self.max_steps > 0:
             return self.max_steps if rows else 0
-        return max(1, math.ceil(self.fitted(rows).epochs * self._steps_per_epoch(rows)))
+        return max(1, math.ceil(self.fit_to_rows(rows).epochs * self._steps_per_epoch(rows)))
 
     def _steps_per_epoch(self, rows: int) -> int:
         return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
 
-    def fitted(self, rows: int) -> Self:
+    def fit_to_rows(self, rows: int) -> Self:
         """A copy whose `epochs` give at least `min_steps` optimiser steps on so many training rows."""
         if rows == 0 or self.max_steps > 0 or self.min_steps == 0:
             return self

@@ -14,7 +14,7 @@ from rl.recipes.base import DATASET_KINDS, Method, Recipe, RecipeError
 FOLDER = Path(__file__).resolve().parent
 
 
-def _discovered() -> dict[str, Method]:
+def _discover() -> dict[str, Method]:
     found = {}
     for module in sorted(pkgutil.iter_modules([str(FOLDER)]), key=lambda module: module.name):
         if module.name != "methods":
@@ -24,7 +24,7 @@ def _discovered() -> dict[str, Method]:
     return found
 
 
-METHODS: dict[str, Method] = _discovered()
+METHODS: dict[str, Method] = _discover()
 """Slug -> method: built in, and those of plugins once they are registered."""
 
 RECIPES: dict[str, Mapping[str, Any]] = {slug: method.presets for slug, method in METHODS.items()}

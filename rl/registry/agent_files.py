@@ -44,7 +44,7 @@ def refusal(agent: str, new: str | None) -> str:
     return ""
 
 
-def trained(agent: str) -> dict[str, list[Any]]:
+def artifacts_trained(agent: str) -> dict[str, list[Any]]:
     """Runs that learnt, policies and label models of an agent."""
     runs = TrainingRun.objects.filter(agent=agent, status=TrainingRun.Status.SUCCEEDED)
     return {
@@ -116,7 +116,7 @@ def files(agent: str) -> list[str]:
         if column in ("path", "adapter_path", "output") and model is not Artifact:
             rows: Any = model._default_manager.filter(agent=agent).exclude(**{column: ""})
             found |= set(rows.values_list(column, flat=True))
-    inside = sorted(str(path) for text in found if (path := _inside(text)) is not None)
+    inside = sorted(str(path) for text in found if (path := _owned_path(text)) is not None)
     # a folder stands for what is in it
     return [
         path for path in inside if not any(path.startswith(f"{other}/") for other in inside if other != path)
@@ -142,9 +142,9 @@ def files_remove(agent: str) -> int:
     note, count = _note(agent), 0
     if not note.exists():
         return 0
-    named = set(_named())
+    named = set(_referenced_paths())
     for text in json.loads(note.read_text("utf-8")):
-        path = _inside(text)
+        path = _owned_path(text)
         if path is None or any(str(path) == name or name.startswith(f"{path}/") for name in named):
             continue
         whole = _home() / path
@@ -167,7 +167,7 @@ def _note(agent: str) -> Path:
     return _home() / "cache" / "agents-deleted" / f"{agent}.json"
 
 
-def _inside(text: str) -> Path | None:
+def _owned_path(text: str) -> Path | None:
     """A stored path relative to RATCHET_HOME, where it is in one of the ROOMS, below it, and there."""
     path = (_home() / text).resolve()
     home = _home().resolve()
@@ -177,12 +177,12 @@ def _inside(text: str) -> Path | None:
     return inner if len(inner.parts) > 1 and inner.parts[0] in ROOMS else None
 
 
-def _named() -> Iterator[str]:
+def _referenced_paths() -> Iterator[str]:
     """Every path in RATCHET_HOME that a row names, and the folders of the runs there are."""
     for model, column in _path_columns():
         rows: Any = model._default_manager.order_by().exclude(**{column: ""})
         for text in rows.values_list(column, flat=True).distinct():
-            if (path := _inside(text)) is not None:
+            if (path := _owned_path(text)) is not None:
                 yield str(path)
     for pk in TrainingRun.objects.values_list("pk", flat=True):
         yield f"runs/{pk}"

@@ -94,7 +94,7 @@ def _of_report(
 ) -> GateChecklist:
     unmet, most = [], 0
     for result in report.refusals:
-        ratings, missing = _missing(result, bounds, distance)
+        ratings, missing = _prompts_missing(result, bounds, distance)
         most = max(most, ratings)
         unmet.append(ChecklistItem(result.rule, rule_title(result.rule, to), result.words, missing))
     rest = [result for result in report.verdicts if result.passed]
@@ -116,7 +116,7 @@ def rule_title(rule: str, to: str) -> str:
     return RULE_TITLES.get(rule, rule)
 
 
-def _missing(result: RuleResult, bounds: GateBounds, distance: Distance | None) -> tuple[int, str]:
+def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance | None) -> tuple[int, str]:
     """Rated prompts that a rule is away from passing, about, and the same in words."""
     if not result.waits:
         return 0, "More ratings do not lift this: it was found on answers. Train again, or on other data."

@@ -38,7 +38,7 @@ class HeldOutAnswer:
         return self.answer.strip() == self.other.strip()
 
 
-def evaluation_shown(policy: Policy) -> Evaluation | None:
+def evaluation_newest_paired(policy: Policy) -> Evaluation | None:
     """The newest evaluation of a policy in which another side answered too."""
     return policy.evaluations.exclude(against="").exclude(evidence={}).order_by("-pk").first()
 
@@ -51,14 +51,14 @@ def answers_compared(evaluation: Evaluation) -> list[HeldOutAnswer]:
     """
     leanings = _leanings(evaluation)
     found = [
-        _compared(one, leanings.get(one.get("prompt_hash", "")))
+        _answer_pair(one, leanings.get(one.get("prompt_hash", "")))
         for one in evaluation.evidence.get("answers", ())
     ]
     order = {WIN: 0, LOSS: 1, TIE: 2}
     return sorted(found, key=lambda one: (order[one.outcome], one.same))
 
 
-def _compared(stored: Mapping[str, Any], leaning: float | None) -> HeldOutAnswer:
+def _answer_pair(stored: Mapping[str, Any], leaning: float | None) -> HeldOutAnswer:
     own, other = stored.get("reward"), stored.get("other_reward")
     outcome, words = TIE, "nothing tells the two apart"
     if stored.get("valid") != stored.get("other_valid"):
@@ -93,12 +93,12 @@ def _leanings(evaluation: Evaluation) -> dict[str, float]:
     items = stored.get("cases", ()) if kind == PAIRS else stored.get("others", {}).get(kind, ())
     sums: dict[str, list[float]] = {}
     for item in items:
-        sums.setdefault(item["prompt_hash"], []).append(_leaning(kind, item))
+        sums.setdefault(item["prompt_hash"], []).append(_preference_strength(kind, item))
     found = {prompt: math.fsum(values) for prompt, values in sums.items()}
     return {prompt: value for prompt, value in found.items() if abs(value) > CLOSE}
 
 
-def _leaning(kind: str, item: Mapping[str, Any]) -> float:
+def _preference_strength(kind: str, item: Mapping[str, Any]) -> float:
     if kind in (LABELS, OUTCOMES):
         # towards what was rated above the middle, away from what was rated below
         return (float(item["value"]) - 0.5) * float(item["shift"])

@@ -174,7 +174,7 @@ def _finding(what: str, kind: str, path: Path, expected: str, remedy: str) -> Da
     try:
         file_check(path, expected if is_sum(expected) else "0" * 64, remedy)
     except FileDamaged as damage:
-        return _damaged(what, kind, damage)
+        return _damage_of(what, kind, damage)
     except OSError as error:
         return Damage(what, kind, str(path), "damaged", expected, error.strerror or str(error), remedy)
     return Damage(what, kind, str(path), "whole")
@@ -185,13 +185,13 @@ def _folder_finding(what: str, folder: Path, remedy: str) -> Damage:
     try:
         count = sums_check(folder, remedy)
     except FileDamaged as damage:
-        return _damaged(what, kind, damage)
+        return _damage_of(what, kind, damage)
     except OSError as error:
         return Damage(what, kind, str(folder), "damaged", "", error.strerror or str(error), remedy)
     return Damage(what, kind, str(folder), "whole" if count else "unrecorded")
 
 
-def _damaged(what: str, kind: str, damage: FileDamaged) -> Damage:
+def _damage_of(what: str, kind: str, damage: FileDamaged) -> Damage:
     damage_notify(damage, what)
     state = "damaged" if damage.found else "missing"
     return Damage(what, kind, str(damage.path), state, damage.expected, damage.found, damage.remedy)

@@ -64,7 +64,9 @@ def _kind(policy: Policy) -> list[str]:
     """The header, what it is, and the sums of what it is made of."""
     linear = policy.kind == Policy.Kind.LINEAR
     library, tag = (
-        ("scikit-learn", "linear") if linear else ("peft", "full-fine-tuning" if _whole(policy) else "lora")
+        ("scikit-learn", "linear")
+        if linear
+        else ("peft", "full-fine-tuning" if _is_full_fine_tuning(policy) else "lora")
     )
     made = f"for the agent `{policy.agent}`, stage *{policy.stage}*, made {policy.created_at:%Y-%m-%d %H:%M} UTC."
     header = ["---", f"library_name: {library}"]
@@ -79,16 +81,17 @@ def _kind(policy: Policy) -> list[str]:
             "- base model: none; it picks an answer and writes none",
             f"- `{LINEAR_WEIGHTS}` SHA-256: `{policy.adapter_sha256}`",
         ]
+    full = _is_full_fine_tuning(policy)
     return [
         *header,
-        f"{'Weights, fully fine-tuned, as whole tensors on the base,' if _whole(policy) else 'A LoRA adapter'} {made}",
+        f"{'Weights, fully fine-tuned, as whole tensors on the base,' if full else 'A LoRA adapter'} {made}",
         "",
         f"- base model: `{policy.base_model}` (SHA-256 {policy.base_model_hash[:16] or 'not known'})",
         f"- adapter SHA-256: `{policy.adapter_sha256}`",
     ]
 
 
-def _whole(policy: Policy) -> bool:
+def _is_full_fine_tuning(policy: Policy) -> bool:
     """True after full fine-tuning: the base model's weights were trained, without LoRA."""
     return policy.run is not None and policy.run.recipe.get("lora_r") == 0
 

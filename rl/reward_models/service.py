@@ -82,7 +82,7 @@ def reward_model_valid(agent: str, base_model: str) -> RewardModelVersion | None
         return None
     fresh = feedback_counts(agent).feedback <= STALE_AFTER * champion.feedback_count
     same = champion.base_model == reward_base_model(base_model)
-    return champion if fresh and same and beats_a_coin(champion.ranking) else None
+    return champion if fresh and same and ranks_above_chance(champion.ranking) else None
 
 
 def reward_base_model(policy: str) -> str:
@@ -112,7 +112,7 @@ def reward_model_folder(version: RewardModelVersion) -> Path:
     return home_path(version.path)
 
 
-def reward_model_shown(version: RewardModelVersion) -> dict[str, Any]:
+def reward_model_represent(version: RewardModelVersion) -> dict[str, Any]:
     """A reward model as commands and the API answer it."""
     return {
         "name": version.name,
@@ -124,7 +124,7 @@ def reward_model_shown(version: RewardModelVersion) -> dict[str, Any]:
         "architecture": version.architecture,
         "feedback_count": version.feedback_count,
         "ranking": version.ranking,
-        "better_than_a_coin": beats_a_coin(version.ranking),
+        "better_than_a_coin": ranks_above_chance(version.ranking),
         "created_at": version.created_at.isoformat(),
     }
 
@@ -264,7 +264,7 @@ def ranking_of(
     return _Ranked(share, difference.as_dict() if difference else None)
 
 
-def beats_a_coin(ranking: dict[str, Any]) -> bool:
+def ranks_above_chance(ranking: dict[str, Any]) -> bool:
     """True if the whole 95 % interval of the share ranked right lies above one half."""
     low = ranking.get("low")
     return isinstance(low, float) and low > COIN
@@ -296,7 +296,7 @@ def gate_fault(version: RewardModelVersion) -> str:
     ranking = version.ranking
     if not ranking:
         return f"it was not judged: manage.py reward_model judge {version.name}"
-    if not beats_a_coin(ranking):
+    if not ranks_above_chance(ranking):
         return (
             f"it is no better than chance: it {ranking_text(ranking)}, and the interval holds 50 %; rate more at "
             f"/rate/?agent={version.agent} and train it again"
@@ -306,7 +306,7 @@ def gate_fault(version: RewardModelVersion) -> str:
         champion is None
         or champion.pk == version.pk
         or fault_of(champion)
-        or not beats_a_coin(champion.ranking)
+        or not ranks_above_chance(champion.ranking)
     ):
         return ""
     if ranking.get("against") != champion.name:

@@ -43,22 +43,26 @@ class AnswerMatchReward:
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         """One value per sample, in order; `detail` holds what was read as the answer, and what was expected."""
-        return [self._one(sample) for sample in samples]
+        return [self._value(sample) for sample in samples]
 
     def inapplicable(self, sample: RewardSample) -> str:
         """Reason why no response to this prompt can be judged; empty where one can."""
-        return "" if _expected(sample) else f"the prompt has no right answer (facts: {', '.join(COLUMNS)})"
+        return (
+            ""
+            if _reference_answers(sample)
+            else f"the prompt has no right answer (facts: {', '.join(COLUMNS)})"
+        )
 
-    def _one(self, sample: RewardSample) -> RewardValue:
+    def _value(self, sample: RewardSample) -> RewardValue:
         if why := self.inapplicable(sample):
             return RewardValue(None, {"why": why})
-        expected = _expected(sample)
+        expected = _reference_answers(sample)
         right = any(same_answer(sample.response, one) for one in expected)
         detail = {"read": answer_of(sample.response, expected[0])[:200], "expected": str(expected[0])[:200]}
         return RewardValue(RAW_HIGH if right else RAW_LOW, detail)
 
 
-def _expected(sample: RewardSample) -> list[Any]:
+def _reference_answers(sample: RewardSample) -> list[Any]:
     """The right answers, none where none is known."""
     value = next((sample.facts[name] for name in COLUMNS if sample.facts.get(name) not in (None, "")), None)
     if value is None:
@@ -73,7 +77,7 @@ def _expected(sample: RewardSample) -> list[Any]:
 def answer_of(response: str, expected: Any = "") -> str:
     """The answer that a response gives, as text; `expected` says only whether a number is looked for."""
     text = response.strip()
-    if boxed := _boxed(text):
+    if boxed := _box_content(text):
         return boxed
     if marked := MARKS.findall(text):
         return str(marked[-1]).strip()
@@ -106,10 +110,10 @@ def _final(expected: Any) -> str:
     if isinstance(expected, bool):
         return "true" if expected else "false"
     text = str(expected).strip()
-    return text.rpartition("####")[2].strip() if "####" in text else _boxed(text) or text
+    return text.rpartition("####")[2].strip() if "####" in text else _box_content(text) or text
 
 
-def _boxed(text: str) -> str:
+def _box_content(text: str) -> str:
     """Content of the last \\boxed{...}, its braces balanced; empty where there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:

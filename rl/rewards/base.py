@@ -47,6 +47,6 @@ class RewardFunction(Protocol):
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]: ...
 
 
-def normalised(raw: float) -> float:
+def reward_normalise(raw: float) -> float:
     """A raw reward's place in its range: -2 is 0, 0 is 0.5, 2 is 1."""
     return (raw - RAW_LOW) / (RAW_HIGH - RAW_LOW)

@@ -71,7 +71,7 @@ class CodeExecutionReward:
         distinct = {repr(job): job for job in jobs if not isinstance(job, RewardValue)}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             values = dict(
-                zip(distinct, pool.map(lambda job: self._tested(at, *job), distinct.values()), strict=True)
+                zip(distinct, pool.map(lambda job: self._run_tests(at, *job), distinct.values()), strict=True)
             )
         return [job if isinstance(job, RewardValue) else values[repr(job)] for job in jobs]
 
@@ -95,7 +95,7 @@ class CodeExecutionReward:
             return RewardValue(RAW_LOW, {"fault": "the tests call Python, the response is a shell script"})
         return language, code, tests
 
-    def _tested(self, at: JailServer, language: str, code: str, tests: CodeTests) -> RewardValue:
+    def _run_tests(self, at: JailServer, language: str, code: str, tests: CodeTests) -> RewardValue:
         passed = cases = 0
         detail: dict[str, Any] = {"language": language}
         if tests.units or tests.given:

@@ -60,7 +60,7 @@ def code_tests(facts: Mapping[str, Any]) -> CodeTests | None:
         return (
             None if expected is None else CodeTests(pairs=((str(facts.get("stdin") or ""), str(expected)),))
         )
-    value = _unpacked(facts[name])
+    value = _unpack_json(facts[name])
     if isinstance(value, str):
         return CodeTests(units=(value,), setup=setup, entry_point=entry_point)
     if isinstance(value, Mapping):
@@ -85,7 +85,7 @@ def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _unpacked(value: Any) -> Any:
+def _unpack_json(value: Any) -> Any:
     """JSON in a text, as datasets of one column type store it; other texts are programs."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:

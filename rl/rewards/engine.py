@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, RewardValue, normalised
+from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, RewardValue, reward_normalise
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RewardResult:
     @property
     def value(self) -> float | None:
         """In [0, 1]."""
-        return None if self.raw is None else normalised(self.raw)
+        return None if self.raw is None else reward_normalise(self.raw)
 
 
 class RewardEngine:
@@ -92,7 +92,7 @@ def group_advantages(rewards: Sequence[float], *, scale: bool = True, eps: float
     return [(reward - mean) / (std + eps) for reward in rewards]
 
 
-def combined(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+def combine(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
     """Weighted mean of the horizons that are known (immediate, delayed, strategic), each raw in [-2, 2]."""
     known = {name: raw for name, raw in parts.items() if raw is not None and weights.get(name, 0.0) > 0}
     total = math.fsum(weights[name] for name in known)

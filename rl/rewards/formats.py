@@ -34,13 +34,13 @@ class SyntaxValidationReward:
             raise ValueError(f"syntax is checked for python and json, found {self.language!r}")
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        return [self._one(sample.response) for sample in samples]
+        return [self._value(sample.response) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
         """Reason why every valid answer earns the same."""
         return f"each that parses as {self.language} earns 2"
 
-    def _one(self, response: str) -> RewardValue:
+    def _value(self, response: str) -> RewardValue:
         if len(response) > LONGEST:
             return RewardValue(
                 RAW_LOW, {"fault": f"{len(response):,} characters, at most {LONGEST:,} are parsed"}
@@ -94,7 +94,7 @@ class AgentReward:
     name: str = "agent"
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        return [self._one(sample) for sample in samples]
+        return [self._value(sample) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
         """Reason why every valid answer to a prompt earns the same: nobody knows which is right. Empty where
@@ -106,7 +106,7 @@ class AgentReward:
             return ""
         return f"each earns 1, as agent {sample.agent} does not know which is right"
 
-    def _one(self, sample: RewardSample) -> RewardValue:
+    def _value(self, sample: RewardSample) -> RewardValue:
         agent = get_agent(sample.agent)
         value = _acted_on(agent, sample, 1.0)
         state = sample.facts.get("state")

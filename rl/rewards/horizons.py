@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import HORIZONS, OutcomeWorth, RewardFacts
-from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, normalised
-from rl.rewards.engine import Component, RewardEngine, combined
+from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, reward_normalise
+from rl.rewards.engine import Component, RewardEngine, combine
 from rl.rewards.traces import TaskCompletionReward, share_to_raw
 
 FORM = ("agent", "format", "syntax", "efficiency")
@@ -76,7 +76,7 @@ class RewardBreakdown:
     @property
     def value(self) -> float | None:
         """In [0, 1]."""
-        return None if self.raw is None else normalised(self.raw)
+        return None if self.raw is None else reward_normalise(self.raw)
 
     @property
     def basis(self) -> str:
@@ -141,15 +141,15 @@ def rewards_over_time(
     completed = TaskCompletionReward().score(samples)
     found = []
     for i, said in enumerate(known):
-        later = _human_parts(said) | _measured(said, plan.facts.outcomes, "delayed")
+        later = _human_parts(said) | _outcome_details(said, plan.facts.outcomes, "delayed")
         strategic = {"task_completion": _part(completed[i].raw, completed[i].detail)}
-        strategic |= _measured(said, plan.facts.outcomes, "strategic")
+        strategic |= _outcome_details(said, plan.facts.outcomes, "strategic")
         horizons = {"immediate": means[i], "delayed": _mean(later), "strategic": _mean(strategic)}
         at_once_raw, ended = horizons["immediate"], completed[i].raw
         if at_once_raw is not None and ended is not None and ended < 0 and horizons["delayed"] is None:
             horizons["immediate"] = min(at_once_raw, 0.0)
         parts = {"immediate": at_once[i], "delayed": later, "strategic": strategic}
-        raw = combined(horizons, weights)
+        raw = combine(horizons, weights)
         found.append(
             RewardBreakdown(
                 raw=None if raw is None else min(RAW_HIGH, max(RAW_LOW, raw)),
@@ -180,7 +180,9 @@ def _human_parts(known: Known) -> dict[str, dict[str, Any]]:
     return parts
 
 
-def _measured(known: Known, worth: Mapping[str, OutcomeWorth], horizon: str) -> dict[str, dict[str, Any]]:
+def _outcome_details(
+    known: Known, worth: Mapping[str, OutcomeWorth], horizon: str
+) -> dict[str, dict[str, Any]]:
     return {
         name: _part(share_to_raw(says.share(known.outcomes[name])), {"measured": known.outcomes[name]})
         for name, says in sorted(worth.items())

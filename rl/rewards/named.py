@@ -103,7 +103,7 @@ def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
             f"no reward {spec!r}; known are {', '.join(reward_names())}, learned, auto, model:RUN_OR_PATH, or the "
             "dotted path of a function"
         )
-    return _users_own(spec)
+    return _custom_reward(spec)
 
 
 def reward_names() -> list[str]:
@@ -123,7 +123,7 @@ def reward_register(name: str, found: Any) -> None:
     REWARDS[reward.name] = reward
 
 
-def _users_own(path: str) -> RewardFunction:
+def _custom_reward(path: str) -> RewardFunction:
     module_name, _, name = path.rpartition(".")
     try:
         found: Any = getattr(importlib.import_module(module_name), name)

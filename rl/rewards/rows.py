@@ -15,9 +15,9 @@ from typing import Any
 
 from rl.rewards import answers as right_answers
 from rl.rewards import code_tests
-from rl.rewards.base import RAW_HIGH, RewardFunction, RewardSample, normalised
+from rl.rewards.base import RAW_HIGH, RewardFunction, RewardSample, reward_normalise
 from rl.rewards.engine import Component, RewardEngine
-from rl.rewards.validity import floored
+from rl.rewards.validity import reward_with_validity
 
 FACTS = "facts"
 """Key of a row and of a decision's metadata under which its facts stand."""
@@ -39,7 +39,7 @@ class RowReward:
     @property
     def value(self) -> float | None:
         """In [0, 1]."""
-        return None if self.raw is None else normalised(self.raw)
+        return None if self.raw is None else reward_normalise(self.raw)
 
     @property
     def passed(self) -> bool | None:
@@ -66,7 +66,9 @@ def rows_rewarded(
     engine = RewardEngine([Component(function) for function in functions])
     samples = [row_sample(row, answer, agent) for row, answer in zip(rows, answers, strict=True)]
     return [
-        RowReward(None if rewarded.raw is None else floored(rewarded.raw, sample), rewarded.components)
+        RowReward(
+            None if rewarded.raw is None else reward_with_validity(rewarded.raw, sample), rewarded.components
+        )
         for rewarded, sample in zip(engine.reward(samples), samples, strict=True)
     ]
 

@@ -57,9 +57,9 @@ class ToolSuccessReward:
         return NO_TRACE
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        return [self._one(sample) for sample in samples]
+        return [self._value(sample) for sample in samples]
 
-    def _one(self, sample: RewardSample) -> RewardValue:
+    def _value(self, sample: RewardSample) -> RewardValue:
         calls = [call for call in steps_of(sample, "tool_call") if not call.get("unfinished")]
         if not calls:
             return RewardValue(None, {"why": "no tool was called"})
@@ -96,9 +96,9 @@ class TaskCompletionReward:
         return NO_TRACE
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        return [self._one(sample) for sample in samples]
+        return [self._value(sample) for sample in samples]
 
-    def _one(self, sample: RewardSample) -> RewardValue:
+    def _value(self, sample: RewardSample) -> RewardValue:
         ends = [end for task in steps_of(sample, "task") if (end := task_end(task)) is not None]
         if not ends and str(sample.facts.get("trace_status", "")).lower() in FAILED:
             return RewardValue(RAW_LOW, {"tasks": 0, "why": "the run ended with an error"})

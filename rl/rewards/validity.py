@@ -20,7 +20,7 @@ def invalid_reason(sample: RewardSample) -> str:
     return ""
 
 
-def floored(raw: float, sample: RewardSample) -> float:
+def reward_with_validity(raw: float, sample: RewardSample) -> float:
     """A raw reward in [-2, 2]: -2 for a response that its agent cannot act on.
 
     A reward model has read answers people rated, which were all valid, so what it says of another kind of text is no

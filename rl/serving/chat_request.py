@@ -13,7 +13,7 @@ from jsonschema.exceptions import SchemaError
 
 from backend import limits
 from feedback.storage.factories import check_reserved
-from feedback.storage.validation import Check, shown
+from feedback.storage.validation import Check, value_excerpt
 from rl.serving.base import Ask, ChatMessage, ServingRefused
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -66,11 +66,11 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "
         model=model,
         ask=Ask(
             messages=messages,
-            max_tokens=_whole(body, limit_field, 1),
+            max_tokens=_parse_int(body, limit_field, 1),
             temperature=_number(body, "temperature", 0, 2),
             top_p=_number(body, "top_p", 0, 1),
             stop=_stop(body.get("stop")),
-            seed=_whole(body, "seed", 0),
+            seed=_parse_int(body, "seed", 0),
             response_schema=read_format(body.get("response_format")),
             extra={name: value for name, value in body.items() if name not in READ and value is not None},
             limit_field=limit_field,
@@ -209,7 +209,7 @@ def _number(body: Mapping[str, Any], name: str, low: float, high: float) -> floa
     return float(value)
 
 
-def _whole(body: Mapping[str, Any], name: str, low: int) -> int | None:
+def _parse_int(body: Mapping[str, Any], name: str, low: int) -> int | None:
     value = body.get(name)
     if value is None:
         return None
@@ -241,4 +241,4 @@ def _storable(request: ChatRequest) -> None:
 
 
 def _fault(param: str, expected: str, found: Any) -> ServingRefused:
-    return ServingRefused(f"{param}: expected {expected}; found {shown(found)}", param=param)
+    return ServingRefused(f"{param}: expected {expected}; found {value_excerpt(found)}", param=param)

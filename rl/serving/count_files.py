@@ -84,7 +84,7 @@ class CountFile:
         try:
             os.pwrite(self._descriptor, self._data[at : at + 16], at)
         except OSError as error:
-            self._failed(error)
+            self._log_failure(error)
 
     def _write_all(self) -> None:
         """Bring the file up to what is in memory, its header last: a reader never looks beyond what is there."""
@@ -100,13 +100,13 @@ class CountFile:
             self._data[:HEADER_BYTES] = struct.pack("ii", self._used, 0)
             os.pwrite(self._descriptor, self._data[:HEADER_BYTES], 0)
         except OSError as error:
-            self._failed(error)
+            self._log_failure(error)
             return
         if self._retry_at:
             logger.info("counts for /metrics are written to %s again", self._path)
         self._behind, self._retry_at = False, 0.0
 
-    def _failed(self, error: OSError) -> None:
+    def _log_failure(self, error: OSError) -> None:
         if not self._retry_at:
             logger.warning(
                 "counts for /metrics stay in memory: %s cannot be written (%s). Free the disk, make the folder "

@@ -72,9 +72,9 @@ def decide(order: DecideOrder) -> RecordedChoice:
         known = listed_answers(target.models[0], messages)
         listed = [answer for answer in known if agent.is_valid(answer, _state(order))]
     if listed:
-        facts = _chosen(agent, target, order, messages, listed, began)
+        facts = _sample_choice(agent, target, order, messages, listed, began)
     else:
-        facts = _written(agent, target, order, messages)
+        facts = _generate_response(agent, target, order, messages)
     facts |= {
         "id": str(order.id or uuid.uuid4()),
         "messages": messages,
@@ -93,7 +93,7 @@ def decide(order: DecideOrder) -> RecordedChoice:
 
 def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, Any]], list[Any]]:
     """The messages an order comes to, and its listed candidates. Raises ServingRefused."""
-    messages, listed = _messages(agent, order), _listed(agent, order)
+    messages, listed = _messages(agent, order), _candidate_list(agent, order)
     _storable(order)
     return messages, listed
 
@@ -124,7 +124,7 @@ def _messages(agent: Agent, order: DecideOrder) -> list[dict[str, Any]]:
         raise ServingRefused(f"state: {error}", param="state") from error
 
 
-def _listed(agent: Agent, order: DecideOrder) -> list[Any]:
+def _candidate_list(agent: Agent, order: DecideOrder) -> list[Any]:
     """The candidates as they were sent, the agent's closed set of answers, or those it finds in the state; empty for
     free words."""
     if order.candidates is None:
@@ -176,7 +176,7 @@ def _storable(order: DecideOrder) -> None:
     check_metadata(order.metadata)
 
 
-def _chosen(
+def _sample_choice(
     agent: Agent,
     target: Target,
     order: DecideOrder,
@@ -195,7 +195,7 @@ def _chosen(
             raise
         # a server that tells no probabilities still answers within the schema, with what is listed; how likely that
         # answer was stays unknown
-        return _written(agent, target, order, messages)
+        return _generate_response(agent, target, order, messages)
     choice = choose(served.result, temperature=wanted.choose_temperature, epsilon=wanted.epsilon)
     answer = Answer(texts[choice.index], None, None, 1000 * (time.perf_counter() - began))
     facts = facts_of(target, ServedAnswer(answer, served.model, served.backend, served.fallbacks), answer)
@@ -220,7 +220,7 @@ def _state(order: DecideOrder) -> Mapping[str, Any] | None:
     return order.state if isinstance(order.state, Mapping) and order.messages is None else None
 
 
-def _written(
+def _generate_response(
     agent: Agent, target: Target, order: DecideOrder, messages: list[dict[str, Any]]
 ) -> dict[str, Any]:
     wanted = serving_settings(target.agent)

@@ -121,12 +121,12 @@ def stream(target: Target, ask: Ask) -> ServedAnswer[Iterator[Piece]]:
     def begin(backend: Backend, model: Model, timeout_s: float) -> Iterator[Piece]:
         pieces = backend.stream(ask, model, timeout_s)
         first = next(pieces)
-        return _onwards(first, pieces)
+        return _stream_rest(first, pieces)
 
     return _first(target, begin)
 
 
-def _onwards(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
+def _stream_rest(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
     try:
         yield first
         yield from rest

@@ -116,10 +116,10 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
             "--quantization",
             settings.SERVING_QUANTIZATION,
         )
-        raise _missing(f"the base model {model.base_model}")
+        raise _missing_file_error(f"the base model {model.base_model}")
     _make("--policy", model.name, "--format", "gguf-lora")
     damaged = any(path and (settings.RATCHET_HOME / path).is_file() for path in (model.adapter, model.merged))
-    raise _missing(f"the policy {model.name}", damaged=damaged)
+    raise _missing_file_error(f"the policy {model.name}", damaged=damaged)
 
 
 def base_prepare() -> None:
@@ -129,7 +129,7 @@ def base_prepare() -> None:
             files_of(Model(BASE, settings.RATCHET_BASE_MODEL))
 
 
-def _missing(what: str, *, damaged: bool = False) -> BackendFailed:
+def _missing_file_error(what: str, *, damaged: bool = False) -> BackendFailed:
     fault = f"the GGUF file of {what} is damaged" if damaged else f"there is no GGUF file of {what} yet"
     return BackendFailed(
         f"{fault}; it is being made", kind="damaged" if damaged else "missing", retry_after_s=15.0

@@ -79,11 +79,11 @@ class CircuitBreaker:
             # this one tries; the next one is let in after another pause, even if this one is never heard of again
             self._again_at = self._clock() + self.pause_s
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         with self._lock:
             self._failed = 0
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         with self._lock:
             self._failed += 1
             self._again_at = self._clock() + self.pause_s

@@ -45,7 +45,7 @@ class InProcess:
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
         ask_check(ask)
         deadline = time.monotonic() + timeout_s
-        with self._opened(model, timeout_s) as (llama, adapter):
+        with self._open_policy(model, timeout_s) as (llama, adapter):
             return llama.answer(_as_meant(ask, model), adapter, deadline=deadline)
 
     def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
@@ -57,7 +57,7 @@ class InProcess:
 
         def write() -> None:
             try:
-                with self._opened(model, timeout_s) as (llama, adapter):
+                with self._open_policy(model, timeout_s) as (llama, adapter):
                     for piece in llama.stream(_as_meant(ask, model), adapter, deadline=deadline):
                         if gone.is_set():
                             return
@@ -78,11 +78,11 @@ class InProcess:
     def log_probabilities(
         self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
     ) -> list[float]:
-        with self._opened(model, timeout_s) as (llama, adapter):
+        with self._open_policy(model, timeout_s) as (llama, adapter):
             return llama.log_probabilities(messages, responses, adapter)
 
     @contextmanager
-    def _opened(self, model: Model, timeout_s: float) -> Iterator[tuple[LlamaPolicy, Path | None]]:
+    def _open_policy(self, model: Model, timeout_s: float) -> Iterator[tuple[LlamaPolicy, Path | None]]:
         base, adapter = files_of(model)
         with self._turns.turn(timeout_s):
             yield self._base(base), adapter

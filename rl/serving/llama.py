@@ -127,7 +127,7 @@ class LlamaPolicy:
         return self._pieces[token]
 
     @functools.cached_property
-    def _quoting(self) -> npt.NDArray[np.int64]:
+    def _quote_tokens(self) -> npt.NDArray[np.int64]:
         """The tokens that write a quotation mark, with which alone a string can end."""
         return np.array(
             [token for token in range(self.context.vocabulary) if b'"' in self._piece(token)], np.int64
@@ -209,7 +209,7 @@ class LlamaPolicy:
     ) -> tuple[int, float]:
         """A token and the log-probability with which it was drawn, in nats."""
         if mask is not None:
-            logits = self._masked(logits, mask, unique)
+            logits = self._mask_logits(logits, mask, unique)
         if not ask.temperature:
             token, nats = int(logits.argmax()), 0.0
         else:
@@ -220,7 +220,7 @@ class LlamaPolicy:
             self.context._lib.llama_sampler_accept(mask, token)
         return token, nats
 
-    def _masked(self, logits: FloatArray, mask: Any, unique: UniqueItems | None = None) -> FloatArray:
+    def _mask_logits(self, logits: FloatArray, mask: Any, unique: UniqueItems | None = None) -> FloatArray:
         """Logits with every token at minus infinity that the grammar does not take, or that repeats an item."""
         data = np.empty(len(logits), dtype=_TOKEN_DATA)
         data["id"], data["logit"], data["p"] = np.arange(len(logits)), logits, 0
@@ -230,7 +230,7 @@ class LlamaPolicy:
         lib.llama_sampler_apply(mask, ctypes.byref(array))
         found: FloatArray = data["logit"].copy()
         if unique is not None:
-            asked = self._quoting if unique.free else np.arange(len(found))
+            asked = self._quote_tokens if unique.free else np.arange(len(found))
             for token in asked[np.isfinite(found[asked])]:
                 if not unique.allows(self._piece(int(token))):
                     found[token] = -np.inf

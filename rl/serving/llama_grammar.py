@@ -32,7 +32,7 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
             param="response_format",
         )
     try:
-        gbnf = _converted(json.loads(text))
+        gbnf = _convert_schema(json.loads(text))
         gbnf.encode()  # half of a surrogate pair is no text that a token could write
         return gbnf
     except Exception as error:
@@ -43,7 +43,7 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _converted(schema: Any) -> str:
+def _convert_schema(schema: Any) -> str:
     """llama.cpp's own conversion, but for constants: it ends them at a quotation mark within, and cannot read the
     halves of characters beyond the basic plane."""
     from llama_cpp.llama_grammar import SchemaConverter

@@ -90,7 +90,7 @@ class OpenAIServer:
                 tool_calls=message.get("tool_calls") or (),
             )
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            self.breaker.failed()
+            self.breaker.record_failure()
             raise BackendFailed(f"{self.name} answered no chat completion: {raw[:200]!r}") from error
 
     def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
@@ -107,10 +107,10 @@ class OpenAIServer:
             try:
                 yield from self._pieces(response, deadline)
             except (HTTPError, OSError) as error:
-                self.breaker.failed()
+                self.breaker.record_failure()
                 raise BackendFailed(f"{self.name} broke off: {error}") from error
             except BackendFailed:
-                self.breaker.failed()
+                self.breaker.record_failure()
                 raise
             finally:
                 # what is left of an answer nobody reads is not worth a connection
@@ -184,7 +184,7 @@ class OpenAIServer:
                 return self._post_once(raw, deadline)
             except BackendFailed as failure:
                 if failure.kind != "refused":
-                    self.breaker.failed()
+                    self.breaker.record_failure()
                 pause = random.uniform(0, FIRST_PAUSE_S * 2**attempt)
                 left = deadline - time.monotonic() - pause
                 if attempt == RETRIES or failure.kind in ("timeout", "refused") or left <= 0:
@@ -209,7 +209,7 @@ class OpenAIServer:
         except (HTTPError, OSError) as error:
             raise BackendFailed(f"{self.name} cannot be reached: {error}") from error
         if response.status == 200:
-            self.breaker.succeeded()
+            self.breaker.record_success()
             return response
         try:
             self._refuse(response.status, _read(response, deadline))
@@ -224,7 +224,7 @@ class OpenAIServer:
         if status in (401, 403, 404, 405, 407) or status < 400:
             # the key, the address, or the model's name: ours to mend, while another backend may answer
             raise BackendFailed(text, kind="refused")
-        self.breaker.succeeded()
+        self.breaker.record_success()
         raise ServingRefused(said, param=param, code=code or "invalid")
 
 

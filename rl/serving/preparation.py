@@ -87,7 +87,7 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
             base = ["--base-model", policy.base_model, "--format", "gguf"]
             _export([*base, "--quantization", settings.SERVING_QUANTIZATION], deadline)
         result = _export([*checkpoint, "--format", "gguf-lora", "--output", str(folder)], deadline)
-        return [_registered(policy, "gguf-lora", "", result)]
+        return [_artifact_register(policy, "gguf-lora", "", result)]
     except PreparationRefused as refusal:
         logger.warning("%s has no adapter file (%s); its whole file is written instead", policy.name, refusal)
         quantization = settings.SERVING_QUANTIZATION
@@ -102,7 +102,7 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
                 f"{policy.name} cannot answer: its file for llama.cpp could not be written ({refusal}). Mend that, "
                 "name a server in SERVING_BACKENDS, or promote it by force"
             ) from refusal
-        return [_registered(policy, "gguf", quantization, result)]
+        return [_artifact_register(policy, "gguf", quantization, result)]
 
 
 def _linear_check(policy: Policy) -> None:
@@ -136,7 +136,7 @@ def _export(options: list[str], deadline: float) -> dict[str, Any]:
     return report
 
 
-def _registered(policy: Policy, format: str, quantization: str, report: dict[str, Any]) -> Artifact:
+def _artifact_register(policy: Policy, format: str, quantization: str, report: dict[str, Any]) -> Artifact:
     from rl.registry.service import artifact_register, home_relative
 
     (file,) = report["files"]

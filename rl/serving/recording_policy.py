@@ -59,7 +59,7 @@ class Outage:
                 daemon=True,
             ).start()
 
-    def over(self) -> None:
+    def recover(self) -> None:
         """Say that decisions are recorded again, where it was said that they are not."""
         if not self._standing:
             return
@@ -94,7 +94,7 @@ def after_answer(recorder: Recorder, storage: Storage) -> bool:
     """True if the decision was recorded, from where it lies. Raises RecordingImpossible as
     `before_answer`."""
     if storage.durable:
-        outage.over()
+        outage.recover()
         return True
     outage.tell(recorder.spool.folder)
     if refuses():

@@ -84,7 +84,7 @@ def _of_agent(agent: str, unit: str) -> Target:
     assigned = _plans.get(agent, lambda: plan_of(agent)).assign(unit or secrets.token_hex(16))
     champion = champion_model(agent)
     meant = base_model(champion) if assigned.policy == BASE else policy_model(assigned.policy)
-    models = _once(meant, champion, base_model(champion))
+    models = _distinct_models(meant, champion, base_model(champion))
     standby = () if champion is None else champions_standby(agent)
     return Target(agent, models, assigned.arm, assigned.propensity if assigned.arm else None, standby)
 
@@ -114,7 +114,7 @@ def _agent_checked(agent: str) -> None:
         ) from error
 
 
-def _once(*models: Model | None) -> tuple[Model, ...]:
+def _distinct_models(*models: Model | None) -> tuple[Model, ...]:
     return tuple(dict.fromkeys(model for model in models if model is not None))
 
 

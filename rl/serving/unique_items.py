@@ -59,7 +59,7 @@ class UniqueItems:
     @classmethod
     def of(cls, schema: Node | None) -> Self | None:
         """At the beginning of an answer; None where a schema asks no array for different items."""
-        return cls(schema) if schema is not None and _asks(schema) else None
+        return cls(schema) if schema is not None and _requires_unique(schema) else None
 
     @property
     def free(self) -> bool:
@@ -92,7 +92,7 @@ class UniqueItems:
         elif char == '"':
             state = replace(state, string=len(text) - 1)
         elif char in "{[":
-            state = replace(state, levels=(*self.levels, self._opened(char == "[", len(text))))
+            state = replace(state, levels=(*self.levels, self._open_level(char == "[", len(text))))
         elif char in "}]" and self.levels:
             state = replace(state._item_end(len(text) - 1), levels=state.levels[:-1])
         elif char == "," and self.levels:
@@ -100,13 +100,13 @@ class UniqueItems:
         state._check_listed()
         return state
 
-    def _opened(self, array: bool, at: int) -> _Level:
+    def _open_level(self, array: bool, at: int) -> _Level:
         nodes = tuple(self._nodes_here())
         level = _Level(nodes, array, at)
         asking = [node for node in nodes if node.get("uniqueItems") is True] if array else []
         if not asking:
             return level
-        values = _listed(asking[0].get("items"), self.root) if "prefixItems" not in asking[0] else None
+        values = _enumeration(asking[0].get("items"), self.root) if "prefixItems" not in asking[0] else None
         literals = None if values is None else tuple(dict.fromkeys(_text(value) for value in values))
         return replace(level, unique=True, literals=literals)
 
@@ -131,7 +131,7 @@ class UniqueItems:
         level = self.levels[-1]
         if not level.array and level.key is None:
             return self._top(replace(level, key=str(_value(raw))))
-        if level.unique and _same(raw) in level.seen:
+        if level.unique and _canonical_form(raw) in level.seen:
             raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} stands in the array already")
         return self
 
@@ -141,12 +141,12 @@ class UniqueItems:
         raw = self.text[level.start : end].strip(WHITE)
         if not level.unique or not raw:
             return self
-        same = _same(raw)
+        same = _canonical_form(raw)
         if same in level.seen:
             raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} stands in the array already")
         left = level.literals
         if left is not None:
-            left = tuple(literal for literal in left if _same(literal) != same)
+            left = tuple(literal for literal in left if _canonical_form(literal) != same)
         return self._top(replace(level, seen=level.seen | {same}, literals=left))
 
     def _next_item(self) -> Self:
@@ -188,7 +188,7 @@ def portable(schema: Node) -> dict[str, Any]:
     An array of listed items in few arrangements becomes the enumeration of these; of others the keyword is left out,
     and the answer has to be looked at.
     """
-    return {key: _portable(value) for key, value in _arranged(schema).items()}
+    return {key: _portable(value) for key, value in _order_by_schema(schema).items()}
 
 
 def _portable(value: Any) -> Any:
@@ -197,7 +197,7 @@ def _portable(value: Any) -> Any:
     return [_portable(one) for one in value] if isinstance(value, list) else value
 
 
-def _arranged(schema: Node) -> dict[str, Any]:
+def _order_by_schema(schema: Node) -> dict[str, Any]:
     if schema.get("uniqueItems") is not True:
         return dict(schema)
     plain = {key: value for key, value in schema.items() if key != "uniqueItems"}
@@ -220,10 +220,10 @@ def _orders(values: Sequence[Any], least: int, most: int | None) -> list[list[An
     return found or None
 
 
-def _asks(value: Any) -> bool:
+def _requires_unique(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return value.get("uniqueItems") is True or any(_asks(one) for one in value.values())
-    return isinstance(value, list) and any(_asks(one) for one in value)
+        return value.get("uniqueItems") is True or any(_requires_unique(one) for one in value.values())
+    return isinstance(value, list) and any(_requires_unique(one) for one in value)
 
 
 def _without_lists(value: Any) -> Any:
@@ -238,14 +238,14 @@ def _flat(node: Any, root: Node, depth: int = 0) -> Iterator[Node]:
         return
     yield node
     if isinstance(reference := node.get("$ref"), str):
-        yield from _flat(_referred(reference, root), root, depth + 1)
+        yield from _flat(_resolve_reference(reference, root), root, depth + 1)
     for name in ("anyOf", "oneOf", "allOf"):
         alternatives = node.get(name)
         for alternative in alternatives if isinstance(alternatives, list) else ():
             yield from _flat(alternative, root, depth + 1)
 
 
-def _referred(reference: str, root: Node) -> Any:
+def _resolve_reference(reference: str, root: Node) -> Any:
     found: Any = root if reference.startswith("#") else None
     for name in reference.lstrip("#").strip("/").split("/"):
         if name and isinstance(found, Mapping):
@@ -253,7 +253,7 @@ def _referred(reference: str, root: Node) -> Any:
     return found
 
 
-def _listed(node: Any, root: Node, depth: int = 0) -> list[Any] | None:
+def _enumeration(node: Any, root: Node, depth: int = 0) -> list[Any] | None:
     """Every value that a schema takes, where it lists them; None where it does not."""
     if not isinstance(node, Mapping) or depth > MAX_DEPTH:
         return None
@@ -262,13 +262,13 @@ def _listed(node: Any, root: Node, depth: int = 0) -> list[Any] | None:
     if isinstance(node.get("enum"), list):
         return list(node["enum"])
     if isinstance(reference := node.get("$ref"), str):
-        return _listed(_referred(reference, root), root, depth + 1)
+        return _enumeration(_resolve_reference(reference, root), root, depth + 1)
     if node.get("type") == "boolean":
         return [True, False]
     alternatives = node.get("anyOf") or node.get("oneOf")
     if not isinstance(alternatives, list):
         return None
-    found = [_listed(alternative, root, depth + 1) for alternative in alternatives]
+    found = [_enumeration(alternative, root, depth + 1) for alternative in alternatives]
     return None if None in found else [value for values in found for value in values or ()]
 
 
@@ -284,7 +284,7 @@ def _value(raw: bytes) -> Any:
         return raw.decode("utf-8", "replace")  # not JSON, which is not for here to say
 
 
-def _same(raw: bytes) -> str:
+def _canonical_form(raw: bytes) -> str:
     """Canonical form of a value: equal where JSON holds two values equal."""
     return json.dumps(_numbers(_value(raw)), sort_keys=True)
 

@@ -45,7 +45,7 @@ def cross_fitted(
         rest = fold != number
         if rest.all():
             continue
-        probabilities[~rest] = _fitted(worth[rest], found[rest], found[~rest])
+        probabilities[~rest] = _fit(worth[rest], found[rest], found[~rest])
     losses = -(worth * np.log(probabilities) + (1 - worth) * np.log1p(-probabilities))
     return Calibrated(
         tuple(probabilities.tolist()),
@@ -54,7 +54,7 @@ def cross_fitted(
     )
 
 
-def _fitted(worth: np.ndarray, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
+def _fit(worth: np.ndarray, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
     liked, disliked = float(worth.sum()), float((1 - worth).sum())
     above, below = (liked + 1) / (liked + 2), 1 / (disliked + 2)
     share = (liked + 1) / (liked + disliked + 2)

@@ -63,7 +63,7 @@ class Moments:
         variance = float((residual**2).sum() * (n - 1) / n**2) if n > 1 else math.nan
         return cls(n, mean, variance if math.isfinite(variance) else math.inf)
 
-    def steadied(self) -> Moments:
+    def with_pseudo_unit(self) -> Moments:
         """For values in [0, 1]: the variance as if one unit more had been seen at either end.
 
         A few units that all say the same show no variance; taken at its word that would be certainty.
@@ -258,7 +258,7 @@ def bandit_chances(arms: Sequence[Moments], *, bounded: bool) -> list[float]:
     if any(arm.n < 2 or not math.isfinite(arm.variance) for arm in arms):
         return [1 / len(arms)] * len(arms)
     if bounded:
-        known = [(arm.steadied(), (arm.n * arm.mean + 1) / (arm.n + 2)) for arm in arms]
+        known = [(arm.with_pseudo_unit(), (arm.n * arm.mean + 1) / (arm.n + 2)) for arm in arms]
         return best_chances([mean for _, mean in known], [arm.variance / (arm.n + 2) for arm, _ in known])
     if not all(arm.informative for arm in arms):
         return [1 / len(arms)] * len(arms)

@@ -60,7 +60,7 @@ class _Order:
         return cls(np.searchsorted(ordered, ordered, "left"), np.searchsorted(ordered, ordered, "right"))
 
     @property
-    def ahead(self) -> np.ndarray:
+    def rank_difference(self) -> np.ndarray:
         """Per place, how many score lower minus how many score higher."""
         return self.first - (len(self.first) - self.last)
 
@@ -73,14 +73,14 @@ def gini_concordance(
     None where all values are the same: nothing tells better from worse. Raises ValueError on a value that is not
     finite.
     """
-    worth, order, members = _ordered(values, scores, clusters)
+    worth, order, members = _sort_by_score(values, scores, clusters)
     spread = _spread(worth)
     if not spread.sum():
         return None
     n, groups = len(worth), int(members.max()) + 1
-    gini, variance = _studied(worth[None], spread[None], order, members)
+    gini, variance = _correlations(worth[None], spread[None], order, members)
     # under no association each answer's place is drawn at random: the variance of a linear rank statistic
-    null = float(((worth - worth.mean()) ** 2).sum() * (order.ahead.astype(float) ** 2).sum())
+    null = float(((worth - worth.mean()) ** 2).sum() * (order.rank_difference.astype(float) ** 2).sum())
     null = null / max(n - 1, 1) / float(spread.sum()) ** 2
     gain, error = float(gini[0]) / 2, math.sqrt(float(variance[0])) / 2
     share = 0.5 + gain
@@ -104,11 +104,11 @@ def gini_concordance_p(
     is 0 but, say, the scores of liked answers spread further. Sources: Neubert & Brunner, Comput. Stat. Data Anal. 51
     (2007) 5192-5204; Chung & Romano, J. Stat. Plan. Inference 168 (2016) 97-105. 1 where all values are the same.
     """
-    worth, order, members = _ordered(values, scores, clusters)
+    worth, order, members = _sort_by_score(values, scores, clusters)
     spread = _spread(worth)
     if not spread.sum():
         return 1.0
-    gini, variance = _studied(worth[None], spread[None], order, members)
+    gini, variance = _correlations(worth[None], spread[None], order, members)
     observed = float(gini[0]) / math.sqrt(max(float(variance[0]), _LEAST))
     groups = int(members.max()) + 1
     if groups > LARGE:
@@ -116,8 +116,8 @@ def gini_concordance_p(
     blocks = _blocks(members)
 
     def draw(random: np.random.Generator, count: int) -> np.ndarray:
-        places = _permuted(random, count, blocks, len(worth))
-        gini, variance = _studied(worth[places], spread[places], order, members)
+        places = _permute(random, count, blocks, len(worth))
+        gini, variance = _correlations(worth[places], spread[places], order, members)
         statistics: np.ndarray = gini / np.sqrt(np.maximum(variance, _LEAST))
         return statistics
 
@@ -128,7 +128,7 @@ _LEAST = 1e-12
 """Variance below which all agree; a perfect order then counts as more extreme than any other."""
 
 
-def _ordered(
+def _sort_by_score(
     values: Sequence[float], scores: Sequence[float], clusters: Sequence[Hashable] | None
 ) -> tuple[np.ndarray, _Order, np.ndarray]:
     """Values, order and cluster numbers, sorted by score."""
@@ -160,7 +160,7 @@ def _spread(worth: np.ndarray) -> np.ndarray:
     return spread
 
 
-def _studied(
+def _correlations(
     worth: np.ndarray, spread: np.ndarray, order: _Order, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Gini correlations of rows of values [rows, answers] with the order, and their variances between clusters.
@@ -171,7 +171,7 @@ def _studied(
     total = worth.sum(1, keepdims=True)
     sums = np.concatenate([np.zeros((len(worth), 1)), np.cumsum(worth, 1)], 1)
     # per answer: what all its comparisons add, (v_i - v_j) sign(s_i - s_j) over j
-    parts = worth * order.ahead - (sums[:, order.first] - (total - sums[:, order.last]))
+    parts = worth * order.rank_difference - (sums[:, order.first] - (total - sums[:, order.last]))
     whole = spread.sum(1)  # each comparison stands there twice, as in `parts`
     gini = parts.sum(1) / whole
     influence = 2 * (parts - gini[:, None] * spread) / whole[:, None]
@@ -195,7 +195,7 @@ def _blocks(members: np.ndarray) -> list[np.ndarray]:
     ]
 
 
-def _permuted(random: np.random.Generator, count: int, blocks: list[np.ndarray], n: int) -> np.ndarray:
+def _permute(random: np.random.Generator, count: int, blocks: list[np.ndarray], n: int) -> np.ndarray:
     """Rows of places [count, n]: which answer's value stands at each place."""
     found = np.empty((count, n), int)
     for block in blocks:

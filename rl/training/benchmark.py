@@ -28,7 +28,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from rl.recipes.benchmark_tasks import HUB, TaskFolder, TaskRefused, listed_option
-from rl.rewards.base import RewardSample, normalised
+from rl.rewards.base import RewardSample, reward_normalise
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.training.policy import LoadedPolicy, matmul
 
@@ -83,15 +83,15 @@ class HarnessModel(HFLM):
 
     def _model_call(self, inps: Any, *rest: Any, **more: Any) -> Any:
         found = super()._model_call(inps, *rest, **more)
-        self._done(len(inps))
+        self._advance(len(inps))
         return found
 
     def _model_generate(self, context: Any, *rest: Any, **more: Any) -> Any:
         found = super()._model_generate(context, *rest, **more)
-        self._done(len(context))
+        self._advance(len(context))
         return found
 
-    def _done(self, rows: int) -> None:
+    def _advance(self, rows: int) -> None:
         self.rows_done += rows
         if self.progress:
             self.progress(min(self.rows_done, self.rows), self.rows, self.side)
@@ -117,13 +117,13 @@ def benchmark(
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     chat = chat_template and bool(policy.tokenizer.chat_template)
-    with _walls(hub=hub), matmul(policy.hardware):
-        opened = _opened(tasks, code=code)
+    with _sandbox(hub=hub), matmul(policy.hardware):
+        opened = _open_tasks(tasks, code=code)
         sides = [_run_tasks(policy, opened, limit, fewshot, batch_size, chat, "policy", progress)]
         with policy.without_adapter():
             sides.append(
                 _run_tasks(
-                    policy, _opened(tasks, code=code), limit, fewshot, batch_size, chat, "base", progress
+                    policy, _open_tasks(tasks, code=code), limit, fewshot, batch_size, chat, "base", progress
                 )
             )
     return [
@@ -136,7 +136,7 @@ Opened = tuple[Task, str, str]
 """The harness's task, its source, and the hash of its files."""
 
 
-def _opened(tasks: Sequence[TaskFolder | str], *, code: bool) -> list[Opened]:
+def _open_tasks(tasks: Sequence[TaskFolder | str], *, code: bool) -> list[Opened]:
     found: list[Opened] = []
     for task in tasks:
         if isinstance(task, TaskFolder):
@@ -178,19 +178,19 @@ def _local(task: TaskFolder, *, code: bool) -> Task:
         ) from error
 
 
-def _listed(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+def _choice_metrics(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     return {"listed": float(listed_option(results[0].strip(), doc["options"]))}
 
 
-def _passed(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+def _code_metrics(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     sample = RewardSample(prompt=[], response=results[0], agent="", facts=doc)
     (value,) = CodeExecutionReward(enabled=True).score([sample])
     if value.raw is None:
         raise TaskRefused(f"an item's tests cannot be run: {value.detail.get('why', 'no reason given')}")
-    return {"passed": normalised(value.raw)}
+    return {"passed": reward_normalise(value.raw)}
 
 
-_SCORERS = {"listed_option": _listed, "code_execution": _passed}
+_SCORERS = {"listed_option": _choice_metrics, "code_execution": _code_metrics}
 
 
 def _harness_tasks(name: str) -> list[Task]:
@@ -301,7 +301,7 @@ def _words(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _walls(*, hub: bool) -> Iterator[None]:
+def _sandbox(*, hub: bool) -> Iterator[None]:
     """Inside, templates run in Jinja's sandbox and, unless `hub`, nothing is fetched."""
     before, bars = lm_eval.utils.env, lm_eval.api.task.tqdm
     offline = (huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)

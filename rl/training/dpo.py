@@ -21,7 +21,7 @@ from rl.training.run_context import RunOptions, base_load, reference_cache, run_
 from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,
-    lora_begun,
+    lora_config_of,
     one_gpu,
     result_of,
     rows_ordered,
@@ -165,7 +165,7 @@ class DPOTrainer:
             eval_dataset=dataset(held_out),
             processing_class=policy.tokenizer,
             data_collator=collator,
-            peft_config=lora_begun(recipe, policy),
+            peft_config=lora_config_of(recipe, policy),
         )
         trainer.settle(self.context, policy)
         self.context.note_all(weights_begin(recipe, trainer.model))

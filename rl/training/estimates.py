@@ -54,7 +54,7 @@ class ExtraWork:
     note: str = ""
 
 
-def estimated(
+def estimate_from_profile(
     shape: tuple[Any, Encoder, int],
     recipe: Recipe,
     hardware: Hardware,
@@ -121,7 +121,7 @@ def warm_up_forwards(recipe: AdapterRecipe, responses: int) -> float:
     return 3.0 * recipe.warm_up(responses)
 
 
-def nothing(what: str) -> Estimate:
+def estimate_zero(what: str) -> Estimate:
     return Estimate(0, 0.0, 0.0, {"steps": f"no {what} is left to train on"})
 
 
@@ -176,7 +176,7 @@ def dpo(
     sample = list(rows)[:SAMPLE]
     pairs = shape[1].pairs(sample, recipe.max_length, recipe.max_completion_length).rows
     if not pairs:
-        return nothing("pair")
+        return estimate_zero("pair")
     order = LengthGroupedSampler(
         [len(p["prompt_ids"]) + max(len(p["chosen_ids"]), len(p["rejected_ids"])) for p in pairs],
         recipe.batch_size,
@@ -203,7 +203,7 @@ def dpo(
         reference + looked + warm_up_forwards(recipe, 2 * count),
         note="the reference counted in full: what earlier runs computed is kept",
     )
-    return estimated(shape, recipe, hardware, micros, work, packed=True)
+    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True)
 
 
 def kto(
@@ -216,7 +216,7 @@ def kto(
         _sample(rows, recipe), "completion", recipe.max_length, recipe.max_completion_length
     )
     if not items:
-        return nothing("response")
+        return estimate_zero("response")
     steps = recipe.steps(len(rows))
     mismatched = [
         EncodedResponse(item.prompt_ids, other.response_ids)
@@ -231,7 +231,7 @@ def kto(
         once + (1 + evaluations(recipe, steps)) * once * HELD_OUT_SHARE + warm_up_forwards(recipe, len(rows)),
         note="the reference counted in full: what earlier runs computed is kept",
     )  # fmt: skip
-    return estimated(shape, recipe, hardware, micros, work, packed=True)
+    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True)
 
 
 def sft(
@@ -244,11 +244,13 @@ def sft(
         _sample(rows, recipe), "completion", recipe.max_length, recipe.max_completion_length
     )
     if not items:
-        return nothing("demonstration")
+        return estimate_zero("demonstration")
     steps = recipe.steps(len(rows))
     looked = evaluations(recipe, steps) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
     work = ExtraWork(len(rows), steps, looked)
-    return estimated(shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False)
+    return estimate_from_profile(
+        shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False
+    )
 
 
 def reward_model(
@@ -264,7 +266,7 @@ def reward_model(
         for side in sides
     ]
     if not columns[0]:
-        return nothing("row")
+        return estimate_zero("row")
     cut = [batches(column, recipe.batch_size) for column in columns]
     micros = [[item for column in parts for item in column] for parts in zip(*cut, strict=True)]
     steps = recipe.steps(len(rows))
@@ -272,7 +274,7 @@ def reward_model(
     once = min(len(rows), SCALED) / recipe.batch_size
     looked = (1 + evaluations(recipe, steps)) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
     work = ExtraWork(len(rows), steps, once + looked)
-    return estimated(shape, recipe, hardware, micros, work, packed=causal, causal=causal)
+    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=causal, causal=causal)
 
 
 def _sample(rows: Sequence[T], recipe: Recipe) -> list[T]:

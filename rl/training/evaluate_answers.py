@@ -84,7 +84,7 @@ def generate_answers(
     if isinstance(policy, LinearSide):
         return policy.answers(list(zip(prompts, known, strict=True)))
     choices = [agent.choices(state) for state in known]
-    chosen = iter(_chosen(policy, prompts, choices, batch_size))
+    chosen = iter(_likeliest_choices(policy, prompts, choices, batch_size))
     free = [prompt for prompt, listed in zip(prompts, choices, strict=True) if not listed]
     written = iter(answers_written(policy, free, agent, batch_size=batch_size))
     return [next(chosen) if listed else next(written) for listed in choices]
@@ -99,7 +99,7 @@ def answers_written(
     return generate(policy, prompts, max_new_tokens=agent.max_new_tokens, batch_size=batch_size)
 
 
-def _chosen(
+def _likeliest_choices(
     policy: LoadedPolicy,
     prompts: Sequence[Sequence[Message]],
     choices: Sequence[Sequence[str]],

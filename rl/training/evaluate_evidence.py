@@ -88,7 +88,7 @@ def rated_evidence(
     effect = effect_of(kind, items_of(stored))
     figures: dict[str, Any] = {"responses": len(rows), **_figures(stored, effect)}
     if isinstance(effect, ConcordanceEffect):
-        figures["concordance"] = _shifted(effect)
+        figures["concordance"] = _difference_facts(effect)
     figures["probability_liked"] = _knowledge(stored)
     return OtherEvidence(kind, stored, figures, effect)
 
@@ -182,7 +182,7 @@ def side_figure(kind: str, stored: Sequence[Mapping[str, Any]], side: str) -> di
     return mean_interval(values).as_dict()
 
 
-def _shifted(effect: ConcordanceEffect) -> dict[str, Any]:
+def _difference_facts(effect: ConcordanceEffect) -> dict[str, Any]:
     found = effect.interval(0.95)
     return {"value": 0.5 + found.value, "low": 0.5 + found.low, "high": 0.5 + found.high, "n": effect.n}
 
@@ -200,13 +200,13 @@ def _knowledge(stored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found |= {
         "against_log_loss": _mean(sides["other"].log_losses),
         "against_brier": _mean(sides["other"].brier),
-        "log_loss_difference": _paired(sides, prompts, "log_losses"),
-        "brier_difference": _paired(sides, prompts, "brier"),
+        "log_loss_difference": _pair_facts(sides, prompts, "log_losses"),
+        "brier_difference": _pair_facts(sides, prompts, "brier"),
     }
     return found
 
 
-def _paired(sides: Mapping[str, Calibrated], prompts: Sequence[str], measure: str) -> dict[str, Any]:
+def _pair_facts(sides: Mapping[str, Calibrated], prompts: Sequence[str], measure: str) -> dict[str, Any]:
     by_prompt: dict[str, list[float]] = {}
     own, other = getattr(sides["own"], measure), getattr(sides["other"], measure)
     for prompt, mine, theirs in zip(prompts, own, other, strict=True):

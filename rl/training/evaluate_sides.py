@@ -70,7 +70,7 @@ class EvaluationInput:
     """Options that rated answers are measured among, on both sides, where one of them is linear."""
 
     @property
-    def listed(self) -> list[int]:
+    def listed_numbers(self) -> list[int]:
         """Numbers of the prompts that list what may be answered, so that an answer is chosen. Not those of an agent
         whose answers are one closed set, which is never written."""
         agent = self.judge.agent
@@ -168,7 +168,7 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
     ]
     written: dict[int, Generation] = {}
     if not isinstance(policy, LinearSide):
-        at = work.listed
+        at = work.listed_numbers
         texts = answers_written(policy, [asked[i].messages for i in at], judge.agent, batch_size=batch_size)
         written = dict(zip(at, texts, strict=True))
     return Side(scores, responses, answers, problems, rewards, written)

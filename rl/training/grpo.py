@@ -26,7 +26,7 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     common_arguments,
     last_good_restore,
-    lora_begun,
+    lora_config_of,
     one_gpu,
     reference_add,
     result_of,
@@ -83,7 +83,7 @@ class GRPOTrainer:
         self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
         with matmul(self.context.hardware):
             special_tokens_settle(policy)
-            build = self._online if self.recipe.mode == "online" else self._logged
+            build = self._online if self.recipe.mode == "online" else self._log_trainer
             trainer, facts, counts = build(policy, arguments, train_rows, eval_rows)
             now = run_facts(self.recipe, policy, facts, arguments.world_size)
             same_run_check(self.context, now, resumed=checkpoint is not None)
@@ -138,7 +138,7 @@ class GRPOTrainer:
             args=arguments,
             train_dataset=self._numbers(prompts, arguments),
             processing_class=policy.tokenizer,
-            peft_config=lora_begun(recipe, policy),
+            peft_config=lora_config_of(recipe, policy),
             prompts=prompts,
             eval_prompts=held_out,
             judge=Judge(self.rewards, agent=self.context.agent),
@@ -158,7 +158,7 @@ class GRPOTrainer:
 
     # --- Groups that were rated before ------------------------------------------------------------------------
 
-    def _logged(
+    def _log_trainer(
         self, policy: LoadedPolicy, arguments: trl.GRPOConfig, rows: Sequence[Any], eval_rows: Sequence[Any]
     ) -> tuple[GroupTrainer, list[Any], dict[str, Any]]:
         train, cut, left_out = self._groups(policy, rows)
@@ -175,7 +175,7 @@ class GRPOTrainer:
             train_dataset=Dataset.from_list(train),
             eval_dataset=Dataset.from_list(held_out) if held_out else None,
             processing_class=policy.tokenizer,
-            peft_config=lora_begun(self.recipe, policy),
+            peft_config=lora_config_of(self.recipe, policy),
         )
         counts = {
             "samples": {"train": len(train), "eval": len(held_out)},

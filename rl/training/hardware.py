@@ -237,7 +237,7 @@ def _probe(cache_dir: str | Path | None) -> dict[str, float]:
     if cache_dir is not None:
         digest = hashlib.sha256(host.encode()).hexdigest()[:16]
         cache = Path(cache_dir) / f"hardware-{digest}.json"
-        measured = _cached(cache)
+        measured = _cache_read(cache)
         if measured is not None:
             return measured
     measured = measure_products()
@@ -252,7 +252,7 @@ def _probe(cache_dir: str | Path | None) -> dict[str, float]:
 PROBE_KEYS = ("float32", "float32_medium", "bfloat16", "medium_relative_error")
 
 
-def _cached(path: Path) -> dict[str, float] | None:
+def _cache_read(path: Path) -> dict[str, float] | None:
     try:
         measured = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

@@ -19,7 +19,7 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 from rl.recipes import AdapterRecipe, KTORecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.packed.packing import completions_alone, pack
+from rl.training.packed.packing import completion_batch, pack
 from rl.training.packed.strategies import Strategy
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, matmul
@@ -29,7 +29,7 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     TokenizedTrainerMixin,
     common_arguments,
-    lora_begun,
+    lora_config_of,
     one_gpu,
     result_of,
     rows_ordered,
@@ -131,7 +131,7 @@ class KTOTrainer:
                 eval_dataset=self._dataset(policy, arguments, held_out) if held_out else None,
                 processing_class=policy.tokenizer,
                 data_collator=KTOCollator(policy.tokenizer.pad_token_id),
-                peft_config=lora_begun(recipe, policy),
+                peft_config=lora_config_of(recipe, policy),
             )
             trainer.settle(self.context, policy)
             self.context.note_all(weights_begin(recipe, trainer.model))
@@ -244,7 +244,7 @@ class KTOCollator(DataCollatorForUnpairedPreference):
             [example[name] for name in columns for example in examples],
             pad_token_id=self.pad_token_id,
         )
-        batch = completions_alone(packed, self.pad_token_id, len(examples))
+        batch = completion_batch(packed, self.pad_token_id, len(examples))
         for name in ("ref_logps", "ref_KL_logps", "label"):
             batch[name] = torch.tensor([example[name] for example in examples])
         return batch

@@ -45,7 +45,7 @@ class LinearSide:
         """log p of the responses of a row's sides among the options of its prompt, as one token each."""
         messages = prompt_messages(row, number)
         asked = [response_text(row, side, number) for side in sides]
-        among = _among(self.options(messages, row.get("state")), asked)
+        among = _options_of_answers(self.options(messages, row.get("state")), asked)
         found = self.policy.log_probabilities(messages, among)
         return [ResponseScore(found[_place(among, text)], 1) for text in asked]
 
@@ -63,7 +63,7 @@ class LinearSide:
         found = []
         for number, row in enumerate(rows):
             options = self.options(prompt_messages(row, number), row.get("state"))
-            among = _among(options, [response_text(row, "completion", number)])
+            among = _options_of_answers(options, [response_text(row, "completion", number)])
             found.append(ResponseScore(-math.log(len(among)), 1))
         return found
 
@@ -88,7 +88,7 @@ def choice_scores(
     asked: list[tuple[list[str], int]] = []
     for number, row in enumerate(rows):
         messages, text = prompt_messages(row, number), response_text(row, "completion", number)
-        among = _among(options(messages, row.get("state")), [text])
+        among = _options_of_answers(options(messages, row.get("state")), [text])
         asked.append((among, _place(among, text)))
         items += [(messages, answer) for answer in among]
     scores = iter(score_responses(policy, items, batch_size=batch_size))
@@ -99,7 +99,7 @@ def choice_scores(
     return found
 
 
-def _among(options: Sequence[str], asked: Sequence[str]) -> list[str]:
+def _options_of_answers(options: Sequence[str], asked: Sequence[str]) -> list[str]:
     """The options, with those of the answers asked about that are not among them."""
     known = {answer_plain(option) for option in options}
     return [*options, *(text for text in dict.fromkeys(asked) if answer_plain(text) not in known)]

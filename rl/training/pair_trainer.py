@@ -20,7 +20,7 @@ from rl.recipes import DPORecipe
 from rl.training.early_stopping import RANKING_LOSS, ranking_loss
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.compile_choice import CompileChoice, compile_choose
-from rl.training.packed.forward import installed, packed_logps
+from rl.training.packed.forward import packed_logps, strategy_of
 from rl.training.packed.lazy_metrics import LazyMetrics
 from rl.training.packed.logps import causal_model
 from rl.training.packed.micro_batches import MicroBatcher, UncollatedRows
@@ -190,7 +190,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         for _ in range(2):
             began = time.perf_counter()
             with self._autocast():
-                logps = packed_logps(model, packed, installed(model))[0]
+                logps = packed_logps(model, packed, strategy_of(model))[0]
             logps.sum().backward()
             if self.args.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -260,7 +260,11 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         return True
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
-        with contextlib.nullcontext() if self.lazy_metrics is None else self.lazy_metrics.gathering(self):
+        with (
+            contextlib.nullcontext()
+            if self.lazy_metrics is None
+            else self.lazy_metrics.gather_on_device(self)
+        ):
             recorded = self._read_later(model) if self.model.training else self._read_differences(model)
             loss = super()._compute_loss(recorded, inputs, return_outputs)
             tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()

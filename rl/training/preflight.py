@@ -48,7 +48,7 @@ FREE, CHOICE = "written", "chosen"
 
 
 @dataclass(frozen=True)
-class AnswerLook:
+class AnswerCheck:
     """Answers of a policy to a few prompts, and whether its agent can act on them."""
 
     asked: int
@@ -83,9 +83,9 @@ class AnswerLook:
         return said + (f"; one says {self.example!r}: {self.problem}" if self.example else "")
 
 
-def look_of(
+def answer_check_of(
     answers: Sequence[tuple[str, Any]], agent: Agent, *, served: str = FREE, tokens: float = 0.0
-) -> AnswerLook:
+) -> AnswerCheck:
     """The look of (answer, state of its prompt) pairs, at least one."""
     valid, example, problem = 0, "", ""
     for text, state in answers:
@@ -96,10 +96,10 @@ def look_of(
             if not problem:
                 example, problem = text[:80], str(error)[:160]
     share = wilson_interval(valid, len(answers)).as_dict()
-    return AnswerLook(len(answers), valid, share["low"], share["high"], served, tokens, example, problem)
+    return AnswerCheck(len(answers), valid, share["low"], share["high"], served, tokens, example, problem)
 
 
-def answers_look(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: str) -> AnswerLook | None:
+def answers_check(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: str) -> AnswerCheck | None:
     """Greedy answers to PROMPTS of the rows; None for an agent of free text, or without a row."""
     known = get_agent(agent or "assistant")
     if not known.discrete or not rows:
@@ -113,8 +113,8 @@ def answers_look(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent:
     finally:
         policy.model.train(was_training)
     states = [row.get("state") for row in chosen]
-    listed = all(_listed(known, state) for state in states)
-    return look_of(
+    listed = all(_has_options(known, state) for state in states)
+    return answer_check_of(
         list(zip((answer.text for answer in made), states, strict=True)),
         known,
         served=CHOICE if listed else FREE,
@@ -122,7 +122,7 @@ def answers_look(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent:
     )
 
 
-def _listed(agent: Agent, state: Any) -> bool:
+def _has_options(agent: Agent, state: Any) -> bool:
     """True if the agent chooses among listed responses in this state, or among the same few in any."""
     return bool(agent.choices(state))
 
@@ -134,7 +134,7 @@ def teaches_form(recipe: Recipe) -> bool:
     return "sources" in knobs or knobs.get("sft_weight", 0.0) > 0 or warms_up
 
 
-def form_taught(recipe: Recipe, look: AnswerLook | None) -> Recipe:
+def form_taught(recipe: Recipe, look: AnswerCheck | None) -> Recipe:
     """The recipe with the good responses shown beside the preference loss, where few answers are valid before it.
 
     DPO and KTO move what is likelier of answers that were given; an agent whose form the base model does not write
@@ -152,7 +152,7 @@ def form_taught(recipe: Recipe, look: AnswerLook | None) -> Recipe:
     return recipe.with_knobs(sft_weight=FORM_WEIGHT)
 
 
-def refusal_of(look: AnswerLook | None, recipe: Recipe, agent: str) -> str:
+def refusal_of(look: AnswerCheck | None, recipe: Recipe, agent: str) -> str:
     """Reason why such a training is not begun, with what to do; empty where it may be.
 
     None of the answers valid, the method cannot teach the form (as `form_taught` has it), and the agent is not served
@@ -172,7 +172,7 @@ def refusal_of(look: AnswerLook | None, recipe: Recipe, agent: str) -> str:
     )
 
 
-def warning_of(look: AnswerLook | None, recipe: Recipe) -> str:
+def warning_of(look: AnswerCheck | None, recipe: Recipe) -> str:
     """Warning before a training; empty where at least half of the answers are valid."""
     if look is None or isinstance(recipe, RewardModelRecipe) or look.share >= FEW:
         return ""
@@ -186,7 +186,7 @@ def warning_of(look: AnswerLook | None, recipe: Recipe) -> str:
     return f"FEW VALID ANSWERS before training{shown}: {look.words()}"
 
 
-def after_words(before: AnswerLook | None, after: AnswerLook | None) -> str:
+def after_words(before: AnswerCheck | None, after: AnswerCheck | None) -> str:
     """Change of the share of valid answers by a training, where it is worth a sentence; empty where it is well."""
     if before is None or after is None:
         return ""
@@ -203,7 +203,7 @@ def after_words(before: AnswerLook | None, after: AnswerLook | None) -> str:
 
 
 @contextlib.contextmanager
-def started(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]:
+def start_policy(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]:
     """Inside, the base answers with the adapter that training starts from, where it starts from one."""
     start = str(recipe.as_dict().get("start_from", BASE))
     if start == BASE or not Path(start).is_dir():
@@ -217,7 +217,7 @@ def started(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]:
         policy.model = policy.model.unload()
 
 
-def base_look(
+def base_check(
     base_model: str,
     rows: Sequence[Mapping[str, Any]],
     *,
@@ -227,8 +227,8 @@ def base_look(
     quantization: str = "none",
     cache_dir: Path | None = None,
     phase: Callable[[str], None] | None = None,
-) -> AnswerLook | None:
-    """The look at a base model, loaded for it, or at the adapter that a recipe starts from; None as `answers_look`."""
+) -> AnswerCheck | None:
+    """The look at a base model, loaded for it, or at the adapter that a recipe starts from; None as `answers_check`."""
     if not get_agent(agent or "assistant").discrete or not rows:
         return None
     say = phase or (lambda name: None)
@@ -236,12 +236,12 @@ def base_look(
     policy = load_policy(base_model, hardware=hardware, quantization=quantization, cache_dir=cache_dir)
     say("asking the model a few prompts")
     if recipe is None:
-        return answers_look(policy, rows, agent)
-    with started(policy, recipe):
-        return answers_look(policy, rows, agent)
+        return answers_check(policy, rows, agent)
+    with start_policy(policy, recipe):
+        return answers_check(policy, rows, agent)
 
 
-def plan_look(
+def plan_check(
     base_model: str,
     recipe: Recipe,
     rows: Sequence[Mapping[str, Any]],
@@ -250,14 +250,14 @@ def plan_look(
     hardware: Hardware,
     cache_dir: Path | None = None,
     phase: Callable[[str], None] | None = None,
-) -> AnswerLook | None:
+) -> AnswerCheck | None:
     """The look before a training that is only planned; None for free text, a reward model, and a base of more than
     ASKABLE parameters, which would take longer to load than a plan may. Raises TrainingRefused as `refusal_of`."""
     if isinstance(recipe, RewardModelRecipe) or not get_agent(agent or "assistant").discrete or not rows:
         return None
     if load_shape(base_model)[2] > ASKABLE:
         return None
-    look = base_look(
+    look = base_check(
         base_model, rows, agent=agent, recipe=recipe, hardware=hardware, cache_dir=cache_dir, phase=phase
     )
     if fault := refusal_of(look, form_taught(recipe, look), agent):
@@ -282,12 +282,12 @@ def trained_between_looks(
     """
     policy, asked = trainer.load_base_model(), recipe
     shown = eval_rows if len(eval_rows) >= PROMPTS else [*eval_rows, *rows]
-    looks: dict[str, AnswerLook | None] = {"before": None, "after": None}
+    looks: dict[str, AnswerCheck | None] = {"before": None, "after": None}
     notes = []
     if policy_method := not isinstance(recipe, RewardModelRecipe):
         listener.on_phase("asking the model a few prompts")
-        with started(policy, recipe):
-            looks["before"] = answers_look(policy, shown, agent)
+        with start_policy(policy, recipe):
+            looks["before"] = answers_check(policy, shown, agent)
         trainer.recipe = recipe = form_taught(recipe, looks["before"])
         if not resume and (fault := refusal_of(looks["before"], recipe, agent)):
             raise TrainingRefused(fault)
@@ -299,7 +299,7 @@ def trained_between_looks(
     alone = not distributed.is_initialized()  # what is spread over processes is judged by evaluate_model
     if policy_method and looks["before"] is not None and result.status == "succeeded" and alone:
         listener.on_phase("asking the trained model the same prompts")
-        looks["after"] = answers_look(trainer.load_base_model(), shown, agent)
+        looks["after"] = answers_check(trainer.load_base_model(), shown, agent)
         if said := after_words(looks["before"], looks["after"]):
             notes.append(said)
             listener.on_note(said)

@@ -44,7 +44,7 @@ def probe_fault(probed: Sequence[Probed]) -> str:
     if all(len({one.text for one in group}) == 1 for group in groups):
         said = f"the policy gave the same answer each time ({seen}): nothing can be compared"
         return f"{said}. Raise temperature; {INSIST}"
-    if all(_alike(group) for group in groups):
+    if all(_is_uniform(group) for group in groups):
         spread = f"all {low:g}" if _close(low, high) else f"{low:g} to {high:g}, the same within each prompt"
         return (
             f"the reward is constant on a probe of {seen} ({spread}): nothing can be learnt from it. Where no answer "
@@ -56,7 +56,7 @@ def probe_fault(probed: Sequence[Probed]) -> str:
         for group in ([one for one in group if one.valid] for group in groups)
         if len({one.text for one in group}) > 1
     ]
-    if len(several) >= FORM_PROMPTS and all(_alike(group) for group in several):
+    if len(several) >= FORM_PROMPTS and all(_is_uniform(group) for group in several):
         return (
             f"the reward is constant over valid answers on a probe of {seen} (each earned {several[0][0].score:g}): "
             f"only form can be learnt. Give a reward that tells right from wrong; {INSIST}"
@@ -64,7 +64,7 @@ def probe_fault(probed: Sequence[Probed]) -> str:
     return ""
 
 
-def _alike(group: Sequence[Probed]) -> bool:
+def _is_uniform(group: Sequence[Probed]) -> bool:
     return all(_close(one.score, group[0].score) for one in group)
 
 

@@ -115,7 +115,7 @@ def _measure(
     with torch.random.fork_rng(devices=[]), matmul(hardware):
         policy = _random_policy(config, encoder, recipe, hardware, layers, causal)
         vocabulary = policy.model.config.get_text_config().vocab_size
-        micros = [[_within(item, vocabulary) for item in micro] for micro in micros]
+        micros = [[_random_words(item, vocabulary) for item in micro] for micro in micros]
         began = time.perf_counter()
         strategy = Strategy.STOCK
         if packed and causal:
@@ -125,20 +125,20 @@ def _measure(
         setup = time.perf_counter() - began
         run = _runner(policy, strategy, causal)
         largest = max(micros, key=lambda micro: _tokens(micro, strategy))
-        saved, inputs = _saved(policy, lambda: run(largest))
+        saved, inputs = _saved_bytes(policy, lambda: run(largest))
         optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad])
         trained, forwards = [], []
         for number, micro in enumerate([largest, *2 * _spread(micros, TIMED)]):
-            began = _now(hardware)
+            began = _clock(hardware)
             run(micro).backward()
             optimizer.step()
             optimizer.zero_grad()
-            between = _now(hardware)
+            between = _clock(hardware)
             with torch.no_grad():
                 run(micro)
             if number:  # the first one packs weights and wakes the allocator
                 trained.append(between - began)
-                forwards.append(_now(hardware) - between)
+                forwards.append(_clock(hardware) - between)
             if number >= FEWEST and sum(trained) + sum(forwards) > TIMED_S:
                 break
         sampled = 0.0
@@ -146,12 +146,12 @@ def _measure(
             policy.model.eval()
             generator = torch.Generator(policy.device).manual_seed(0)
             prompts = [[token % vocabulary for token in prompt] for prompt in generation.prompts]
-            began = _now(hardware)
+            began = _clock(hardware)
             generate_tokens(
                 causal_model(policy.model), prompts, generation.samples, generation.sampling, [],
                 encoder.tokenizer.pad_token_id % vocabulary, generator,
             )  # fmt: skip
-            sampled = _now(hardware) - began
+            sampled = _clock(hardware) - began
     return MicroBatchProfile(
         train_s=statistics.fmean(trained),
         forward_s=statistics.fmean(forwards),
@@ -187,7 +187,7 @@ def _random_policy(
     )  # fmt: skip
 
 
-def _within(item: EncodedResponse, vocabulary: int) -> EncodedResponse:
+def _random_words(item: EncodedResponse, vocabulary: int) -> EncodedResponse:
     """The same lengths in words the random model knows."""
     return EncodedResponse(
         [token % vocabulary for token in item.prompt_ids], [token % vocabulary for token in item.response_ids]
@@ -221,7 +221,7 @@ def _tokens(micro: Micro, strategy: Strategy) -> int:
     return rows.prompt_ids.numel() + rows.suffix_ids.numel()
 
 
-def _saved(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple[float, float]:
+def _saved_bytes(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple[float, float]:
     """Bytes that autograd keeps of one forward, weights aside, and those of one layer's input."""
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
     kept: dict[int, int] = {}
@@ -260,7 +260,7 @@ def _spread(micros: Sequence[Micro], count: int) -> list[Micro]:
     return list(micros[step // 2 :: step])[:count] or list(micros[:1])
 
 
-def _now(hardware: Hardware) -> float:
+def _clock(hardware: Hardware) -> float:
     if hardware.device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -61,7 +61,7 @@ class TrainResult:
     details: list[str] = field(default_factory=list)
     """Sentences on how it was computed: forward strategy, compiled layers, caches."""
     preflight: dict[str, Any] = field(default_factory=dict)
-    """`before` and `after`: looks at a few answers (`rl.training.preflight.AnswerLook`); empty for free text."""
+    """`before` and `after`: looks at a few answers (`rl.training.preflight.AnswerCheck`); empty for free text."""
     stopped_early: str = ""
     """Reason why a run ended before its last step, by itself: it diverged, and its checkpoint is the last
     good one, or the eval split gained no more, and its checkpoint is the best one. Empty: it went to its
@@ -234,7 +234,7 @@ def _plot(result: TrainResult, path: Path) -> Path:
             axis.axhline(neutral, color="#9aa5b1", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         values = result.history.get(metric, [])
         if values and len(values) == len(steps):
-            smooth = _smoothed(values)
+            smooth = _smooth(values)
             alone = len(values) < 8
             axis.plot(steps, values, color=_TRAIN, linewidth=1.8 if alone else 1.0, alpha=1.0 if alone else 0.3,
                       marker="o" if alone else None, markersize=3.5, zorder=2)  # fmt: skip
@@ -275,7 +275,7 @@ def _plot(result: TrainResult, path: Path) -> Path:
     return path
 
 
-def _smoothed(values: list[float], weight: float = 0.7) -> list[float]:
+def _smooth(values: list[float], weight: float = 0.7) -> list[float]:
     """Exponential moving average without start-up bias (Adam's correction); gaps (NaN) keep the last value."""
     average, share, smooth = 0.0, 0.0, []
     for value in values:

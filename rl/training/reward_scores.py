@@ -21,7 +21,7 @@ from rl.training.loading import load_shape, without_bars
 from rl.training.model_files import PolicyLoadError, base_check, base_hash, base_of, model_located
 from rl.training.policy import matmul
 from rl.training.reward_metrics import sigmoid
-from rl.training.score_trainer import padded
+from rl.training.score_trainer import pad_batch
 
 FACTS = "reward_model.json"
 """File beside the weights: objective, architecture, base, and the scale of its scores."""
@@ -165,4 +165,4 @@ def _quiet() -> Iterator[None]:
 
 
 def _collate(items: Sequence[EncodedResponse], pad: int) -> dict[str, torch.Tensor]:
-    return padded([item.prompt_ids + item.response_ids for item in items], pad)
+    return pad_batch([item.prompt_ids + item.response_ids for item in items], pad)

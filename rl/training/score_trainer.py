@@ -18,16 +18,16 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from rl.recipes import RewardModelRecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.packed.forward import installed, packed_hidden
+from rl.training.packed.forward import packed_hidden, strategy_of
 from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import Packed, ended, pack
+from rl.training.packed.packing import Packed, completion_with_end, pack
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy
 from rl.training.run_context import RunContext
 from rl.training.trl_runs import TokenizedTrainerMixin, strategy_apply, trainer_settle
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> dict[str, torch.Tensor]:
+def pad_batch(rows: Sequence[Sequence[int]], pad: int) -> dict[str, torch.Tensor]:
     """Right-padded ids and mask: the head reads each row's last real token (or an encoder's first)."""
     longest = max(map(len, rows))
     ids, mask = torch.full((len(rows), longest), pad), torch.zeros((len(rows), longest), dtype=torch.long)
@@ -51,11 +51,13 @@ class ScoreCollator:
         texts = [row[ids] for ids, _ in sides for row in rows]
         batch: dict[str, Any]
         if self.strategy is Strategy.STOCK:
-            batch = padded(texts, self.pad)
+            batch = pad_batch(texts, self.pad)
         else:
             starts = [row[prompt] for _, prompt in sides for row in rows]
             prompts = [ids[:start] for ids, start in zip(texts, starts, strict=True)]
-            answers = [ended(ids[start:], self.pad) for ids, start in zip(texts, starts, strict=True)]
+            answers = [
+                completion_with_end(ids[start:], self.pad) for ids, start in zip(texts, starts, strict=True)
+            ]
             batch = {"packed": pack(prompts, answers, pad_token_id=self.pad)}
         batch["target"] = torch.tensor([row["target"] for row in rows])
         return batch
@@ -94,7 +96,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         def forward(_: Any, *args: Any, packed: Packed | None = None, **kwargs: Any) -> Any:
             if packed is None:
                 return stock(*args, **kwargs)
-            hidden = packed_hidden(inner, packed, installed(inner))
+            hidden = packed_hidden(inner, packed, strategy_of(inner))
             scores = scores_read(inner, hidden.reshape(-1, hidden.shape[-1])[packed.ends()])
             return SequenceClassifierOutput(logits=scores[:, None])
 

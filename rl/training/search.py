@@ -41,7 +41,7 @@ def figure_of(recipe: AdapterRecipe) -> str:
 
 def tries_of(recipe: AdapterRecipe, rows: int) -> list[dict[str, Any]]:
     """Knobs of each try on so many training rows, the recipe's own ({}) first; `recipe.search` of them, or all."""
-    fitted = recipe.fitted(rows)
+    fitted = recipe.fit_to_rows(rows)
     knobs = ["learning_rate"]
     if fitted.max_steps < 0:
         knobs.append("epochs")

@@ -21,7 +21,7 @@ from rl.training.scoring import head_check
 from rl.training.trl_runs import (
     TokenizedTrainerMixin,
     common_arguments,
-    lora_begun,
+    lora_config_of,
     one_gpu,
     result_of,
     rows_ordered,
@@ -90,7 +90,7 @@ class SFTTrainer:
                 train_dataset=self._dataset(train),
                 eval_dataset=self._dataset(held_out) if held_out else None,
                 processing_class=policy.tokenizer,
-                peft_config=lora_begun(self.recipe, policy),
+                peft_config=lora_config_of(self.recipe, policy),
             )
             trainer.settle(self.context, policy, known)
             self.context.note_all(weights_begin(self.recipe, trainer.model))

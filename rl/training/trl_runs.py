@@ -26,7 +26,7 @@ from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar
 from rl.training.packed.selection import StrategyChoice, strategy_select
 from rl.training.packed.selftest import Head, install
 from rl.training.packed.strategies import Strategy
-from rl.training.packed.trl_forward import sharded
+from rl.training.packed.trl_forward import is_sharded
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
 from rl.training.progress import TrainListener, checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
@@ -99,7 +99,7 @@ def one_gpu(arguments: Any) -> list[str]:
 def head_compact(trainer: Any, policy: LoadedPolicy) -> bool:
     """True if the head is ours, over completion positions alone: TRL has its own on CUDA, and only TRL's
     gathers a sharded head or adds a router loss."""
-    return policy.device.type != "cuda" and not trainer.aux_loss_enabled and not sharded(trainer)
+    return policy.device.type != "cuda" and not trainer.aux_loss_enabled and not is_sharded(trainer)
 
 
 def strategy_apply(
@@ -113,7 +113,7 @@ def strategy_apply(
     if getattr(trainer, "aux_loss_enabled", False):
         install(policy, Strategy.STOCK)
         choice = StrategyChoice(Strategy.STOCK, "its router loss depends on every token fed", {})
-    elif sharded(trainer):
+    elif is_sharded(trainer):
         install(policy, Strategy.STOCK)
         choice = StrategyChoice(
             Strategy.STOCK, "its weights are sharded, and only its own forward gathers them", {}
@@ -131,7 +131,7 @@ def special_tokens_settle(policy: LoadedPolicy) -> None:
         setattr(policy.model.config, name, getattr(policy.tokenizer, name))
 
 
-def lora_begun(recipe: AdapterRecipe, policy: LoadedPolicy) -> LoraConfig:
+def lora_config_of(recipe: AdapterRecipe, policy: LoadedPolicy) -> LoraConfig:
     """The LoRA to train: the recipe's, or of the shape of the adapter it starts from.
 
     Raises TrainingRefused for a folder that holds no adapter, or one of another base model.
@@ -221,7 +221,7 @@ class EpochCheckpoints(TrainerCallback):
         if epoch < 1 or abs(state.epoch - epoch) > 1e-3:  # the part of one with which a run ends
             return
         trainer = self.trainer
-        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded(trainer) else None
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded(trainer) else None
         if state.is_world_process_zero:
             folder = Path(self.context.output_dir) / EPOCHS / f"epoch-{epoch}"
             adapter_save(
@@ -387,7 +387,7 @@ def result_of(
     if not cancelled:
         checkpoint = context.output_dir / "adapter"
         # gathered by all processes together, before one of them writes
-        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded(trainer) else None
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded(trainer) else None
         if trainer.is_world_process_zero():
             adapter_save(policy, checkpoint, agent=context.agent, method=method, weights=weights)
     taken = trainer.best_step() or state.global_step

@@ -191,11 +191,11 @@ def _settings(request: HttpRequest, slug: str) -> list[dict[str, Any]]:
             if row
             else f"{reverse(f'{base}_add')}?{column}={slug}"
         )
-        shown.append({"title": title, "set": _changed(row, column) if row else None, "url": address})
+        shown.append({"title": title, "set": _change_counts(row, column) if row else None, "url": address})
     return shown
 
 
-def _changed(row: Model, column: str) -> list[tuple[str, str]]:
+def _change_counts(row: Model, column: str) -> list[tuple[str, str]]:
     return [
         (str(field.verbose_name), _words(getattr(row, field.name)))
         for field in row._meta.concrete_fields

@@ -119,7 +119,7 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
     sent = request.POST
     challenger, control = sent.get("challenger", ""), sent.get("control", "")
     policy = Policy.objects.filter(name=challenger).first()
-    settings: dict[str, Any] = {"ramp": _whole(sent.get("ramp", "")), "metric": sent.get("metric", "")}
+    settings: dict[str, Any] = {"ramp": _parse_int(sent.get("ramp", "")), "metric": sent.get("metric", "")}
     if outcome := sent.get("outcome", "").strip():
         settings["metric"] = f"outcome:{outcome}"
     for name in ("goal", "allocation", "on_win", "group", "hypothesis"):
@@ -161,7 +161,7 @@ def experiment_change(request: HttpRequest, pk: int) -> HttpResponse:
             experiment_start(found, actor=actor)
             said = f"{found.name} runs now."
         elif action == "ramp":
-            ramped = experiment_ramp(found, _whole(request.POST.get("ramp", "")), actor=actor)
+            ramped = experiment_ramp(found, _parse_int(request.POST.get("ramp", "")), actor=actor)
             said = f"{found.name} takes {ramped.ramp} % of the units now."
         elif action == "stop":
             experiment_stop(found, actor=actor, reason=reason)
@@ -186,5 +186,5 @@ def _promote(found: Experiment, name: str, actor: str, reason: str) -> str:
     return f"{policy.name} is champion now; {found.name} is over."
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0

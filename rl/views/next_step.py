@@ -40,7 +40,7 @@ def stations_of(card: AgentCard) -> Stations:
     """Stations of the loop: those reached, and the first that is not as NOW."""
     reached = {
         "decisions": card.counts.decisions > 0,
-        "ratings": card.newest is not None or card.counts.evidence >= needed(),
+        "ratings": card.newest is not None or card.counts.evidence >= feedback_minimum(),
         "training": card.newest is not None,
         "judged": card.headline is not None,
         "answers": card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION,
@@ -92,7 +92,7 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
         answers = champion and (newest == card.policy or newest is None or newest.stage in ENDED)
         reached |= {
             "bring": card.counts.decisions > 0,
-            "rate": newest is not None or card.works or card.counts.evidence >= needed(),
+            "rate": newest is not None or card.works or card.counts.evidence >= feedback_minimum(),
             "train": trained,
             "compare": judged or (trained and answers),
             "promote": trained and answers,
@@ -105,7 +105,7 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
             key,
             title,
             (FAULT if key == fault else NOW) if key == at else DONE if reached[key] else OPEN,
-            after.format(needed=needed()),
+            after.format(needed=feedback_minimum()),
             takes,
         )
         for key, title, after, takes in GUIDE
@@ -124,13 +124,13 @@ def step_next(card: AgentCard) -> LoopStep:
         return LoopStep("watch", "Its training waits for a worker." if waits else "It is being trained.")
     if newest is None and not card.counts.decisions:
         return LoopStep("record", "No decision was recorded yet.")
-    if newest is None and card.counts.evidence < needed():
-        further = needed() - card.counts.evidence
+    if newest is None and card.counts.evidence < feedback_minimum():
+        further = feedback_minimum() - card.counts.evidence
         return LoopStep("rate", f"{further} more {card.noun} make a first training possible.")
     if run is not None and run.status in STOPPED:
         return LoopStep("look", f"The newest training was {run.status}; its page says why.")
-    if newest is None and feedback < needed():
-        return LoopStep("train", _unrated(card))
+    if newest is None and feedback < feedback_minimum():
+        return LoopStep("train", _unrated_source(card))
     if newest is None:
         return LoopStep("train", "There are ratings enough for a first training.")
     if headline_of(newest.metrics) is None:
@@ -146,15 +146,15 @@ def step_next(card: AgentCard) -> LoopStep:
     )
 
 
-def _unrated(card: AgentCard) -> str:
+def _unrated_source(card: AgentCard) -> str:
     """Source of a first training where hardly anybody rates."""
     counts = card.counts
-    if counts.demonstrations >= needed():
+    if counts.demonstrations >= feedback_minimum():
         return f"{counts.demonstrations:,} demonstrations show what to answer: enough for a first training."
     found = " and ".join(f"{count:,} {name}" for name, count in card.evidence)
     return f"{found} are recorded: run manage.py calculate_rewards, then train."
 
 
-def needed() -> int:
+def feedback_minimum() -> int:
     """Pieces of feedback below which no training is begun."""
     return int(DATASET_CONFIG["min_samples"])

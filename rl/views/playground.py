@@ -57,11 +57,11 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
         except ServingRefused as refusal:
             fault = str(refusal)
     elif ids := _ids(sent.get("answers", "")):
-        answers = [PlaygroundAnswer(row.policy, row.pk) for row in _recorded(slug, ids)]
+        answers = [PlaygroundAnswer(row.policy, row.pk) for row in _decisions_by_ids(slug, ids)]
         fault = (
             "" if len(answers) == len(ids) else f"{len(ids) - len(answers)} of these answers are not stored"
         )
-    rows = _recorded(slug, [answer.decision for answer in answers if answer.decision])
+    rows = _decisions_by_ids(slug, [answer.decision for answer in answers if answer.decision])
     like = rows[0] if rows else _decision(slug, sent.get("decision", ""))
     if like is not None and not question.text:
         question = Question(question_text(like.messages, like.state), _lines(sent.get("candidates", "")))
@@ -93,7 +93,7 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
 def playground_rate(request: HttpRequest, slug: str) -> HttpResponse:
     """Rate one answer (`up`, `down`), or prefer it to all others of the question (`best`); back to the answers."""
     ids = _ids(request.POST.get("answers", ""))
-    rows = {str(row.pk): row for row in _recorded(slug, ids)}
+    rows = {str(row.pk): row for row in _decisions_by_ids(slug, ids)}
     row = rows.pop(request.POST.get("decision", ""), None)
     if row is None:
         raise Http404("expected one of the answers that are shown")
@@ -142,14 +142,14 @@ def _ids(text: str) -> list[uuid.UUID]:
         raise Http404("expected ids of decisions, with commas") from error
 
 
-def _recorded(slug: str, ids: Sequence[uuid.UUID]) -> list[Decision]:
+def _decisions_by_ids(slug: str, ids: Sequence[uuid.UUID]) -> list[Decision]:
     """The agent's decisions with these ids, in their order."""
     found = {row.pk: row for row in decisions_of(slug).filter(pk__in=ids)}
     return [found[pk] for pk in ids if pk in found]
 
 
 def _decision(slug: str, text: str) -> Decision | None:
-    found = _recorded(slug, _ids(text)[:1])
+    found = _decisions_by_ids(slug, _ids(text)[:1])
     return found[0] if found else None
 
 

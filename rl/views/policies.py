@@ -103,7 +103,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "judged": judged,
             "sheet": sheet_lines(judged.verdicts.get("verdicts", [])) if judged else [],
             "ancestors": _ancestors(found),
-            "lineage": policy_lineage(found.agent, _around(found)),
+            "lineage": policy_lineage(found.agent, _relatives(found)),
             "others": list(others.values_list("name", flat=True)[:NEWEST]),
             "moves": moves,
             "checks": checks,
@@ -119,7 +119,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
     )
 
 
-def _around(policy: Policy) -> list[Policy]:
+def _relatives(policy: Policy) -> list[Policy]:
     """Its ancestors, itself, and what descends from them directly, oldest first."""
     line = _ancestors(policy)
     near = Policy.objects.filter(Q(parent__in=line) | Q(pk__in=[one.pk for one in line]))

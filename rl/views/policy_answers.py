@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from rl.models import Policy
-from rl.registry.held_out_answers import LOSS, TIE, WIN, answers_compared, counts_of, evaluation_shown
+from rl.registry.held_out_answers import LOSS, TIE, WIN, answers_compared, counts_of, evaluation_newest_paired
 
 READ = "rl.view_policy"
 NAMED = ((WIN, "Wins"), (LOSS, "Losses"), (TIE, "Ties"))
@@ -20,7 +20,7 @@ NAMED = ((WIN, "Wins"), (LOSS, "Losses"), (TIE, "Ties"))
 def policy_answers(request: HttpRequest, name: str) -> HttpResponse:
     """One prompt with both answers: `?show=win`, `loss` or `tie`, `?at=` its number among them."""
     policy = get_object_or_404(Policy, name=name)
-    evaluation = evaluation_shown(policy)
+    evaluation = evaluation_newest_paired(policy)
     every = answers_compared(evaluation) if evaluation else []
     counts, show = counts_of(every), request.GET.get("show", "")
     if show and show not in counts:

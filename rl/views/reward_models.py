@@ -22,7 +22,7 @@ def _row(version: RewardModelVersion) -> dict[str, Any]:
         "share": share_of({"ranking": version.ranking}, "ranking"),
         "words": reward_model_service.ranking_text(version.ranking),
         "what": reward_model_service.WORDS.get(str(version.ranking.get("what")), "held-out ratings"),
-        "better": reward_model_service.beats_a_coin(version.ranking),
+        "better": reward_model_service.ranks_above_chance(version.ranking),
     }
 
 

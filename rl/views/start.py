@@ -28,9 +28,9 @@ from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
 from rl.charts.gate_reports import sheet_lines
 from rl.jobs.estimates import order_automatic, order_estimate
 from rl.models import Policy, PolicyEvent
-from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_shown
+from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_newest_paired
 from rl.selectors import AgentCard, agent_cards
-from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, guide_of, needed, step_next
+from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, feedback_minimum, guide_of, step_next
 
 OPERATE, MOVE = SCOPE_PERMISSIONS["operate"], "rl.change_policy"
 UPLOAD_KEY, AGENT_KEY = "start_upload", "start_agent"
@@ -69,11 +69,11 @@ def _current_card(request: HttpRequest) -> AgentCard | None:
         request.session[AGENT_KEY] = kept
     if named is not None or kept in cards:
         return cards.get(kept)
-    waiting = [card for card in cards.values() if _at(guide_of(card)).key != "ask"]
+    waiting = [card for card in cards.values() if _step_at(guide_of(card)).key != "ask"]
     return next(iter([*waiting, *cards.values()]), None)
 
 
-def _at(steps: tuple[GuideStep, ...]) -> GuideStep:
+def _step_at(steps: tuple[GuideStep, ...]) -> GuideStep:
     return next(step for step in steps if step.state in (NOW, FAULT))
 
 
@@ -82,7 +82,7 @@ def _page(
 ) -> HttpResponse:
     """The page of an agent at its step, or at an earlier one that was asked for."""
     steps = guide_of(card)
-    at = _at(steps)
+    at = _step_at(steps)
     asked = step or request.GET.get("step", "")
     shown = next((one for one in steps if one.key == asked and one.state != OPEN), at)
     slug = card.facts.slug if card else ""
@@ -94,7 +94,7 @@ def _page(
         "shown": shown,
         "number": steps.index(shown) + 1,
         "next": step_next(card) if card else None,
-        "needed": needed(),
+        "needed": feedback_minimum(),
         "here": start_address(slug) if card else reverse("start"),
         "template": f"rl/start/_{shown.key}.html",
         **_step_context(request, card, shown.key),
@@ -123,7 +123,7 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
 
 def _judged_context(policy: Policy) -> dict[str, Any]:
     """Wins, losses and ties of a policy, and what the gate said of it last."""
-    evaluation = evaluation_shown(policy)
+    evaluation = evaluation_newest_paired(policy)
     gated = policy.events.filter(kind=PolicyEvent.Kind.GATED).first()
     verdicts = gated.verdicts if gated else {}
     return {
@@ -132,13 +132,13 @@ def _judged_context(policy: Policy) -> dict[str, Any]:
         "sheet": sheet_lines(verdicts.get("verdicts", [])),
         "gate_passed": bool(verdicts.get("passed")),
         "gate_reason": gated.reason if gated else "",
-        "needed": needed(),
+        "needed": feedback_minimum(),
     }
 
 
 def _question(policy: Policy) -> str:
     """A held-out question to begin with: the newest turn of the first win."""
-    evaluation = evaluation_shown(policy)
+    evaluation = evaluation_newest_paired(policy)
     messages = next((one.messages for one in answers_compared(evaluation)), ()) if evaluation else ()
     return str(messages[-1].get("content", "")) if messages else ""
 
@@ -152,7 +152,7 @@ def _rate_context(request: HttpRequest, card: AgentCard) -> dict[str, Any]:
         request.headers.get("X-Live") == "1"
     )  # of that our script takes the bars alone: no decision is leased
     stage = {} if live else card_in_place(request, card.facts.slug)
-    further = max(needed() - card.counts.evidence, 0)
+    further = max(feedback_minimum() - card.counts.evidence, 0)
     return {
         **stage,
         "stage": bool(stage),

@@ -121,7 +121,7 @@ def looks_of(world: TrafficWorld, random: np.random.Generator, at: NDArray[np.in
 
 
 def _difference(arms: list[Moments]) -> Contrast:
-    return difference(arms[1].steadied(), arms[0].steadied())
+    return difference(arms[1].with_pseudo_unit(), arms[0].with_pseudo_unit())
 
 
 def _delta(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Moments:

@@ -20,9 +20,9 @@ from feedback.transfer.formats.writers import (
     View,
     each_rating,
     good,
-    one_by_one,
     question,
     words,
+    writer_by_record,
 )
 
 COLUMNS = ("mail", "draft", "fate")
@@ -78,5 +78,5 @@ FORMAT = row_format(
     "Mails with drafts and their fate",
     recognises,
     records,
-    (RowShape("mails", "a row for each draft that was judged", (View.RATED,), one_by_one(rows)),),
+    (RowShape("mails", "a row for each draft that was judged", (View.RATED,), writer_by_record(rows)),),
 )

@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from feedback.erasure.trained import trained_text
-from feedback.transfer.import_report import counted
+from feedback.transfer.import_report import count_text
 from feedback.transfer.import_undo import UndoRefused, import_undo
 
 COUNTS = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
@@ -50,7 +50,7 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         what = "Would take back" if result["dry_run"] else "Took back"
-        counts = ", ".join(counted(result[name], name) for name in COUNTS if result[name]) or "nothing"
+        counts = ", ".join(count_text(result[name], name) for name in COUNTS if result[name]) or "nothing"
         self.stdout.write(f"{what} import {result['batch']} ({result['file']}): {counts}")
         if result["decisions_kept"]:
             self.stdout.write(

@@ -10,7 +10,7 @@ from rich.table import Table
 from backend.command import RatchetCommand
 from feedback.erasure.trained import trained_text
 from feedback.erasure.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
-from feedback.transfer.import_report import counted
+from feedback.transfer.import_report import count_text
 
 SELECTION = ("ids", "batch", "agent", "unit", "source", "since", "until")
 LISTED = 50
@@ -84,12 +84,12 @@ class Command(RatchetCommand):
             self._show_list(result["withdrawals"])
         elif "restored" in result:
             done = "Would restore" if result["dry_run"] else "Restored"
-            self.stdout.write(f"{done} {counted(result['decisions'], 'decisions')}.")
+            self.stdout.write(f"{done} {count_text(result['decisions'], 'decisions')}.")
         else:
             done = "Would withdraw" if result["dry_run"] else "Withdrew"
             agents = ", ".join(f"{count:,} of {agent}" for agent, count in result["agents"].items())
             self.stdout.write(
-                f"{done} {counted(result['decisions'], 'decisions')}{f': {agents}' if agents else ''}."
+                f"{done} {count_text(result['decisions'], 'decisions')}{f': {agents}' if agents else ''}."
             )
             if result["trained_on"]:
                 self.stdout.write(f"  {trained_text(result['trained_on'])}; what was learnt stays learnt")

@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Q
 
 from feedback.models import Comparison, Decision, Trace
-from feedback.storage.sql import among
+from feedback.storage.sql import rows_in
 from feedback.transfer.export_views.copy_stream import decision_texts
 from feedback.transfer.export_views.rows import in_chains, pieces, rows_of
 from feedback.transfer.export_views.selection import Selection, selected_exports
@@ -36,7 +36,7 @@ def _history_of(told: Iterable[DecisionExport], agent: str | None) -> Iterator[A
     for piece in pieces(told):
         named = {one.decision.trace_id for one in piece if one.decision.trace_id} - traced
         rows = rows_of(
-            among(Trace.objects.all(), "id", named), TraceRow._make, TraceRow._fields, stream=False
+            rows_in(Trace.objects.all(), "id", named), TraceRow._make, TraceRow._fields, stream=False
         )
         traces = {row.id: row for row in rows}
         for one in piece:

@@ -13,7 +13,7 @@ from django.db.models import F, Func, QuerySet, TextField
 from django.db.models.functions import Cast
 
 from feedback.models import Decision, Outcome, Rating
-from feedback.storage.sql import among
+from feedback.storage.sql import rows_in
 from feedback.transfer.formats.history import (
     JSON_COLUMNS,
     TIME_COLUMNS,
@@ -95,20 +95,22 @@ def with_feedback(rows: Sequence[DecisionRow]) -> list[DecisionExport]:
     """Decisions with everything said of them."""
     ids = [row.id for row in rows]
     ratings: dict[str, list[RatingRow]] = {}
-    said = among(Rating.objects.order_by("created_at", "id"), "decision_id", ids)
+    said = rows_in(Rating.objects.order_by("created_at", "id"), "decision_id", ids)
     for rating in rows_of(said, RatingRow._make, RatingRow._fields, stream=False):
         ratings.setdefault(rating.decision_id, []).append(rating)
     outcomes: dict[str, list[OutcomeRow]] = {}
-    measured = among(Outcome.objects.order_by("created_at", "id"), "decision_id", ids)
+    measured = rows_in(Outcome.objects.order_by("created_at", "id"), "decision_id", ids)
     for outcome in rows_of(measured, OutcomeRow._make, OutcomeRow._fields, stream=False):
         outcomes.setdefault(outcome.decision_id, []).append(outcome)
     return [
-        DecisionExport(row, _chained(ratings[row.id]) if row.id in ratings else (), outcomes.get(row.id, ()))
+        DecisionExport(
+            row, _chain_order(ratings[row.id]) if row.id in ratings else (), outcomes.get(row.id, ())
+        )
         for row in rows
     ]
 
 
-def _chained(ratings: list[RatingRow]) -> Sequence[RatingRow]:
+def _chain_order(ratings: list[RatingRow]) -> Sequence[RatingRow]:
     if len(ratings) == 1:
         return ratings
     return list(in_chains(ratings, lambda rating: rating.supersedes_id is None))
@@ -121,6 +123,6 @@ def only_standing(ratings: Sequence[RatingRow]) -> list[RatingRow]:
 
 def decision_exports(ids: Iterable[str], *, said: bool) -> list[DecisionExport]:
     """Decisions with these ids; with what was said of them where that is asked for."""
-    wanted = among(Decision.objects.order_by(), "id", list(dict.fromkeys(ids)))
+    wanted = rows_in(Decision.objects.order_by(), "id", list(dict.fromkeys(ids)))
     rows = list(rows_of(wanted, DecisionRow._make, DecisionRow._fields, stream=False))
     return with_feedback(rows) if said else [DecisionExport(row, (), ()) for row in rows]

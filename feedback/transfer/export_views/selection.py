@@ -18,7 +18,7 @@ from feedback.models import Decision
 from feedback.selectors import comparisons_standing
 from feedback.storage.annotation_priority import rating_share
 from feedback.storage.problem_rows import RowReader
-from feedback.storage.sql import among
+from feedback.storage.sql import rows_in
 from feedback.transfer.export_views.rows import only_standing, pieces, rows_of, with_feedback
 from feedback.transfer.formats.history import DecisionExport, DecisionRow
 
@@ -89,14 +89,14 @@ def selected_exports(selection: Selection, left_out: Counter[str]) -> Iterator[D
     told = (
         one
         for rows in pieces(_decision_rows(selection))
-        for one in _narrowed(with_feedback(rows), selection, left_out)
+        for one in _narrow(with_feedback(rows), selection, left_out)
     )
     yield from islice(told, selection.decisions)
     if selection.decisions is not None and next(told, None) is not None:
         left_out[MORE] = 1
 
 
-def _narrowed(
+def _narrow(
     told: list[DecisionExport], selection: Selection, left_out: Counter[str]
 ) -> Sequence[DecisionExport]:
     if not selection.narrows:
@@ -106,7 +106,7 @@ def _narrowed(
         ids = [one.decision.id for one in told]
         compared: set[str] = set()
         for side in ("left_id", "right_id"):
-            standing = among(comparisons_standing().order_by(), side, ids)
+            standing = rows_in(comparisons_standing().order_by(), side, ids)
             compared.update(str(pk) for pk in standing.values_list(side, flat=True))
         kept = [
             one for one in told if only_standing(one.ratings) or one.outcomes or one.decision.id in compared

@@ -51,7 +51,7 @@ def _decisions(selection: Selection, left_out: Counter[str]) -> Iterator[Importe
             yield _record(told)
 
 
-def _rated(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
+def _decisions_with_ratings(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
     return (decision for decision in _decisions(selection, left_out) if decision.ratings)
 
 
@@ -112,7 +112,7 @@ class _Pair(NamedTuple):
     """None: the left one is better by what raters said of each."""
 
 
-def _paired(
+def _comparisons_with_decisions(
     pairs: Iterable[_Pair], selection: Selection, left_out: Counter[str]
 ) -> Iterator[ImportedComparison]:
     """Comparisons with their decisions; those left out whose better side has too small a reward."""
@@ -147,10 +147,10 @@ def _paired(
 
 def _comparisons(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedComparison]:
     order = ("left_id", "right_id", "created_at", "id")
-    return _paired(_compared(selection, order), selection, left_out)
+    return _comparisons_with_decisions(_pairs_by_comparison(selection, order), selection, left_out)
 
 
-def _compared(selection: Selection, order: Sequence[str]) -> Iterator[_Pair]:
+def _pairs_by_comparison(selection: Selection, order: Sequence[str]) -> Iterator[_Pair]:
     rows = comparisons_standing(selection.agent).order_by(*order)
     for row in rows_of(rows, ComparisonRow._make, ComparisonRow._fields):
         yield _Pair(row.left_id, row.right_id, row)
@@ -158,12 +158,12 @@ def _compared(selection: Selection, order: Sequence[str]) -> Iterator[_Pair]:
 
 def _preferences(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedComparison]:
     order = ("-created_at", "-id") if selection.newest_first else ("created_at", "id")
-    yield from _paired(_compared(selection, order), selection, left_out)
-    yield from _corrected(selection, order)
-    yield from _paired(_best_and_worst(selection), selection, left_out)
+    yield from _comparisons_with_decisions(_pairs_by_comparison(selection, order), selection, left_out)
+    yield from _correction_pairs(selection, order)
+    yield from _comparisons_with_decisions(_best_and_worst(selection), selection, left_out)
 
 
-def _corrected(selection: Selection, order: Sequence[str]) -> Iterator[ImportedComparison]:
+def _correction_pairs(selection: Selection, order: Sequence[str]) -> Iterator[ImportedComparison]:
     """A correction over what it corrects."""
     said = ratings_standing(selection.agent).filter(correction__isnull=False).order_by(*order)
     for piece in pieces(rows_of(said, RatingRow._make, RatingRow._fields)):
@@ -232,7 +232,7 @@ def _prompts(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedD
 _VIEWS: dict[View, Callable[[Selection, Counter[str]], Iterator[Any]]] = {
     View.HISTORY: history,
     View.DECISIONS: _decisions,
-    View.RATED: _rated,
+    View.RATED: _decisions_with_ratings,
     View.COMPARISONS: _comparisons,
     View.PREFERENCES: _preferences,
     View.DEMONSTRATIONS: _demonstrations,

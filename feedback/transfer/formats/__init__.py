@@ -8,7 +8,7 @@ from feedback.transfer.formats.order import SHAPES as SHAPES
 from feedback.transfer.formats.previews import preview as preview
 from feedback.transfer.formats.readers import decisions_before_feedback as decisions_before_feedback
 from feedback.transfer.formats.readers import detect as detect
-from feedback.transfer.formats.readers import named as named
+from feedback.transfer.formats.readers import format_by_name as format_by_name
 from feedback.transfer.formats.readers import read as read
 from feedback.transfer.formats.readers import readings as readings
 from feedback.transfer.formats.records import uuid_of as uuid_of

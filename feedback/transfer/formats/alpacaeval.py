@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import demonstration, has, key_of, row_format
 from feedback.transfer.formats.calls import metadata_retained, text_or_empty
 from feedback.transfer.formats.records import (
@@ -72,7 +72,7 @@ def _preference(value: Any) -> str:
     """1 prefers the first output, 2 the second; weighted annotators give fractions, and older files 0 for a draw."""
     number = number_of(value, "preference")
     if number != 0 and not 1 <= number <= 2:
-        raise RowError(f"preference: expected 1 to 2, or 0 for a draw, found {shown(value)}")
+        raise RowError(f"preference: expected 1 to 2, or 0 for a draw, found {value_excerpt(value)}")
     return "tie" if number in (0, 1.5) else "left" if number < 1.5 else "right"
 
 

@@ -54,7 +54,7 @@ def is_archive(path: Path) -> bool:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[ArchiveContents]:
+def archive_open(path: Path) -> Iterator[ArchiveContents]:
     """The files of an archive while the block lasts; of any other file the file itself.
 
     Members keep their names in a temporary folder, so that a description beside a file is found there. What macOS puts

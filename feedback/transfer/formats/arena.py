@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedback.storage.responses import Completion, Message, shown
+from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.calls import chat_of, json_value, metadata_retained, text_or_empty
 from feedback.transfer.formats.records import (
@@ -91,7 +91,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 def _winner(value: Any) -> str:
     winner = WINNERS.get(value.strip().lower()) if isinstance(value, str) else None
     if winner is None:
-        raise RowError(f"winner: expected one of {', '.join(WINNERS)}; found {shown(value)}")
+        raise RowError(f"winner: expected one of {', '.join(WINNERS)}; found {value_excerpt(value)}")
     return winner
 
 
@@ -128,7 +128,7 @@ def _storable(value: Any, what: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise RowError(f"{what}: expected a text, found {shown(value)}")
+        raise RowError(f"{what}: expected a text, found {value_excerpt(value)}")
     return text_of(value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), what)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats import writers
 from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.fields import (
@@ -38,11 +38,11 @@ from feedback.transfer.formats.writers import (
     RowShape,
     View,
     Writer,
-    one_by_one,
     plain,
     sides,
     some_words,
     stars_of,
+    writer_by_record,
 )
 
 OWN = ("id", "status", "_server_id", "inserted_at", "updated_at")
@@ -61,7 +61,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if nested:  # flattened, the names of columns are those of the questions
         verdicts_read(row)
     fields = mapping_of(row["fields"], "fields") if nested else _flat_fields(row)
-    said = list(_nested(row) if nested else _flat(row))
+    said = list(_response_values(row) if nested else _flat(row))
     prompt = prompt_field(fields)
     responses = answer_fields(fields, prompt)
     messages = prompt_messages(fields, prompt)
@@ -105,7 +105,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, "a record without submitted responses")
 
 
-def _nested(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _response_values(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """(question, value, rater) of every response."""
     for question, answers in mapping_of(row.get("responses"), "responses").items():
         for item in list_of(answers, f"responses.{question}"):
@@ -166,7 +166,7 @@ def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
             said["thumb"] = ("up" if value else "down") if isinstance(value, bool) else thumb_of(value)
         elif isinstance(value, (int, float)):
             if value not in (1, 2, 3, 4, 5):
-                raise RowError(f"{question}: expected 1 to 5 stars, found {shown(value)}")
+                raise RowError(f"{question}: expected 1 to 5 stars, found {value_excerpt(value)}")
             said["stars"] = int(value)
         elif isinstance(value, list):
             tags += [text_of(item, question) for item in value]
@@ -193,7 +193,7 @@ def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[
     yield AnnotatedRecord(str(record.id or record.key), fields, [("preference", value, record.rater)])
 
 
-def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[AnnotatedRecord]:
+def _rating_records(record: ImportedDecision, left_out: Counter[str]) -> Iterator[AnnotatedRecord]:
     answers: list[tuple[str, Any, str]] = []
     for rating in record.ratings:
         stars = stars_of(rating)
@@ -255,14 +255,14 @@ class AnnotatedRecord:
 def _write(flat: bool) -> Writer:
     def write(record: ImportedDecision | ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
         found = (
-            _rated(record, left_out)
+            _rating_records(record, left_out)
             if isinstance(record, ImportedDecision)
             else _preference(record, left_out)
         )
         for said in found:
             yield said.flat() if flat else said.nested()
 
-    return one_by_one(write)
+    return writer_by_record(write)
 
 
 BOTH = (View.RATED, View.COMPARISONS)

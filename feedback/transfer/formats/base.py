@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from feedback.storage.responses import Completion, Message, shown
+from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.cells import truth_of
 from feedback.transfer.formats.columns import IMAGES, ColumnMap, normal, verdicts_in
 from feedback.transfer.formats.files import rows
@@ -102,7 +102,7 @@ def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None =
         if isinstance(row, RowRefused):
             yield row
         elif not isinstance(row.value, Mapping):
-            yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
+            yield RowRefused(row.line, "", f"expected an object, found {value_excerpt(row.value)}")
         else:
             yield from attempt(row.line, key_of(row.value), partial(checked, row.value, row.line))
 
@@ -114,7 +114,7 @@ def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator
         if isinstance(item, Mapping):
             yield from attempt(line, key_of(item) or where, partial(records, item, line))
         else:
-            yield RowRefused(line, where, f"{where}: expected an object, found {shown(item)}")
+            yield RowRefused(line, where, f"{where}: expected an object, found {value_excerpt(item)}")
 
 
 def decisions_first(
@@ -243,7 +243,7 @@ def judgement(
     """One response called good or bad by somebody the file does not name; 1 is good and 0 bad."""
     good = truth_of(label)
     if good is None:
-        raise RowError(f"{what}: expected true or false (1 or 0), found {shown(label)}")
+        raise RowError(f"{what}: expected true or false (1 or 0), found {value_excerpt(label)}")
     yield ImportedDecision(
         line=line,
         key=key,
@@ -311,7 +311,7 @@ def tools_of(row: Mapping[str, Any], what: str = "tools") -> dict[str, Any]:
             tools = json.loads(tools)
         except ValueError as error:
             raise RowError(
-                f"{what}: expected a list of schemas as JSON, found {shown(tools)}: {error}"
+                f"{what}: expected a list of schemas as JSON, found {value_excerpt(tools)}: {error}"
             ) from None
     tools = check_json(list(list_of(tools, what)), what)
     return {"tools": tools} if tools else {}

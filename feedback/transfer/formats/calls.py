@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from feedback.storage.responses import Completion, Message, shown
+from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import tools_of
 from feedback.transfer.formats.records import (
     ImportedDecision,
@@ -267,7 +267,7 @@ def _last_turn(items: Sequence[Any], what: str, raw: Any) -> list[Completion]:
     for turn in reversed(turns):
         if turn["role"] == "assistant":
             return [completion_of([turn], what)]
-    raise RowError(f"{what}: expected a message of the assistant, found {shown(items)}")
+    raise RowError(f"{what}: expected a message of the assistant, found {value_excerpt(items)}")
 
 
 def _one_text(value: Mapping[str, Any], names: Sequence[str], what: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.arena import split_turns
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.calls import chat_of, metadata_retained, text_or_empty
@@ -36,7 +36,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key, metadata = key_of(row), metadata_retained(source=row.get("source"))
     if "chosen" not in row:
-        yield _labelled(row, line, metadata)
+        yield _labelled_decision(row, line, metadata)
         return
     chosen, rejected = (chat_of(row.get(side), side) for side in ("chosen", "rejected"))
     prompt, responses = split_turns(chosen, rejected)
@@ -73,11 +73,11 @@ def _stars(value: Any, what: str, thumb: str = "") -> tuple[ImportedRating, ...]
     if value is None:
         return (ImportedRating(thumb=thumb, rater_kind="simulated"),) if thumb else ()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (1, 2, 3, 4, 5):
-        raise RowError(f"{what}: expected 1 to 5, found {shown(value)}")
+        raise RowError(f"{what}: expected 1 to 5, found {value_excerpt(value)}")
     return (ImportedRating(thumb=thumb, stars=int(value), rater_kind="simulated"),)
 
 
-def _labelled(row: Mapping[str, Any], line: int, metadata: dict[str, Any]) -> ImportedDecision:
+def _labelled_decision(row: Mapping[str, Any], line: int, metadata: dict[str, Any]) -> ImportedDecision:
     """A labelled answer, whose completion repeats the prompt."""
     turns = chat_of(row.get("completion"), "completion")
     last = next((i for i in range(len(turns) - 1, -1, -1) if turns[i]["role"] != "assistant"), -1)
@@ -85,7 +85,7 @@ def _labelled(row: Mapping[str, Any], line: int, metadata: dict[str, Any]) -> Im
         raise RowError("completion: expected the prompt and an answer to it")
     label = row.get("label")
     if not isinstance(label, bool) and label not in (0, 1):
-        raise RowError(f"label: expected true or false, found {shown(label)}")
+        raise RowError(f"label: expected true or false, found {value_excerpt(label)}")
     return ImportedDecision(
         line=line,
         key=key_of(row),

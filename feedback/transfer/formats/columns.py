@@ -116,12 +116,12 @@ class ColumnMap:
         """The map with this column for the rater; unchanged where None."""
         return replace(self, rater=rater) if rater else self
 
-    def named(self) -> dict[str, str]:
+    def columns_by_field(self) -> dict[str, str]:
         """Field -> column, of the fields that are mapped."""
         return {name: column for name in FIELDS if (column := getattr(self, name)) is not None}
 
     def __bool__(self) -> bool:
-        return bool(self.named())
+        return bool(self.columns_by_field())
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class ColumnMap:
     @property
     def only_ignores(self) -> bool:
         """True of a map that only leaves columns out, and so goes with every format."""
-        return set(self.named()) == {"ignore"}
+        return set(self.columns_by_field()) == {"ignore"}
 
 
 FIELDS = tuple(field.name for field in fields(ColumnMap) if field.name not in ("scale", "words"))

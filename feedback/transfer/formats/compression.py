@@ -116,7 +116,7 @@ def suffix_of(name: str) -> str:
 
 
 @contextmanager
-def opened(path: Path, name: str = "") -> Iterator[IO[bytes]]:
+def open_unpacked(path: Path, name: str = "") -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked; they can be read again after `seek(0)`.
 
     Raises FormatRefused for a file that is not there, damaged, a bomb, a pickle, an archive in a compressed file, or of

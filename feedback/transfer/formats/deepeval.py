@@ -60,7 +60,7 @@ def _case(case: Mapping[str, Any], line: int) -> Iterator[Record]:
     )
     messages: list[Message]
     if "turns" in case:
-        turns = chat_of(_ordered(case["turns"]), "turns")
+        turns = chat_of(_sort_turns(case["turns"]), "turns")
         last = next((i for i in range(len(turns) - 1, -1, -1) if turns[i]["role"] == "assistant"), 0)
         if not last:
             yield RowSkipped(line, key, "no response")
@@ -93,7 +93,7 @@ def _case(case: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield demonstration(line, key, messages, golden, metadata=metadata)
 
 
-def _ordered(turns: Any) -> Any:
+def _sort_turns(turns: Any) -> Any:
     if isinstance(turns, list) and all(
         isinstance(turn, Mapping) and isinstance(turn.get("order"), int) for turn in turns
     ):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format, thumb_of
 from feedback.transfer.formats.records import (
     ImportedDecision,
@@ -26,10 +26,10 @@ from feedback.transfer.formats.writers import (
     View,
     each_rating,
     iso,
-    one_by_one,
     plain,
     question,
     words,
+    writer_by_record,
 )
 
 
@@ -69,7 +69,9 @@ def _verdict(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(value, (bool, str)):
         thumb = ("up" if value else "down") if isinstance(value, bool) else thumb_of(value)
         if not thumb:
-            raise RowError(f"rating: expected a number, true, false, up or down; found {shown(value)}")
+            raise RowError(
+                f"rating: expected a number, true, false, up or down; found {value_excerpt(value)}"
+            )
         return {"thumb": thumb}
     if isinstance(value, int) and 1 <= value <= 5:
         return {"stars": value}
@@ -77,13 +79,13 @@ def _verdict(row: Mapping[str, Any]) -> dict[str, Any]:
         return {"stars": int(value)}
     if isinstance(value, (int, float)) and 0 <= value <= 1:
         return {"score": float(value)}
-    raise RowError(f"rating: expected 1 to 5 stars or a score from 0 to 1, found {shown(value)}")
+    raise RowError(f"rating: expected 1 to 5 stars or a score from 0 to 1, found {value_excerpt(value)}")
 
 
 # --- Writing -----------------------------------------------------------------------------------------------
 
 
-def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+def _rating_lines(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     """A line for each rating; what the format has no key for stands in its metadata."""
     try:
         asked: Any = question(record.messages)
@@ -125,7 +127,9 @@ def _type_of(rating: ImportedRating) -> tuple[str, float | None]:
     return "correction", None
 
 
-SHAPES = (RowShape("feedback_collector", "a line for each rating", (View.RATED,), one_by_one(_rated)),)
+SHAPES = (
+    RowShape("feedback_collector", "a line for each rating", (View.RATED,), writer_by_record(_rating_lines)),
+)
 
 FORMAT = row_format(
     "feedback_collector",

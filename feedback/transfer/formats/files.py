@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from backend import limits
 from feedback.transfer.formats.columns import has_known_header
-from feedback.transfer.formats.compression import PARQUET, ZIP, opened, suffix_of
+from feedback.transfer.formats.compression import PARQUET, ZIP, open_unpacked, suffix_of
 from feedback.transfer.formats.parquet import parquet_rows
 from feedback.transfer.formats.records import FormatRefused, RowRefused
 from feedback.transfer.formats.records import Row as Row
@@ -101,7 +101,7 @@ def _rows(path: Path, name: str) -> Iterator[Row | RowRefused]:
     """
     name = name or str(path)
     try:
-        with opened(path, name) as file:
+        with open_unpacked(path, name) as file:
             head = file.read(len(ZIP))
             file.seek(0)
             if head == ZIP:
@@ -222,7 +222,7 @@ class _Window:
         self.text, self.at, self.line, self.column = "", 0, 1, 1
         self.ended = False
 
-    def more(self) -> None:
+    def read_more(self) -> None:
         """Read on, and forget the text before `at`: indexes into the old text are void afterwards."""
         chunk = self.file.read(max(CHUNK, len(self.text) - self.at))
         self.ended = not chunk
@@ -249,9 +249,9 @@ class _Window:
                 return self.text[self.at]
             if self.ended:
                 return ""
-            self.more()
+            self.read_more()
 
-    def refused(self, fault: str) -> FormatRefused:
+    def refusal(self, fault: str) -> FormatRefused:
         return FormatRefused(f"{self.name} line {self.line} column {self.column}: not JSON: {fault}")
 
 
@@ -266,16 +266,16 @@ def _array(name: str, file: IO[str]) -> Iterator[Row]:
         if character == "]":
             window.advance(window.at + 1)
             if left := window.skip_space():
-                raise window.refused(f"expected the end of the file after the array, found {left!r}")
+                raise window.refusal(f"expected the end of the file after the array, found {left!r}")
             return
         if not first:
             if character != ",":
                 found = repr(character) if character else "the end of the file"
-                raise window.refused(f"expected ',' or ']' between the rows of the array, found {found}")
+                raise window.refusal(f"expected ',' or ']' between the rows of the array, found {found}")
             window.advance(window.at + 1)
             character = window.skip_space()
         if not character:
-            raise window.refused("expected another row or ']', found the end of the file")
+            raise window.refusal("expected another row or ']', found the end of the file")
         line = window.line
         yield Row(line, _element(window))
         first = False
@@ -290,14 +290,14 @@ def _element(window: _Window) -> Any:
             # cut off at the window's edge, or wrong? Only the first is cured by more text
             cut = error.pos >= len(window.text) - 8 or error.msg.startswith("Unterminated string")
             if cut and not window.ended and len(window.text) - window.at < MAX_ROW:
-                window.more()
+                window.read_more()
                 continue
             window.advance(min(error.pos, len(window.text)))
-            raise window.refused(error.msg) from error
+            raise window.refusal(error.msg) from error
         except (ValueError, RecursionError) as error:
-            raise window.refused(str(error)) from error
+            raise window.refusal(str(error)) from error
         if end == len(window.text) and not window.ended:
-            window.more()  # a number may go on
+            window.read_more()  # a number may go on
             continue
         window.advance(end)
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, row_format
 from feedback.transfer.formats.calls import (
     call_decision,
@@ -76,7 +76,7 @@ def _feedback(row: Mapping[str, Any]) -> Iterator[ImportedRating]:
         return
     thumb = THUMBS.get(str(said).lower())
     if thumb is None:
-        raise RowError(f"feedback_rating: expected true, false or null, found {shown(said)}")
+        raise RowError(f"feedback_rating: expected true, false or null, found {value_excerpt(said)}")
     at = time_of(row.get("feedback_created_at"), "feedback_created_at")
     yield ImportedRating(rater=text_or_empty(row.get("request_user_id")), thumb=thumb, created_at=at)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -47,13 +47,13 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if "helpfulness" in row:
-        yield _rated(row, line)
+        yield _rated_decision(row, line)
     elif "overall_preference" in row:
         votes = [
             (vote.get("score"), vote.get("reasoning"))
             for vote in _objects(row.get("individual_preference"), "individual_preference")
         ]
-        yield from _compared(
+        yield from _comparison_records(
             row,
             line,
             messages_of(row.get("context"), "context"),
@@ -66,7 +66,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             for vote in _objects(row.get("all_preferences_unprocessed"), "all_preferences_unprocessed")
         ]
         # the three most similar ones are among all of them: reading both would count votes twice
-        yield from _compared(
+        yield from _comparison_records(
             row,
             line,
             turns_of_text(row.get("prompt"), "prompt"),
@@ -89,7 +89,7 @@ def turns_of_text(value: Any, what: str) -> list[Message]:
     return turns
 
 
-def _rated(row: Mapping[str, Any], line: int) -> ImportedDecision:
+def _rated_decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
     helpful = row["helpfulness"]
     scores = (
         [_share(item, f"helpfulness[{i}]") for i, item in enumerate(helpful)]
@@ -115,7 +115,7 @@ def _rated(row: Mapping[str, Any], line: int) -> ImportedDecision:
 def _share(value: Any, what: str) -> float:
     number = number_of(value, what)
     if not 0 <= number <= 4:
-        raise RowError(f"{what}: expected 0 to 4, found {shown(value)}")
+        raise RowError(f"{what}: expected 0 to 4, found {value_excerpt(value)}")
     return number / 4
 
 
@@ -124,7 +124,7 @@ def _numbers(value: Any, what: str) -> list[float]:
     return [number_of(item, what) for item in items]
 
 
-def _compared(
+def _comparison_records(
     row: Mapping[str, Any],
     line: int,
     messages: list[Message],
@@ -146,7 +146,9 @@ def _compared(
             continue
         number = number_of(strength, "strength")
         if number != NEITHER and not -3 <= number <= 3:
-            raise RowError(f"strength: expected -3 to 3, or {NEITHER} for neither, found {shown(strength)}")
+            raise RowError(
+                f"strength: expected -3 to 3, or {NEITHER} for neither, found {value_excerpt(strength)}"
+            )
         yield ImportedComparison(
             line=line,
             key=key,

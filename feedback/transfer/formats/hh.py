@@ -16,10 +16,10 @@ from feedback.transfer.formats.writers import (
     RowShape,
     View,
     better_worse,
-    one_by_one,
     some_words,
-    spoken,
+    turns_by_role,
     words,
+    writer_by_record,
 )
 
 TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -79,7 +79,7 @@ def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
     chosen, rejected = some_words(better.response).strip(), words(worse.response).strip()
     if chosen == rejected:
         raise NotSaid("same_response")
-    turns = spoken(better.messages, {role: speaker for speaker, role in ROLES.items()})
+    turns = turns_by_role(better.messages, {role: speaker for speaker, role in ROLES.items()})
     if not turns or turns[0][0] != "Human":
         raise NotSaid("roles")
     if any(TURN.search(f"\n\n{text}") for text in (chosen, rejected, *(text for _, text in turns))):
@@ -88,6 +88,6 @@ def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
     yield {"chosen": f"{prompt}{LAST} {chosen}", "rejected": f"{prompt}{LAST} {rejected}"}
 
 
-SHAPES = (RowShape("hh", "chosen and rejected conversations", (View.PREFERENCES,), one_by_one(_pair)),)
+SHAPES = (RowShape("hh", "chosen and rejected conversations", (View.PREFERENCES,), writer_by_record(_pair)),)
 
 FORMAT = row_format("hh", "Anthropic hh-rlhf", recognises, records, SHAPES, verdicts=("chosen", "rejected"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.fields import (
     is_correction,
@@ -120,7 +120,7 @@ def _task(
     tags = tuple(text for answer in others for text in _texts(answer) if answer[1] == "choices")
     for _, _, selected, to_name in pairwise:
         if selected not in SELECTED:
-            raise RowError(f"pairwise: expected left or right, found {shown(selected)}")
+            raise RowError(f"pairwise: expected left or right, found {value_excerpt(selected)}")
         # left is the first text the template names; exports name it, or only the template's own tag
         left, right = two_answers(data, prompt, first=to_name.split(",")[0])
         one, other = (
@@ -150,7 +150,7 @@ def _rating(answers: Iterable[Answer], about: Mapping[str, Any]) -> ImportedRati
         question, kind, value, _ = answer
         if kind == "rating":
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (1, 2, 3, 4, 5):
-                raise RowError(f"{question}: expected 1 to 5 stars, found {shown(value)}")
+                raise RowError(f"{question}: expected 1 to 5 stars, found {value_excerpt(value)}")
             said["stars"] = int(value)
         elif kind == "choices":
             for text in _texts(answer):

@@ -99,7 +99,7 @@ def _verdict(rating: ImportedRating, about: str) -> list[Line]:
     return result
 
 
-def _numbered(line: Any) -> Writer:
+def _task_writer(line: Any) -> Writer:
     """A writer of one task for each rated decision; `line(number, record, left_out)` gives its rows."""
 
     def write(records: Iterable[ImportedDecision], left_out: Counter[str]) -> Iterator[Line]:
@@ -114,7 +114,7 @@ def _numbered(line: Any) -> Writer:
     return write
 
 
-def _rated(number: int, record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+def _rating_lines(number: int, record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     data = _prompt_fields(record) | {"response": words(record.response)}
     annotations = [
         _annotation(1000 * number + n, rating, _verdict(rating, "response"))
@@ -170,11 +170,11 @@ SHAPES = (
         "label_studio-rating",
         "tasks with ratings, choices and texts",
         (View.RATED,),
-        _numbered(_rated),
+        _task_writer(_rating_lines),
         "array",
     ),
     RowShape(
-        "label_studio-json_min", "JSON_MIN: a row for each rating", (View.RATED,), _numbered(_min), "array"
+        "label_studio-json_min", "JSON_MIN: a row for each rating", (View.RATED,), _task_writer(_min), "array"
     ),
-    RowShape("label_studio-chat", "chats with a rated answer", (View.RATED,), _numbered(_chat), "array"),
+    RowShape("label_studio-chat", "chats with a rated answer", (View.RATED,), _task_writer(_chat), "array"),
 )

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, attempt, each_row, has, key_of
 from feedback.transfer.formats.records import (
     ImportedDecision,
@@ -28,7 +28,7 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
 )
-from feedback.transfer.formats.writers import Line, RowShape, View, iso, one_by_one, share_of
+from feedback.transfer.formats.writers import Line, RowShape, View, iso, share_of, writer_by_record
 
 TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")
 
@@ -72,11 +72,13 @@ def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     said: dict[str, Any] = {"tags": (name[:100],), "notes": text_of(row.get("comment") or "", "comment")}
     if kind == "NUMERIC":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise RowError(f"value: expected a score in [0, 1], found {shown(value)} of unknown scale")
+            raise RowError(
+                f"value: expected a score in [0, 1], found {value_excerpt(value)} of unknown scale"
+            )
         said["score"] = float(value)
     elif kind == "BOOLEAN":
         if value not in (0, 1):
-            raise RowError(f"value: expected 0 or 1, found {shown(value)}")
+            raise RowError(f"value: expected 0 or 1, found {value_excerpt(value)}")
         said["thumb"] = "up" if value else "down"
     elif kind == "CATEGORICAL":
         category = text_of(row.get("stringValue"), "stringValue", required=True)
@@ -86,7 +88,7 @@ def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     elif kind == "TEXT":
         said["notes"] = text_of(row.get("stringValue") or value, "stringValue", required=True)
     else:
-        raise RowError(f"dataType: expected one of {', '.join(TYPES)}; found {shown(kind)}")
+        raise RowError(f"dataType: expected one of {', '.join(TYPES)}; found {value_excerpt(kind)}")
     author = row.get("authorUserId") or row.get("authorUserName")
     source = text_of(row.get("source") or "API", "source")
     # scores of different names by one author are different questions, and none supersedes the other
@@ -157,7 +159,11 @@ def _values(rating: ImportedRating) -> Iterator[tuple[str, Line]]:
 
 SHAPES = (
     RowShape(
-        "langfuse", "scores on traces with the decisions' ids", (View.RATED,), one_by_one(_scores), "array"
+        "langfuse",
+        "scores on traces with the decisions' ids",
+        (View.RATED,),
+        writer_by_record(_scores),
+        "array",
     ),
 )
 

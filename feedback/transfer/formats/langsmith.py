@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, decisions_first, has, key_of
 from feedback.transfer.formats.calls import (
     answer_of,
@@ -108,7 +108,7 @@ def _run(row: Mapping[str, Any], line: int, answered: DiskMultimap) -> Iterator[
         return
     if kind != "llm" and (row.get("parent_run_id") is not None or trace in answered):
         yield RowSkipped(
-            line, key, f"a run of type {shown(kind)} in a trace whose decisions are its llm runs"
+            line, key, f"a run of type {value_excerpt(kind)} in a trace whose decisions are its llm runs"
         )
         return
     extra = object_or_empty(row.get("extra"))
@@ -186,7 +186,9 @@ def _group(row: Mapping[str, Any], line: int, group: list[dict[str, Any]]) -> It
     for index, (left, better) in enumerate(runs):
         for right, worse in runs[index + 1 :]:
             if left is None or right is None:
-                raise RowError(f"run_id: expected a UUID, found {shown([item['run_id'] for item in group])}")
+                raise RowError(
+                    f"run_id: expected a UUID, found {value_excerpt([item['run_id'] for item in group])}"
+                )
             yield ImportedComparison(
                 line=line,
                 key=key,

@@ -64,7 +64,7 @@ class TableLayout:
             return next(one.kind for one in self.verdicts if one.column == column)
         if column in self.also:
             return "prompt"
-        fields = [name for name, mapped in self.columns.named().items() if mapped == column]
+        fields = [name for name, mapped in self.columns.columns_by_field().items() if mapped == column]
         return fields[0] if fields else column if normal(column) in KNOWN else None
 
 
@@ -82,16 +82,16 @@ def layout_of(rows: Iterable[Row | RowRefused], name: str, columns: ColumnMap | 
     A column that looks like a verdict is read, or the file is refused and the column named.
     """
     columns = columns or ColumnMap()
-    survey = _surveyed(rows, name, columns)
+    survey = _survey(rows, name, columns)
     try:
         return _Finder(survey, columns).layout()
     except FormatRefused as error:
         raise FormatRefused(f"{name}: {error}") from None
 
 
-def _surveyed(rows: Iterable[Row | RowRefused], name: str, columns: ColumnMap) -> _Survey:
+def _survey(rows: Iterable[Row | RowRefused], name: str, columns: ColumnMap) -> _Survey:
     survey = _Survey()
-    paths = set(columns.named().values())
+    paths = set(columns.columns_by_field().values())
     for row in rows:
         if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
             continue
@@ -113,7 +113,7 @@ class _Finder:
         self.survey, self.said = survey, columns
         self.ignored = set(columns.ignored)
         self.filled = {name for name, values in survey.columns.items() if values.filled}
-        self.found = {name: column for name, column in columns.named().items() if name != "ignore"}
+        self.found = {name: column for name, column in columns.columns_by_field().items() if name != "ignore"}
         self.taken = set(self.found.values()) | self.ignored
         self.by_name: dict[str, str] = {}
         for column in sorted(survey.columns, key=lambda column: column not in self.filled):
@@ -129,7 +129,7 @@ class _Finder:
         for name in ("correction", "notes", "tags"):
             self._take(name)
         verdicts = [] if pair else self._verdicts()
-        preferred = self._preferred() if "response_a" in self.found else None
+        preferred = self._preference_value() if "response_a" in self.found else None
         if "response_b" not in self.found:
             for name in ("model_a", "model_b", "preferred"):
                 self._drop(name)
@@ -310,7 +310,7 @@ class _Finder:
         said = [text for text in values.different if word_of(text) not in NEUTRAL_WORDS]
         return sum(len(text.split()) >= 3 for text in said) * 2 > len(said)
 
-    def _preferred(self) -> Any:
+    def _preference_value(self) -> Any:
         column = self._take("preferred")
         if column is None:
             raise FormatRefused(
@@ -318,7 +318,7 @@ class _Finder:
                 "was preferred; say it with --map preferred=COLUMN"
             )
         headers = self.found["response_a"], self.found["response_b"]
-        words = self.said.words if "preferred" in self.said.named() else ()
+        words = self.said.words if "preferred" in self.said.columns_by_field() else ()
         return preferences_of(column, self.survey.columns[column], headers, words)
 
     def _refuse_unused(self, read: bool) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import Format, attempt, has, key_of, verdicts_read
 from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
@@ -31,10 +31,10 @@ from feedback.transfer.formats.writers import (
     View,
     good,
     iso,
-    one_by_one,
     share_of,
-    spoken,
+    turns_by_role,
     words,
+    writer_by_record,
 )
 
 TURN = ("parentMessageId", "isCreatedByUser", "text", "content")
@@ -54,29 +54,33 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         if isinstance(row, RowRefused):
             yield row
         elif not isinstance(row.value, Mapping):
-            yield RowRefused(row.line, "", f"expected an object, found {shown(row.value)}")
+            yield RowRefused(row.line, "", f"expected an object, found {value_excerpt(row.value)}")
         else:
             turn = {name: row.value[name] for name in TURN if name in row.value}
             messages.add(str(row.value.get("messageId")), turn)
             if not row.value.get("feedback"):
-                yield from attempt(row.line, key_of(row.value), partial(_unrated, row.value, row.line))
+                yield from attempt(
+                    row.line, key_of(row.value), partial(_unrated_records, row.value, row.line)
+                )
     for row in rows(path):
         if not isinstance(row, RowRefused) and isinstance(row.value, Mapping) and row.value.get("feedback"):
-            yield from attempt(row.line, key_of(row.value), partial(_rated, messages, row.value, row.line))
+            yield from attempt(
+                row.line, key_of(row.value), partial(_rated_records, messages, row.value, row.line)
+            )
 
 
-def _unrated(message: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _unrated_records(message: Mapping[str, Any], line: int) -> Iterator[Record]:
     verdicts_read(message, used=("feedback",))
     yield RowSkipped(line, key_of(message), "a message without feedback")
 
 
-def _rated(messages: DiskMultimap, message: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _rated_records(messages: DiskMultimap, message: Mapping[str, Any], line: int) -> Iterator[Record]:
     verdicts_read(message, used=("feedback",))
     feedback = mapping_of(message["feedback"], "feedback")
     thumb = THUMBS.get(str(feedback.get("rating")))
     if thumb is None:
         raise RowError(
-            f"feedback.rating: expected thumbsUp or thumbsDown, found {shown(feedback.get('rating'))}"
+            f"feedback.rating: expected thumbsUp or thumbsDown, found {value_excerpt(feedback.get('rating'))}"
         )
     tag = feedback.get("tag")
     if isinstance(tag, Mapping):  # some deployments store the whole choice
@@ -85,7 +89,7 @@ def _rated(messages: DiskMultimap, message: Mapping[str, Any], line: int) -> Ite
     yield ImportedDecision(
         line=line,
         key=key_of(message),
-        messages=_before(messages, message),
+        messages=_thread_to(messages, message),
         response=_text(message),
         policy=text_of(message.get("model") or "", "model"),
         run_id=text_of(message.get("messageId"), "messageId", required=True),
@@ -103,7 +107,7 @@ def _rated(messages: DiskMultimap, message: Mapping[str, Any], line: int) -> Ite
     )
 
 
-def _before(messages: DiskMultimap, message: Mapping[str, Any]) -> list[Message]:
+def _thread_to(messages: DiskMultimap, message: Mapping[str, Any]) -> list[Message]:
     """The turns that lead to a message, first one first."""
     turns: list[Message] = []
     seen: set[str] = set()
@@ -140,7 +144,7 @@ NO_PARENT = "00000000-0000-0000-0000-000000000000"
 
 def _messages(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     """The conversation that leads to a response, and the response with its first verdict: a message carries one."""
-    turns = spoken(record.messages, {"user": "User", "assistant": "Assistant"})
+    turns = turns_by_role(record.messages, {"user": "User", "assistant": "Assistant"})
     verdicts = [rating for rating in record.ratings if share_of(rating) not in (None, 0.5)]
     for rating in record.ratings:
         if rating not in verdicts:
@@ -182,7 +186,9 @@ def _verdict(rating: ImportedRating) -> Line:
 
 
 SHAPES = (
-    RowShape("librechat", "conversations with a thumb each", (View.RATED,), one_by_one(_messages), "array"),
+    RowShape(
+        "librechat", "conversations with a thumb each", (View.RATED,), writer_by_record(_messages), "array"
+    ),
 )
 
 FORMAT = Format("librechat", "LibreChat messages with thumbs", recognises, read, SHAPES)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import (
     Format,
     demonstration,
@@ -48,11 +48,11 @@ from feedback.transfer.formats.writers import (
     better_worse,
     each_rating,
     good,
-    one_by_one,
     some_words,
-    spoken,
     tools_text,
+    turns_by_role,
     words,
+    writer_by_record,
 )
 
 COLUMNS = {
@@ -159,7 +159,7 @@ def _layout(path: Path) -> Layout | None:
     )
 
 
-def _guessed(row: Mapping[str, Any]) -> Layout:
+def _default_layout(row: Mapping[str, Any]) -> Layout:
     """The default names, for a file nothing describes."""
     columns = dict(COLUMNS)
     if verdict := _verdict_column(row):
@@ -189,7 +189,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 
     def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         text_only(row)
-        layout = described or _guessed(row)
+        layout = described or _default_layout(row)
         if described is None:
             verdicts_read(row, used=("chosen", "rejected", layout.columns.get("kto_tag", "")))
         yield from _sharegpt(row, line, layout) if layout.sharegpt else _alpaca(row, line, layout)
@@ -207,7 +207,7 @@ def _alpaca(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Recor
     history = layout.get(row, "history")
     for index, turn in enumerate(list_of(history if history is not None else [], "history")):
         if not isinstance(turn, list) or len(turn) != 2:
-            raise RowError(f"history[{index}]: expected [question, answer], found {shown(turn)}")
+            raise RowError(f"history[{index}]: expected [question, answer], found {value_excerpt(turn)}")
         messages.append({"role": "user", "content": text_of(turn[0], f"history[{index}][0]")})
         messages.append({"role": "assistant", "content": text_of(turn[1], f"history[{index}][1]")})
     messages.append({"role": "user", "content": prompt})
@@ -279,7 +279,7 @@ def _turn(value: Any, what: str, layout: Layout) -> Message:
     role = turn.get(speaker)
     if not isinstance(role, str) or role not in layout.roles:
         known = ", ".join(layout.roles)
-        raise RowError(f"{what}.{speaker}: expected one of {known}; found {shown(role)}")
+        raise RowError(f"{what}.{speaker}: expected one of {known}; found {value_excerpt(role)}")
     return {"role": layout.roles[role], "content": text_of(turn.get(content), f"{what}.{content}")}
 
 
@@ -290,7 +290,7 @@ SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt", "tool": "ob
 
 
 def _conversation(messages: list[Message]) -> list[Line]:
-    return [{"from": speaker, "value": text} for speaker, text in spoken(messages, SPEAKERS)]
+    return [{"from": speaker, "value": text} for speaker, text in turns_by_role(messages, SPEAKERS)]
 
 
 def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
@@ -305,7 +305,7 @@ def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
 
 def _alpaca_prompt(messages: list[Message]) -> Line:
     """instruction and, where they are needed, system and history: question and answer by turns."""
-    turns = spoken(messages, {"system": "system", "user": "user", "assistant": "assistant"})
+    turns = turns_by_role(messages, {"system": "system", "user": "user", "assistant": "assistant"})
     system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
     speakers = [speaker for speaker, _ in turns]
     if speakers != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
@@ -342,16 +342,20 @@ def _labels(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 
 SHAPES = (
-    RowShape("llamafactory", "sharegpt ranking", (View.PREFERENCES,), one_by_one(_pair), "array"),
-    RowShape("llamafactory-alpaca", "alpaca ranking", (View.PREFERENCES,), one_by_one(_alpaca_pair), "array"),
+    RowShape("llamafactory", "sharegpt ranking", (View.PREFERENCES,), writer_by_record(_pair), "array"),
+    RowShape(
+        "llamafactory-alpaca", "alpaca ranking", (View.PREFERENCES,), writer_by_record(_alpaca_pair), "array"
+    ),
     RowShape(
         "llamafactory-kto",
         "sharegpt kto: a label for each rating",
         (View.RATED,),
-        one_by_one(_labels),
+        writer_by_record(_labels),
         "array",
     ),
-    RowShape("llamafactory-sft", "alpaca SFT", (View.DEMONSTRATIONS,), one_by_one(_alpaca_answer), "array"),
+    RowShape(
+        "llamafactory-sft", "alpaca SFT", (View.DEMONSTRATIONS,), writer_by_record(_alpaca_answer), "array"
+    ),
 )
 
 FORMAT = Format(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import demonstration, has, key_of, preference, row_format, tools_of
 from feedback.transfer.formats.columns import verdicts_in
 from feedback.transfer.formats.records import (
@@ -102,7 +102,9 @@ def _message(message: Mapping[str, Any], where: str) -> Message:
         part = mapping_of(item, place)
         kind = part.get("type")
         if kind not in PARTS:
-            raise RowError(f"{place}: only parts of type {', '.join(PARTS)} can be read, found {shown(kind)}")
+            raise RowError(
+                f"{place}: only parts of type {', '.join(PARTS)} can be read, found {value_excerpt(kind)}"
+            )
         text = text_of(part.get("value"), f"{place}.value")
         if kind == "tool_call":
             calls.append({"type": "function", "function": _call(text, f"{place}.value")})
@@ -125,7 +127,7 @@ def _call(text: str, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, RowError):
             raise
-        raise RowError(f"{what}: expected a call as JSON, found {shown(text)}") from None
+        raise RowError(f"{what}: expected a call as JSON, found {value_excerpt(text)}") from None
     return {
         "name": text_of(call.get("name"), f"{what}.name", required=True),
         "arguments": call.get("arguments"),

@@ -126,7 +126,7 @@ def _assessments(value: Any) -> tuple[list[NamedScore], dict[str, Any], list[str
         if one.get("valid") is False:
             left_out.append("an assessment that was overridden")
         elif isinstance(expectation, Mapping):
-            expected = _expected(expectation)
+            expected = _expectation_value(expectation)
             if human and name in CORRECTIONS and isinstance(expected, str) and expected.strip():
                 scores.append(NamedScore(value=None, correction=expected, **said))
             else:
@@ -142,7 +142,7 @@ def _assessments(value: Any) -> tuple[list[NamedScore], dict[str, Any], list[str
     return scores, expectations, left_out
 
 
-def _expected(expectation: Mapping[str, Any]) -> Any:
+def _expectation_value(expectation: Mapping[str, Any]) -> Any:
     serialized = expectation.get("serialized_value")
     return (
         json_value(serialized.get("value")) if isinstance(serialized, Mapping) else expectation.get("value")

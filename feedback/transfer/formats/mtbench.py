@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.arena import split_turns
 from feedback.transfer.formats.base import Format, each_row, has, key_of
 from feedback.transfer.formats.disk_store import DiskMultimap
@@ -64,7 +64,7 @@ def _conversation(row: Mapping[str, Any], model: Any, texts: DiskMultimap) -> li
     """Questions and answers up to the turn that was judged."""
     number, turn = row.get("question_id"), row.get("turn")
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 1:
-        raise RowError(f"turn: expected 1 or 2, found {shown(turn)}")
+        raise RowError(f"turn: expected 1 or 2, found {value_excerpt(turn)}")
     asked, answers = texts.last(f"{number}"), texts.last(f"{number} {model}")
     for what, value in (
         (f"question {number}", asked),
@@ -123,7 +123,7 @@ def _single(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[
         yield RowSkipped(line, key, "the judge's words could not be read")
         return
     if not 1 <= score <= 10:
-        raise RowError(f"score: expected 1 to 10, found {shown(row.get('score'))}")
+        raise RowError(f"score: expected 1 to 10, found {value_excerpt(row.get('score'))}")
     model = text_of(row.get("model"), "model", required=True)
     *prompt, answer = _conversation(row, model, texts)
     at = time_of(row.get("tstamp"), "tstamp")

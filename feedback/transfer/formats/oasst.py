@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import key_of, row_format
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -19,7 +19,16 @@ from feedback.transfer.formats.records import (
     mapping_of,
     text_of,
 )
-from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, one_by_one, sides, spoken, words
+from feedback.transfer.formats.writers import (
+    Line,
+    NotSaid,
+    RowShape,
+    View,
+    sides,
+    turns_by_role,
+    words,
+    writer_by_record,
+)
 
 ROLES = {"prompter": "user", "assistant": "assistant"}
 
@@ -38,7 +47,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         messages = [*before, _message(node)]
         replies = [mapping_of(reply, "replies") for reply in list_of(node.get("replies") or [], "replies")]
         replies = [reply for reply in replies if not reply.get("deleted")]
-        for comparison in _ranked(replies, messages, line):
+        for comparison in _comparisons_by_rank(replies, messages, line):
             found = True
             yield comparison
         waiting += [(reply, messages) for reply in reversed(replies)]
@@ -46,7 +55,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key_of(row), "no two ranked replies to one prompt")
 
 
-def _ranked(
+def _comparisons_by_rank(
     replies: list[Mapping[str, Any]], messages: list[Message], line: int
 ) -> Iterator[ImportedComparison]:
     """The better over the worse of each two ranked replies."""
@@ -80,14 +89,14 @@ def _ranked(
 def _rank(node: Mapping[str, Any]) -> int | None:
     rank = node.get("rank")
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
-        raise RowError(f"rank: expected a whole number, found {shown(rank)}")
+        raise RowError(f"rank: expected a whole number, found {value_excerpt(rank)}")
     return rank
 
 
 def _message(node: Mapping[str, Any]) -> Message:
     role = ROLES.get(str(node.get("role")))
     if role is None:
-        raise RowError(f"role: expected prompter or assistant, found {shown(node.get('role'))}")
+        raise RowError(f"role: expected prompter or assistant, found {value_excerpt(node.get('role'))}")
     return {"role": role, "content": text_of(node.get("text"), "text")}
 
 
@@ -105,7 +114,7 @@ def _tree(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
     if left.response == right.response:
         raise NotSaid("same_response")
     own = record.id or record.key
-    turns = spoken(left.messages, SPEAKERS)
+    turns = turns_by_role(left.messages, SPEAKERS)
     if not turns:
         raise NotSaid("empty")
     ranks = {"left": (0, 1), "right": (1, 0), "tie": (0, 0)}[record.preference]
@@ -136,7 +145,7 @@ def _node(
     }
 
 
-SHAPES = (RowShape("oasst", "a tree for each comparison", (View.PREFERENCES,), one_by_one(_tree)),)
+SHAPES = (RowShape("oasst", "a tree for each comparison", (View.PREFERENCES,), writer_by_record(_tree)),)
 
 FORMAT = row_format(
     "oasst", "OpenAssistant trees of ranked replies", recognises, records, SHAPES, verdicts=()

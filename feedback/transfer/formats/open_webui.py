@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, has, key_of
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -32,10 +32,10 @@ from feedback.transfer.formats.writers import (
     View,
     each_rating,
     good,
-    one_by_one,
     plain,
     share_of,
     words,
+    writer_by_record,
 )
 
 THUMBS = {"1": "up", "-1": "down"}
@@ -64,7 +64,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key = key_of(row)
     if row.get("type") != "rating":
-        yield RowSkipped(line, key, f"feedback of type {shown(row.get('type'))}")
+        yield RowSkipped(line, key, f"feedback of type {value_excerpt(row.get('type'))}")
         return
     data, meta = mapping_of(row.get("data"), "data"), mapping_of(row.get("meta"), "meta")
     rating = rating_of(row, data)
@@ -115,12 +115,12 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 def rating_of(row: Mapping[str, Any], data: Mapping[str, Any]) -> ImportedRating:
     thumb = THUMBS.get(str(data.get("rating")))
     if thumb is None:
-        raise RowError(f"data.rating: expected 1 or -1, found {shown(data.get('rating'))}")
+        raise RowError(f"data.rating: expected 1 or -1, found {value_excerpt(data.get('rating'))}")
     details = (data.get("details") or {}).get("rating") if isinstance(data.get("details"), Mapping) else None
     score: float | None = None
     if details is not None:
         if isinstance(details, bool) or not isinstance(details, (int, float)) or not 1 <= details <= 10:
-            raise RowError(f"data.details.rating: expected 1 to 10, found {shown(details)}")
+            raise RowError(f"data.details.rating: expected 1 to 10, found {value_excerpt(details)}")
         score = (details - 1) / 9
     # the reason is the label of a button in the user's language: words to read, not a tag to count
     remarks = [text_of(data.get(name) or "", f"data.{name}") for name in ("reason", "comment")]
@@ -224,6 +224,8 @@ def _epoch(at: datetime | None) -> int | None:
     return None if at is None else int(at.timestamp())
 
 
-SHAPES = (RowShape("open_webui", "feedback with its chats", (View.RATED,), one_by_one(_feedback), "array"),)
+SHAPES = (
+    RowShape("open_webui", "feedback with its chats", (View.RATED,), writer_by_record(_feedback), "array"),
+)
 
 FORMAT = Format("open_webui", "Open WebUI feedback export", recognises, read, SHAPES)

@@ -32,10 +32,10 @@ from feedback.transfer.formats.writers import (
     RowShape,
     View,
     better_worse,
-    one_by_one,
     plain,
     some_turns,
     turns_of,
+    writer_by_record,
 )
 
 ANSWERS = {"response", "completion", "answer", "output", "chosen", "rejected"}
@@ -106,9 +106,14 @@ def _chat(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 
 SHAPES = (
-    RowShape("openai", "DPO: preferred and non-preferred output", (View.PREFERENCES,), one_by_one(_pair)),
     RowShape(
-        "openai-sft", "SFT: chats whose last answer is learnt", (View.DEMONSTRATIONS,), one_by_one(_chat)
+        "openai", "DPO: preferred and non-preferred output", (View.PREFERENCES,), writer_by_record(_pair)
+    ),
+    RowShape(
+        "openai-sft",
+        "SFT: chats whose last answer is learnt",
+        (View.DEMONSTRATIONS,),
+        writer_by_record(_chat),
     ),
 )
 

@@ -140,7 +140,7 @@ def format_register(name: str, found: Any) -> None:
     """Enter a format from outside (`backend.plugins`). Raises ValueError where it is none, or a name of it is taken."""
     if not isinstance(found, Format):
         raise ValueError(f"expected a Format (feedback.transfer.formats.base), found {found!r:.80}")
-    if found.name in FORMATS and _same(FORMATS[found.name], found):
+    if found.name in FORMATS and _is_format(FORMATS[found.name], found):
         return
     for shape in found.shapes:
         if not isinstance(shape, RowShape) or not set(shape.views) <= set(View):
@@ -154,19 +154,19 @@ def format_register(name: str, found: Any) -> None:
             raise ValueError(f"expected a name of small letters, digits, _ and -, found {one!r}")
         if one in READ_AS or one == "auto":
             raise ValueError(f"the name {one!r} is taken by another format: choose another name")
-    guarded = replace(found, recognises=_guarded(found.name, found.recognises))
+    guarded = replace(found, recognises=_guard_recognises(found.name, found.recognises))
     ORDER.insert(ORDER.index(TRAINING[0].FORMAT), guarded)
     FORMATS[found.name] = guarded
     SHAPES.update({shape.name: shape for shape in found.shapes})
     READ_AS.update(dict.fromkeys((found.name, *(shape.name for shape in found.shapes)), guarded))
 
 
-def _same(known: Format, found: Format) -> bool:
+def _is_format(known: Format, found: Format) -> bool:
     """True if a format is the one that was entered, whose `recognises` is guarded since."""
     return replace(known, recognises=found.recognises) == found
 
 
-def _guarded(
+def _guard_recognises(
     name: str, recognises: Callable[[Mapping[str, Any]], bool]
 ) -> Callable[[Mapping[str, Any]], bool]:
     """`recognises`, which is asked about rows of every format: where it fails, the row is not its own."""

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import Format, attempt, decisions_first
 from feedback.transfer.formats.calls import (
     call_decision,
@@ -105,9 +105,9 @@ def _nanoseconds(value: Any, what: str) -> float | None:
     if isinstance(value, bool) or not (
         isinstance(value, int) or (isinstance(value, str) and value.isdigit())
     ):
-        raise RowError(f"{what}: expected nanoseconds since 1970, found {shown(value)}")
+        raise RowError(f"{what}: expected nanoseconds since 1970, found {value_excerpt(value)}")
     if len(str(value)) > 20:
-        raise RowError(f"{what}: expected nanoseconds since 1970 in 64 bits, found {shown(value)}")
+        raise RowError(f"{what}: expected nanoseconds since 1970 in 64 bits, found {value_excerpt(value)}")
     return int(value) / 1e9
 
 
@@ -174,7 +174,7 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
 
 def _older(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> tuple[Any, Any]:
     """Messages as older instrumentations write them: attributes `gen_ai.prompt.N.content`, or an event per message."""
-    asked, answers = (_numbered(attributes, f"gen_ai.{name}.") for name in ("prompt", "completion"))
+    asked, answers = (_indexed_objects(attributes, f"gen_ai.{name}.") for name in ("prompt", "completion"))
     for event in _objects(span.get("events"), "events"):
         name, said = str(event.get("name")), _attributes(event.get("attributes"))
         if name == "gen_ai.choice":
@@ -185,7 +185,7 @@ def _older(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> tuple[Any,
     return asked or None, answers or None
 
 
-def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
+def _indexed_objects(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
     """Objects whose keys stand under prefix.0.key."""
     found: dict[int, dict[str, Any]] = {}
     for key, value in attributes.items():
@@ -217,7 +217,7 @@ def _turns(item: Any, what: str) -> list[Message]:
             answered = part.get("response", part.get("result"))
             results.append({"role": "tool", "content": _plain(answered), "tool_call_id": part.get("id")})
         elif kind != "reasoning":
-            raise RowError(f"{where}: not_text: only text and tools can be read, found {shown(kind)}")
+            raise RowError(f"{where}: not_text: only text and tools can be read, found {value_excerpt(kind)}")
     spoken: Message = {"role": role, "content": "".join(texts)}
     if calls:
         spoken["tool_calls"] = calls

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.records import ImportedComparison, ImportedDecision, Record, RowError, text_of
 from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, question, sides, words
@@ -42,7 +42,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     for annotator in (name for name in row if name.startswith("annotator")):
         verdict = row[annotator]
         if isinstance(verdict, bool) or not isinstance(verdict, int) or verdict not in VERDICTS:
-            raise RowError(f"{annotator}: expected 0, 1 or 2, found {shown(verdict)}")
+            raise RowError(f"{annotator}: expected 0, 1 or 2, found {value_excerpt(verdict)}")
         yield ImportedComparison(
             line=line,
             key=key,

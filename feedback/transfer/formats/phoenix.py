@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import Format, decisions_first, each_item, has, key_of
 from feedback.transfer.formats.calls import (
     call_decision,
@@ -103,7 +103,7 @@ def _span(row: Mapping[str, Any], line: int, models: DiskMultimap, roots: DiskMu
     kind = _kind(row, attributes)
     if kind != "LLM" and (row.get("parent_id") or trace in models):
         yield RowSkipped(
-            line, own, f"a span of kind {shown(kind)} in a trace whose decisions are its LLM spans"
+            line, own, f"a span of kind {value_excerpt(kind)} in a trace whose decisions are its LLM spans"
         )
         return
     asked = _messages(attributes, "llm.input_messages") or attributes.get("input.value")
@@ -173,10 +173,10 @@ def _messages(attributes: Mapping[str, Any], name: str) -> list[Message]:
 def _message(parts: Mapping[str, Any], what: str) -> Message:
     message: Message = {"role": parts.get("role"), "content": parts.get("content")}
     texts: list[Any] = []
-    for part in _numbered(parts, "contents", "message_content"):
+    for part in _indexed_objects(parts, "contents", "message_content"):
         if part.get("type", "text") != "text":
             raise RowError(
-                f"{what}: not_text: only text parts can be read, found one of type {shown(part.get('type'))}"
+                f"{what}: not_text: only text parts can be read, found one of type {value_excerpt(part.get('type'))}"
             )
         texts.append({"type": "text", "text": part.get("text")})
     calls = [
@@ -185,7 +185,7 @@ def _message(parts: Mapping[str, Any], what: str) -> Message:
             "type": "function",
             "function": {"name": part.get("function.name"), "arguments": part.get("function.arguments")},
         }
-        for part in _numbered(parts, "tool_calls", "tool_call")
+        for part in _indexed_objects(parts, "tool_calls", "tool_call")
     ]
     if texts:
         message["content"] = texts
@@ -197,7 +197,7 @@ def _message(parts: Mapping[str, Any], what: str) -> Message:
     return message
 
 
-def _numbered(parts: Mapping[str, Any], name: str, element: str) -> list[dict[str, Any]]:
+def _indexed_objects(parts: Mapping[str, Any], name: str, element: str) -> list[dict[str, Any]]:
     """The elements under name.0.element.key, in their order; or of a list under the name."""
     listed = parts.get(name)
     if isinstance(listed, list):
@@ -254,7 +254,7 @@ def _number(text: str) -> float | None:
     try:
         return number_of(float(text), "result.score")
     except ValueError:
-        raise RowError(f"result.score: expected a number, found {shown(text)}") from None
+        raise RowError(f"result.score: expected a number, found {value_excerpt(text)}") from None
 
 
 FORMAT = Format(

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from feedback.transfer.formats.archives import Member, unpacked
+from feedback.transfer.formats.archives import Member, archive_open
 from feedback.transfer.formats.columns import ColumnMap, is_verdict
 from feedback.transfer.formats.files import columns_dropped, rows
 from feedback.transfer.formats.readers import Reading, readings
@@ -62,7 +62,7 @@ def preview(
             left_out = columns.ignored if columns else ()
             return tuple(_preview(file, demonstration_rows, left_out) for file in files)
     except FormatRefused as error:
-        with unpacked(Path(path)) as archive:
+        with archive_open(Path(path)) as archive:
             return tuple(_unread(member, str(error), demonstration_rows) for member in archive.members)
 
 

@@ -67,7 +67,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
                         choice = chosen.setdefault((str(one.get("testIdx")), rater), [])
                         choice.append((passed, record))
         for (_, rater), outputs in chosen.items():
-            yield from _compared(line, rater, outputs)
+            yield from _comparison_records(line, rater, outputs)
     else:
         yield from _result(row, line)
 
@@ -122,7 +122,9 @@ def _choices(grading: Any) -> Iterator[tuple[str, bool]]:
             yield (f"{kind}: {value}" if value else kind)[:200], part["pass"]
 
 
-def _compared(line: int, rater: str, outputs: list[tuple[bool, ImportedDecision]]) -> Iterator[Record]:
+def _comparison_records(
+    line: int, rater: str, outputs: list[tuple[bool, ImportedDecision]]
+) -> Iterator[Record]:
     """The output that was chosen beside each other one to the same prompt."""
     best = [decision for passed, decision in outputs if passed]
     for passed, other in outputs:

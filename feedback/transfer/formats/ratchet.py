@@ -20,7 +20,7 @@ import orjson
 from feedback.storage import field_types
 from feedback.storage.bodies import Body, Field
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.history import (
     JSON_COLUMNS,
@@ -73,15 +73,15 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     kind = row.get("type")
     if kind not in TYPES:
-        raise RowError(f"type: expected {', '.join(TYPES[:-1])} or {TYPES[-1]}, found {shown(kind)}")
-    _known(row, ("type", *KEYS[kind]))
+        raise RowError(f"type: expected {', '.join(TYPES[:-1])} or {TYPES[-1]}, found {value_excerpt(kind)}")
+    _check_keys(row, ("type", *KEYS[kind]))
     if kind == "trace":
         yield _trace(row, line)
     else:
         yield _decision(row, line) if kind == "decision" else _comparison(row, line)
 
 
-def _known(row: Mapping[str, Any], names: tuple[str, ...], where: str = "") -> None:
+def _check_keys(row: Mapping[str, Any], names: tuple[str, ...], where: str = "") -> None:
     if unknown := sorted(set(row) - set(names)):
         raise RowError(f"{where}unknown keys {', '.join(unknown)[:200]}: nothing may be lost in reading")
 
@@ -117,7 +117,7 @@ def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
 
 
 def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
-    _known(row, RATING_KEYS, where)
+    _check_keys(row, RATING_KEYS, where)
     return ImportedRating(
         id=_id(row.get("id"), f"{where}id"),
         **_facts(row, RATING, where),
@@ -127,7 +127,7 @@ def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
 
 
 def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
-    _known(row, OUTCOME_KEYS, where)
+    _check_keys(row, OUTCOME_KEYS, where)
     return ImportedOutcome(
         id=_id(row.get("id"), f"{where}id"),
         **_facts(row, OUTCOME, where),
@@ -181,7 +181,7 @@ def _choice_read(value: Any, what: str, field: Field) -> str:
 def _whole_read(value: Any, what: str, field: Field) -> int:
     number = number_of(value, what)
     if number != int(number):
-        raise RowError(f"{what}: expected a whole number, found {shown(number)}")
+        raise RowError(f"{what}: expected a whole number, found {value_excerpt(number)}")
     return int(number)
 
 
@@ -209,7 +209,7 @@ def _id(value: Any, what: str) -> uuid.UUID | None:
         return None
     found = uuid_of(value)
     if found is None:
-        raise RowError(f"{what}: expected a UUID, found {shown(value)}")
+        raise RowError(f"{what}: expected a UUID, found {value_excerpt(value)}")
     return found
 
 
@@ -221,7 +221,7 @@ def _text(row: Mapping[str, Any], name: str, where: str = "") -> str:
 def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
     value = row.get(name, False)
     if not isinstance(value, bool):
-        raise RowError(f"{where}{name}: expected true or false, found {shown(value)}")
+        raise RowError(f"{where}{name}: expected true or false, found {value_excerpt(value)}")
     return value
 
 
@@ -238,7 +238,7 @@ def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
             decision = row.decision
             line = {"type": "decision", **_line(decision)}
             line["trace"] = line.pop("trace_id")
-            line["ratings"] = [_said(rating) for rating in row.ratings]
+            line["ratings"] = [_feedback_line(rating) for rating in row.ratings]
             line["outcomes"] = [
                 {name: value for name, value in _line(outcome).items() if name != "decision_id"}
                 for outcome in row.outcomes
@@ -252,7 +252,7 @@ def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
         yield line
 
 
-def _said(rating: RatingRow) -> Line:
+def _feedback_line(rating: RatingRow) -> Line:
     line = _line(rating)
     del line["decision_id"], line["supersedes_id"]
     return line
@@ -261,7 +261,7 @@ def _said(rating: RatingRow) -> Line:
 def _line(row: NamedTuple) -> Line:
     line: Line = dict(zip(row._fields, row, strict=True))
     for name in _JSON[type(row)]:
-        line[name] = _written(line[name])
+        line[name] = _stored_json(line[name])
     return line
 
 
@@ -271,7 +271,7 @@ _JSON: dict[type, list[str]] = {
 }
 
 
-def _written(text: str | None) -> Any:
+def _stored_json(text: str | None) -> Any:
     """JSON as it is stored; SQLite keeps it with every letter that is not ASCII escaped, which nobody can read."""
     if text is None:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from feedback.transfer.formats.archives import Member, unpacked
+from feedback.transfer.formats.archives import Member, archive_open
 from feedback.transfer.formats.base import Format, OpenFile, refers
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.files import MAX_REFUSED, columns_dropped, rows
@@ -66,9 +66,9 @@ def readings(
     have two. columns: which column holds what, for tables and plain rows. Raises FormatRefused.
     """
     path = Path(path)
-    asked = None if format == "auto" else named(format)
+    asked = None if format == "auto" else format_by_name(format)
     ignored = columns.ignored if columns and columns.only_ignores else ()
-    with unpacked(path) as archive:
+    with archive_open(path) as archive:
         files = [_reading(member, asked, columns) for member in archive.members]
         if archive.left_out:
             note = (
@@ -79,7 +79,7 @@ def readings(
             files = [_with_ratings(file, Path(ratings_path)) for file in files]
         else:
             with columns_dropped(ignored):
-                files = _paired(files)
+                files = _reading_order(files)
         with columns_dropped(ignored):
             yield tuple(files)
 
@@ -90,8 +90,8 @@ def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) ->
         with columns_dropped(ignored):
             chosen = asked or format_of(member.path, member.name)
         if chosen.opened is None:
-            _check_there(member, ignored)
-            return _read_alone(member, chosen, (f"left out: {', '.join(ignored)}",))
+            _check_columns(member, ignored)
+            return _read_one(member, chosen, (f"left out: {', '.join(ignored)}",))
     chosen = asked or format_of(member.path, member.name, columns)
     if columns and chosen.opened is None:
         with_map = ", ".join(format.name for format in ORDER if format.opened is not None)
@@ -102,10 +102,10 @@ def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) ->
         opened = chosen.opened(member.path, columns) if chosen.opened else None
     except FormatRefused as error:
         raise FormatRefused(str(error).replace(str(member.path), member.name)) from error
-    return _read_alone(member, chosen, opened.notes if opened else (), opened)
+    return _read_one(member, chosen, opened.notes if opened else (), opened)
 
 
-def _read_alone(
+def _read_one(
     member: Member, chosen: Format, notes: tuple[str, ...], opened: OpenFile | None = None
 ) -> Reading:
     if chosen.unverified:
@@ -113,7 +113,7 @@ def _read_alone(
     return Reading(member.name, member.path, chosen, notes=notes, opened=opened)
 
 
-def _check_there(member: Member, ignored: Sequence[str]) -> None:
+def _check_columns(member: Member, ignored: Sequence[str]) -> None:
     """Raises FormatRefused for a column that none of the first rows has."""
     there: set[str] = set()
     for row in islice(rows(member.path, member.name), SAMPLE):
@@ -137,7 +137,7 @@ def _with_ratings(file: Reading, ratings_path: Path) -> Reading:
     return replace(file, ratings_path=ratings_path)
 
 
-def _paired(files: Sequence[Reading]) -> list[Reading]:
+def _reading_order(files: Sequence[Reading]) -> list[Reading]:
     """Files in the order they are read in: what others refer to first; two that belong together as one."""
     if len(files) == 1:
         return list(files)
@@ -169,11 +169,11 @@ def detect(path: str | Path, columns: ColumnMap | None = None) -> str:
 
     Raises FormatRefused where it cannot be read or no format knows it.
     """
-    with unpacked(Path(path)) as archive:
+    with archive_open(Path(path)) as archive:
         return format_of(archive.members[0].path, archive.members[0].name, columns).name
 
 
-def named(name: str) -> Format:
+def format_by_name(name: str) -> Format:
     """The format that reads files of this name, of a format or of one of its shapes. Raises FormatRefused."""
     if name not in READ_AS:
         raise FormatRefused(f"no format {name!r}; there are auto, {', '.join(FORMATS)}")

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from feedback.storage.facts import ComparisonFacts, DecisionFacts, OutcomeFacts, RatingFacts, TraceFacts
-from feedback.storage.responses import Completion, Message, shown
+from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.cells import Cell, json_of, number_in
 
 
@@ -161,7 +161,7 @@ def mapping_of(value: Any, what: str) -> Mapping[str, Any]:
     """An object, in a cell as JSON. Raises RowError."""
     value = json_of(value) if isinstance(value, Cell) else value
     if not isinstance(value, Mapping):
-        raise RowError(f"{what}: expected an object, found {shown(value)}")
+        raise RowError(f"{what}: expected an object, found {value_excerpt(value)}")
     return value
 
 
@@ -169,14 +169,14 @@ def list_of(value: Any, what: str) -> Sequence[Any]:
     """A list, in a cell as JSON. Raises RowError."""
     value = json_of(value) if isinstance(value, Cell) else value
     if not isinstance(value, list):
-        raise RowError(f"{what}: expected a list, found {shown(value)}")
+        raise RowError(f"{what}: expected a list, found {value_excerpt(value)}")
     return value
 
 
 def text_of(value: Any, what: str, *, required: bool = False) -> str:
     """A text that can be stored: no NUL, no half of a surrogate pair. Raises RowError."""
     if not isinstance(value, str):
-        raise RowError(f"{what}: expected a text, found {shown(value)}")
+        raise RowError(f"{what}: expected a text, found {value_excerpt(value)}")
     if "\x00" in value:
         raise RowError(f"{what}: holds a NUL character")
     try:
@@ -202,7 +202,9 @@ def _part_text(part: Any, what: str) -> str:
         return text_of(part, what)
     kind = mapping_of(part, what).get("type")
     if kind not in ("text", "input_text", "output_text"):
-        raise RowError(f"{what}: not_text: only text parts can be read, found one of type {shown(kind)}")
+        raise RowError(
+            f"{what}: not_text: only text parts can be read, found one of type {value_excerpt(kind)}"
+        )
     return text_of(part.get("text"), f"{what}.text")
 
 
@@ -258,13 +260,15 @@ def number_of(value: Any, what: str) -> float:
     if isinstance(value, Cell):
         value = number_in(value) if number_in(value) is not None else value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RowError(f"{what}: expected a number, found {shown(value)}")
+        raise RowError(f"{what}: expected a number, found {value_excerpt(value)}")
     try:
         number = float(value)
     except OverflowError:  # a whole number of more than 308 digits
         number = math.inf
     if not math.isfinite(number):
-        raise RowError(f"{what}: expected a number within the range of a double, found {shown(value)}")
+        raise RowError(
+            f"{what}: expected a number within the range of a double, found {value_excerpt(value)}"
+        )
     return number
 
 
@@ -283,7 +287,7 @@ def time_of(value: Any, what: str) -> datetime | None:
         parsed = datetime.fromisoformat(value)
     except (TypeError, ValueError, OverflowError, OSError):
         raise RowError(
-            f"{what}: expected a time such as 2025-01-02T03:04:05Z, found {shown(value)}"
+            f"{what}: expected a time such as 2025-01-02T03:04:05Z, found {value_excerpt(value)}"
         ) from None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import DOWN, UP
 from feedback.transfer.formats.cells import number_in
 from feedback.transfer.formats.columns import Scale, verdicts_in
@@ -169,7 +169,7 @@ def verdicts_of(
     say it, with those found and the map that would.
     """
     if words:
-        return _worded(column, words)
+        return _verdicts_by_words(column, words)
     if scale is not None:
         # the range is said, but its values may still lie outside of it: such a row is refused
         return Verdicts(
@@ -233,7 +233,7 @@ def _by_numbers(column: str, values: Values, kind: str) -> Verdicts | None:
     return None
 
 
-def _worded(column: str, words: tuple[str, ...]) -> Verdicts:
+def _verdicts_by_words(column: str, words: tuple[str, ...]) -> Verdicts:
     if len(words) != 2:
         raise FormatRefused(
             f"--map {column}:{'/'.join(words)}: expected two words, for good and for bad, as in "
@@ -246,7 +246,7 @@ def _worded(column: str, words: tuple[str, ...]) -> Verdicts:
         if word not in (good, bad):
             if word in NEUTRAL_WORDS:
                 return ""
-            raise RowError(f"{column}: expected {words[0]} or {words[1]}, found {shown(value)}")
+            raise RowError(f"{column}: expected {words[0]} or {words[1]}, found {value_excerpt(value)}")
         return "up" if word == good else "down"
 
     return Verdicts(
@@ -270,7 +270,7 @@ def _thumb(column: str, zero: str, value: Any) -> str:
         return zero
     if word in NEUTRAL_WORDS:
         return ""
-    raise RowError(f"{column}: expected a thumb up or down, found {shown(value)}")
+    raise RowError(f"{column}: expected a thumb up or down, found {value_excerpt(value)}")
 
 
 def _stars(column: str, value: Any) -> int | None:
@@ -284,7 +284,7 @@ def _stars(column: str, value: Any) -> int | None:
         said = _STARS.fullmatch(text)
         number = float(said[1]) if said else number_of_value(value)
     if number is None or number != int(number) or not 1 <= number <= 5:
-        raise RowError(f"{column}: expected 1 to 5 stars, found {shown(value)}")
+        raise RowError(f"{column}: expected 1 to 5 stars, found {value_excerpt(value)}")
     return int(number)
 
 
@@ -294,7 +294,7 @@ def _share(column: str, scale: Scale, value: Any) -> float | None:
     number = number_of_value(value)
     if number is None or not 0 <= (share := scale.share(number)) <= 1:
         raise RowError(
-            f"{column}: expected a number from {scale.low:g} to {scale.high:g}, found {shown(value)}"
+            f"{column}: expected a number from {scale.low:g} to {scale.high:g}, found {value_excerpt(value)}"
         )
     return share
 
@@ -310,7 +310,7 @@ def _out_of(column: str, value: Any) -> float | None:
         said = _OUT_OF.fullmatch(text)
         number, most = (number_in(said[1]), float(said[2])) if said else (None, 0.0)
     if number is None or not most or not 0 <= number <= most:
-        raise RowError(f"{column}: expected a share such as 80% or 4/5, found {shown(value)}")
+        raise RowError(f"{column}: expected a share such as 80% or 4/5, found {value_excerpt(value)}")
     return number / most
 
 
@@ -383,7 +383,7 @@ def preferences_of(
         if len(same) == 1:
             return same[0]
         raise RowError(
-            f"{column}: expected a, b, tie or both_bad, found {shown(value)}; other words are said with "
+            f"{column}: expected a, b, tie or both_bad, found {value_excerpt(value)}; other words are said with "
             f"--map preferred={column}:FIRST/SECOND/TIE"
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format, text_only
 from feedback.transfer.formats.cells import Cell, number_in
 from feedback.transfer.formats.records import (
@@ -79,8 +79,8 @@ def _rating(row: Mapping[str, Any], side: str) -> ImportedRating | None:
         number = number_of(value, f"{what}_{side}")
         if not low <= number <= high:
             raise RowError(
-                f"{what}_{side}: expected {low:g} to {high:g}, found {shown(value)}; of another scale, leave the "
-                f"two out with --map ignore={what}_chosen+{what}_rejected"
+                f"{what}_{side}: expected {low:g} to {high:g}, found {value_excerpt(value)}; of another scale, "
+                f"leave the two out with --map ignore={what}_chosen+{what}_rejected"
             )
         if what == "rating" and number == int(number):
             return ImportedRating(stars=int(number), rater_kind="simulated")

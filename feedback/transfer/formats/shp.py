@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.calls import metadata_retained
 from feedback.transfer.formats.records import (
@@ -30,7 +30,9 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key = key_of(row)
     better = BETTER.get(str(row.get("labels")).lower())
     if better is None:
-        raise RowError(f"labels: expected 1 (A is better) or 0 (B is), found {shown(row.get('labels'))}")
+        raise RowError(
+            f"labels: expected 1 (A is better) or 0 (B is), found {value_excerpt(row.get('labels'))}"
+        )
     # people wrote both: there is no policy, and no single rater either
     left, right = (
         ImportedDecision(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, key_of, thumb_of, verdicts_read
 from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
@@ -37,9 +37,9 @@ from feedback.transfer.formats.writers import (
     each_rating,
     good,
     iso,
-    one_by_one,
     plain,
     words,
+    writer_by_record,
 )
 
 ENTRY = "entry"
@@ -88,7 +88,7 @@ def _ratings(path: Path, found: DiskMultimap) -> Iterator[RowRefused]:
         if isinstance(row, RowRefused):
             yield RowRefused(row.line, row.key, f"{path}: {row.reason}", row.broken)
         elif not isinstance(row.value, Mapping):
-            yield RowRefused(row.line, "", f"{path}: expected an object, found {shown(row.value)}")
+            yield RowRefused(row.line, "", f"{path}: expected an object, found {value_excerpt(row.value)}")
         else:
             try:
                 verdicts_read(row.value, used=("rating", "rater"))
@@ -103,14 +103,14 @@ def _ratings(path: Path, found: DiskMultimap) -> Iterator[RowRefused]:
 def _entry_id(row: Mapping[str, Any]) -> str:
     value = row.get("entry_id")
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise RowError(f"entry_id: expected a text or a number, found {shown(value)}")
+        raise RowError(f"entry_id: expected a text or a number, found {value_excerpt(value)}")
     return str(value)
 
 
 def _rating(row: Mapping[str, Any]) -> ImportedRating:
     thumb = row.get("rating")
     if thumb not in ("up", "down"):
-        raise RowError(f"rating: expected up or down, found {shown(thumb)}")
+        raise RowError(f"rating: expected up or down, found {value_excerpt(thumb)}")
     notes = row.get("notes")
     rater = row.get("rater")
     return ImportedRating(
@@ -182,7 +182,7 @@ def _entry(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     }
 
 
-def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+def _rating_lines(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     plain(record.messages)  # what has no entry has no ratings either
     words(record.response)
     return each_rating(
@@ -201,10 +201,10 @@ def _rated(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 SHAPES = (
     RowShape(
-        "simulation", "entries, and beside them their ratings", (View.DECISIONS,), one_by_one(_entry), "array",
+        "simulation", "entries, and beside them their ratings", (View.DECISIONS,), writer_by_record(_entry), "array",
         beside=("simulation-ratings",),
     ),
-    RowShape("simulation-ratings", "ratings of entries", (View.RATED,), one_by_one(_rated), "array"),
+    RowShape("simulation-ratings", "ratings of entries", (View.RATED,), writer_by_record(_rating_lines), "array"),
 )  # fmt: skip
 
 FORMAT = Format(

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Completion, Message, shown
+from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats import trl
 from feedback.transfer.formats.base import PROMPT_ALONE, Format, OpenFile, each_row, key_of, text_only
 from feedback.transfer.formats.cells import Cell, json_of
@@ -54,14 +54,14 @@ def recognises(row: Mapping[str, Any]) -> bool:
     return prompt and (paired or bool(names & set(NAMES["response"])))
 
 
-def opened(path: Path, columns: ColumnMap | None, name: str = "") -> OpenFile:
+def table_open(path: Path, columns: ColumnMap | None, name: str = "") -> OpenFile:
     """A file with its columns known. Raises FormatRefused where they cannot be told."""
     layout = layout_of(rows(path, name), name or str(path), columns)
     return OpenFile(lambda: each_row(path, partial(records, layout)), layout.notes, layout.field_of)
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    yield from opened(path, None).records()
+    yield from table_open(path, None).records()
 
 
 def records(layout: TableLayout, row: Mapping[str, Any], line: int) -> Iterator[Record]:
@@ -70,7 +70,7 @@ def records(layout: TableLayout, row: Mapping[str, Any], line: int) -> Iterator[
     cells = _Cells(layout, row)
     key = str(cells.get("id") or "")[:200] or key_of(row)
     if layout.columns.chosen is not None:
-        yield from _chosen(cells, line, key)
+        yield from _choice_records(cells, line, key)
     elif layout.columns.response_a is not None:
         yield from _pair(cells, line, key)
     else:
@@ -133,7 +133,7 @@ def _conversation(value: Any, what: str) -> list[Message]:
             role = ROLES.get(str(turn["from"]))
             if role is None:
                 raise RowError(
-                    f"{what}[{index}].from: expected {', '.join(ROLES)}; found {shown(turn['from'])}"
+                    f"{what}[{index}].from: expected {', '.join(ROLES)}; found {value_excerpt(turn['from'])}"
                 )
             turns.append({"role": role, "content": text_of(turn.get("value"), f"{what}[{index}].value")})
         return turns
@@ -281,7 +281,9 @@ def _rating(cells: _Cells) -> ImportedRating | None:
 def _rater_kind(cells: _Cells) -> str:
     kind = cells.text("rater_kind").lower() or "human"
     if kind not in ("human", "simulated"):
-        raise RowError(f"{cells.name('rater_kind')}: expected human or simulated, found {shown(kind)}")
+        raise RowError(
+            f"{cells.name('rater_kind')}: expected human or simulated, found {value_excerpt(kind)}"
+        )
     return kind
 
 
@@ -351,7 +353,7 @@ def _comparison(
     )
 
 
-def _chosen(cells: _Cells, line: int, key: str) -> Iterator[Record]:
+def _choice_records(cells: _Cells, line: int, key: str) -> Iterator[Record]:
     chosen, rejected = cells.get("chosen"), cells.get("rejected")
     if chosen is None:
         raise RowError(f"{cells.name('chosen')}: is empty")
@@ -373,5 +375,5 @@ FORMAT = Format(
     recognises,
     read,
     (),
-    opened=opened,
+    opened=table_open,
 )

@@ -105,7 +105,7 @@ def delimiter_of(start: str) -> str:
         return said[1]
     best, most = ",", (0.0, 0)
     for delimiter in DELIMITERS:
-        rows = _sampled(start, delimiter)
+        rows = _sample_rows(start, delimiter)
         if not rows or len(rows[0]) < 2:
             continue
         counts = Counter(len(row) for row in rows)
@@ -115,7 +115,7 @@ def delimiter_of(start: str) -> str:
     return best
 
 
-def _sampled(start: str, delimiter: str) -> list[list[str]]:
+def _sample_rows(start: str, delimiter: str) -> list[list[str]]:
     rows: list[list[str]] = []
     try:
         for cells in csv.reader(io.StringIO(start, newline=""), delimiter=delimiter):

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Completion, Message, shown
+from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, has, key_of
 from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
@@ -42,10 +42,10 @@ from feedback.transfer.formats.writers import (
     View,
     Writer,
     iso,
-    one_by_one,
     plain,
     share_of,
     turns_of,
+    writer_by_record,
 )
 
 
@@ -104,7 +104,7 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 def _inference(
     row: Mapping[str, Any], line: int, ratings: tuple[ImportedRating, ...] = ()
 ) -> ImportedDecision:
-    asked = mapping_of(_decoded(row.get("input"), "input"), "input")
+    asked = mapping_of(_decode_json(row.get("input"), "input"), "input")
     messages: list[Message] = []
     if (system := asked.get("system")) is not None:
         messages.append({"role": "system", "content": _text_or_json(system, "input.system")})
@@ -126,7 +126,7 @@ def _inference(
         id=own,
         agent=slug(name),
         messages=messages,
-        response=_output(_decoded(row.get("output"), "output")),
+        response=_output(_decode_json(row.get("output"), "output")),
         policy=text_of(row.get("variant_name"), "variant_name"),
         run_id=str(row.get("episode_id") or ""),
         latency_ms=None if latency is None else number_of(latency, "processing_time_ms"),
@@ -151,7 +151,7 @@ def _feedback(row: Mapping[str, Any], line: int) -> ImportedReference:
         "id": own,
     }
     if "inference_id" in row:
-        correction = _output(_decoded(value, "value"))
+        correction = _output(_decode_json(value, "value"))
         if not isinstance(correction, str):
             raise RowError("value: only a demonstration in words can be read, found a tool call")
         rating["correction"] = correction
@@ -159,7 +159,9 @@ def _feedback(row: Mapping[str, Any], line: int) -> ImportedReference:
         rating["thumb"] = "up" if value else "down"
     elif isinstance(value, (int, float)):
         if not 0 <= value <= 1:
-            raise RowError(f"value: expected a float metric in [0, 1], found {shown(value)} of unknown scale")
+            raise RowError(
+                f"value: expected a float metric in [0, 1], found {value_excerpt(value)} of unknown scale"
+            )
         rating["score"] = float(value)
     else:
         rating["notes"] = text_of(value, "value", required=True)
@@ -168,14 +170,14 @@ def _feedback(row: Mapping[str, Any], line: int) -> ImportedReference:
     )
 
 
-def _decoded(value: Any, what: str) -> Any:
+def _decode_json(value: Any, what: str) -> Any:
     """Columns of JSON come as JSON or as its text."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except ValueError as error:
-        raise RowError(f"{what}: expected JSON, found {shown(value)}: {error}") from None
+        raise RowError(f"{what}: expected JSON, found {value_excerpt(value)}: {error}") from None
 
 
 def _turn(turn: Mapping[str, Any], what: str) -> list[Message]:
@@ -205,11 +207,11 @@ def _turn(turn: Mapping[str, Any], what: str) -> list[Message]:
 def _block_text(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind not in ("text", "raw_text", "template"):
-        raise RowError(f"{where}: only text and tools can be read, found {shown(kind)}")
+        raise RowError(f"{where}: only text and tools can be read, found {value_excerpt(kind)}")
     for key in ("text", "value", "arguments"):
         if part.get(key) is not None:
             return _text_or_json(part[key], f"{where}.{key}")
-    raise RowError(f"{where}: expected text, value or arguments, found {shown(part)}")
+    raise RowError(f"{where}: expected text, value or arguments, found {value_excerpt(part)}")
 
 
 def _text_or_json(value: Any, what: str) -> str:
@@ -226,7 +228,7 @@ def _call(part: Mapping[str, Any], where: str) -> dict[str, Any]:
         "type": "function",
         "function": {
             "name": text_of(name, f"{where}.name"),
-            "arguments": check_json(_decoded(arguments, f"{where}.arguments"), f"{where}.arguments"),
+            "arguments": check_json(_decode_json(arguments, f"{where}.arguments"), f"{where}.arguments"),
         },
     }
 
@@ -336,7 +338,7 @@ def _feedback_rows(kind: str) -> Writer:
                     "timestamp": iso(rating.created_at),
                 }
 
-    return one_by_one(write)
+    return writer_by_record(write)
 
 
 METRICS = {"boolean": "thumb", "float": "score"}
@@ -363,7 +365,7 @@ TABLES = {
 SHAPES = (
     RowShape(
         "tensorzero", "ChatInference, and beside it the feedback tables", (View.DECISIONS,),
-        one_by_one(_inference_row), beside=tuple(f"tensorzero-{kind}" for kind in TABLES),
+        writer_by_record(_inference_row), beside=tuple(f"tensorzero-{kind}" for kind in TABLES),
     ),
     *(RowShape(f"tensorzero-{kind}", title, (View.RATED,), _feedback_rows(kind)) for kind, title in TABLES.items()),
 )  # fmt: skip

@@ -40,7 +40,6 @@ from feedback.transfer.formats.writers import (
     better_worse,
     each_rating,
     good,
-    one_by_one,
     plain,
     question,
     some_turns,
@@ -48,6 +47,7 @@ from feedback.transfer.formats.writers import (
     tools_text,
     turns_of,
     words,
+    writer_by_record,
 )
 
 
@@ -86,7 +86,7 @@ def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion,
     Raises RowError.
     """
     chosen, rejected, prompt = (row.get(name) for name in ("chosen", "rejected", "prompt"))
-    if prompt is None and _answers_alone(chosen) and isinstance(row.get("messages"), list):
+    if prompt is None and _lacks_prompt(chosen) and isinstance(row.get("messages"), list):
         prompt = messages_of(row["messages"], "messages")
         if len(prompt) > 1 and prompt[-1]["role"] == "assistant":
             # the chosen conversation, as it stands beside chosen in files that train_sft may read too
@@ -105,7 +105,7 @@ def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion,
     return _shared_text(text_of(chosen, "chosen"), text_of(rejected, "rejected"))
 
 
-def _answers_alone(chosen: Any) -> bool:
+def _lacks_prompt(chosen: Any) -> bool:
     """True of a chosen response without its prompt: a text, or messages that begin with the assistant's."""
     if isinstance(chosen, list):
         return bool(chosen) and isinstance(chosen[0], Mapping) and chosen[0].get("role") == "assistant"
@@ -214,22 +214,28 @@ def _prompt(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 PREFERENCES = (View.PREFERENCES,)
 SHAPES = (
-    RowShape("trl", "preference, conversational, explicit prompt", PREFERENCES, one_by_one(_pair)),
+    RowShape("trl", "preference, conversational, explicit prompt", PREFERENCES, writer_by_record(_pair)),
     RowShape(
-        "trl-implicit", "preference, conversational, implicit prompt", PREFERENCES, one_by_one(_implicit_pair)
+        "trl-implicit",
+        "preference, conversational, implicit prompt",
+        PREFERENCES,
+        writer_by_record(_implicit_pair),
     ),
-    RowShape("trl-standard", "preference, texts, explicit prompt", PREFERENCES, one_by_one(_text_pair)),
+    RowShape("trl-standard", "preference, texts, explicit prompt", PREFERENCES, writer_by_record(_text_pair)),
     RowShape(
         "trl-standard-implicit",
         "preference, texts, implicit prompt",
         PREFERENCES,
-        one_by_one(_implicit_text_pair),
+        writer_by_record(_implicit_text_pair),
     ),
-    RowShape("trl-unpaired", "unpaired: a label for each rating", (View.RATED,), one_by_one(_labels)),
+    RowShape("trl-unpaired", "unpaired: a label for each rating", (View.RATED,), writer_by_record(_labels)),
     RowShape(
-        "trl-prompt-completion", "prompt and completion", (View.DEMONSTRATIONS,), one_by_one(_completion)
+        "trl-prompt-completion",
+        "prompt and completion",
+        (View.DEMONSTRATIONS,),
+        writer_by_record(_completion),
     ),
-    RowShape("trl-prompt-only", "prompts", (View.PROMPTS,), one_by_one(_prompt)),
+    RowShape("trl-prompt-only", "prompts", (View.PROMPTS,), writer_by_record(_prompt)),
 )
 
 FORMAT = row_format(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from feedback.storage.responses import Message, shown
+from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import each_item, has, key_of, row_format
 from feedback.transfer.formats.calls import metadata_retained, text_or_empty
 from feedback.transfer.formats.records import (
@@ -61,7 +61,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             score = fmean(aspects)  # what the fine-grained score is made of
         critique = text_of(item.get("critique") or "", "critique")[:20_000]
         if score is not None and not 1 <= score <= 5:
-            raise RowError(f"fine-grained_score: expected 1 to 5, found {shown(score)}")
+            raise RowError(f"fine-grained_score: expected 1 to 5, found {value_excerpt(score)}")
         rating = ImportedRating(
             rater_kind="simulated", score=None if score is None else (score - 1) / 4, notes=critique
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import thumb_of
 from feedback.transfer.formats.records import (
     ImportedOutcome,
@@ -125,7 +125,7 @@ class NamedScore:
             return None
         if not isinstance(self.value, (int, float)):
             raise RowError(
-                f"{self.name}: expected a number, a text, true or false, found {shown(self.value)}"
+                f"{self.name}: expected a number, a text, true or false, found {value_excerpt(self.value)}"
             )
         try:
             number = float(self.value)
@@ -133,7 +133,7 @@ class NamedScore:
             number = math.inf
         if not math.isfinite(number):
             raise RowError(
-                f"{self.name}: expected a number within the range of a double, found {shown(self.value)}"
+                f"{self.name}: expected a number within the range of a double, found {value_excerpt(self.value)}"
             )
         return number
 

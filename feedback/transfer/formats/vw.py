@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from feedback.storage.responses import shown
+from feedback.storage.responses import value_excerpt
 from feedback.storage.validation import PROBABILITY_TOLERANCE
 from feedback.transfer.formats.base import key_of, row_format, verdicts_read
 from feedback.transfer.formats.records import (
@@ -29,7 +29,7 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, iso, one_by_one, share_of
+from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, iso, share_of, writer_by_record
 
 SLATES = "a slates file: its slots are chosen and paid together, which is no choice among listed responses"
 CONTINUOUS = "a continuous action (_label_ca): only a choice among listed actions can be read"
@@ -81,7 +81,7 @@ def _choice(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     """A choice of one of the listed actions."""
     context = mapping_of(check_json(row.get("c"), "c"), "c")
     actions = [_text_or_json(action) for action in list_of(context.get("_multi"), "c._multi")]
-    chosen = _chosen(row, len(actions))
+    chosen = _action_index(row, len(actions))
     if chosen is None:
         yield RowSkipped(line, key_of(row), UNLABELLED)
         return
@@ -110,7 +110,7 @@ def _reward(cost: Any, what: str) -> tuple[ImportedOutcome, ...]:
     return () if cost is None else (ImportedOutcome("reward", 0.0 - number_of(cost, what)),)
 
 
-def _chosen(row: Mapping[str, Any], count: int) -> int | None:
+def _action_index(row: Mapping[str, Any], count: int) -> int | None:
     """Index of the action taken: `_labelIndex` counts from 0, `_label_Action` from 1, and `a` lists the choice first,
     counting from 1 in most files and from 0 in some, so that it is only believed where it has no 0."""
     index, number, listed = row.get("_labelIndex"), row.get("_label_Action"), row.get("a")
@@ -118,28 +118,28 @@ def _chosen(row: Mapping[str, Any], count: int) -> int | None:
     if index is None and number is None:
         if not listed:
             return None
-        if any(_whole(one, "a") == 0 for one in listed):
+        if any(_parse_int(one, "a") == 0 for one in listed):
             raise RowError(
                 "a: holds a 0, so that it may count from 0 or from 1; expected _label_Action or _labelIndex"
             )
         number = listed[0]
-    if number is not None and not 1 <= _whole(number, "_label_Action") <= count:
-        raise RowError(f"_label_Action: expected 1 to {count}, found {shown(number)}")
+    if number is not None and not 1 <= _parse_int(number, "_label_Action") <= count:
+        raise RowError(f"_label_Action: expected 1 to {count}, found {value_excerpt(number)}")
     if index is None:
         assert number is not None
         return int(number) - 1
-    if number is not None and _whole(index, "_labelIndex") != number - 1:
+    if number is not None and _parse_int(index, "_labelIndex") != number - 1:
         raise RowError(
-            f"_labelIndex: expected {number - 1} beside _label_Action {number}, found {shown(index)}"
+            f"_labelIndex: expected {number - 1} beside _label_Action {number}, found {value_excerpt(index)}"
         )
-    if not 0 <= _whole(index, "_labelIndex") < count:
-        raise RowError(f"_labelIndex: expected 0 to {count - 1}, found {shown(index)}")
+    if not 0 <= _parse_int(index, "_labelIndex") < count:
+        raise RowError(f"_labelIndex: expected 0 to {count - 1}, found {value_excerpt(index)}")
     return int(index)
 
 
-def _whole(value: Any, what: str) -> int:
+def _parse_int(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RowError(f"{what}: expected a whole number, found {shown(value)}")
+        raise RowError(f"{what}: expected a whole number, found {value_excerpt(value)}")
     return value
 
 
@@ -199,7 +199,7 @@ def _slots(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         allowed = (
             left if slot.get("_inc") is None else [n for n in left if n in list_of(slot["_inc"], "_inc")]
         )
-        chosen = _whole(_first(outcome.get("_a"), f"{what}._a"), f"{what}._a")
+        chosen = _parse_int(_first(outcome.get("_a"), f"{what}._a"), f"{what}._a")
         if chosen not in allowed:
             raise RowError(
                 f"{what}._a: expected one of {', '.join(map(str, allowed)) or 'none'}, found {chosen}"
@@ -279,6 +279,6 @@ def _action(text: str) -> Any:
     return value if isinstance(value, Mapping) and _text_or_json(value) == text else text
 
 
-SHAPES = (RowShape("vw", "choices among listed responses", (View.DECISIONS,), one_by_one(_line)),)
+SHAPES = (RowShape("vw", "choices among listed responses", (View.DECISIONS,), writer_by_record(_line)),)
 
 FORMAT = row_format("vw", "Vowpal Wabbit: cb and ccb, dsjson and json", recognises, records, SHAPES)

@@ -188,10 +188,10 @@ def _scores(kind: str, payload: Mapping[str, Any], author: str) -> Iterator[Name
         else:
             yield NamedScore(name, output, simulated=True, binary=False)
     else:
-        yield from _own(name, payload, author)
+        yield from _custom_scores(name, payload, author)
 
 
-def _own(name: str, payload: Mapping[str, Any], author: str) -> Iterator[NamedScore]:
+def _custom_scores(name: str, payload: Mapping[str, Any], author: str) -> Iterator[NamedScore]:
     """A payload of one's own: a key called correction is one, other plain values are named scores."""
     for part, value in payload.items():
         if part == "correction" and isinstance(value, str):

@@ -97,7 +97,7 @@ REASONS: dict[str, str] = {
 R = TypeVar("R")
 
 
-def one_by_one(said: Callable[[R, Counter[str]], Iterable[Line]]) -> Writer:
+def writer_by_record(said: Callable[[R, Counter[str]], Iterable[Line]]) -> Writer:
     """A writer that turns one record after the other into rows; a record that raises NotSaid is counted."""
 
     def write(records: Iterable[R], left_out: Counter[str]) -> Iterator[Line]:
@@ -152,7 +152,7 @@ def plain(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         raise NotSaid("not_text") from None
 
 
-def spoken(messages: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> list[tuple[str, str]]:
+def turns_by_role(messages: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> list[tuple[str, str]]:
     """(the format's word for the speaker, text) of each turn. Raises NotSaid where one cannot be said in words."""
     turns = []
     for message in plain(messages):
@@ -166,7 +166,9 @@ def spoken(messages: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> l
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of a prompt that is one user turn. Raises NotSaid."""
-    turns = spoken(messages, {"user": "user", "system": "system", "assistant": "assistant", "tool": "tool"})
+    turns = turns_by_role(
+        messages, {"user": "user", "system": "system", "assistant": "assistant", "tool": "tool"}
+    )
     if len(turns) != 1 or turns[0][0] != "user":
         raise NotSaid("conversation")
     if not turns[0][1].strip():

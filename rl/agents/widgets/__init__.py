@@ -174,11 +174,11 @@ def build_widget_dpo_pairs(
     return AGENT.dpo_pairs(entries, state_of)
 
 
-def _state_drawn(agent: Agent, random: Random) -> dict[str, Any]:
+def _draw_state(agent: Agent, random: Random) -> dict[str, Any]:
     return state_random(random, random.choice(tuple(WIDGETS)))
 
 
-def _situation_wanted(state: dict[str, Any]) -> None:
+def _situation_answer(state: dict[str, Any]) -> None:
     """Compact on a phone, rich on a wall screen; between them rich from 240 readings on."""
     screen, points = state["context"]["on"], state["context"]["points"]
     rich = screen == "wall screen" or (screen != "phone" and points >= 240)
@@ -196,5 +196,5 @@ AGENT = Widgets(
     drawing=widget_drawing,
     answer_key="widget",
     options_key="widgets",
-    world=World(_state_drawn, _situation_wanted),
+    world=World(_draw_state, _situation_answer),
 )

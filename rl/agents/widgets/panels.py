@@ -169,7 +169,7 @@ SPOTS = ((92, 74), (210, 60), (320, 112), (160, 138), (384, 140))
 def map_view(figures: DrawingFigures) -> Canvas:
     width = figures.width
     canvas = panel(width, 220, "map")
-    canvas.path(_scaled(LAND, (width - 20) / 450), "land")
+    canvas.path(_scale_path(LAND, (width - 20) / 450), "land")
     for index, (x, y) in enumerate(SPOTS):
         at = 10 + x * (width - 20) / 450
         canvas.circle(at, y + 6, 6 + 34 * figures.shares[index], "d-1 see-through")
@@ -178,7 +178,7 @@ def map_view(figures: DrawingFigures) -> Canvas:
     return canvas
 
 
-def _scaled(path: str, factor: float) -> str:
+def _scale_path(path: str, factor: float) -> str:
     """A path of x y pairs with x scaled."""
     words: list[str] = []
     axis = 0

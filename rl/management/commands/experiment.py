@@ -8,9 +8,9 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl.api.experiments import experiment_shown
+from rl.api.experiments import experiment_represent
 from rl.experiments import schedule
-from rl.experiments.results import results_of, results_shown
+from rl.experiments.results import results_of, results_represent
 from rl.experiments.summary import adjustment_text, effect_interval_text, interval_text
 from rl.experiments.traffic import (
     ArmOrder,
@@ -93,7 +93,7 @@ class Command(RatchetCommand):
             rows = Experiment.objects.prefetch_related("arms__policy").order_by("-pk")
             if options["agent"]:
                 rows = rows.filter(agent=options["agent"])
-            return {"experiments": [experiment_shown(row) for row in rows]}
+            return {"experiments": [experiment_represent(row) for row in rows]}
         if action == "tick":
             return {"done": schedule.tick()}
         if not options["name"]:
@@ -102,16 +102,16 @@ class Command(RatchetCommand):
             found = assign(_agent(options), options["name"])
             return {"policy": found.policy, "arm": found.arm, "propensity": found.propensity}
         if action == "start":
-            return experiment_shown(self._start(options))
+            return experiment_represent(self._start(options))
         experiment = experiment_get(options["name"])
         if action == "show":
-            return {**experiment_shown(experiment), "results": results_shown(results_of(experiment))}
+            return {**experiment_represent(experiment), "results": results_represent(results_of(experiment))}
         if action == "ramp":
             if options["to"] is None:
                 raise CommandError("experiment ramp takes --to, such as --to 25")
-            return experiment_shown(experiment_ramp(experiment, options["to"], actor=ACTOR))
+            return experiment_represent(experiment_ramp(experiment, options["to"], actor=ACTOR))
         if action == "stop":
-            return experiment_shown(experiment_stop(experiment, actor=ACTOR, reason=options["reason"]))
+            return experiment_represent(experiment_stop(experiment, actor=ACTOR, reason=options["reason"]))
         results = results_of(experiment)
         policy = schedule.arm_promote(
             experiment, results.leader, results, actor=ACTOR, reason=options["reason"]

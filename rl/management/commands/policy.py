@@ -50,7 +50,7 @@ class Command(RatchetCommand):
         action, names, actor = options["action"], options["names"], "policy"
         expected = {"list": 0, "diff": 2}.get(action, 1)
         if action == "verify":
-            return self._verified(names, options["agent"])
+            return self._verify(names, options["agent"])
         if len(names) != expected:
             raise CommandError(f"policy {action} takes {expected} names, found {len(names)}")
         if action == "list":
@@ -92,7 +92,7 @@ class Command(RatchetCommand):
             moved = registry.policy_retire(policy, actor=actor, reason=options["reason"])
         return _policy_summary(moved)
 
-    def _verified(self, names: list[str], agent: str | None) -> dict[str, Any]:
+    def _verify(self, names: list[str], agent: str | None) -> dict[str, Any]:
         """Files compared with their sums; exit code 1 where one is damaged or missing."""
         policies: list[Policy] | None = [registry.policy_get(name) for name in names] or None
         if agent:

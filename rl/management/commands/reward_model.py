@@ -44,7 +44,7 @@ class Command(RatchetCommand):
             rows = RewardModelVersion.objects.order_by("agent", "-pk")
             if options["agent"]:
                 rows = rows.filter(agent=options["agent"])
-            return {"reward_models": [reward_models.reward_model_shown(row) for row in rows]}
+            return {"reward_models": [reward_models.reward_model_represent(row) for row in rows]}
         found = reward_models.reward_model_get(name)
         if action == "judge":
             found = reward_models.reward_model_judge(found, actor=actor)
@@ -55,7 +55,7 @@ class Command(RatchetCommand):
         elif action == "retire":
             found = reward_models.reward_model_retire(found, actor=actor, reason=options["reason"])
         return {
-            **reward_models.reward_model_shown(found),
+            **reward_models.reward_model_represent(found),
             "sha256": found.sha256,
             "path": found.path,
             "events": [

@@ -60,7 +60,7 @@ class Host:
                 return {"n": asked["n"], "error": self.fault}
             args = [decode(value, self._resolve) for value in asked["args"]]
             before = asked["args"]
-            value = self._done(asked, args)
+            value = self._finish(asked, args)
             reply = {"n": asked["n"], "value": encode(value, self._handle)}
             if value is None:
                 # a function that returns nothing may have changed its arguments in place
@@ -70,7 +70,7 @@ class Host:
         except BaseException as error:
             return {"n": asked["n"], "error": _error(error)}
 
-    def _done(self, asked: dict[str, Any], args: list[Any]) -> Any:
+    def _finish(self, asked: dict[str, Any], args: list[Any]) -> Any:
         what, target = asked["do"], asked["target"]
         if what == "defined":
             return [name for name, value in vars(self.module).items() if isinstance(value, FunctionType)]

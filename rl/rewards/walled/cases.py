@@ -104,14 +104,14 @@ def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
     return defined, read
 
 
-def same(found: Any, expected: Any) -> bool:
+def json_equal(found: Any, expected: Any) -> bool:
     """True if plain data is what a JSON file expects: tuples count as lists there, keys as texts, floats to
     1e-9."""
     if isinstance(found, ITERATOR):
         found = list(found)
     if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
         pairs = zip(found, expected, strict=False)
-        return len(found) == len(expected) and all(same(one, other) for one, other in pairs)
+        return len(found) == len(expected) and all(json_equal(one, other) for one, other in pairs)
     if isinstance(found, (set, frozenset)) and isinstance(expected, list):
         try:
             return len(found) == len(expected) and found == set(expected)
@@ -120,7 +120,7 @@ def same(found: Any, expected: Any) -> bool:
     if isinstance(found, dict) and isinstance(expected, dict):
         texts = {str(key): value for key, value in found.items()}
         return len(texts) == len(found) == len(expected) and all(
-            key in texts and same(texts[key], value) for key, value in expected.items()
+            key in texts and json_equal(texts[key], value) for key, value in expected.items()
         )
     if isinstance(found, bool) or isinstance(expected, bool):
         return found is expected
@@ -130,7 +130,7 @@ def same(found: Any, expected: Any) -> bool:
         return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12)
     if isinstance(expected, str) and found is not None and not isinstance(found, str):
         try:
-            return same(found, ast.literal_eval(expected))
+            return json_equal(found, ast.literal_eval(expected))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return False
     return type(found) is type(expected) and bool(found == expected)

@@ -66,7 +66,7 @@ def child(jail: Any, asked: dict[str, Any], fds: list[int], folder: Path) -> Non
     worker = os.fork()
     if worker == 0:
         os.close(fds[LIFELINE])
-        worked(jail, asked, fds, root)
+        serve_task(jail, asked, fds, root)
         os._exit(0)
     ended = os.pidfd_open(worker)
     for fd in fds[1:]:
@@ -76,7 +76,7 @@ def child(jail: Any, asked: dict[str, Any], fds: list[int], folder: Path) -> Non
     os._exit(0)
 
 
-def worked(jail: Any, asked: dict[str, Any], fds: list[int], root: bool) -> None:
+def serve_task(jail: Any, asked: dict[str, Any], fds: list[int], root: bool) -> None:
     nothing = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)

@@ -19,7 +19,7 @@ import unittest
 from collections.abc import Iterator
 from typing import Any
 
-from rl.rewards.walled.cases import CHECK, AssertCase, Pytest, Rewriter, names_of, same
+from rl.rewards.walled.cases import CHECK, AssertCase, Pytest, Rewriter, json_equal, names_of
 from rl.rewards.walled.wire import WireLine, decode, encode
 
 ANSWER_MODULES = frozenset(
@@ -109,10 +109,12 @@ class AnswerProcess:
             if type(reply) is not dict or reply.get("n") != self.number:
                 raise ValueError("a reply to another request")
             if "error" in reply:
-                raise _raised(*map(str, reply["error"][:2]))
+                raise _exception_of(*map(str, reply["error"][:2]))
             value = decode(reply["value"], self._resolve)
             if value is None:
-                _changed(args, [(i, decode(item, self._resolve)) for i, item in reply.get("changed", [])])
+                _copy_changes(
+                    args, [(i, decode(item, self._resolve)) for i, item in reply.get("changed", [])]
+                )
             return value
         except (EOFError, OSError, ValueError, RecursionError, LookupError, TypeError) as error:
             if isinstance(error, Raised):
@@ -152,7 +154,7 @@ class Raised(Exception):
     """Marks an exception as one that the answer raised."""
 
 
-def _raised(name: str, text: str) -> Exception:
+def _exception_of(name: str, text: str) -> Exception:
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, NOT_RAISED):
         try:
@@ -162,7 +164,7 @@ def _raised(name: str, text: str) -> Exception:
     return AnswerError(f"{name}: {text}")
 
 
-def _changed(args: tuple[Any, ...], found: list[tuple[int, Any]]) -> None:
+def _copy_changes(args: tuple[Any, ...], found: list[tuple[int, Any]]) -> None:
     """Lists, dictionaries and sets that a function changed in place, changed here as well."""
     for i, after in found:
         before = args[i]
@@ -199,7 +201,7 @@ class Tests:
 
     def run(self, setup: str, given: list[dict[str, Any]]) -> None:
         """Run everything. Raises TestsUnusable."""
-        trees = [self._parsed(text) for text in (setup, *self.units)]
+        trees = [self._parse(text) for text in (setup, *self.units)]
         defined, read = names_of(ast.Module([node for tree in trees for node in tree.body], []))
         wanted = {name for name in read - defined if not hasattr(builtins, name) and name != CHECK}
         if self.entry_point:
@@ -216,7 +218,7 @@ class Tests:
         for case in given:
             self._run_data_case(case)
 
-    def _parsed(self, text: str) -> ast.Module:
+    def _parse(self, text: str) -> ast.Module:
         try:
             return ast.parse(text)
         except (SyntaxError, ValueError) as error:
@@ -335,7 +337,7 @@ class Tests:
             else:
                 name = self.entry_point or self._only_function()
                 found = Remote(self.answer, name)(*case["args"], **case.get("named", {}))
-            self.outcomes.append(same(found, case["expected"]))
+            self.outcomes.append(json_equal(found, case["expected"]))
         except Exception as error:
             self.faults.append(f"{type(error).__name__}: {error}"[:300])
             self.outcomes.append(False)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rl.training.packed.forward import installed, packed_logps
+from rl.training.packed.forward import packed_logps, strategy_of
 from rl.training.packed.logps import causal_model, collate, token_logps
 from rl.training.packed.packing import Packed, TokenizedCompletion, pack
 from rl.training.packed.selection import StrategyChoice, strategy_select
@@ -48,7 +48,7 @@ def completion_logps(model: Any, packed: Packed) -> torch.Tensor:
     The model must have been given to `prepare`, or it computes the rows one by one with its own forward.
     """
     causal = causal_model(model)
-    strategy = installed(causal)
+    strategy = strategy_of(causal)
     if strategy is not Strategy.STOCK:
         logps: torch.Tensor = packed_logps(causal, packed, strategy)[0]
         return logps

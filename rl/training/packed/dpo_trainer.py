@@ -26,7 +26,7 @@ from rl.training.packed.selection import FLEX_FROM, StrategyChoice, strategy_sel
 from rl.training.packed.selftest import PackableModel, install
 from rl.training.packed.selftest_cache import SelftestCache
 from rl.training.packed.strategies import Strategy
-from rl.training.packed.trl_forward import install_forward, sharded
+from rl.training.packed.trl_forward import install_forward, is_sharded
 
 logger = logging.getLogger("rl.training.packed.dpo_trainer")
 
@@ -97,7 +97,7 @@ class PackedDPOTrainer(trl.DPOTrainer):
                 self.train_dataset, Dataset
             ),
             "a router loss, which depends on every token fed": self.aux_loss_enabled,
-            "sharded weights, which only the model's own forward gathers": sharded(self),
+            "sharded weights, which only the model's own forward gathers": is_sharded(self),
             "use_weighting, which needs a sum over the vocabulary": self.use_weighting,
             "kernels that replace the model's forward": self.args.use_liger_kernel or self.args.torch_compile,
             "virtual tokens before the prompt": any(

@@ -46,13 +46,13 @@ def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: float
 ) -> torch.Tensor:
     """Attention under a block mask: [1, heads, Q, head], keys of fewer heads as they are -> [1, heads, Q, head]."""
-    run = _compiled() if query.device.type == "cuda" else flex_attention
+    run = _compile_attention() if query.device.type == "cuda" else flex_attention
     grouped = query.shape[1] != key.shape[1]
     out: torch.Tensor = run(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)
     return out
 
 
 @functools.cache
-def _compiled() -> Any:
+def _compile_attention() -> Any:
     """Only compiled is it one kernel. Lengths differ from batch to batch, so it is compiled for any."""
     return torch.compile(flex_attention, dynamic=True)

@@ -203,7 +203,7 @@ def install(model: Any, strategy: Strategy) -> None:
         layer.forward = types.MethodType(_last_layer, layer)
 
 
-def installed(model: Any) -> Strategy:
+def strategy_of(model: Any) -> Strategy:
     """The strategy a causal model is prepared for."""
     return getattr(model, "ratchet_strategy", Strategy.STOCK)
 

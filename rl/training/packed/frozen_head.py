@@ -43,7 +43,7 @@ class FrozenHeadLogProb(torch.autograd.Function):
         for start in range(0, max(len(hidden), 1), at_once):
             part = slice(start, start + at_once)
             logits = torch.nn.functional.linear(hidden[part], weight, bias)
-            z, factor = _transformed(logits, temperature, softcap, scale)
+            z, factor = _transform_logits(logits, temperature, softcap, scale)
             logps = torch.log_softmax(z, -1)
             own = targets[part, None]
             chosen = logps.gather(-1, own)
@@ -92,7 +92,7 @@ class FrozenHeadLogProb(torch.autograd.Function):
         return None if logps_grad is None else slopes * logps_grad[:, None].to(slopes.dtype), *nothing
 
 
-def _transformed(
+def _transform_logits(
     logits: torch.Tensor, temperature: float, softcap: float | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor | float]:
     """z in float32 and its derivative by the logits, a number or as wide as z."""

@@ -90,7 +90,7 @@ def compile_layers(model: Any, backend: str = "inductor") -> None:
             continue
         layer.ratchet_uncompiled = vars(layer).get("forward")
         layer.ratchet_compiled = True
-        layer.forward = _compiled(layer.forward, backend)
+        layer.forward = _compile_forward(layer.forward, backend)
 
 
 def uncompile_layers(model: Any) -> None:
@@ -109,7 +109,7 @@ def compilable(model: Any) -> bool:
     return bool(getattr(model.base_model, "layers", None))
 
 
-def _compiled(own: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def _compile_forward(own: Callable[..., Any], backend: str) -> Callable[..., Any]:
     run = torch.compile(own, dynamic=False, backend=backend, recompile_limit=LIMIT)
 
     def forward(*args: Any, **kwargs: Any) -> Any:

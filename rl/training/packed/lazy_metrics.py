@@ -42,31 +42,31 @@ class LazyScalar:
         assert self.value is not None
         return self.value
 
-    def _with(self, how: Callable[..., Number], *inputs: Any) -> LazyScalar:
+    def _combine(self, how: Callable[..., Number], *inputs: Any) -> LazyScalar:
         return LazyScalar(self.pending, how=how, inputs=inputs)
 
     def __add__(self, other: Any) -> LazyScalar:
-        return self._with(operator.add, self, other)
+        return self._combine(operator.add, self, other)
 
     def __radd__(self, other: Any) -> LazyScalar:
-        return self._with(operator.add, other, self)
+        return self._combine(operator.add, other, self)
 
     def __sub__(self, other: Any) -> LazyScalar:
-        return self._with(operator.sub, self, other)
+        return self._combine(operator.sub, self, other)
 
     def __mul__(self, other: Any) -> LazyScalar:
-        return self._with(operator.mul, self, other)
+        return self._combine(operator.mul, self, other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> LazyScalar:
         if isinstance(other, LazyScalar) and other.assumed_positive:
             other.divides = True
-            return self._with(lambda a, b: a / b if b > 0 else 0.0, self, other)
-        return self._with(operator.truediv, self, other)
+            return self._combine(lambda a, b: a / b if b > 0 else 0.0, self, other)
+        return self._combine(operator.truediv, self, other)
 
     def __floordiv__(self, other: Any) -> LazyScalar:
-        return self._with(operator.floordiv, self, other)
+        return self._combine(operator.floordiv, self, other)
 
     def __gt__(self, other: Any) -> Any:
         return _AboveZero(self) if other == 0 and self.value is None else self.resolve() > other
@@ -92,28 +92,28 @@ class LazyTensor:
         self.pending, self.make = pending, make
         self.assumed_positive = False
 
-    def _then(self, what: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+    def _map(self, what: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
         return LazyTensor(self.pending, lambda: what(self.make()))
 
     def sum(self) -> LazyTensor:
-        return self._then(torch.sum)
+        return self._map(torch.sum)
 
     def mean(self) -> LazyTensor:
-        return self._then(torch.mean)
+        return self._map(torch.mean)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[LazyTensor, ...]:
         def part(number: int) -> LazyTensor:
-            return self._then(lambda tensor: tensor.chunk(chunks, dim=dim)[number])
+            return self._map(lambda tensor: tensor.chunk(chunks, dim=dim)[number])
 
         return tuple(part(number) for number in range(chunks))
 
     def __getitem__(self, index: Any) -> LazyTensor:
         # a mask of booleans would wait for the device to count what it selects
-        return self._then(lambda tensor: tensor[index])
+        return self._map(lambda tensor: tensor[index])
 
     def __truediv__(self, other: Any) -> LazyTensor:
         if not isinstance(other, LazyTensor):
-            return self._then(lambda tensor: tensor / other)
+            return self._map(lambda tensor: tensor / other)
         if not other.assumed_positive:
             return LazyTensor(self.pending, lambda: self.make() / other.make())
 
@@ -166,7 +166,7 @@ class LazyMetrics:
         return LazyTensor(self, lambda: tensor)
 
     @contextlib.contextmanager
-    def gathering(self, trainer: Any) -> Iterator[None]:
+    def gather_on_device(self, trainer: Any) -> Iterator[None]:
         """Inside, what the trainer's accelerator gathers (at once, as ever) is kept on the device."""
         accelerator = trainer.accelerator
         trainer.accelerator = Gathering(self, accelerator)
@@ -211,12 +211,12 @@ class Gathering:
         self._pending, self._accelerator = pending, accelerator
 
     def gather(self, tensor: Any) -> LazyTensor:
-        return self._wrapped(self._accelerator.gather, tensor)
+        return self._wrap(self._accelerator.gather, tensor)
 
     def gather_for_metrics(self, tensor: Any) -> LazyTensor:
-        return self._wrapped(self._accelerator.gather_for_metrics, tensor)
+        return self._wrap(self._accelerator.gather_for_metrics, tensor)
 
-    def _wrapped(self, gather: Callable[[torch.Tensor], torch.Tensor], tensor: Any) -> LazyTensor:
+    def _wrap(self, gather: Callable[[torch.Tensor], torch.Tensor], tensor: Any) -> LazyTensor:
         if not isinstance(tensor, LazyTensor):
             return self._pending.wrap(gather(tensor.detach()))
         if self._pending.processes == 1:

@@ -87,12 +87,12 @@ class Packed:
 
     def to(self, device: Any, **kwargs: Any) -> Self:
         """The same on another device; accelerate calls this with `non_blocking`."""
-        return self._each(lambda part: part.to(device, **kwargs))
+        return self._map(lambda part: part.to(device, **kwargs))
 
     def pin_memory(self) -> Self:
-        return self._each(lambda part: part.pin_memory())
+        return self._map(lambda part: part.pin_memory())
 
-    def _each(self, change: Callable[[Any], Any]) -> Self:
+    def _map(self, change: Callable[[Any], Any]) -> Self:
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(**{name: None if part is None else change(part) for name, part in parts.items()})
 
@@ -114,7 +114,7 @@ class Packed:
 
     def ends(self) -> torch.Tensor:
         """[N] int64: where the hidden state lies that a completion's last token is predicted from. Of completions made
-        longer by `ended` it is the one at their own last token."""
+        longer by `completion_with_end` it is the one at their own last token."""
         return self.sources.gather(1, self.target_mask.sum(1, keepdim=True) - 1)[:, 0]
 
     def suffix_mask(self) -> torch.Tensor:
@@ -232,12 +232,12 @@ def flatten(packed: Packed) -> Flat:
     )
 
 
-def ended(completion: Sequence[int], pad_token_id: int) -> list[int]:
+def completion_with_end(completion: Sequence[int], pad_token_id: int) -> list[int]:
     """A completion with one token behind it: its last own token is then fed, and a score can be read there."""
     return [*completion, pad_token_id]
 
 
-def completions_alone(packed: Packed, pad_token_id: int, count: int) -> dict[str, Any]:
+def completion_batch(packed: Packed, pad_token_id: int, count: int) -> dict[str, Any]:
     """A batch of the first `count` completions as TRL's losses take it: the completions alone, [count, 1 + C], whose
     log-probabilities the model finds by `packed`."""
     return {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from rl.training.packed.packing import completions_alone, flatten, pack
+from rl.training.packed.packing import completion_batch, flatten, pack
 from rl.training.packed.selftest import Fit
 from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
 
@@ -45,7 +45,7 @@ class PreferenceCollator(DataCollatorForPreference):
         )
         if self.strategy in FLEX_STRATEGIES:
             packed = dataclasses.replace(packed, flat=flatten(packed))
-        batch = completions_alone(packed, self.pad_token_id, len(rows))
+        batch = completion_batch(packed, self.pad_token_id, len(rows))
         for column in ("ref_chosen_logps", "ref_rejected_logps"):
             if column in examples[0]:
                 batch[column] = torch.tensor([example[column] for example in examples])

@@ -19,7 +19,7 @@ from rl.training.packed import forward as packed_forward
 from rl.training.packed import fused_layers, layer_compilation
 from rl.training.packed.forward import packed_hidden
 from rl.training.packed.logps import causal_model, collate, head_logps
-from rl.training.packed.packing import CompletionTokens, ended, pack
+from rl.training.packed.packing import CompletionTokens, completion_with_end, pack
 from rl.training.packed.selftest_cache import SelftestCache
 from rl.training.packed.strategies import Strategy
 
@@ -185,7 +185,9 @@ def measure_packed(
 ) -> Measurement:
     """The probes measured over packed rows, by a model that is prepared for the strategy."""
     pad = policy.pad_token_id
-    answers = [item.response_ids if head is None else ended(item.response_ids, pad) for item in probes]
+    answers = [
+        item.response_ids if head is None else completion_with_end(item.response_ids, pad) for item in probes
+    ]
     packed = pack([item.prompt_ids for item in probes], answers, pad_token_id=pad, fit=fit).to(policy.device)
     with torch.set_grad_enabled(gradients):
         model = causal_model(policy.model)

@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import DistributedType
 from trl.trainer.utils import FusedCausalLMOutput
 
-from rl.training.packed.forward import installed, packed_logps
+from rl.training.packed.forward import packed_logps, strategy_of
 from rl.training.packed.logps import head_logps, spread
 from rl.training.packed.packing import Packed
 
@@ -71,7 +71,7 @@ def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None
 
 def _packed_output(model: Any, packed: Packed, temperature: float) -> FusedCausalLMOutput:
     logps, entropy, _, mean_logits, is_top1 = packed_logps(
-        model, packed, installed(model), EXTRAS, temperature
+        model, packed, strategy_of(model), EXTRAS, temperature
     )
     return FusedCausalLMOutput(
         log_probs=logps,
@@ -97,7 +97,7 @@ def _compact_output(
     )
 
 
-def sharded(trainer: Any) -> bool:
+def is_sharded(trainer: Any) -> bool:
     """True if each process of the launch holds a part of the weights only (FSDP, DeepSpeed ZeRO-3)."""
     kind = trainer.accelerator.distributed_type
     if kind == DistributedType.DEEPSPEED:

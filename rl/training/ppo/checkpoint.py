@@ -53,7 +53,7 @@ def checkpoint_read(path: Path, base: SharedBase, optimizer: torch.optim.Optimiz
         state = State(**json.loads((path / STATE).read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise TrainingRefused(f"cannot resume from {path}: {error}") from error
-    trained = _trained(base)
+    trained = _trainable_parameters(base)
     found = {name.removeprefix("weight/") for name in tensors if name.startswith("weight/")}
     if found != set(trained):
         raise TrainingRefused(
@@ -75,13 +75,13 @@ def checkpoint_read(path: Path, base: SharedBase, optimizer: torch.optim.Optimiz
     return state
 
 
-def _trained(base: SharedBase) -> dict[str, torch.nn.Parameter]:
+def _trainable_parameters(base: SharedBase) -> dict[str, torch.nn.Parameter]:
     return base.parameters_of(POLICY) | base.parameters_of(VALUE)
 
 
 def _tensors(base: SharedBase, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in _trained(base).items():
+    for name, parameter in _trainable_parameters(base).items():
         tensors[f"weight/{name}"] = parameter.detach().contiguous()
         moments: dict[str, Any] = optimizer.state.get(parameter, {})
         for kind, moment in moments.items():

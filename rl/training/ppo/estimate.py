@@ -22,9 +22,9 @@ from rl.training.estimates import (
     Estimate,
     ExtraWork,
     batches,
-    estimated,
+    estimate_from_profile,
+    estimate_zero,
     evaluations,
-    nothing,
 )
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
@@ -66,7 +66,7 @@ def ppo(
     shape = load_shape(base_model)
     ids = _prompts(shape[1], rows, recipe)
     if not ids:
-        return nothing("prompt")
+        return estimate_zero("prompt")
     samples = recipe.samples_per_prompt
     answers = _answers(base_model, shape, recipe, ids, recipe.batch_size // samples, samples, hardware)
     size = recipe.mini_batch_size // recipe.gradient_accumulation
@@ -74,7 +74,7 @@ def ppo(
     steps = recipe.steps(len(rows))
     networks = 2 if recipe.value_backbone == "adapter" else 1
     per_step = recipe.batch_size / size
-    looked_at = _looked_at(recipe, len(rows), steps)
+    looked_at = _held_out_answers(recipe, len(rows), steps)
     models = sum(spec.strip().startswith((MODEL, AUTO)) for spec in recipe.reward.split(","))
     work = ExtraWork(
         rows=len(rows),
@@ -95,7 +95,7 @@ def grpo(
     shape = load_shape(base_model)
     ids = _prompts(shape[1], rows, recipe)
     if not ids:
-        return nothing("prompt")
+        return estimate_zero("prompt")
     steps = recipe.steps(len(rows))
     trained = steps * recipe.gradient_accumulation
     if recipe.mode == "logged":
@@ -109,11 +109,13 @@ def grpo(
         ]
         micros = [[item for group in batch for item in group] for batch in batches(encoded, recipe.groups)]
         # the base's pass, once for each micro-batch
-        return estimated(shape, recipe, hardware, micros, ExtraWork(len(rows), steps, trained), packed=True)
+        return estimate_from_profile(
+            shape, recipe, hardware, micros, ExtraWork(len(rows), steps, trained), packed=True
+        )
     at_once = recipe.groups * recipe.gradient_accumulation
     answers = _answers(base_model, shape, recipe, ids, at_once, recipe.num_generations, hardware)
     micros = batches(answers.items, recipe.batch_size)
-    looked_at = _looked_at(recipe, len(rows), steps)
+    looked_at = _held_out_answers(recipe, len(rows), steps)
     models = sum(spec.strip().startswith((MODEL, AUTO)) for spec in recipe.reward.split(","))
     fresh = trained / recipe.num_iterations
     alone = sum(len(i.prompt_ids) + len(i.response_ids) for i in micros[0])
@@ -132,7 +134,7 @@ def grpo(
     return _estimate(shape, recipe, hardware, micros, work, answers)
 
 
-def _looked_at(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> float:
+def _held_out_answers(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> float:
     """Held-out prompts answered over a run: before the first step too."""
     return (1 + evaluations(recipe, steps)) * min(recipe.eval_prompts, rows * HELD_OUT_SHARE)
 
@@ -188,6 +190,6 @@ def _estimate(
     answers: _SampledBatches,
 ) -> Estimate:
     generation = answers.generation if answers.sample_s is None else None
-    return estimated(
+    return estimate_from_profile(
         shape, recipe, hardware, micros, work, packed=True, generation=generation, sample_s=answers.sample_s
     )

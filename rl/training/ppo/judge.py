@@ -9,7 +9,7 @@ from typing import Any
 
 from rl.rewards.base import RewardFunction, RewardSample
 from rl.rewards.rows import row_sample
-from rl.rewards.validity import floored
+from rl.rewards.validity import reward_with_validity
 from rl.training.ppo.rollout import Rollout
 from rl.training.result import TrainingFailed, TrainingRefused
 
@@ -55,7 +55,9 @@ class Judge:
                 f"it can judge"
             )
         means = [math.fsum(values) / len(values) for values in given]
-        return Judgement([floored(mean, one) for mean, one in zip(means, samples, strict=True)], parts)
+        return Judgement(
+            [reward_with_validity(mean, one) for mean, one in zip(means, samples, strict=True)], parts
+        )
 
     def _sample(self, row: Mapping[str, Any], rollout: Rollout) -> RewardSample:
         return row_sample(

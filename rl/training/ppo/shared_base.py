@@ -21,7 +21,7 @@ from rl.training.packed.packing import Packed, pack
 from rl.training.packed.selection import strategy_select
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config
-from rl.training.trl_runs import REFERENCE, lora_begun, reference_add, weights_begin
+from rl.training.trl_runs import REFERENCE, lora_config_of, reference_add, weights_begin
 
 POLICY = "default"
 """Adapter of the policy. PEFT's own name for the one that is written at the top of a saved folder."""
@@ -86,7 +86,7 @@ class SharedBase:
         base = policy.model
         with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
-            self.model: Any = get_peft_model(base, lora_begun(recipe, policy), adapter_name=POLICY)
+            self.model: Any = get_peft_model(base, lora_config_of(recipe, policy), adapter_name=POLICY)
             self.notes = weights_begin(recipe, self.model)
             if recipe.has_adapter_reference:
                 reference_add(self.model, POLICY)
@@ -154,27 +154,27 @@ class SharedBase:
         Of the policy as it is served: temperature 1, no top_k, no top_p.
         """
         with self.speaking_as(POLICY) as model:
-            return self._logps(model, self._hidden(model, micro), micro, entropy=True)
+            return self._logps(model, self._hidden_states(model, micro), micro, entropy=True)
 
     @torch.no_grad()
     def reference_logps(self, micro: MicroBatch, *, bare: bool = False) -> Tensor:
         """The reference's log-probability of each response token, float32 [N, C]: of the policy that training started
         from where the recipe holds it to that and not `bare`, else of the bare base."""
         with self.speaking_as(REFERENCE if self.recipe.has_adapter_reference and not bare else None) as model:
-            return self._logps(model, self._hidden(model, micro), micro, entropy=False)[0]
+            return self._logps(model, self._hidden_states(model, micro), micro, entropy=False)[0]
 
     def values(self, micro: MicroBatch) -> Tensor:
         """V of the state before each response token, float32 [N, C]. Differentiable."""
         with self.speaking_as(VALUE if self.recipe.value_backbone == "adapter" else POLICY) as model:
-            return self._value(self._hidden(model, micro), micro)
+            return self._value(self._hidden_states(model, micro), micro)
 
     def policy_and_values(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values from one forward of the shared trunk, each float32 [N, C]."""
         with self.speaking_as(POLICY) as model:
-            hidden = self._hidden(model, micro)
+            hidden = self._hidden_states(model, micro)
             return *self._logps(model, hidden, micro, entropy=True), self._value(hidden, micro)
 
-    def _hidden(self, model: Any, micro: MicroBatch) -> Tensor:
+    def _hidden_states(self, model: Any, micro: MicroBatch) -> Tensor:
         """The hidden states that predict the response tokens, in the mask's order: [tokens, width]."""
         if micro.padded is None:
             hidden = packed_hidden(model, micro.packed, self.strategy)
