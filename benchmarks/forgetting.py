@@ -87,7 +87,8 @@ def main() -> None:
         from django.core.management import call_command
 
         from rl.agents.widgets import AGENT
-        from rl.jobs.train import TrainOrder, train
+        from rl.jobs.lifecycle import TrainOrder
+        from rl.jobs.train import train
         from rl.models import Learnt
         from rl.registry import service as registry
 

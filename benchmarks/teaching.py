@@ -22,6 +22,8 @@ def measured(method: str, steps: int, rate: float, held_out: list[dict[str, Any]
     """One training of so many steps at this peak learning rate, judged against the base model."""
     from rl.agents import get_agent
     from rl.jobs import train
+    from rl.jobs.hardware import hardware_detect
+    from rl.jobs.lifecycle import TrainOrder
     from rl.jobs.teachability import rate_sum
     from rl.models import TrainingRun
     from rl.recipes import RECIPES
@@ -30,9 +32,9 @@ def measured(method: str, steps: int, rate: float, held_out: list[dict[str, Any]
     from rl.training.policy import load_policy
 
     knobs: dict[str, Any] = {"max_steps": steps, "learning_rate": rate}
-    done = train.train(train.TrainOrder("widgets", method, config="cpu", knobs=knobs, actor="benchmark"))
+    done = train.train(TrainOrder("widgets", method, config="cpu", knobs=knobs, actor="benchmark"))
     policy = policy_get(done["policy"])
-    loaded = load_policy(policy.base_model, home_path(policy.adapter_path), hardware=train.hardware_detect())
+    loaded = load_policy(policy.base_model, home_path(policy.adapter_path), hardware=hardware_detect())
     found = evaluate_policy(loaded, held_out, agent=get_agent("widgets"), against="base", generate_samples=40)
     answers = found["evidence"]["answers"]
     recipe = type(RECIPES[method]["cpu"]).from_dict(TrainingRun.objects.get(pk=done["run"]).recipe)

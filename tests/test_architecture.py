@@ -59,7 +59,10 @@ ENTRY_POINTS = [
     "rl.export.service",
     "rl.jobs.label",
     "rl.jobs.linear",
+    "rl.jobs.hardware",
+    "rl.jobs.plan",
     "rl.jobs.train",
+    "rl.jobs.trainer",
     "rl.reward_models.service",
     "rl.reward_models.specs",
 ]

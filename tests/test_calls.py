@@ -15,8 +15,8 @@ from feedback.services import outcome_record
 from rl.agents import AGENTS
 from rl.agents.prioritizer import CHARACTERS_PER_TOKEN
 from rl.datasets import DatasetRefused, get_training_stats, prepare_training_dataset
-from rl.jobs import train
 from rl.jobs.lifecycle import TrainOrder, run_epochs
+from rl.jobs.run_recipe import recipe_for
 from rl.models import RewardRecord, TrainingRun
 from rl.online.pipeline import TrainingPipeline
 from rl.recipes import RECIPES, RecipeError, recipe_named
@@ -106,15 +106,13 @@ def test_any_batch_size_is_one() -> None:
 
 
 def test_the_prioritizer_brings_its_own_limits() -> None:
-    _, recipe = train.recipe_for(TrainOrder("prioritizer", "ppo", "cpu"), HARDWARE)
+    _, recipe = recipe_for(TrainOrder("prioritizer", "ppo", "cpu"), HARDWARE)
     assert (recipe.max_length, recipe.max_new_tokens) == (1280, 256)
-    _, dpo = train.recipe_for(TrainOrder("prioritizer", "dpo", "cpu"), HARDWARE)
+    _, dpo = recipe_for(TrainOrder("prioritizer", "dpo", "cpu"), HARDWARE)
     assert dpo.max_length == 1280
-    _, named = train.recipe_for(
-        TrainOrder("prioritizer", "ppo", "cpu", knobs={"max_new_tokens": 64}), HARDWARE
-    )
+    _, named = recipe_for(TrainOrder("prioritizer", "ppo", "cpu", knobs={"max_new_tokens": 64}), HARDWARE)
     assert (named.max_length, named.max_new_tokens) == (1280, 64)
-    _, other = train.recipe_for(TrainOrder("filer", "ppo", "cpu"), HARDWARE)
+    _, other = recipe_for(TrainOrder("filer", "ppo", "cpu"), HARDWARE)
     assert (other.max_length, other.max_new_tokens) == (1024, 48)
 
 

@@ -15,9 +15,10 @@ from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.weights import BaseWeights, MergedWeights, adapter_open
-from rl.jobs import memory_estimate, train, warm_start
+from rl.jobs import memory_estimate, warm_start
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.memory_estimate import SIZES
+from rl.jobs.run_recipe import recipe_for
 from rl.jobs.teachability import teachability_warning
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused
@@ -121,13 +122,11 @@ def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figu
     small = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
     order = TrainOrder("x", "sft", "cpu", base, {"lora_r": 0})
     with pytest.raises(RunRefused, match=r"takes 1\.\d+ GB \(at most: .* this machine has 1 GB.*--lora-r 16"):
-        train.recipe_for(order, small)
+        recipe_for(order, small)
     roomy = replace(small, memory_gb=16.0)
-    assert train.recipe_for(order, roomy)[1].learning_rate == pytest.approx(
-        2e-4
-    )  # a tenth of the preset's 2e-3
+    assert recipe_for(order, roomy)[1].learning_rate == pytest.approx(2e-4)  # a tenth of the preset's 2e-3
     named = replace(order, knobs={"lora_r": 0, "learning_rate": 1e-3})
-    assert train.recipe_for(named, roomy)[1].learning_rate == 1e-3
+    assert recipe_for(named, roomy)[1].learning_rate == 1e-3
 
 
 @pytest.mark.django_db

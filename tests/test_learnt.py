@@ -16,9 +16,11 @@ from feedback.services import comparison_submit, decision_record, outcome_record
 from rl.datasets.buffer import buffer_ids, buffer_size, buffer_size_fresh, buffer_sizes
 from rl.datasets.reward_records import rewards_calculate
 from rl.datasets.run_feedback import run_rewards_resolve
-from rl.jobs import lifecycle, train
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.run_dataset import dataset_of_claimed
 from rl.models import GateSettings, LearnerSettings, Learnt, RewardSettings, Snapshot, TrainingRun
 from rl.models.learner_config import learner_config
+from rl.models.runs import LEARNER
 from rl.online import champion_monitor, learner
 from rl.recipes import RecipeError, recipe_named
 
@@ -72,12 +74,12 @@ def ids_of_all() -> set[uuid.UUID]:
 def enter(method: str, *, asked_by: str = "train", **more: Any) -> TrainingRun:
     """A run with its dataset, as a worker settles it before training."""
     knobs = more.pop("knobs", {})
-    order = train.TrainOrder(AGENT, method, knobs=knobs, actor=asked_by, min_samples=1, **more)
+    order = TrainOrder(AGENT, method, knobs=knobs, actor=asked_by, min_samples=1, **more)
     recipe = recipe_named(method, "cpu").with_knobs(**knobs)
     run = TrainingRun.objects.create(
         agent=AGENT, method=method, base_model="bundled", asked_by=asked_by, status="running", worker="w"
     )
-    run.snapshot = train._dataset(run, order, recipe)
+    run.snapshot = dataset_of_claimed(run, order, recipe)
     run.save(update_fields=["snapshot"])
     return run
 
@@ -159,7 +161,7 @@ def test_a_reward_model_takes_nothing_until_a_policy_follows_it() -> None:
 def test_a_policy_whose_reward_model_is_its_first_stage_learnt_what_that_did() -> None:
     for number in range(30):
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", score=number / 30)
-    policy = enter("ppo", asked_by=lifecycle.LEARNER, knobs={"reward": "auto"})
+    policy = enter("ppo", asked_by=LEARNER, knobs={"reward": "auto"})
     assert (policy.feedback_count, learnt([policy])) == (0, set())
     stage = enter("reward_model", knobs={"objective": "regression"})  # while the policy's run is at work
     assert len(learnt([stage])) == stage.feedback_count > 0
@@ -187,7 +189,7 @@ def test_the_most_that_one_retrain_reads_bounds_what_it_learns_and_not_what_is_s
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", thumb="up" if number % 2 else "down")
     newest = set(Rating.objects.order_by("-created_at").values_list("pk", flat=True)[:10])
     assert learner.OnlineLearner(AGENT).get_status()["buffer_size"] == 25
-    run = enter("kto", asked_by=lifecycle.LEARNER)
+    run = enter("kto", asked_by=LEARNER)
     assert set(run.learnt.values_list("feedback", flat=True)) == newest
     assert learnt([run]) <= newest
     end(run, "succeeded")
@@ -198,7 +200,7 @@ def test_what_a_retrain_could_not_use_starts_no_other_but_stays_in_the_buffer() 
     for number in range(12):
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", notes="only words")
         rating_submit(decision=decide(f"p{number}", "a"), rater="ada", thumb="up" if number % 2 else "down")
-    end(enter("kto", asked_by=lifecycle.LEARNER), "succeeded")
+    end(enter("kto", asked_by=LEARNER), "succeeded")
     assert (buffer_size(AGENT), buffer_size_fresh(AGENT)) == (12, 0)
 
 

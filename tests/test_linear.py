@@ -27,6 +27,7 @@ from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start
 from rl.export.service import ExportOrder, ExportOrderRefused, export
 from rl.gates.headlines import baseline_text
 from rl.jobs import train
+from rl.jobs.lifecycle import TrainOrder
 from rl.linear.features import FAMILIES, fields_of, prompt_features
 from rl.linear.fit import fit
 from rl.linear.model import CLOSED, LISTED, WEIGHTS, LinearPolicy, LinearPolicyError
@@ -220,7 +221,7 @@ def thumbs(count: int) -> None:
 def trained(db: None) -> dict[str, Any]:
     thumbs(120)
     knobs = {"features": "words", "penalty": "1"}  # nothing to cross-validate: one fit
-    return train.train(train.TrainOrder("tickets", "linear", knobs=knobs, actor="train_linear"))
+    return train.train(TrainOrder("tickets", "linear", knobs=knobs, actor="train_linear"))
 
 
 @pytest.mark.training

@@ -11,6 +11,7 @@ from feedback.services import decision_record, rating_submit
 from rl.datasets import snapshot_rows
 from rl.jobs import train
 from rl.jobs.estimates import order_automatic
+from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import FEWEST_TAUGHT, method_chosen
 from rl.linear.distillation import rows_taught
 from rl.linear.rows import LinearRefused
@@ -84,7 +85,7 @@ def test_a_run_learns_what_the_classifier_shows(tmp_path: Path) -> None:
     knobs: dict[str, Any] = {
         "feedback": "scores", "max_steps": 2, "min_steps": 0, "batch_size": 4, "lora_r": 2, "lora_alpha": 4,
     }  # fmt: skip
-    order = train.TrainOrder("tickets", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs)
+    order = TrainOrder("tickets", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs)
     report = train.train(order)
     run = TrainingRun.objects.get()
     assert run.snapshot is not None
@@ -101,9 +102,7 @@ def test_a_run_learns_what_the_classifier_shows(tmp_path: Path) -> None:
 @pytest.mark.django_db
 def test_a_run_on_wordings_is_refused_with_what_to_train(tmp_path: Path) -> None:
     rated(60, wordings=True)
-    order = train.TrainOrder(
-        "tickets", "sft", "cpu", str(tiny_model(tmp_path / "base")), {"feedback": "scores"}
-    )
+    order = TrainOrder("tickets", "sft", "cpu", str(tiny_model(tmp_path / "base")), {"feedback": "scores"})
     with pytest.raises(TrainingRefused, match="train_sft, train_dpo and train_kto learn to write"):
         train.train(order)
     assert TrainingRun.objects.get().status == "refused"

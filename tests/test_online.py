@@ -20,6 +20,7 @@ from rl.datasets.buffer import buffer_ids, buffer_size, feedback_take
 from rl.jobs import lifecycle
 from rl.models import LearnerSettings, Learnt, TrainingRun
 from rl.models.learner_config import learner_config
+from rl.models.runs import LEARNER, RunRefused
 from rl.online import learner
 from rl.recipes import RecipeError
 
@@ -117,9 +118,7 @@ def test_a_second_clock_starts_no_second_retrain() -> None:
     with pytest.raises(learner.LearnerRefused, match="is queued"):
         widgets_learner().trigger_retrain()
     with pytest.raises(IntegrityError), transaction.atomic():
-        TrainingRun.objects.create(
-            agent="widgets", method="dpo", base_model="bundled", asked_by=lifecycle.LEARNER
-        )
+        TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled", asked_by=LEARNER)
     assert TrainingRun.objects.count() == 1
 
 
@@ -202,7 +201,7 @@ def running(**facts: Any) -> TrainingRun:
 
 
 def test_a_run_whose_worker_is_gone_is_queued_and_handed_over_again() -> None:
-    run = running(dispatched_at=timezone.now(), asked_by=lifecycle.LEARNER)
+    run = running(dispatched_at=timezone.now(), asked_by=LEARNER)
     assert learner.tick()[:2] == [f"run {run.pk}: queued again", f"run {run.pk}: handed over again"]
     run.refresh_from_db()
     assert (run.status, OrmQ.objects.count()) == ("queued", 1)
@@ -231,9 +230,9 @@ def test_a_run_that_lives_is_left_alone() -> None:
 def test_a_waiting_run_is_cancelled_at_once_and_never_claimed() -> None:
     run = TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled")
     assert lifecycle.run_cancel(run, actor="ann").reason == "cancelled by ann"
-    with pytest.raises(lifecycle.RunRefused, match="is cancelled"):
+    with pytest.raises(RunRefused, match="is cancelled"):
         lifecycle.run_claim(run.pk)
-    with pytest.raises(lifecycle.RunRefused, match="only queued and running runs"):
+    with pytest.raises(RunRefused, match="only queued and running runs"):
         lifecycle.run_cancel(run, actor="ann")
 
 
@@ -267,7 +266,7 @@ def test_what_follows_a_run_is_handed_over_again_and_not_for_ever() -> None:
 def test_a_worker_that_lost_its_run_enters_nothing() -> None:
     run = lifecycle.run_claim(TrainingRun.objects.create(agent="widgets", method="dpo", base_model="b").pk)
     TrainingRun.objects.filter(pk=run.pk).update(worker=DEAD)
-    with pytest.raises(lifecycle.RunRefused, match="was taken from"):
+    with pytest.raises(RunRefused, match="was taken from"):
         lifecycle.run_finish(run, "succeeded")
 
 
@@ -292,7 +291,7 @@ def test_the_next_check_is_that_of_the_clock_that_watches_while_it_lives(ratchet
 def test_people_are_told_once_of_a_run_that_died_too_often(settings: Any, mailoutbox: list[Any]) -> None:
     settings.NOTIFY_EMAIL = ["olga@example.com"]
     run = TrainingRun.objects.create(
-        agent="widgets", method="dpo", status="running", base_model="bundled", asked_by=lifecycle.LEARNER,
+        agent="widgets", method="dpo", status="running", base_model="bundled", asked_by=LEARNER,
         worker="elsewhere:1:1", attempts=lifecycle.MAX_ATTEMPTS, dispatched_at=timezone.now(),
     )  # fmt: skip
     learner.tick()

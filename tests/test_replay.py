@@ -18,8 +18,11 @@ from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.datasets.buffer import feedback_take
 from rl.datasets.pairs import Pair, PairSet
 from rl.datasets.replay import Replay
-from rl.jobs import train
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
+from rl.jobs.run_recipe import recipe_for
 from rl.models import LearnerSettings, Learnt, Policy, TrainingRun
+from rl.models.runs import RunRefused
 from rl.online.learner import OnlineLearner
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, RecipeError
 from rl.registry import service as registry
@@ -100,8 +103,8 @@ def test_a_snapshot_says_what_was_replayed() -> None:
     for prompt in fresh:
         rate(prompt, "yes", "up")
         rate(prompt, "no", "down")
-    order = train.TrainOrder("helper", knobs={"replay_share": 0.5})
-    prepared = train._prepare(order, DPORecipe(replay_share=0.5), train._new(order))
+    order = TrainOrder("helper", knobs={"replay_share": 0.5})
+    prepared = dataset_prepare(order, DPORecipe(replay_share=0.5), feedback_unlearnt(order))
     assert prepared.snapshot is not None
     prompts = [row["prompt"][0]["content"] for row in snapshot_rows(prepared.snapshot, "train")]
     assert set(fresh) < set(prompts)
@@ -117,8 +120,8 @@ def test_a_snapshot_says_what_was_replayed() -> None:
 @pytest.mark.django_db
 def test_all_feedback_is_the_dataset_of_a_whole_share() -> None:
     feed()
-    order = train.TrainOrder("helper")
-    whole = train._prepare(order, DPORecipe(), train._new(order))
+    order = TrainOrder("helper")
+    whole = dataset_prepare(order, DPORecipe(), feedback_unlearnt(order))
     assert whole.snapshot == prepare_training_dataset("helper").snapshot
     assert "replay" not in whole.query
 
@@ -136,9 +139,9 @@ def test_beyond_the_buffers_size_feedback_counts_as_older() -> None:
 
 @pytest.mark.django_db
 def test_a_file_is_not_replayed(tmp_path: Path) -> None:
-    order = train.TrainOrder("helper", source="file", data_file=tmp_path / "x.jsonl")
-    with pytest.raises(train.RunRefused, match="a file is trained on whole"):
-        train._prepare(order, DPORecipe(replay_share=0.5), [])
+    order = TrainOrder("helper", source="file", data_file=tmp_path / "x.jsonl")
+    with pytest.raises(RunRefused, match="a file is trained on whole"):
+        dataset_prepare(order, DPORecipe(replay_share=0.5), [])
 
 
 # --- Whose weights ------------------------------------------------------------------------------------------
@@ -269,8 +272,8 @@ def champion(home: Path, base_model: str = "bundled") -> Policy:
 
 
 def settled(wanted: str, **facts: Any) -> Any:
-    order = train.TrainOrder("helper", config="cpu", knobs={"start_from": wanted}, **facts)
-    return train.recipe_for(order, HARDWARE)[1].as_dict()["start_from"]
+    order = TrainOrder("helper", config="cpu", knobs={"start_from": wanted}, **facts)
+    return recipe_for(order, HARDWARE)[1].as_dict()["start_from"]
 
 
 @pytest.mark.django_db
@@ -285,10 +288,10 @@ def test_champion_stands_for_the_one_there_is(ratchet_home: Path, method: str) -
 @pytest.mark.django_db
 def test_a_policy_that_cannot_be_started_from_is_refused(ratchet_home: Path) -> None:
     policy = champion(ratchet_home)
-    with pytest.raises(train.RunRefused, match="is an adapter for bundled"):
+    with pytest.raises(RunRefused, match="is an adapter for bundled"):
         settled("helper-v1", base_model="another")
     shutil.rmtree(ratchet_home / policy.adapter_path)
-    with pytest.raises(train.RunRefused, match="its files are gone"):
+    with pytest.raises(RunRefused, match="its files are gone"):
         settled("helper-v1")
     with pytest.raises(registry.RegistryRefused, match="no policy is named"):
         settled("helper-v99")

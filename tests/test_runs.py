@@ -19,8 +19,12 @@ from django.utils import timezone
 
 from rl.datasets import DatasetRefused
 from rl.jobs import lifecycle, train
+from rl.jobs.hardware import hardware_detect
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.run_recipe import recipe_for
 from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
+from rl.models.runs import RunRefused
 from rl.recipes import RecipeError
 from tests.support.migrated_database import template_copy
 from tests.support.tiny_models import tiny_model
@@ -42,7 +46,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("base") / "llama")
 
 
-def order(base: Path, **changes: Any) -> train.TrainOrder:
+def order(base: Path, **changes: Any) -> TrainOrder:
     facts: dict[str, Any] = {
         "agent": "widgets",
         "config": "cpu",
@@ -50,7 +54,7 @@ def order(base: Path, **changes: Any) -> train.TrainOrder:
         "knobs": QUICK,
         **changes,
     }
-    return train.TrainOrder(**facts)
+    return TrainOrder(**facts)
 
 
 def run_row(**facts: Any) -> TrainingRun:
@@ -65,7 +69,7 @@ def test_a_queued_run_is_claimed_once() -> None:
         "running",
         [socket.gethostname(), str(os.getpid())],
     )
-    with pytest.raises(lifecycle.RunRefused, match="is running"):
+    with pytest.raises(RunRefused, match="is running"):
         lifecycle.run_claim(run.pk)
 
 
@@ -73,7 +77,7 @@ def test_a_queued_run_is_claimed_once() -> None:
 def test_a_run_of_a_living_worker_is_not_resumed() -> None:
     run = run_row()
     lifecycle.run_claim(run.pk)
-    with pytest.raises(lifecycle.RunRefused, match="still being trained by"):
+    with pytest.raises(RunRefused, match="still being trained by"):
         lifecycle.run_claim(run.pk, resume=True)
 
 
@@ -92,7 +96,7 @@ def test_a_run_of_a_dead_worker_is_resumed() -> None:
 def test_another_hosts_worker_lives_by_its_heartbeat(silent_for: timedelta, lives: bool) -> None:
     run = run_row(status="running", worker="elsewhere:17:1", heartbeat_at=timezone.now() - silent_for)
     if lives:
-        with pytest.raises(lifecycle.RunRefused, match="elsewhere"):
+        with pytest.raises(RunRefused, match="elsewhere"):
             lifecycle.run_claim(run.pk, resume=True)
     else:
         assert lifecycle.run_claim(run.pk, resume=True).worker.startswith(socket.gethostname())
@@ -101,14 +105,14 @@ def test_another_hosts_worker_lives_by_its_heartbeat(silent_for: timedelta, live
 @pytest.mark.django_db
 def test_a_finished_run_is_not_resumed() -> None:
     run = run_row(status="succeeded", finished_at=timezone.now())
-    with pytest.raises(lifecycle.RunRefused, match="is succeeded"):
+    with pytest.raises(RunRefused, match="is succeeded"):
         lifecycle.run_claim(run.pk, resume=True)
 
 
 @pytest.mark.django_db
 def test_an_unknown_run_names_the_newest() -> None:
     known = run_row()
-    with pytest.raises(lifecycle.RunRefused, match=rf"there is no run {known.pk + 1}.*{known.pk}"):
+    with pytest.raises(RunRefused, match=rf"there is no run {known.pk + 1}.*{known.pk}"):
         lifecycle.run_claim(known.pk + 1)
 
 
@@ -135,10 +139,8 @@ def test_an_unknown_knob_is_refused_before_anything_is_made(base: Path) -> None:
 @pytest.mark.django_db
 def test_the_operators_file_lies_between_preset_and_command_line(settings: Any) -> None:
     settings.RATCHET_CONFIG = {"dpo": {"beta": 0.3, "epochs": 2}}
-    hardware = train.hardware_detect()
-    _, recipe = train.recipe_for(
-        train.TrainOrder(agent="widgets", config="cpu", knobs={"epochs": 5}), hardware
-    )
+    hardware = hardware_detect()
+    _, recipe = recipe_for(TrainOrder(agent="widgets", config="cpu", knobs={"epochs": 5}), hardware)
     assert (recipe.beta, recipe.epochs) == (0.3, 5.0)
 
 
@@ -188,7 +190,7 @@ def test_a_run_whose_database_went_away_goes_back_to_the_workers(
     def cut(*_: Any, **__: Any) -> None:
         raise OperationalError("terminating connection due to administrator command\nDETAIL: none")
 
-    monkeypatch.setattr(train, "_run_training", cut)
+    monkeypatch.setattr(train, "trainer_run", cut)
     monkeypatch.setattr(train.connection, "close", lambda: None)  # it is the test's
     simulate("widgets", scenarios=40, rated=True)
     run = lifecycle.run_enqueue(order(base))

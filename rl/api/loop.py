@@ -30,6 +30,7 @@ from rl.gates.figures import share_of
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic
 from rl.models import Policy, TrainingRun
+from rl.models.runs import RunRefused
 from rl.online.learner import OnlineLearner
 from rl.registry import service as registry
 from rl.registry.integrity import verify
@@ -194,7 +195,7 @@ class Cancel(ApiView):
         run = run_lookup(pk)
         try:
             return Response(run_represent(lifecycle.run_cancel(run, actor=grant_of(request).who)))
-        except lifecycle.RunRefused as refusal:
+        except RunRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
 
 

@@ -15,7 +15,7 @@ from django.db import transaction
 from rl.gates.effects import effect_of
 from rl.gates.evidence_kinds import TESTS
 from rl.gates.report import Case
-from rl.jobs.train import hardware_detect
+from rl.jobs.hardware import hardware_detect
 from rl.models import BenchmarkResult, Policy, PolicyEvent
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder, task_names
 from rl.registry import service as registry

@@ -72,7 +72,7 @@ def registered_load(name: str) -> Any:
 
     Raises RewardModelRefused, and the training package's PolicyLoadError.
     """
-    from rl.jobs.train import hardware_detect
+    from rl.jobs.hardware import hardware_detect
     from rl.training.reward_scores import RewardModel
 
     folder = reward_model_folder(reward_model_get(name))

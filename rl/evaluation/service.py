@@ -27,7 +27,7 @@ from rl.evaluation.linear_baseline import baseline_of
 from rl.evaluation.off_policy import logged_choices, off_policy
 from rl.gates.evidence_kinds import CORRECTIONS, PAIRS, REWARDS, TESTS
 from rl.gates.report import NEWER, OLDER
-from rl.jobs.train import hardware_detect
+from rl.jobs.hardware import hardware_detect
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.linear.model import LinearPolicy
 from rl.models import Evaluation, GoldenCase, Policy

@@ -18,7 +18,7 @@ from feedback.storage.problem_rows import RowReader
 from rl.datasets import messages_plain
 from rl.datasets.feedback_types import NEUTRAL, Split, rating_value
 from rl.datasets.splits import splits_of
-from rl.jobs.train import hardware_detect
+from rl.jobs.hardware import hardware_detect
 from rl.models import LabelRun, TrainingRun
 from rl.models.runs import run_folder
 from rl.registry import service as registry

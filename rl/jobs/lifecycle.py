@@ -25,9 +25,7 @@ from django_q.tasks import async_task
 
 from backend.notifications import notify
 from rl.models import RunMetric, TrainingRun
-from rl.models.runs import LEARNER as LEARNER
-from rl.models.runs import RunRefused as RunRefused
-from rl.models.runs import run_folder
+from rl.models.runs import LEARNER, RunRefused, run_folder
 from rl.recipes import recipe_named
 from rl.recipes.methods import method_named
 

@@ -12,6 +12,7 @@ from rl.agents import AGENTS
 from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.export.service import ExportOrder, export
 from rl.jobs import train
+from rl.jobs.lifecycle import TrainOrder
 from rl.management import simulation
 from rl.serving.base import Ask
 from rl.serving.llama import LlamaPolicy
@@ -45,7 +46,7 @@ def demo(bar: Callable[[str], AbstractContextManager[ProgressReporter]], *, seed
         )
     with bar("2/5 training with DPO") as shown:
         training = train.train(
-            train.TrainOrder(
+            TrainOrder(
                 agent=AGENT,
                 config="cpu",
                 base_model="bundled",

@@ -14,6 +14,8 @@ from backend.command import RatchetCommand
 from rl.jobs import train
 from rl.jobs.distributed import Beside
 from rl.jobs.estimates import agent_for
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.plan import train_plan
 from rl.management.rewarded import rewards_add, rewards_asked
 from rl.recipes import DATASET_CONFIG, Method, RecipeError
 from rl.recipes.methods import method_named
@@ -193,7 +195,7 @@ class TrainCommand(RatchetCommand):
             order = self._order(options)
             if options["dry_run"]:
                 with self.bar("dry run") as bar:
-                    plan = train.train_plan(order, bar.update)
+                    plan = train_plan(order, bar.update)
                 said = {**options, "agent": plan["agent"]}
                 return {"dry_run": True, **plan, "command": self.command_line(said, without=("dry_run",))}
             with self.bar("training") as bar:
@@ -226,7 +228,7 @@ class TrainCommand(RatchetCommand):
                 )
         return result
 
-    def _order(self, options: dict[str, Any]) -> train.TrainOrder:
+    def _order(self, options: dict[str, Any]) -> TrainOrder:
         knobs = {name: options[name] for name in self._knobs if options.get(name) is not None}
         for assignment in options["set"]:
             knob, separator, value = assignment.partition("=")
@@ -238,7 +240,7 @@ class TrainCommand(RatchetCommand):
         knobs |= {flag.knob: flag.value for name, flag in self.row.flags.items() if options.get(name)}
         knobs |= rewards_asked(options, self.row)
         from_file = options["source"] == "file" or options["data_file"] is not None
-        return train.TrainOrder(
+        return TrainOrder(
             agent=agent_for(options["agent"], from_file=from_file),
             method=self.method,
             config=options["config"],

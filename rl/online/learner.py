@@ -27,6 +27,7 @@ from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic
 from rl.models import LearnerSettings, TrainingRun
 from rl.models.learner_config import learner_checked, learner_config, learner_settings, retrain_knobs
+from rl.models.runs import LEARNER
 from rl.online import champion_monitor
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.recipes.methods import method_named
@@ -121,7 +122,7 @@ class OnlineLearner:
     def should_retrain(self) -> bool:
         return bool(self.get_status()["should_retrain"])
 
-    def trigger_retrain(self, *, actor: str = lifecycle.LEARNER, force: bool = False) -> TrainingRun:
+    def trigger_retrain(self, *, actor: str = LEARNER, force: bool = False) -> TrainingRun:
         """Enter a run with what is in the buffer and hand it to the workers, all or nothing.
 
         force: whatever the clock thinks of it. Raises LearnerRefused, also where another clock was a moment faster, and
@@ -137,7 +138,7 @@ class OnlineLearner:
         order = order_automatic(
             self.agent,
             wanted.method,
-            actor=lifecycle.LEARNER,
+            actor=LEARNER,
             base_model=settings.RATCHET_BASE_MODELS.get("continuous_learning"),
         )
         if not method_named(order.method).policy:
@@ -162,7 +163,7 @@ class OnlineLearner:
         return run
 
     def _runs(self) -> Any:
-        return TrainingRun.objects.filter(agent=self.agent, asked_by=lifecycle.LEARNER).order_by("-pk")
+        return TrainingRun.objects.filter(agent=self.agent, asked_by=LEARNER).order_by("-pk")
 
     def _judge(self, wanted: LearnerSettings, size: int, last: TrainingRun | None) -> tuple[bool, str]:
         """True if a retrain is due, with the reason. size: feedback that no retrain has looked at."""

@@ -26,6 +26,7 @@ from rl.jobs.lifecycle import run_log_tail
 from rl.jobs.run_diff import runs_diff
 from rl.jobs.stages import stages_of
 from rl.models import TrainingRun
+from rl.models.runs import RunRefused
 from rl.reward_models.service import ranking_text
 from rl.reward_models.specs import reward_model_of
 from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest
@@ -159,7 +160,7 @@ def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
         raise Http404(f"no run {pk}")
     try:
         cancelled = lifecycle.run_cancel(found, actor=request.user.get_username())
-    except lifecycle.RunRefused as refusal:
+    except RunRefused as refusal:
         messages.error(request, str(refusal))
     else:
         over = cancelled.status == TrainingRun.Status.CANCELLED

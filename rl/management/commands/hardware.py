@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from rl.jobs import train
+from rl.jobs.hardware import hardware_detect
 from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import recipe_named
 
@@ -33,7 +33,7 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        found = train.hardware_detect(options["profile"])
+        found = hardware_detect(options["profile"])
         fits = sizes_that_fit(
             found.memory_gb,
             recipe_named("dpo", found.preset).as_dict(),

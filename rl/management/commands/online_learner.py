@@ -15,6 +15,7 @@ from feedback.selectors import agent_slugs
 from rl.jobs import lifecycle
 from rl.models import TrainingRun
 from rl.models.learner_config import learner_config
+from rl.models.runs import RunRefused
 from rl.online import learner
 
 outage = OutageLog(logging.getLogger("rl.online.learner"))
@@ -71,7 +72,7 @@ class Command(RatchetCommand):
         if action == "cancel":
             found_run = TrainingRun.objects.filter(pk=options["run"]).first()
             if found_run is None:
-                raise lifecycle.RunRefused(f"there is no run {options['run']}")
+                raise RunRefused(f"there is no run {options['run']}")
             run = lifecycle.run_cancel(found_run, actor="online_learner")
             return {"run": run.pk, "status": str(run.status), "reason": run.reason}
         row = learner.schedule_install()

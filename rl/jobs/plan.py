@@ -1,0 +1,96 @@
+"""Plan of a training (--dry-run): its dataset, steps, minutes, memory, and the share of valid answers of the base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from rl.agents import agent_resolve
+from rl.datasets import Prepared
+from rl.datasets.gate_distance import distance_of_prepared
+from rl.jobs import linear as linear_runs
+from rl.jobs.hardware import hardware_of
+from rl.jobs.lifecycle import ProgressCallback, TrainOrder, base_model_for
+from rl.jobs.phases import HARDWARE, READING, phase_callback
+from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
+from rl.jobs.run_recipe import recipe_for
+from rl.jobs.teachability import teachability_warning
+from rl.jobs.trainer import import_reference
+from rl.jobs.warm_start import recipe_opened
+from rl.models.agent_definitions import agent_served
+from rl.recipes import Recipe
+from rl.recipes.methods import method_named
+
+if TYPE_CHECKING:
+    from rl.training.hardware import Hardware
+
+
+def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[str, Any]:
+    """Plan of what `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe,
+    and the share of valid answers of the base. `progress` is told the phases. Raises what refuses, as `train` does."""
+    phase = phase_callback(progress)
+    phase(HARDWARE)
+    hardware = hardware_of(order.method)
+    config, recipe = recipe_for(order, hardware)
+    phase(READING)
+    prepared = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
+    recipe = recipe.fit_to_rows(prepared.counts["train"])
+    phase("estimating steps, minutes and memory")
+    expected = (
+        linear_runs.plan_of(prepared, order.agent)
+        if hardware is None
+        else _adapter_plan(order, recipe, prepared, hardware, phase)
+    )
+    distance = distance_of_prepared(prepared, order.agent)
+    return {
+        "agent": order.agent,
+        "samples": prepared.counts,
+        "sources": prepared.sources,
+        "left_out": prepared.left_out,
+        "balance": prepared.balance,
+        "query": prepared.query | ({"unreadable": prepared.unreadable} if prepared.unreadable else {}),
+        "simulated_share": prepared.simulated_share,
+        "base_model": base_model_for(order),
+        "config": config,
+        "recipe": recipe.as_dict(),
+        "hardware": hardware.as_dict() if hardware is not None else {},
+        "evidence": distance.as_dict() if distance else None,
+        **expected,
+    }
+
+
+def _adapter_plan(
+    order: TrainOrder,
+    recipe: Recipe,
+    prepared: Prepared,
+    hardware: Hardware,
+    phase: Callable[[str], None],
+) -> dict[str, Any]:
+    """Cost of training an adapter, whether it would teach, and whether the base's answers are valid."""
+    from rl.training import preflight
+
+    base_model = base_model_for(order)
+    expected = import_reference(order.method, method_named(order.method).estimate)(
+        base_model, recipe, list(prepared.rows("train")), hardware=hardware
+    )
+    tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
+    with agent_resolve(agent_served(order.agent)):
+        look = preflight.plan_check(
+            base_model,
+            recipe_opened(recipe),
+            [*prepared.rows("eval"), *prepared.rows("train")],
+            agent=order.agent,
+            hardware=hardware,
+            cache_dir=settings.RATCHET_HOME / "cache",
+            phase=phase,
+        )
+    return {
+        "estimated_steps": expected.steps * tries,
+        "estimated_minutes": expected.minutes * tries,
+        "estimated_memory_gb": expected.memory_gb,
+        "doubt": teachability_warning(recipe, prepared.counts["train"], prepared.kind),
+        "preflight": {"before": look.as_dict()} if look else {},
+        "warning": preflight.warning_of(look, recipe),
+    }

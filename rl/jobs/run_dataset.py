@@ -1,0 +1,109 @@
+"""Dataset of a run: the feedback it takes, the snapshot made of it, and the run's row."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from feedback.selectors import prompts_of_feedback
+from rl.datasets import Prepared, prepare_training_dataset
+from rl.datasets.buffer import buffer_ids, feedback_take
+from rl.datasets.replay import Replay
+from rl.datasets.reward_records import rewards_calculate
+from rl.datasets.run_feedback import run_feedback_resolve
+from rl.jobs.code_version import code_version
+from rl.jobs.lifecycle import TrainOrder, base_model_for
+from rl.jobs.run_recipe import recipe_for
+from rl.models import Snapshot, TrainingRun
+from rl.models.learner_config import learner_settings
+from rl.models.runs import LEARNER, RunRefused
+from rl.recipes import BasicRecipe, SFTRecipe
+from rl.recipes.methods import dataset_kind, method_named
+from rl.recipes.sft import SHOWN
+from rl.registry import service as registry
+from rl.reward_models.teachability import TEACHING_ROWS, teaching_check
+
+if TYPE_CHECKING:
+    from rl.training.hardware import Hardware
+
+
+def run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
+    """The row of a run, with its dataset."""
+    config, recipe = recipe_for(order, hardware)
+    new = feedback_unlearnt(order)
+    prepared = dataset_prepare(order, recipe, new)
+    recipe = recipe.fit_to_rows(prepared.counts["train"])
+    run = TrainingRun.objects.create(
+        agent=order.agent,
+        result=order.initial_result,
+        method=order.method,
+        asked_by=order.actor,
+        stage_of_id=order.stage_of,
+        snapshot=prepared.snapshot,
+        base_model=base_model_for(order),
+        config=config,
+        recipe=recipe.as_dict(),
+        seed=recipe.seed,
+        code_version=code_version(),
+        hardware=hardware.as_dict() if hardware is not None else {},
+        output=registry.home_relative(order.output) if order.output else "",
+    )
+    run_feedback_resolve(run, prepared, recipe, new)
+    return run
+
+
+def dataset_of_claimed(run: TrainingRun, order: TrainOrder, recipe: BasicRecipe) -> Snapshot | None:
+    """The dataset of a claimed run. A retrain of the online learner reads no more new feedback than its settings say,
+    and what decisions earned is calculated before it reads."""
+    put_off: set[uuid.UUID] = set()
+    if run.asked_by == LEARNER:
+        rewards_calculate(run.agent)
+        new = feedback_take(run, newest=learner_settings(run.agent).max_buffer_size)
+        put_off = set(buffer_ids(run.agent, but=run)).difference(new)
+    else:
+        new = feedback_take(run) if method_named(run.method).policy else feedback_unlearnt(order)
+    prepared = dataset_prepare(order, recipe, new, put_off=put_off)
+    run_feedback_resolve(run, prepared, recipe, new)
+    return prepared.snapshot
+
+
+def feedback_unlearnt(order: TrainOrder) -> list[uuid.UUID]:
+    """Feedback that a run of this order would learn from for the first time. A reward model takes none away, nor does
+    a stage, so they may read what a run at work has: that run may be the one whose stage it is."""
+    alone = method_named(order.method).policy and order.stage_of is None
+    return buffer_ids(order.agent, at_work=alone) if order.source == "db" else []
+
+
+def dataset_prepare(
+    order: TrainOrder,
+    recipe: BasicRecipe,
+    new: Sequence[uuid.UUID],
+    *,
+    put_off: Collection[uuid.UUID] = (),
+    dry_run: bool = False,
+) -> Prepared:
+    replay = None
+    if recipe.replay_share < 1:
+        if order.source != "db":
+            raise RunRefused("replay_share is for the feedback recorded here; a file is trained on whole")
+        replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new)))
+    prepared = prepare_training_dataset(
+        order.agent,
+        kind=dataset_kind(order.method, recipe.as_dict()),
+        source=order.source,
+        data_file=order.data_file,
+        ratings_file=order.ratings_file,
+        min_samples=order.min_samples,
+        max_samples=order.max_samples,
+        put_off=put_off,
+        replay=replay,
+        dry_run=dry_run,
+        balance=recipe.as_dict().get("balance") == "downsample",
+        reward_threshold=recipe.as_dict().get("reward_threshold") or None,
+        sources=recipe.source_names if isinstance(recipe, SFTRecipe) else SHOWN,
+    )
+    if method_named(order.method).rewarded and recipe.as_dict().get("mode") != "logged":
+        teaching_check(recipe.as_dict(), list(islice(prepared.rows("train"), TEACHING_ROWS)), order.agent)
+    return prepared

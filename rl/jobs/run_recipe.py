@@ -1,0 +1,79 @@
+"""Recipe of a training: preset, operator's file and the order's knobs, fitted to agent, method and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from rl.jobs import linear as linear_runs
+from rl.jobs.lifecycle import TrainOrder, base_model_for
+from rl.jobs.memory_estimate import memory_estimate
+from rl.jobs.warm_start import start_resolved
+from rl.models.agent_definitions import agent_served
+from rl.models.runs import RunRefused
+from rl.recipes import Recipe, recipe_named
+from rl.recipes.methods import METHODS, method_named
+from rl.reward_models.specs import rewards_located
+
+if TYPE_CHECKING:
+    from rl.training.hardware import Hardware
+
+WHOLE_RATE = 0.1
+"""Learning rate of full fine-tuning by a preset's, which is LoRA's: the best rates differ by about ten (Schulman et al.
+2025, "LoRA Without Regret")."""
+
+MOST_OF_MEMORY = 0.9
+"""Share of a machine's memory that a training may take."""
+
+
+def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
+    """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs. hardware:
+    None for a method that trains no adapter."""
+    preset = hardware.preset if hardware is not None else "default"
+    name = order.config or method_named(order.method).preset(preset)
+    configured = settings.RATCHET_CONFIG.get(order.method) or {}
+    knobs = dict(order.knobs)
+    if "epochs" in knobs or "epochs" in configured:
+        knobs.setdefault("min_steps", 0)  # who names the passes gets them
+    recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
+    recipe = _with_lengths(recipe, order.agent, {*knobs, *configured})
+    if not method_named(order.method).adapter:
+        return name, linear_runs.feedback_resolved(order, recipe)
+    if method_named(order.method).rewarded:
+        rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
+    recipe = start_resolved(order, recipe)
+    if recipe.whole and hardware is not None:
+        if "learning_rate" not in {*knobs, *configured}:
+            recipe = recipe.with_knobs(learning_rate=recipe.learning_rate * WHOLE_RATE)
+        _memory_check(order, recipe, hardware)
+    return name, recipe
+
+
+def _memory_check(order: TrainOrder, recipe: Recipe, hardware: Hardware) -> None:
+    """Raises RunRefused for full fine-tuning of a base model that the machine has no memory for, one row at a time."""
+    base_model = base_model_for(order)
+    least = recipe.as_dict() | {"batch_size": 1, "gradient_checkpointing": True}
+    needed = memory_estimate(base_model, least, 2 if METHODS[order.method].kind in ("pairs", "labels") else 1)
+    if needed.gb is not None and needed.gb > MOST_OF_MEMORY * hardware.memory_gb:
+        raise RunRefused(
+            f"--lora-r 0 trains every weight of {base_model}, which takes {needed.gb:g} GB ({needed.by}); this machine "
+            f"has {hardware.memory_gb:g} GB, of which a tenth is left to others. Train a LoRA adapter (--lora-r 16), "
+            "or a smaller base model"
+        )
+
+
+def _with_lengths(recipe: Any, agent: str, named: Collection[str]) -> Any:
+    """The recipe with room for prompts and answers of an agent that says how long its are, in knobs nobody named."""
+    known = agent_served(agent)
+    if known.max_prompt_tokens is None or not isinstance(recipe, Recipe):
+        return recipe
+    room = {
+        "max_length": known.max_prompt_tokens + known.max_new_tokens,
+        "max_new_tokens": known.max_new_tokens,
+    }
+    knobs = recipe.as_dict()
+    return recipe.with_knobs(
+        **{knob: n for knob, n in room.items() if knob not in named and knobs.get(knob, n) < n}
+    )

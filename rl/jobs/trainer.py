@@ -1,0 +1,118 @@
+"""Entry point to `rl.training` for one run: its trainer, made and run; nothing is written to the database here."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from rl.agents import agent_resolve
+from rl.datasets import snapshot_rows
+from rl.datasets.demonstrations import demonstration_rows
+from rl.jobs.warm_start import recipe_opened
+from rl.linear.rows import LinearRefused
+from rl.models import TrainingRun
+from rl.models.agent_definitions import agent_served
+from rl.models.runs import RunRefused, run_folder
+from rl.recipes import SFTRecipe
+from rl.recipes.methods import method_named
+from rl.reward_models.specs import rewards_located
+
+if TYPE_CHECKING:
+    from rl.training.hardware import Hardware
+    from rl.training.preflight import AnswerCheck
+    from rl.training.progress import TrainListener
+    from rl.training.result import TrainResult
+
+LOOKED_AT = 500
+"""Prompts of each split that the base's answers are looked for among."""
+
+
+def trainer_run(
+    run: TrainingRun, hardware: Hardware, listener: TrainListener, *, resume: bool
+) -> TrainResult:
+    """Train one run. Writes nothing but files below the run's folder."""
+    from rl.training.hardware import threads_settle
+    from rl.training.memory import allocator_settle
+    from rl.training.preflight import trained_between_looks
+    from rl.training.result import TrainingRefused
+    from rl.training.search import SearchTrainer
+
+    snapshot = run.snapshot
+    if snapshot is None:
+        raise RunRefused(f"run {run.pk} has no snapshot to train on")
+    folder = run_folder(run)
+    allocator_settle()  # this process trains and then ends
+    threads_settle(hardware)
+    method = method_named(run.method)
+    knobs: Any = method.recipe.from_dict(run.recipe)
+    recipe: Any = recipe_opened(knobs)
+    if method.rewarded:
+        recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
+    trains = import_reference(method.slug, method.trainer)
+    if recipe.as_dict().get("search", 0) > 1:
+        trains = functools.partial(SearchTrainer, trains)
+    trainer = trains(
+        recipe,
+        run.base_model,
+        output_dir=folder,
+        agent=run.agent,
+        hardware=hardware,
+        listener=listener,
+        resume=resume,
+        cache_dir=settings.RATCHET_HOME / "cache",
+    )
+    train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
+    notes: list[str] = []
+    if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
+        try:
+            train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
+        except LinearRefused as refusal:
+            raise TrainingRefused(str(refusal)) from refusal
+        notes.append(note)
+    with agent_resolve(agent_served(run.agent)):
+        result = trained_between_looks(
+            trainer,
+            recipe,
+            train,
+            held_out,
+            agent=run.agent,
+            listener=listener,
+            resume=resume,
+        )
+    result.notes.extend(notes)
+    return result
+
+
+def answers_of_base(run: TrainingRun, hardware: Hardware) -> AnswerCheck | None:
+    """The base model's answers to prompts of a run, and whether its agent can act on them; None for free text."""
+    from rl.training.preflight import base_check
+
+    assert run.snapshot is not None  # a claimed run has its dataset
+    rows = [
+        row for split in ("eval", "train") for row in islice(snapshot_rows(run.snapshot, split), LOOKED_AT)
+    ]
+    with agent_resolve(agent_served(run.agent)):
+        return base_check(
+            run.base_model,
+            rows,
+            agent=run.agent,
+            hardware=hardware,
+            quantization=str(run.recipe.get("quantization", "none")),
+            cache_dir=settings.RATCHET_HOME / "cache",
+        )
+
+
+def import_reference(method: str, path: str) -> Any:
+    """The trainer or the estimate of a method, `module:name`. Raises RunRefused where there is none."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RunRefused(
+            f"method {method}: expected {path}, which cannot be imported ({type(error).__name__}: {error}); correct "
+            "the row of the method, or the package that brings it"
+        ) from error
