@@ -6,8 +6,10 @@ import ast
 import dataclasses
 import os
 import socket
+import subprocess
 import threading
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,22 @@ def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(IsolationUnavailable, match="cannot be isolated: a test says so"):
         sandbox.run(f"open({str(witness)!r}, 'w')")
     assert not witness.exists()
+
+
+@pytest.mark.slow
+@walled
+def test_an_environment_of_copies_runs_code_too(tmp_path: Path) -> None:
+    """Its interpreter is a file of its own, which is not shown behind the walls."""
+    venv.create(tmp_path, symlinks=False)
+    ask = (
+        "import sys; sys.path.insert(0, {!r})\n"
+        "from rl.rewards import sandbox; print(sandbox.run('print(6 * 7)').output)"
+    )
+    done = subprocess.run(
+        [tmp_path / "bin" / "python", "-c", ask.format(str(Path(__file__).resolve().parent.parent))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "42", done.stderr
 
 
 def test_an_unknown_language_is_refused() -> None:

@@ -20,8 +20,20 @@ from pathlib import Path
 from rl.rewards import jail
 from rl.rewards.syscalls import ARCH, filter_program
 
+
+def interpreter() -> str:
+    """Path of a Python that stands behind the walls too.
+
+    That is the one a virtual environment was made of: an environment of copies (`venv --copies`) has an interpreter of
+    its own, in a folder that is not shown there.
+    """
+    own = Path(sys.executable).resolve()
+    original = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    return str(original if original.is_file() and not own.is_relative_to(sys.base_prefix) else own)
+
+
 LANGUAGES = {
-    "python": ("main.py", [sys.executable, "-I", "main.py"]),
+    "python": ("main.py", [interpreter(), "-I", "main.py"]),
     "shell": ("main.sh", ["/bin/sh", "main.sh"]),
 }
 """Language -> its file, and the command that runs it."""
