@@ -111,7 +111,7 @@ def attempt(path: Path, before: Path | None, beside: Path | None, how: dict[str,
         result.counts = {name: getattr(report, name) for name in COUNTS}
         result.refused = report.refused_count
         reasons = [row.reason for row in report.refused[:1]] or list(report.skipped_because)[:1]
-        result.said = reasons[0] if reasons and not report.stored else ""
+        result.said = reasons[0] if reasons and not report.stored_rows else ""
         full = rows_in_database()
         again = file_import(path, ratings_path=beside, skip_bad=True, **how)
         result.again = rows_in_database() - full

@@ -402,7 +402,7 @@ def test_the_best_of_a_promptfoo_test_is_compared_and_the_others_are_not_bad(tmp
     pair = Comparison.objects.get()
     better = pair.left if pair.preference == "left" else pair.right
     assert (better.response, pair.rater, pair.rater_kind) == ("There.", "select-best: shorter", "simulated")
-    assert file_import(path).stored == 0
+    assert file_import(path).stored_rows == 0
 
 
 def test_a_deepeval_metric_is_a_thumb_and_an_outcome_and_the_golden_answer_a_demonstration() -> None:

@@ -54,7 +54,7 @@ def spooled(count: int) -> list[str]:
     found: list[str] = []
     while len(found) < count and time.monotonic() < deadline:
         time.sleep(0.05)
-        days = recorder.spool.days()
+        days = recorder.outbox.days()
         found = [json.loads(line)["body"]["id"] for day in days for line in day.read_text().splitlines()]
     return found
 

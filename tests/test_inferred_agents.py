@@ -17,7 +17,7 @@ from rl.models import AgentDefinition, Evaluation, Policy
 from rl.models.agent_definitions import agent_served
 from rl.registry.gate_evidence import policy_judge
 from rl.serving.base import Ask, Model
-from rl.serving.in_process import _as_meant
+from rl.serving.in_process import _ask_for_model
 from tests.support.api_client import ApiClient
 from tests.support.serving import Parrot, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
 
@@ -155,7 +155,7 @@ def test_deciding_without_candidates_chooses_out_of_the_closed_set(parrot: Parro
 @pytest.mark.parametrize(("name", "answers"), [("base", ()), ("movie-night-v1", FILMS)])
 def test_the_base_model_is_not_held_to_answers_it_never_saw(name: str, answers: tuple[str, ...]) -> None:
     ask = Ask([{"role": "user", "content": "?"}], answers=FILMS)
-    assert tuple(_as_meant(ask, Model(name, "bundled")).answers) == answers
+    assert tuple(_ask_for_model(ask, Model(name, "bundled")).answers) == answers
 
 
 @pytest.mark.training

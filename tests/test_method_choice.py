@@ -98,7 +98,7 @@ def test_prompts_with_right_answers_and_no_verdict_are_for_grpo() -> None:
     assert (chosen.method, chosen.knobs) == ("grpo", {"reward": "answer"})
     assert "prompts with their right answer" in chosen.why
     plan = order_estimate(order_automatic(AGENT))
-    assert (plan.policy.method, plan.policy.recipe["reward"], plan.refused) == ("grpo", "answer", "")
+    assert (plan.policy.method, plan.policy.recipe["reward"], plan.refusal) == ("grpo", "answer", "")
     # what people say goes before what a program can tell
     for n in range(40):
         rated(f"other {n}", f"r{n}", thumb="up" if n % 2 else "down")

@@ -77,7 +77,7 @@ def test_a_decision_is_in_the_database_when_record_returns(recorder: Recorder) -
     sent = facts()
     assert recorder.record(sent) is Storage.DATABASE
     assert str(Decision.objects.get().pk) == sent["id"]
-    assert not recorder.spool.days()
+    assert not recorder.outbox.days()
 
 
 def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
@@ -87,7 +87,7 @@ def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
     sent = [facts(n) for n in range(5)]
     assert [recorder.record(one) for one in sent] == [Storage.DISK] * 5
     assert Decision.objects.count() == 0
-    lines = recorder.spool.days()[0].read_text().splitlines()
+    lines = recorder.outbox.days()[0].read_text().splitlines()
     assert [json.loads(line)["body"]["id"] for line in lines] == [one["id"] for one in sent]
     database.error = None
     assert recorder.drain(10)
@@ -101,7 +101,7 @@ def test_a_slow_database_holds_nobody_up_and_the_decision_is_there_once(
     database.block = threading.Event()
     sent = facts()
     assert recorder.record(sent) is Storage.DISK  # it did not wait for the ten seconds
-    assert len(recorder.spool.days()[0].read_text().splitlines()) == 1
+    assert len(recorder.outbox.days()[0].read_text().splitlines()) == 1
     database.block.set()
     assert recorder.drain(10)
     assert str(Decision.objects.get().pk) == sent["id"]
@@ -140,13 +140,13 @@ def test_who_notes_a_decision_waits_for_nobody(recorder: Recorder, database: Dat
     for one in sent:
         recorder.note(one)
     # on disk, in a file of this process, while the database has said nothing
-    assert all(journal_contains(recorder.spool.folder, one["id"]) for one in sent)
+    assert all(journal_contains(recorder.outbox.folder, one["id"]) for one in sent)
     assert Decision.objects.count() == 0
     database.block.set()
     assert recorder.drain(10)
     assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
-    assert not any(journal_contains(recorder.spool.folder, one["id"]) for one in sent)
-    assert not recorder.spool.days()
+    assert not any(journal_contains(recorder.outbox.folder, one["id"]) for one in sent)
+    assert not recorder.outbox.days()
 
 
 def test_what_is_noted_gathers_before_it_is_written(
@@ -196,7 +196,7 @@ def test_more_than_may_be_in_hand_goes_to_the_spool(
     sent = [facts(n) for n in range(4)]
     for one in sent:
         recorder.note(one)
-    spooled = [json.loads(line)["body"]["id"] for line in recorder.spool.days()[0].read_text().splitlines()]
+    spooled = [json.loads(line)["body"]["id"] for line in recorder.outbox.days()[0].read_text().splitlines()]
     assert spooled == [one["id"] for one in sent[2:]]
     database.block.set()
     assert recorder.drain(10)
@@ -212,7 +212,7 @@ def test_while_the_database_is_away_what_is_noted_comes_back_too(
         recorder.note(one)
     while recorder._in_hand or recorder._queue:
         time.sleep(0.001)
-    assert len(recorder.spool.days()[0].read_text().splitlines()) == 5
+    assert len(recorder.outbox.days()[0].read_text().splitlines()) == 5
     database.error = None
     assert recorder.drain(10)
     assert Decision.objects.count() == 5
@@ -221,7 +221,7 @@ def test_while_the_database_is_away_what_is_noted_comes_back_too(
 def test_who_speaks_of_a_decision_in_hand_waits_for_it(
     recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.spool.folder)
+    monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.outbox.folder)
     monkeypatch.setattr("feedback.recording.recorder.WAIT_S", 10.0)
     database.block = threading.Event()
     sent = facts()
@@ -241,7 +241,7 @@ def test_who_speaks_of_a_decision_in_hand_waits_for_it(
 def test_of_a_decision_nobody_has_in_hand_it_is_said_at_once(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.spool.folder)
+    monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.outbox.folder)
     monkeypatch.setattr("feedback.recording.recorder.time.sleep", lambda _: pytest.fail("waited"))
     with pytest.raises(DecisionUnknown):
         recorded_or_never("x", then=lambda: rating_submit(decision=uuid.uuid4(), rater="ada", thumb="up"))
@@ -250,22 +250,22 @@ def test_of_a_decision_nobody_has_in_hand_it_is_said_at_once(
 def test_a_decision_that_was_recorded_is_replayed_without_harm(recorder: Recorder) -> None:
     sent = facts()
     recorder.record(sent)
-    recorder.spool.put({"kind": "decision", "body": sent})
-    recorder.spool.put({"kind": "decision", "body": {**sent, "response": "another answer to a retry"}})
+    recorder.outbox.put({"kind": "decision", "body": sent})
+    recorder.outbox.put({"kind": "decision", "body": {**sent, "response": "another answer to a retry"}})
     recorder.replay()
     assert Decision.objects.get().response == "r"
-    assert recorder.spool.progress(recorder.spool.days()[0]).refused == 0
+    assert recorder.outbox.progress(recorder.outbox.days()[0]).refused == 0
 
 
 def test_what_cannot_be_recorded_is_kept_with_its_reason_and_holds_nothing_back(recorder: Recorder) -> None:
-    recorder.spool.put({"kind": "decision", "body": facts(agent="No Slug")})
-    recorder.spool.put({"kind": "nonsense"})
-    recorder.spool.put({"kind": "decision", "body": facts(1)})
+    recorder.outbox.put({"kind": "decision", "body": facts(agent="No Slug")})
+    recorder.outbox.put({"kind": "nonsense"})
+    recorder.outbox.put({"kind": "decision", "body": facts(1)})
     recorder.replay()
     assert Decision.objects.count() == 1
     kept = [
         json.loads(line)
-        for line in next(recorder.spool.folder.glob("*.refused.jsonl")).read_text().splitlines()
+        for line in next(recorder.outbox.folder.glob("*.refused.jsonl")).read_text().splitlines()
     ]
     assert ["slug" in entry["reason"] for entry in kept] == [True, False]
 
@@ -282,10 +282,10 @@ def test_what_the_database_itself_refuses_is_found_among_the_others(
 
     monkeypatch.setattr("feedback.recording.recorder.decisions_ingest", picky)
     for number, response in enumerate(["good", "poison", "good"]):
-        recorder.spool.put({"kind": "decision", "body": facts(number, response=response)})
+        recorder.outbox.put({"kind": "decision", "body": facts(number, response=response)})
     recorder.replay()
     assert Decision.objects.count() == 2
-    assert "out of range" in next(recorder.spool.folder.glob("*.refused.jsonl")).read_text()
+    assert "out of range" in next(recorder.outbox.folder.glob("*.refused.jsonl")).read_text()
 
 
 def test_an_agent_that_keeps_a_share_keeps_it_here_too(recorder: Recorder) -> None:

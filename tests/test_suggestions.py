@@ -98,7 +98,7 @@ def test_undo_opens_it_again(rater: Client) -> None:
     press(rater, row, "accept-up")
     rater.post("/rate/undo/")
     assert suggestion_of(row) is not None
-    assert suggestion_counts("support").settled == 0
+    assert suggestion_counts("support").settled_count == 0
 
 
 def test_a_settled_suggestion_is_not_made_anew() -> None:

@@ -180,7 +180,7 @@ class Imports(ApiView):
             raise Refused(upload.without_paths(str(refusal))) from refusal
         finally:
             uploads_sweep(upload.token)
-        if report.problem and not report.stored:
+        if report.problem and not report.stored_rows:
             raise Refused(f"{report.file}: {report.headline}", fields=_reasons(report.skipped_because))
         steps = next_steps(report)
         body = {**report.as_dict(), "dry_run": facts["dry_run"], "next": steps}

@@ -229,18 +229,18 @@ def _redact_line(path: Path, data: bytes, marks: Marks) -> bytes:
 
 
 def _redacted_json(path: Path, data: bytes, marks: Marks) -> bytes:
-    def written(value: Any, indent: int | None) -> bytes:
+    def json_bytes(value: Any, indent: int | None) -> bytes:
         return json.dumps(value, ensure_ascii=False, indent=indent).encode("utf-8", "surrogatepass")
 
     if path.suffix == ".json":
         value = json.loads(data)
         redacted = marks.redact_json(value)
-        return data if redacted == value else written(redacted, 2)
+        return data if redacted == value else json_bytes(redacted, 2)
     lines = []
     for line in data.splitlines(keepends=True):
         value = json.loads(line) if line.strip() else None
         redacted = marks.redact_json(value)
-        lines.append(line if redacted == value else written(redacted, None) + b"\n")
+        lines.append(line if redacted == value else json_bytes(redacted, None) + b"\n")
     return b"".join(lines)
 
 

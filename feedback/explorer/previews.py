@@ -130,7 +130,7 @@ class Preview:
         )
 
     @property
-    def others(self) -> list[Option]:
+    def other_options(self) -> list[Option]:
         return [option for option in self.options if not option.chosen]
 
 

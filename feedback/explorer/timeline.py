@@ -107,7 +107,7 @@ class Timeline:
         return "" if self.took_ms is None else _time(self.took_ms)
 
     @property
-    def others(self) -> list[int]:
+    def other_parts(self) -> list[int]:
         return list(range(1, self.parts + 1))
 
 

@@ -25,7 +25,7 @@ class SuggestionCounts:
     overruled: int = 0
 
     @property
-    def settled(self) -> int:
+    def settled_count(self) -> int:
         return self.accepted + self.agreed + self.overruled
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from backend.file_locks import file_lock, renew_after_fork, write_whole
 from backend.problem_log import ProblemLog
 
-MAX_WAITING = 1_000
+MAX_PENDING = 1_000
 """Records kept in memory while the disk takes none; those after them are lost, and said to be."""
 KEEP_DAYS = 30
 """Days that a file is kept after all of it was replayed."""
@@ -57,7 +57,7 @@ class Outbox:
         self.folder = folder
         self.problems = problems or ProblemLog(logging.getLogger("feedback.recording.outbox"))
         self.lost = 0
-        self._waiting: deque[bytes] = deque()
+        self._pending: deque[bytes] = deque()
         self._guard = threading.Lock()
         self._writing = threading.Lock()
         self._finished: dict[Path, int] = {}
@@ -65,7 +65,7 @@ class Outbox:
 
     def after_fork(self) -> None:
         """Forget what waits in memory, which is the parent's to write, and replace the locks."""
-        self._waiting.clear()
+        self._pending.clear()
         self._guard, self._writing = threading.Lock(), threading.Lock()
         self.problems.after_fork()
 
@@ -78,33 +78,33 @@ class Outbox:
         """
         line = _line(record)
         with self._guard:
-            if len(self._waiting) >= MAX_WAITING:
+            if len(self._pending) >= MAX_PENDING:
                 self.lost += hold
                 self.problems.report("lost", f"{self.folder} cannot be written: a record was lost")
                 return False
-            self._waiting.append(line)
+            self._pending.append(line)
         # taken back by us, it is nowhere; written by another thread meanwhile, it is on disk
-        return self.write_waiting() or (not hold and not self.take_back(record))
+        return self.write_pending() or (not hold and not self.take_back(record))
 
-    def waiting_records(self, limit: int) -> list[dict[str, Any]]:
+    def pending_records(self, limit: int) -> list[dict[str, Any]]:
         """The oldest records that wait in memory, `limit` of them at most."""
         with self._guard:
-            return [json.loads(line) for line in list(self._waiting)[:limit]]
+            return [json.loads(line) for line in list(self._pending)[:limit]]
 
     def take_back(self, record: dict[str, Any]) -> bool:
         """Forget a record that waits in memory; whether it did."""
         with self._writing, self._guard:
             try:
-                self._waiting.remove(_line(record))
+                self._pending.remove(_line(record))
             except ValueError:
                 return False
             return True
 
-    def write_waiting(self) -> bool:
+    def write_pending(self) -> bool:
         """Write what waits in memory; threads that arrive together share one write and one fsync."""
         with self._writing:
             with self._guard:
-                lines = list(self._waiting)
+                lines = list(self._pending)
             if not lines:
                 return True
             try:
@@ -112,14 +112,14 @@ class Outbox:
             except OSError as error:
                 self.problems.report(
                     "outbox",
-                    f"the outbox {self.folder} cannot be written; up to {MAX_WAITING:,} records wait in memory. Free "
+                    f"the outbox {self.folder} cannot be written; up to {MAX_PENDING:,} records wait in memory. Free "
                     "the disk or make the folder writable",
                     error,
                 )
                 return False
             with self._guard:
                 for _ in lines:
-                    self._waiting.popleft()
+                    self._pending.popleft()
             self.problems.resolve("outbox", f"the outbox {self.folder} can be written again")
             return True
 
@@ -220,9 +220,9 @@ class Outbox:
         return pending
 
     @property
-    def waiting(self) -> int:
+    def pending_count(self) -> int:
         """Records in memory, because the disk took none."""
-        return len(self._waiting)
+        return len(self._pending)
 
     def sweep(self) -> None:
         """Remove days that are wholly replayed and older than KEEP_DAYS; what was refused stays."""

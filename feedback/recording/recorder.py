@@ -61,7 +61,7 @@ class Storage(StrEnum):
     """In the journal or the spool, and soon in the database."""
     MEMORY = "memory"
     """Neither database nor disk took it. It waits in the process and is lost with it; where more than
-    `outbox.MAX_WAITING` wait, or it was not to be held, it is gone already."""
+    `outbox.MAX_PENDING` wait, or it was not to be held, it is gone already."""
 
     @property
     def durable(self) -> bool:
@@ -70,9 +70,9 @@ class Storage(StrEnum):
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _PendingDecision:
     facts: Facts
-    done: threading.Event = field(default_factory=threading.Event)
+    finished: threading.Event = field(default_factory=threading.Event)
     storage: Storage = Storage.MEMORY
     """Set before `done`."""
 
@@ -89,11 +89,11 @@ class Recorder:
         """folder: where the spool lies, asked each time it is needed first. counted: told `written` or `spooled`."""
         self._folder = folder
         self._counted = counted or (lambda how: None)
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_PendingDecision] = deque()
         self._signal = threading.Condition()
         self._thread: threading.Thread | None = None
         self._problems = ProblemLog(logger)
-        self._spools: dict[Path, Outbox] = {}
+        self._outboxes: dict[Path, Outbox] = {}
         self._down_until = 0.0
         self._wrote = 0.0
         self._stopping = False
@@ -112,11 +112,11 @@ class Recorder:
             self._journal.after_fork()
 
     @property
-    def spool(self) -> Outbox:
+    def outbox(self) -> Outbox:
         folder = self._folder()
-        if folder not in self._spools:
-            self._spools[folder] = Outbox(folder, self._problems)
-        return self._spools[folder]
+        if folder not in self._outboxes:
+            self._outboxes[folder] = Outbox(folder, self._problems)
+        return self._outboxes[folder]
 
     def recordable(self) -> bool:
         """True if disk or database would take a decision now, as far as is known without writing one."""
@@ -132,7 +132,7 @@ class Recorder:
                 except OSError as error:
                     self._problems.report("journal", "decisions cannot be noted on disk; users wait", error)
                 else:
-                    self._queue.append(_Waiting(facts))
+                    self._queue.append(_PendingDecision(facts))
                     if len(self._queue) == 1:  # else the thread knows
                         self._awake()
                         self._signal.notify()
@@ -147,36 +147,36 @@ class Recorder:
 
     def record(self, facts: Facts, *, hold: bool = True) -> Storage:
         """Have a decision recorded, and wait for the database a moment."""
-        waiting = _Waiting(facts)
+        pending = _PendingDecision(facts)
         if time.monotonic() < self._down_until:
-            self._spool(waiting, hold=hold)
-            return waiting.storage
+            self._spool(pending, hold=hold)
+            return pending.storage
         with self._signal:
-            self._queue.append(waiting)
+            self._queue.append(pending)
             self._hurried = True
             self._awake()
             self._signal.notify()
-        if not waiting.done.wait(WAIT_S):
+        if not pending.finished.wait(WAIT_S):
             # it may still get into the database: the replay of the same id then changes nothing
-            self._spool(waiting, hold=hold)
-        elif not waiting.storage.durable and not hold:
-            self._drop(waiting)
-        return waiting.storage
+            self._spool(pending, hold=hold)
+        elif not pending.storage.durable and not hold:
+            self._drop(pending)
+        return pending.storage
 
-    def _spool(self, waiting: _Waiting, *, hold: bool = True) -> None:
-        on_disk = self.spool.put(_line_of(waiting.facts), hold=hold)
-        waiting.storage = Storage.DISK if on_disk else Storage.MEMORY
+    def _spool(self, pending: _PendingDecision, *, hold: bool = True) -> None:
+        on_disk = self.outbox.put(_line_of(pending.facts), hold=hold)
+        pending.storage = Storage.DISK if on_disk else Storage.MEMORY
         self._counted("spooled" if on_disk else "in_memory" if hold else "dropped")
-        waiting.done.set()
+        pending.finished.set()
         with self._signal:
-            if not on_disk and not hold and waiting in self._queue:
-                self._queue.remove(waiting)
+            if not on_disk and not hold and pending in self._queue:
+                self._queue.remove(pending)
             self._awake()
 
-    def _drop(self, waiting: _Waiting) -> None:
+    def _drop(self, pending: _PendingDecision) -> None:
         """Take back what the thread has put into memory meanwhile."""
-        if not self.spool.take_back(_line_of(waiting.facts)):
-            waiting.storage = Storage.DISK  # the disk took it at this very moment
+        if not self.outbox.take_back(_line_of(pending.facts)):
+            pending.storage = Storage.DISK  # the disk took it at this very moment
 
     def _awake(self) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -206,18 +206,18 @@ class Recorder:
                 failures += 1
                 pause = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
                 self._down_until = time.monotonic() + pause * random.uniform(0.5, 1.0)
-                said = f"the database takes no decisions; they are kept in {self.spool.folder}"
+                said = f"the database takes no decisions; they are kept in {self.outbox.folder}"
                 self._problems.report("database", said, error)
                 connection.close()
-                for waiting in batch:
-                    if not waiting.done.is_set():
-                        self._spool(waiting)
+                for pending in batch:
+                    if not pending.finished.is_set():
+                        self._spool(pending)
             except Exception as error:
                 # a fault of ours; the decisions must not be lost with it
                 self._problems.report("recorder", f"recording failed: {error!r}", error)
-                for waiting in batch:
-                    if not waiting.done.is_set():
-                        self._spool(waiting)
+                for pending in batch:
+                    if not pending.finished.is_set():
+                        self._spool(pending)
                 time.sleep(FIRST_PAUSE_S)
             # every one of them is in the database or in the spool now
             with self._signal:
@@ -230,7 +230,7 @@ class Recorder:
                         self._problems.report("journal", "the journal cannot be emptied", error)
         connection.close()
 
-    def _batch(self, failures: int) -> tuple[list[_Waiting], int]:
+    def _batch(self, failures: int) -> tuple[list[_PendingDecision], int]:
         """All that waits, once there is something and it had time to gather; and the journal's file that it is in."""
         with self._signal:
             if not self._queue and not self._stopping:
@@ -245,24 +245,24 @@ class Recorder:
             self._hurried, self._in_hand = False, len(batch)
             return batch, self._journal.rotate() if self._journal is not None and batch else 0
 
-    def _write(self, batch: Sequence[_Waiting]) -> None:
+    def _write(self, batch: Sequence[_PendingDecision]) -> None:
         """All of a batch in one transaction. Raises OperationalError where the database is away."""
         if time.monotonic() - self._wrote > IDLE_S:
             close_old_connections()  # one that the server has closed meanwhile is opened anew
-        found_all = decisions_ingest([waiting.facts for waiting in batch], likely_new=True, reserved=True)
+        found_all = decisions_ingest([pending.facts for pending in batch], likely_new=True, reserved=True)
         self._wrote = time.monotonic()
-        for waiting, found in zip(batch, found_all, strict=True):
+        for pending, found in zip(batch, found_all, strict=True):
             # a conflict is a retry that was answered anew under the same id: the first answer stands
             if isinstance(found, FeedbackRefused) and found.code != "conflict":
-                self._keep_refused(waiting, str(found))
-            waiting.storage = Storage.DATABASE
-            waiting.done.set()
+                self._keep_refused(pending, str(found))
+            pending.storage = Storage.DATABASE
+            pending.finished.set()
             self._counted("written")
 
-    def _keep_refused(self, waiting: _Waiting, reason: str) -> None:
+    def _keep_refused(self, pending: _PendingDecision, reason: str) -> None:
         """A decision the database will never take is kept beside the spool, with the reason."""
         self._problems.report("refused", f"a decision cannot be recorded: {reason}")
-        self.spool.put(_line_of(waiting.facts))
+        self.outbox.put(_line_of(pending.facts))
 
     # --- Replaying ----------------------------------------------------------------------------------------
 
@@ -271,34 +271,34 @@ class Recorder:
 
         Raises OperationalError while the database is away.
         """
-        spool = self.spool
-        if not spool.write_waiting():
-            self._replay_memory(spool)
-        if not spool.folder.is_dir():
+        outbox = self.outbox
+        if not outbox.write_pending():
+            self._replay_memory(outbox)
+        if not outbox.folder.is_dir():
             return 0
-        self._replay_orphans(spool)
-        if not spool.pending_days():
+        self._replay_orphans(outbox)
+        if not outbox.pending_days():
             return 0
         count = 0
-        with file_lock(spool.folder / "sender.lock", wait=False) as free:
+        with file_lock(outbox.folder / "sender.lock", wait=False) as free:
             if not free:
                 return 0
-            for day in spool.pending_days():
-                count += self._replay_day(spool, day)
-            spool.sweep()
+            for day in outbox.pending_days():
+                count += self._replay_day(outbox, day)
+            outbox.sweep()
         if count:
-            logger.info("%d decisions came out of the spool %s", count, spool.folder)
+            logger.info("%d decisions came out of the spool %s", count, outbox.folder)
         return count
 
-    def _replay_memory(self, spool: Outbox) -> None:
+    def _replay_memory(self, outbox: Outbox) -> None:
         """Put what waits in memory straight into the database: it may be back before the disk is."""
-        while lines := [line for line in spool.waiting_records(MAX_BULK) if isinstance(line["body"], dict)]:
+        while lines := [line for line in outbox.pending_records(MAX_BULK) if isinstance(line["body"], dict)]:
             for line, found in zip(lines, _ingest([line["body"] for line in lines]), strict=True):
                 if isinstance(found, FeedbackRefused) and found.code != "conflict":
                     self._problems.report("refused", f"a decision cannot be recorded: {found}")
-                spool.take_back(line)
+                outbox.take_back(line)
 
-    def _replay_orphans(self, spool: Outbox) -> None:
+    def _replay_orphans(self, outbox: Outbox) -> None:
         """Move decisions journalled by processes that are gone into the outbox."""
 
         def keep(line: bytes) -> bool:
@@ -306,13 +306,13 @@ class Recorder:
                 body = json.loads(line)
             except ValueError:
                 body = line.decode("utf-8", "replace")  # refused further on, with its reason
-            return spool.put({"kind": "decision", "body": body})
+            return outbox.put({"kind": "decision", "body": body})
 
-        for path in journals(spool.folder):
+        for path in journals(outbox.folder):
             replay_orphan(path, keep)
 
-    def _replay_day(self, spool: Outbox, day: Path) -> int:
-        progress: Progress = spool.progress(day)
+    def _replay_day(self, outbox: Outbox, day: Path) -> int:
+        progress: Progress = outbox.progress(day)
         count = 0
         batch: list[Any] = []
 
@@ -320,16 +320,16 @@ class Recorder:
             nonlocal count
             for record, found in zip(batch, _ingest([record.body["body"] for record in batch]), strict=True):
                 if isinstance(found, FeedbackRefused) and found.code != "conflict":
-                    spool.refuse(day, record, str(found))
+                    outbox.refuse(day, record, str(found))
                     progress.refused += 1
                 else:
                     progress.sent += 1
             count += len(batch)
             progress.position = batch[-1].end
-            spool.progress_save(day, progress)
+            outbox.progress_save(day, progress)
             batch.clear()
 
-        for record in spool.records(day, progress.position):
+        for record in outbox.records(day, progress.position):
             body = record.body.get("body") if record.body else None
             if isinstance(body, dict):
                 batch.append(record)
@@ -339,10 +339,10 @@ class Recorder:
             if batch:
                 flush()
             if record.fault or record.body is not None:
-                spool.refuse(day, record, record.fault or "expected a decision under `body`")
+                outbox.refuse(day, record, record.fault or "expected a decision under `body`")
                 progress.refused += 1
             progress.position = record.end
-            spool.progress_save(day, progress)
+            outbox.progress_save(day, progress)
         if batch:
             flush()
         return count
@@ -368,8 +368,8 @@ class Recorder:
             if (
                 not self._queue
                 and not self._in_hand
-                and not self.spool.pending_days()
-                and not self.spool.waiting
+                and not self.outbox.pending_days()
+                and not self.outbox.pending_count
             ):
                 return True
             time.sleep(0.02)
@@ -428,6 +428,6 @@ def decision_recorded(id: uuid.UUID) -> Decision | None:
     return row
 
 
-def spool_replay() -> int:
+def outbox_replay() -> int:
     """Replay spooled decisions that no running process owns; called by the scheduler. How many were read."""
     return Recorder(spool_folder).replay()

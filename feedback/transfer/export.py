@@ -96,11 +96,11 @@ def export_start(
     pieces = export_stream(name, selection, report, limit=limit)
     first = next(pieces, b"")
 
-    def going_on() -> Iterator[bytes]:
+    def chunks() -> Iterator[bytes]:
         yield first
         yield from pieces
 
-    return going_on()
+    return chunks()
 
 
 def _rows(shape: RowShape, selection: Selection, left_out: Counter[str]) -> Generator[Line]:

@@ -220,7 +220,7 @@ class _ImportJob:
             self._check()
             if before is not None:
                 report.earlier = EarlierImport(before.pk, before.created_at)
-            if report.stored or report.rows_stored or self.attached:
+            if report.stored_rows or report.rows_stored or self.attached:
                 self._record(batch)
             else:
                 batch.delete()  # a file that was here already is no import of its own

@@ -90,7 +90,7 @@ class ImportReport:
         self.refused_count += other.refused_count
 
     @property
-    def stored(self) -> int:
+    def stored_rows(self) -> int:
         """Rows made in the database, of all kinds; a correction is a rating and not counted twice."""
         return sum(getattr(self, name) for name in COUNTS if name != "corrections")
 
@@ -112,7 +112,7 @@ class ImportReport:
 
         Nothing stored although nothing was here before, or more rows skipped and refused than stored or here before.
         """
-        if not (self.stored or self.rows_stored or self.already_here):
+        if not (self.stored_rows or self.rows_stored or self.already_here):
             return f"nothing could be stored of {count_text(self.rows, 'rows')}"
         left_out = self.skipped + self.refused_count
         if left_out > self.rows_stored + self.already_here:
@@ -127,7 +127,7 @@ class ImportReport:
     def headline(self) -> str:
         """Result of the import in one line; a problem stands first."""
         line = ""
-        if self.stored or self.rows_stored:
+        if self.stored_rows or self.rows_stored:
             made = ", ".join(count_text(count, name) for name in COUNTS if (count := getattr(self, name)))
             done = "would be imported" if self.dry_run else "imported"
             number = f" (import {self.batch})" if self.batch else ""
@@ -163,7 +163,7 @@ def refused_row_summary(row: RowRefused) -> dict[str, Any]:
 
 def next_steps(report: ImportReport) -> list[str]:
     """Recommended actions after an import: rate, train, or look at why nothing came in."""
-    if not report.stored and not report.rows_stored:
+    if not report.stored_rows and not report.rows_stored:
         if report.already_here:
             return []
         if report.refused_count:

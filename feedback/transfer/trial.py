@@ -101,7 +101,7 @@ def _trial_context(upload: Upload, report: ImportReport) -> dict[str, Any]:
         "refused_count": report.refused_count,
         "more": max(report.refused_count - SHOWN, 0),
         "notes": [upload.without_paths(note) for note in report.notes],
-        "any": report.rows_stored > 0 or report.stored > 0,
+        "any": report.rows_stored > 0 or report.stored_rows > 0,
     }
 
 

@@ -58,13 +58,15 @@ class Canvas:
     ) -> None:
         """A piece of a pie from share `start` to share `end` (0 at the top, clockwise), with a hole's radius."""
 
-        def at(share: float, distance: float) -> str:
+        def point(share: float, distance: float) -> str:
             angle = 2 * math.pi * share - math.pi / 2
             return f"{_number(x + distance * math.cos(angle))} {_number(y + distance * math.sin(angle))}"
 
         large = 1 if end - start > 0.5 else 0
-        outer = f"M{at(start, radius)} A{radius} {radius} 0 {large} 1 {at(end, radius)}"
-        inner = f"L{at(end, hole)} A{hole} {hole} 0 {large} 0 {at(start, hole)}" if hole else f"L{x} {y}"
+        outer = f"M{point(start, radius)} A{radius} {radius} 0 {large} 1 {point(end, radius)}"
+        inner = (
+            f"L{point(end, hole)} A{hole} {hole} 0 {large} 0 {point(start, hole)}" if hole else f"L{x} {y}"
+        )
         self.path(f"{outer} {inner} Z", css)
 
     def svg(self) -> str:

@@ -53,7 +53,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
         "queue": "ok" if _queue() else "away",
         "model": "ok" if _model() else "away",
     }
-    disks = {"data": _disks(_data_folders()), "spool": _disks([recorder.spool.folder])}
+    disks = {"data": _disks(_data_folders()), "spool": _disks([recorder.outbox.folder])}
     ready = all(state == "ok" for state in parts.values()) and (recorder.recordable() or not refuses())
     status = "not ready" if not ready else "ready" if set(disks.values()) == {"ok"} else "degraded"
     body = {"status": status, **parts, **disks}
@@ -133,7 +133,7 @@ class Metrics(ApiView):
 
 
 def _gauges() -> dict[str, tuple[str, float]]:
-    spool = recorder.spool
+    spool = recorder.outbox
     behind = (
         sum(day.stat().st_size - spool.progress(day).position for day in spool.pending_days())
         if spool.folder.is_dir()

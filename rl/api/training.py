@@ -197,7 +197,7 @@ def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, Any]:
             "preset": policy.config,
             **policy.recipe,
         },
-        "refused": estimate.refused,
+        "refused": estimate.refusal,
         "doubt": policy.doubt,
         "evidence": gate_distance(order.agent).as_dict(),
     }

@@ -68,7 +68,7 @@ def forest_of(
         low, high = max(low, 0.0), min(high, 1.0)
     across = WIDTH - 2 * MARGIN
 
-    def at(value: float) -> float:
+    def position(value: float) -> float:
         return round(MARGIN + across * min(max((value - low) / (high - low), 0.0), 1.0), 1)
 
     rows = [
@@ -76,15 +76,15 @@ def forest_of(
             line.label,
             line.words,
             line.state,
-            at(line.value),
-            at(line.low),
-            round(max(at(line.high) - at(line.low), 1.0), 1),
+            position(line.value),
+            position(line.low),
+            round(max(position(line.high) - position(line.low), 1.0), 1),
         )
         for line in lines
     ]
     return Forest(
         rows,
-        [ForestTick(at(value), label(value)) for value in round_values(low, high)],
-        at(0.0) if zero else None,
+        [ForestTick(position(value), label(value)) for value in round_values(low, high)],
+        position(0.0) if zero else None,
         f"{title}: " + "; ".join(f"{line.label}, {line.words}" for line in lines),
     )

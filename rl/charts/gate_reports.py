@@ -56,11 +56,14 @@ def _interval_drawing(figures: Mapping[str, Any]) -> IntervalDrawing | None:
     if value is None or low is None or high is None:
         return None
 
-    def at(difference: float) -> float:
+    def position(difference: float) -> float:
         return round(WIDTH / 2 * (1 + min(max(difference, -REACH), REACH) / REACH), 1)
 
     return IntervalDrawing(
-        at(value), at(low), round(at(high) - at(low), 1), f"{value:+.3f}, {low:+.3f} to {high:+.3f}"
+        position(value),
+        position(low),
+        round(position(high) - position(low), 1),
+        f"{value:+.3f}, {low:+.3f} to {high:+.3f}",
     )
 
 

@@ -107,10 +107,10 @@ def line_chart(
     levels = [0.0, 0.25, 0.5, 0.75, 1.0] if share else round_range(min(values), max(values))
     low, high = levels[0], levels[-1]
 
-    def across(step: float) -> float:
+    def x_share(step: float) -> float:
         return (step - first) / (last - first) if last > first else 0.5
 
-    def down(value: float) -> float:
+    def y_share(value: float) -> float:
         return 1 - (min(max(value, low), high) - low) / (high - low)
 
     steps = (
@@ -125,19 +125,19 @@ def line_chart(
                 label=line.label,
                 slot=line.slot,
                 held_out=line.held_out,
-                path="M" + " L".join(f"{SCALE * across(s):.0f} {SCALE * down(v):.0f}" for s, v in points)
+                path="M" + " L".join(f"{SCALE * x_share(s):.0f} {SCALE * y_share(v):.0f}" for s, v in points)
                 if len(points) > 1
                 else "",
-                markers=[(_percent(across(s)), _percent(down(v))) for s, v in points]
+                markers=[(_percent(x_share(s)), _percent(y_share(v))) for s, v in points]
                 if len(points) <= FEW_POINTS
                 else [],
                 last=number_text(points[-1][1]),
             )
             for line, points in thin
         ],
-        x_ticks=[Tick(_percent(across(step)), text) for step, text in zip(steps, tick_texts(steps), strict=True)],
+        x_ticks=[Tick(_percent(x_share(step)), text) for step, text in zip(steps, tick_texts(steps), strict=True)],
         y_ticks=[
-            Tick(_percent(down(level)), text) for level, text in zip(levels, tick_texts(levels), strict=True)
+            Tick(_percent(y_share(level)), text) for level, text in zip(levels, tick_texts(levels), strict=True)
         ],
         summary=f"{title}: " + "; ".join(_line_text(line.label, points) for line, points in known),
         data={"low": low, "high": high, **_data(thin)},

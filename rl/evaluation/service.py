@@ -244,7 +244,7 @@ def _off_policy(
     log = logged_choices(agent)
     items = [(row.messages, response) for row in log.rows for response in row.responses]
 
-    def scored(policy: LoadedPolicy | LinearSide, adapter: bool) -> list[list[float]]:
+    def score(policy: LoadedPolicy | LinearSide, adapter: bool) -> list[list[float]]:
         if isinstance(policy, LinearSide):
             return [policy.policy.log_probabilities(row.messages, row.responses) for row in log.rows]
         flat = iter(score_responses(policy, items, adapter=adapter) if items else ())
@@ -252,8 +252,8 @@ def _off_policy(
 
     other = None
     if against is not None:
-        other = scored(loaded, False) if against == "base" else scored(against, True)
-    return off_policy(log, scored(loaded, True), other, serving_settings(agent))
+        other = score(loaded, False) if against == "base" else score(against, True)
+    return off_policy(log, score(loaded, True), other, serving_settings(agent))
 
 
 def golden_cases(agent: str) -> list[dict[str, Any]]:

@@ -78,13 +78,13 @@ def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> G
         raise_exception=_refuse, strftime_now=lambda form: datetime.date.today().strftime(form)
     )
 
-    def rendered(turns: Turns, answer: bool = True) -> str:
+    def render(turns: Turns, answer: bool = True) -> str:
         return template.render(messages=turns, add_generation_prompt=answer, bos_token=bos, eos_token=eos)
 
     try:
         template = sandbox.from_string(jinja)
-        found = _read_off(rendered, eos)
-        if found is None or any(found.render(turns) != rendered(turns) for turns in _TRIED):
+        found = _read_off(render, eos)
+        if found is None or any(found.render(turns) != render(turns) for turns in _TRIED):
             return None
     except (TemplateError, TypeError, KeyError, ValueError):
         return None  # it refuses a system turn, or reads what Ollama does not tell it
@@ -99,12 +99,12 @@ def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> G
     return found
 
 
-def _read_off(rendered: Any, eos: str) -> GoTemplate | None:
-    open_end, invited = rendered([_FIRST], False), rendered([_FIRST])
+def _read_off(render: Any, eos: str) -> GoTemplate | None:
+    open_end, invited = render([_FIRST], False), render([_FIRST])
     # some write the end of all text where nobody is invited to go on (Phi 3)
     closing = "" if invited.startswith(open_end) else eos
     open_end = open_end.removesuffix(closing)
-    whole = rendered([_SYSTEM, _FIRST, _ANSWER, _SECOND])
+    whole = render([_SYSTEM, _FIRST, _ANSWER, _SECOND])
     marks = [_S, _U, _V, _W]
     if not invited.startswith(open_end) or any(whole.count(mark) != 1 for mark in marks):
         return None
@@ -116,7 +116,7 @@ def _read_off(rendered: Any, eos: str) -> GoTemplate | None:
         pieces.append(piece)
     system_start, system_to_user, user_to_answer, answer_to_user = pieces
     user_after = open_end.partition(_U)[2]
-    answer_after = rendered([_FIRST, _ANSWER], False).removesuffix(closing).partition(_V)[2]
+    answer_after = render([_FIRST, _ANSWER], False).removesuffix(closing).partition(_V)[2]
     user_before = answer_to_user.removeprefix(answer_after)
     answer_before = user_to_answer.removeprefix(user_after)
     system_after = system_to_user.removesuffix(user_before)

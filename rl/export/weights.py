@@ -196,7 +196,7 @@ class MergedWeights:
         a, b = (self._adapter_tensor(key).to(torch.float32) for key in (a_key, b_key))
         assert self.adapter is not None
         return LoraPair(
-            module, name, a, b, self.adapter.scale(module, a.shape[0]), self._transposed(name, a, b)
+            module, name, a, b, self.adapter.scale(module, a.shape[0]), self._is_transposed(name, a, b)
         )
 
     def pairs(self) -> Iterator[LoraPair]:
@@ -212,7 +212,7 @@ class MergedWeights:
         with _open_tensors(self.adapter.path / ADAPTER_WEIGHTS) as tensors:
             return tensors.get_tensor(key)
 
-    def _transposed(self, name: str, a: torch.Tensor, b: torch.Tensor) -> bool:
+    def _is_transposed(self, name: str, a: torch.Tensor, b: torch.Tensor) -> bool:
         shape, straight = self.base.shape(name), (b.shape[0], a.shape[1])
         if shape == straight == straight[::-1]:
             assert self.adapter is not None

@@ -92,7 +92,7 @@ class OrderEstimate:
         return sum(stage.minutes for stage in self.stages)
 
     @property
-    def refused(self) -> str:
+    def refusal(self) -> str:
         return next((stage.refused for stage in self.stages if stage.refused), "")
 
 
@@ -231,8 +231,8 @@ def order_place(order: TrainOrder, *, follow: bool = False, judge: bool = False)
     Raises TooLittleFeedback, DatasetRefused where the feedback makes no dataset, RecipeError.
     """
     estimate = order_estimate(order)
-    if estimate.refused:
-        raise DatasetRefused(estimate.refused)
+    if estimate.refusal:
+        raise DatasetRefused(estimate.refusal)
     with transaction.atomic():
         run = run_enqueue(order)
         if follow or judge:

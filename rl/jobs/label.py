@@ -219,9 +219,11 @@ def labels_newest(agent: str) -> LabelRun | None:
 def label_model_summary(agent: str) -> dict[str, Any]:
     """Quality of an agent's newest label model, and the fate of its suggestions."""
     run, counts = labels_newest(agent), suggestion_counts(agent)
-    share = wilson_interval(counts.accepted, counts.settled).as_dict() if counts.settled else None
+    share = wilson_interval(counts.accepted, counts.settled_count).as_dict() if counts.settled_count else None
     right = (
-        wilson_interval(counts.accepted + counts.agreed, counts.settled).as_dict() if counts.settled else None
+        wilson_interval(counts.accepted + counts.agreed, counts.settled_count).as_dict()
+        if counts.settled_count
+        else None
     )
     return {
         "agent": agent,

@@ -432,7 +432,7 @@ def pulse(run: TrainingRun) -> Iterator[None]:
     """Signs of life beside the steps: loading a model or reading feedback takes longer than a run may be silent."""
     done = threading.Event()
 
-    def beat() -> None:
+    def write_heartbeats() -> None:
         while not done.wait(HEARTBEAT_S):
             try:
                 TrainingRun.objects.filter(pk=run.pk, worker=run.worker).update(heartbeat_at=timezone.now())
@@ -441,7 +441,7 @@ def pulse(run: TrainingRun) -> Iterator[None]:
                 logger.warning("run %s: no sign of life could be written: %s", run.pk, error)
         connection.close()
 
-    thread = threading.Thread(target=beat, name=f"pulse of run {run.pk}", daemon=True)
+    thread = threading.Thread(target=write_heartbeats, name=f"pulse of run {run.pk}", daemon=True)
     thread.start()
     try:
         yield

@@ -75,19 +75,19 @@ def method_chosen(
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
 
-    def prepared(kind: str) -> Prepared | None:
+    def prepare(kind: str) -> Prepared | None:
         return _prepare(agent, kind, need, source)
 
-    found = {slug: prepared(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
+    found = {slug: prepare(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
     pairs, labels, shown = _Pairs.of(found["dpo"]), _Labels.of(found["kto"]), _Shown.of(found["sft"])
     chosen = _of_pairs_and_singles(pairs, labels, shown, need)
     if chosen and chosen.method in TAUGHT and base_model == BUNDLED:
-        rows = found["dpo"] if chosen.method == "dpo" else prepared("scores")
+        rows = found["dpo"] if chosen.method == "dpo" else prepare("scores")
         chosen = _of_choices(agent, chosen, rows) or chosen
     return (
         chosen
-        or _of_rewards(prepared("groups"), prepared("scores"), need)
-        or _of_prompts(prepared("prompts"), need)
+        or _of_rewards(prepare("groups"), prepare("scores"), need)
+        or _of_prompts(prepare("prompts"), need)
         or MethodChoice("dpo", "auto took dpo: no method has samples enough yet")
     )
 

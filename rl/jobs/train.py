@@ -231,14 +231,14 @@ def _stages_first(
     """The stages of a run whose reward is `auto`, as runs of their own: the form of an answer where the base model
     gives few valid ones, then its reward model. Each is found, gone on with, or trained."""
 
-    def trained(stage: TrainingRun) -> dict[str, Any]:
+    def train_stage(stage: TrainingRun) -> dict[str, Any]:
         resume = stage.status != Status.QUEUED
         stage = run_claim(stage.pk, resume=resume)
         return _run_claimed(
             stage, hardware, progress, launch, actor=stage.asked_by, resume=resume, is_stage=True
         )
 
-    rooms = Rooms(lambda order: run_register(order, hardware), trained)
+    rooms = Rooms(lambda order: run_register(order, hardware), train_stage)
     form_stage_run(run, lambda: answers_of_base(run, hardware), rooms)
     reward_model_resolve(run, rooms)
     run_rewards_resolve(run)

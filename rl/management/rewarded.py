@@ -39,7 +39,7 @@ def rewards_add(parser: CommandParser, method: Method) -> None:
     )
 
 
-def rewards_asked(options: dict[str, Any], method: Method) -> dict[str, Any]:
+def reward_knobs(options: dict[str, Any], method: Method) -> dict[str, Any]:
     """The knobs that these options set."""
     knobs: dict[str, Any] = {}
     if options.get("reward"):

@@ -16,7 +16,7 @@ from rl.jobs.distributed import Beside
 from rl.jobs.estimates import agent_for
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.plan import train_plan
-from rl.management.rewarded import rewards_add, rewards_asked
+from rl.management.rewarded import reward_knobs, rewards_add
 from rl.recipes import DATASET_CONFIG, Method, RecipeError
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
@@ -238,7 +238,7 @@ class TrainCommand(RatchetCommand):
         if options.get("no_quantization"):
             knobs["quantization"] = "none"
         knobs |= {flag.knob: flag.value for name, flag in self.row.flags.items() if options.get(name)}
-        knobs |= rewards_asked(options, self.row)
+        knobs |= reward_knobs(options, self.row)
         from_file = options["source"] == "file" or options["data_file"] is not None
         return TrainOrder(
             agent=agent_for(options["agent"], from_file=from_file),

@@ -16,7 +16,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from backend.isolation import agent_isolated
-from feedback.recording.recorder import spool_replay
+from feedback.recording.recorder import outbox_replay
 from feedback.selectors import agent_slugs, decision_get, feedback_counts
 from feedback.services import decision_record, rating_submit
 from feedback.storage.factories import identity_of
@@ -270,7 +270,7 @@ def _lines_of_follow_ups() -> list[str]:
 
 
 def _replay_journals() -> list[str]:
-    replayed = spool_replay()
+    replayed = outbox_replay()
     return [f"{replayed} decisions came out of the spool"] if replayed else []
 
 

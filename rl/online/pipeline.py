@@ -184,7 +184,7 @@ def _phase(progress: Progress | None, name: str) -> None:
         progress(0, 0, name)
 
 
-def _within(progress: Progress | None, name: str) -> Progress | None:
+def _phase_progress(progress: Progress | None, name: str) -> Progress | None:
     """Progress of a part: the phases it names are those of `name`."""
     if progress is None:
         return None
@@ -227,7 +227,7 @@ def _gate_report(
         )
         _phase(progress, "judging")
         try:
-            evaluate(order, _within(progress, "judging"))
+            evaluate(order, _phase_progress(progress, "judging"))
         except (EvaluationRefused, DatasetRefused) as refusal:
             outcome.reason = str(refusal)
             PolicyEvent.objects.create(
@@ -263,7 +263,7 @@ def _gguf_export(policy: Policy, wishes: Wishes, progress: Progress | None) -> l
         own = policy.artifacts.filter(format="linear")
         if not own.exists():
             order = export_service.ExportOrder(policy=policy.name, actor=ACTOR)
-            export_service.export(order, _within(progress, "exporting"))
+            export_service.export(order, _phase_progress(progress, "exporting"))
         return [artifact.path for artifact in own]
     whole = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
     _phase(progress, "exporting")
@@ -271,7 +271,7 @@ def _gguf_export(policy: Policy, wishes: Wishes, progress: Progress | None) -> l
         order = export_service.ExportOrder(
             policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
         )
-        export_service.export(order, _within(progress, "exporting"))
+        export_service.export(order, _phase_progress(progress, "exporting"))
     _serving_file(policy, progress)
     adapters = policy.artifacts.filter(format="gguf-lora", quantization="")
     return [artifact.path for artifact in (*whole, *adapters)]
@@ -284,7 +284,7 @@ def _serving_file(policy: Policy, progress: Progress | None) -> None:
     _phase(progress, "exporting")
     try:
         order = export_service.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR)
-        export_service.export(order, _within(progress, "exporting"))
+        export_service.export(order, _phase_progress(progress, "exporting"))
     except ValueError as refusal:
         # no LoRA pairs, or a family without a converter: the whole file serves instead
         logger.warning("%s has no adapter file to serve: %s", policy.name, refusal)

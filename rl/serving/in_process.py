@@ -46,7 +46,7 @@ class InProcess:
         ask_check(ask)
         deadline = time.monotonic() + timeout_s
         with self._open_policy(model, timeout_s) as (llama, adapter):
-            return llama.answer(_as_meant(ask, model), adapter, deadline=deadline)
+            return llama.answer(_ask_for_model(ask, model), adapter, deadline=deadline)
 
     def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
         """Written by a thread of its own: a reader who is slow, or gone, must not keep the others waiting."""
@@ -58,7 +58,7 @@ class InProcess:
         def write() -> None:
             try:
                 with self._open_policy(model, timeout_s) as (llama, adapter):
-                    for piece in llama.stream(_as_meant(ask, model), adapter, deadline=deadline):
+                    for piece in llama.stream(_ask_for_model(ask, model), adapter, deadline=deadline):
                         if gone.is_set():
                             return
                         pieces.put(piece)
@@ -109,6 +109,6 @@ class InProcess:
             self._bases.popitem()[1].close()
 
 
-def _as_meant(ask: Ask, model: Model) -> Ask:
+def _ask_for_model(ask: Ask, model: Model) -> Ask:
     """The closed set of answers holds for policies: the base model, which never saw them, answers freely."""
     return dataclasses.replace(ask, answers=()) if model.name == BASE and ask.answers else ask

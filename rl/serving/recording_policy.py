@@ -84,7 +84,7 @@ def before_answer(recorder: Recorder) -> bool:
     """
     if recorder.recordable():
         return True
-    outage.tell(recorder.spool.folder)
+    outage.tell(recorder.outbox.folder)
     if refuses():
         raise RecordingImpossible
     return False
@@ -96,7 +96,7 @@ def after_answer(recorder: Recorder, storage: Storage) -> bool:
     if storage.durable:
         outage.recover()
         return True
-    outage.tell(recorder.spool.folder)
+    outage.tell(recorder.outbox.folder)
     if refuses():
         raise RecordingImpossible
     return False

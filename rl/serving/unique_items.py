@@ -101,7 +101,7 @@ class UniqueItems:
         return state
 
     def _open_level(self, array: bool, at: int) -> _Level:
-        nodes = tuple(self._nodes_here())
+        nodes = tuple(self._node_candidates())
         level = _Level(nodes, array, at)
         asking = [node for node in nodes if node.get("uniqueItems") is True] if array else []
         if not asking:
@@ -110,7 +110,7 @@ class UniqueItems:
         literals = None if values is None else tuple(dict.fromkeys(_text(value) for value in values))
         return replace(level, unique=True, literals=literals)
 
-    def _nodes_here(self) -> Iterator[Node]:
+    def _node_candidates(self) -> Iterator[Node]:
         """The schemas of the value that begins here."""
         if not self.levels:
             yield from _flat(self.root, self.root)

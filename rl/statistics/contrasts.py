@@ -173,19 +173,19 @@ def units_needed(found: Contrast, alpha: float = 0.05, tuning: float = 1000) -> 
         return None
     per_unit = found.error * found.n
 
-    def settled(n: float) -> bool:
+    def is_decisive(n: float) -> bool:
         return half_width(per_unit / n, n, alpha, tuning) < abs(found.value)
 
-    if settled(found.n):
+    if is_decisive(found.n):
         return 0
     low, high = found.n, found.n * 2
-    while not settled(high):
+    while not is_decisive(high):
         low, high = high, high * 2
         if high > HORIZON:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if settled(middle) else (middle, high)
+        low, high = (low, middle) if is_decisive(middle) else (middle, high)
     return high - found.n
 
 

@@ -153,7 +153,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             context.recipe.micro_tokens,
             self._checkpoint,
             context.note,
-            Processes(cpu=policy.device.type == "cpu").most if self.args.world_size > 1 else None,
+            Processes(cpu=policy.device.type == "cpu").maximum if self.args.world_size > 1 else None,
         )
 
     def _select_strategy(self, items: list[EncodedResponse]) -> StrategyChoice:

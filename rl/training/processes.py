@@ -54,7 +54,7 @@ class Processes:
             broadcast_object_list(values)
         return values[0]
 
-    def most(self, count: int) -> int:
+    def maximum(self, count: int) -> int:
         """The greatest of the processes' counts."""
         if self.count == 1:
             return count

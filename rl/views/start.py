@@ -180,7 +180,7 @@ def _plan(card: AgentCard) -> dict[str, Any]:
             return {"refused": str(refusal)}
         stage = expected.policy
         return {
-            "refused": expected.refused,
+            "refused": expected.refusal,
             "method": order.method.upper(),
             "why": order.why.removeprefix(f"auto took {order.method}: "),
             "samples": stage.samples,

@@ -227,7 +227,7 @@ class AnnotatedRecord:
     fields: Line
     answers: list[tuple[str, Any, str]]
 
-    def nested(self) -> Line:
+    def nested_row(self) -> Line:
         responses: dict[str, list[Line]] = {}
         for question, value, rater in self.answers:
             responses.setdefault(question, []).append({"value": value, "user_id": rater})
@@ -260,7 +260,7 @@ def _write(flat: bool) -> Writer:
             else _preference(record, left_out)
         )
         for said in found:
-            yield said.flat() if flat else said.nested()
+            yield said.flat() if flat else said.nested_row()
 
     return writer_by_record(write)
 

@@ -93,7 +93,7 @@ def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None =
     None: the names are free, or the reader looks itself.
     """
 
-    def checked(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records_of(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         if verdicts is not None:
             verdicts_read(row, used=verdicts)
         yield from records(row, line)
@@ -104,7 +104,7 @@ def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None =
         elif not isinstance(row.value, Mapping):
             yield RowRefused(row.line, "", f"expected an object, found {value_excerpt(row.value)}")
         else:
-            yield from attempt(row.line, key_of(row.value), partial(checked, row.value, row.line))
+            yield from attempt(row.line, key_of(row.value), partial(records_of, row.value, row.line))
 
 
 def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator[Record]:

@@ -124,7 +124,7 @@ class ColumnMap:
         return bool(self.columns_by_field())
 
     @property
-    def ignored(self) -> tuple[str, ...]:
+    def ignored_columns(self) -> tuple[str, ...]:
         """The columns that are left out."""
         return tuple(filter(None, (self.ignore or "").split("+")))
 

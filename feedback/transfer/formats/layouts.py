@@ -111,7 +111,7 @@ class _Finder:
 
     def __init__(self, survey: _Survey, columns: ColumnMap) -> None:
         self.survey, self.said = survey, columns
-        self.ignored = set(columns.ignored)
+        self.ignored = set(columns.ignored_columns)
         self.filled = {name for name, values in survey.columns.items() if values.filled}
         self.found = {name: column for name, column in columns.columns_by_field().items() if name != "ignore"}
         self.taken = set(self.found.values()) | self.ignored

@@ -172,7 +172,7 @@ def _guard_recognises(
     """`recognises`, which is asked about rows of every format: where it fails, the row is not its own."""
     seen: set[str] = set()
 
-    def guarded(row: Mapping[str, Any]) -> bool:
+    def recognises_safely(row: Mapping[str, Any]) -> bool:
         try:
             return bool(recognises(row))
         except Exception as error:
@@ -182,4 +182,4 @@ def _guard_recognises(
                 seen.add(reason)
             return False
 
-    return guarded
+    return recognises_safely

@@ -59,7 +59,7 @@ def preview(
     """
     try:
         with readings(path, columns=columns) as files:
-            left_out = columns.ignored if columns else ()
+            left_out = columns.ignored_columns if columns else ()
             return tuple(_preview(file, demonstration_rows, left_out) for file in files)
     except FormatRefused as error:
         with archive_open(Path(path)) as archive:

@@ -67,7 +67,7 @@ def readings(
     """
     path = Path(path)
     asked = None if format == "auto" else format_by_name(format)
-    ignored = columns.ignored if columns and columns.only_ignores else ()
+    ignored = columns.ignored_columns if columns and columns.only_ignores else ()
     with archive_open(path) as archive:
         files = [_reading(member, asked, columns) for member in archive.members]
         if archive.left_out:
@@ -85,7 +85,7 @@ def readings(
 
 
 def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) -> Reading:
-    ignored = columns.ignored if columns and columns.only_ignores else ()
+    ignored = columns.ignored_columns if columns and columns.only_ignores else ()
     if ignored:
         with columns_dropped(ignored):
             chosen = asked or format_of(member.path, member.name)
@@ -207,11 +207,11 @@ def read(
 def decisions_before_feedback(paths: Sequence[str | Path]) -> list[str | Path]:
     """Files in the order to import them: those that only speak of decisions elsewhere after all others."""
 
-    def only_refers(path: str | Path) -> bool:
+    def refers_to_decisions(path: str | Path) -> bool:
         try:
             with readings(path) as files:
                 return all(_refers(file) for file in files)
         except FormatRefused:
             return False  # importing it says why
 
-    return sorted(paths, key=only_refers) if len(paths) > 1 else list(paths)
+    return sorted(paths, key=refers_to_decisions) if len(paths) > 1 else list(paths)

@@ -70,7 +70,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             inferences.add(str(row.value.get("episode_id")))
             known.add(str(row.value.get("id")))
 
-    def spoken_of(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def verdicts_of_row(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         record = _feedback(row, line)
         target = record.reference
         if target in known or inferences.count(target) == 1:
@@ -82,16 +82,16 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             )
         yield from ()
 
-    for record in each_row(ratings_path, spoken_of, verdicts=()):
+    for record in each_row(ratings_path, verdicts_of_row, verdicts=()):
         if isinstance(record, RowRefused):
             yield RowRefused(record.line, record.key, f"{ratings_path}: {record.reason}", record.broken)
 
-    def decided(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def decisions(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         targets = (str(row.get("id")), str(row.get("episode_id")))
         ratings = (_feedback(said_of, line).rating for target in targets for said_of in said.all(target))
         yield _inference(row, line, tuple(ratings))
 
-    yield from each_row(path, decided, verdicts=())
+    yield from each_row(path, decisions, verdicts=())
 
 
 def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:

@@ -219,15 +219,15 @@ def flatten(packed: Packed) -> Flat:
     places = real.flatten().nonzero()[:, 0]
     missing = -len(places) % FLEX_BLOCK
 
-    def laid(values: torch.Tensor, fill: int) -> torch.Tensor:
+    def pad(values: torch.Tensor, fill: int) -> torch.Tensor:
         return functional.pad(values.flatten()[places], (0, missing), value=fill)
 
     ids = torch.cat([packed.prompt_ids, packed.suffix_ids], 1)
     return Flat(
-        ids=laid(ids, 0)[None],
-        positions=laid(packed.positions(), 0)[None],
-        documents=laid(documents, -1),
-        segments=laid(segments, -1),
+        ids=pad(ids, 0)[None],
+        positions=pad(packed.positions(), 0)[None],
+        documents=pad(documents, -1),
+        segments=pad(segments, -1),
         kept=kept.reshape(1, -1),
     )
 

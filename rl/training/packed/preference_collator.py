@@ -35,7 +35,7 @@ class PreferenceCollator(DataCollatorForPreference):
             side: [self.cut(example, side) for example in examples] for side in ("chosen_ids", "rejected_ids")
         }
         rows = [row for rows in sides.values() for row in rows]
-        if not all(prompt and completion for prompt, completion in rows) or self._untested(rows):
+        if not all(prompt and completion for prompt, completion in rows) or self._lacks_test(rows):
             return dict(super().torch_call(examples))
         packed = pack(
             [prompt for prompt, _ in rows],
@@ -62,6 +62,6 @@ class PreferenceCollator(DataCollatorForPreference):
         kept = self.max_length or 0
         return prompt[:kept], completion[: max(kept - len(prompt), 0)]
 
-    def _untested(self, rows: list[tuple[list[int], list[int]]]) -> bool:
+    def _lacks_test(self, rows: list[tuple[list[int], list[int]]]) -> bool:
         longest = max(len(prompt) + len(completion) for prompt, completion in rows)
         return self.tested_tokens is not None and longest > self.tested_tokens

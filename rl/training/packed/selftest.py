@@ -253,13 +253,13 @@ def rounding_spread(
     embedding = causal_model(policy.model).get_input_embeddings()
     generator = torch.Generator().manual_seed(0)
 
-    def rounded(module: Any, inputs: Any, out: torch.Tensor) -> torch.Tensor:
+    def round_output(module: Any, inputs: Any, out: torch.Tensor) -> torch.Tensor:
         # a rounding is off by a quarter of the spacing of numbers, in the mean
         noise = torch.randn(out.shape, generator=generator) * torch.finfo(out.dtype).eps / 4
         return (out.float() * (1 + noise.to(out.device))).to(out.dtype)
 
     most: dict[str, float] = {}
-    hook = embedding.register_forward_hook(rounded)
+    hook = embedding.register_forward_hook(round_output)
     try:
         for _ in range(ROUNDINGS):
             moved = gradient_differences(expected, measure_reference(policy, probes, True, head))
