@@ -27,6 +27,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import Locator, Page, sync_playwright
@@ -34,6 +35,7 @@ from playwright.sync_api import Locator, Page, sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from docs.screenshots import picture_shrink  # noqa: E402
 from tests.support.server import free_port  # noqa: E402
 
 AGENT = "nursery"
@@ -368,30 +370,50 @@ def _walked(walk: Walk, link: str) -> list[dict[str, Any]]:
     walk.click("button", "Train")
     phases = training_watched(walk)
     walk.done("train and judge")
+    promoted_and_asked(walk)
+    return phases
+
+
+def promoted_and_asked(walk: Walk) -> None:
+    """From the judged policy to its answer as champion, and a rating of that."""
+    page = walk.page
     walk.photograph("6-judged")
     walk.click("link", "Leaf through the answers side by side")
     page.wait_for_load_state("networkidle")
     walk.photograph("6-answers")
     page.go_back()
     walk.done("leaf through answers side by side")
-    if page.get_by_role("button", name=re.compile("^Promote nursery-v")).count():
-        walk.click_at(page.get_by_role("button", name=re.compile("^Promote nursery-v")))
+    promote = page.get_by_role("button", name=re.compile(f"^Promote {AGENT}-v"))
+    if promote.count():  # it is offered once the files are there from which the policy answers
+        walk.click_at(promote)
     else:  # the gate stays closed: by force, with a reason
         walk.click_at(page.get_by_text("Promote it all the same"))
         walk.paste("Reason, which stays on record", "trying the loop out")
         walk.click("button", "Promote by force")
     page.get_by_role("heading", name="6. Ask it").wait_for()
     walk.done("promote")
+    asked(walk)
+
+
+def asked(walk: Walk) -> None:
+    """The champion is asked, and its answer rated."""
+    page = walk.page
     walk.photograph("7-ask")
     walk.click("button", "Ask it and the base model")
     page.locator(".answer-card .rate-here").nth(1).wait_for(timeout=180_000)
     walk.done("ask it")
+    walk.steps[-1]["answers"] = page.locator(
+        ".answer-card .side-text, .answer-card .answer"
+    ).all_inner_texts()
     walk.photograph("8-answer")
     walk.click_at(page.locator(".answer-card .rate-here button[value=up]").first)
     page.locator(".answer-card .picked").first.wait_for()
     walk.done("rate its answer")
     walk.photograph("9-rated")
-    return phases
+    for name, path in {"10-run": "/runs/1/", "11-policy": f"/policies/{AGENT}-v77/", "12-home": "/"}.items():
+        page.goto(urljoin(page.url, path))
+        page.wait_for_load_state("networkidle")
+        walk.photograph(name)
 
 
 # --- Ten tasks ----------------------------------------------------------------------------------------------
@@ -498,6 +520,8 @@ FRAMES = {
     "8-answer": "Ask the new champion",
 }
 """Picture -> the words below it."""
+DOCS_PICTURES = {"start": "4-train", "answers": "6-answers", "run": "10-run", "gate": "11-policy"}
+"""Pictures of docs/ that this way takes: name there -> name here."""
 STRIP_PAGE = """<style>
 body {{ margin: 0; padding: 20px; background: #f4f2ee; font: 600 19px system-ui, sans-serif; color: #1b2430;
   display: grid; grid-template-columns: repeat(3, 1fr); gap: 18px 20px; width: 1560px; }}
@@ -529,13 +553,19 @@ def strip(pictures: Path, chromium: str) -> dict[str, Any]:
         page.screenshot(path=Path(folder) / "strip.png", full_page=True)
         browser.close()
         Image.open(Path(folder) / "strip.png").convert("RGB").save(STRIP, quality=80, method=6)
+    for name, picture in DOCS_PICTURES.items():
+        target = STRIP.with_name(f"{name}.png")
+        shutil.copy(pictures / f"{picture}-frame.png", target)
+        picture_shrink(target)
     return {"strip": str(STRIP.relative_to(ROOT)), "bytes": STRIP.stat().st_size}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "way", choices=("shell", "pages", "data"), help="data prints the lines that are brought"
+        "way",
+        choices=("shell", "pages", "tasks", "strip", "data"),
+        help="data prints the lines that are brought",
     )
     parser.add_argument(
         "--home", type=Path, help="An empty data folder (default: a new one that is removed)."

@@ -87,6 +87,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+def test_each_picture_of_the_docs_is_shown_and_together_they_are_light() -> None:
+    named = set().union(
+        *(re.findall(r"!\[[^\]]+\]\((?:docs/)?images/([^)]+)\)", page.read_text("utf-8")) for page in PAGES)
+    )
+    pictures = list((ROOT / "docs" / "images").iterdir())
+    assert {picture.name for picture in pictures} == named
+    assert sum(picture.stat().st_size for picture in pictures) < 1_500_000
+
+
 def test_commands_named_in_the_docs_exist() -> None:
     from django.core.management import get_commands
 

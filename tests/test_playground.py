@@ -14,7 +14,7 @@ from feedback.models import Comparison, Decision, Rating
 from feedback.services import decision_record
 from rl.models import ServingSettings
 from rl.serving.base import BackendFailed
-from rl.serving.playground import question_read, question_text
+from rl.serving.playground import question_read, question_text, system_prompt_recorded
 from tests.support.serving import (  # noqa: F401
     Parrot,
     parrot_only,
@@ -121,6 +121,34 @@ def test_answers_of_another_agent_cannot_be_rated_here(operator: Client, asked_b
 def test_a_recorded_prompt_fills_the_question(operator: Client, asked_before: Decision) -> None:
     page = operator.get(PAGE, {"decision": str(asked_before.pk)}).content.decode()
     assert re.search(r"<textarea name=\"question\"[^>]*>Where is my parcel\?</textarea>", page)
+
+
+def test_a_text_is_asked_with_the_system_prompt_of_the_recorded_decisions(
+    operator: Client, parrot: Parrot
+) -> None:
+    policy_made("support-bot-v1", "support-bot")
+    system = {"role": "system", "content": "Answer in JSON."}
+    for number in range(3):
+        asked = [system, {"role": "user", "content": f"question {number}"}]
+        decision_record(agent="support-bot", messages=asked, response="{}")
+    before = set(Decision.objects.values_list("pk", flat=True))
+    assert "Answer in JSON." in ask(operator, "support-bot-v1", question="Where is it?")
+    made = Decision.objects.exclude(pk__in=before).get()
+    assert made.messages == [system, {"role": "user", "content": "Where is it?"}]
+    page = operator.get(f"{PAGE}?decision={made.pk}").content.decode()
+    assert re.search(r"<textarea[^>]*>\s*Where is it\?</textarea>", page)
+    # a conversation says itself what it begins with
+    ask(operator, "support-bot-v1", question='[{"role": "user", "content": "Hello"}]')
+    assert Decision.objects.order_by("created_at", "id").last().messages == [
+        {"role": "user", "content": "Hello"}
+    ]  # type: ignore[union-attr]
+
+
+def test_no_system_prompt_is_added_where_decisions_share_none() -> None:
+    for content in ("Be kind.", "Be brief."):
+        asked = [{"role": "system", "content": content}, {"role": "user", "content": "q"}]
+        decision_record(agent="support-bot", messages=asked, response="a")
+    assert system_prompt_recorded("support-bot") == ""
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ EXAMPLES = 6
 """Recent prompts offered."""
 LOOK = 200
 """Newest decisions among which examples are looked for."""
+SYSTEM_LOOK = 50
+"""Newest decisions whose system prompts are compared."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Question:
         if not self.text.strip():
             raise ServingRefused("expected a question, found nothing", param="question")
         read = question_read(self.text)
+        if isinstance(read, str) and (system := system_prompt_recorded(agent)):
+            read = [{"role": "system", "content": system}, {"role": "user", "content": read}]
         return DecideOrder(
             agent=f"{agent}:{policy}",
             candidates=list(self.candidates) or None,
@@ -80,12 +85,34 @@ def question_read(text: str) -> str | dict[str, Any] | list[Any]:
     return text
 
 
-def question_text(messages: Any, state: Any) -> str:
-    """A recorded prompt as it may be typed into the playground: its state, its only message, or the conversation."""
+def system_prompt_recorded(agent: str) -> str:
+    """System prompt that most of the newest decisions of an agent's app begin with; empty where they share none.
+
+    A question that is typed as a text is asked with it: a policy learnt from prompts that had it, and answers others
+    as badly as it was never taught to.
+    """
+    rows = (
+        decisions_of(agent).order_by("-created_at", "-id").values_list("messages", "metadata")[:SYSTEM_LOOK]
+    )
+    recorded = [messages for messages, metadata in rows if MARK not in (metadata or {})]
+    found = Counter(
+        str(messages[0].get("content", ""))
+        for messages in recorded
+        if isinstance(messages, list) and messages and messages[0].get("role") == "system"
+    )
+    (system, count), *_ = found.most_common(1) or [("", 0)]
+    return system if 2 * count > len(recorded) else ""
+
+
+def question_text(messages: Any, state: Any, system: str = "") -> str:
+    """A recorded prompt as it may be typed into the playground: its state, its only message, or the conversation.
+    `system` is the system prompt that a text is asked with; a message beside it alone is that text."""
     if isinstance(state, Mapping) and state:
         return json.dumps(state, ensure_ascii=False, indent=2)
     if isinstance(messages, str):
         return messages
+    if len(messages) == 2 and messages[0] == {"role": "system", "content": system}:
+        messages = messages[1:]
     if len(messages) == 1 and isinstance(messages[0].get("content"), str):
         return str(messages[0]["content"])
     return json.dumps(messages, ensure_ascii=False, indent=2)

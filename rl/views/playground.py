@@ -31,6 +31,7 @@ from rl.serving.playground import (
     policies_default,
     policies_offered,
     question_text,
+    system_prompt_recorded,
     writes_text,
 )
 
@@ -63,12 +64,16 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
         )
     rows = _decisions_by_ids(slug, [answer.decision for answer in answers if answer.decision])
     like = rows[0] if rows else _decision(slug, sent.get("decision", ""))
+    system = system_prompt_recorded(slug)
     if like is not None and not question.text:
-        question = Question(question_text(like.messages, like.state), _lines(sent.get("candidates", "")))
+        question = Question(
+            question_text(like.messages, like.state, system), _lines(sent.get("candidates", ""))
+        )
     context = {
         "slug": slug,
         "title": agent_served(slug).title,
         "question": question.text,
+        "system": system,
         "candidates": "\n".join(question.candidates),
         "offered": [
             (name, stage, name in (picked or [row.policy for row in rows] or policies_default(offered)))

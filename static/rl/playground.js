@@ -43,7 +43,10 @@
       headers: { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value },
       body: JSON.stringify({
         model: `${form.dataset.agent}:${policy}`,
-        messages: [{ role: "user", content: form.elements.question.value }],
+        messages: [
+          ...(form.dataset.system ? [{ role: "system", content: form.dataset.system }] : []),
+          { role: "user", content: form.elements.question.value },
+        ],
         metadata: { playground: "page" },
         stream: true,
       }),
