@@ -241,8 +241,9 @@ class Walk:
         sys.stderr.write(f"{seconds:7.1f} s  {step}\n")
         self._began, self._photographing, self._clicks_before = time.monotonic(), 0.0, self.clicks
 
-    def photograph(self, name: str) -> None:
-        """The page as it stands in both widths and schemes; the window is as before afterwards."""
+    def photograph(self, name: str, showing: str = "main") -> None:
+        """The page as it stands in both widths and schemes; the window is as before afterwards. `showing` is what its
+        frame for the film strip is about."""
         began = time.monotonic()
         for scheme, (width, size) in itertools.product(SCHEMES, WIDTHS.items()):
             self.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
@@ -252,6 +253,8 @@ class Walk:
                 self.overflows.append(f"{name} {width}: {beyond} px")
             self.page.screenshot(path=self.pictures / f"{name}-{width}-{scheme}.png", full_page=True)
             if (width, scheme) == ("wide", "light"):
+                if showing != "main":
+                    self.page.locator(showing).evaluate("part => part.scrollIntoView({block: 'end'})")
                 self.page.screenshot(path=self.pictures / f"{name}-frame.png")
         self.page.emulate_media(color_scheme="light")
         self.page.set_viewport_size(WIDTHS["wide"])  # type: ignore[arg-type]
@@ -287,37 +290,40 @@ def rate_in_place(walk: Walk, count: int) -> None:
         )
 
 
+PHASE = re.compile(r"(?P<name>.*?)(?:,? (?:step )?(?P<done>[\d,]+) of (?P<total>[\d,]+).*)?")
+"""Phase as a page names it, with how far it is."""
+
+
 def training_watched(walk: Walk) -> list[dict[str, Any]]:
-    """Seconds of each phase that the page names until the policy is judged; a picture of some."""
+    """Seconds of each phase that the page names until the policy is judged, and how long the page said the same at
+    most; pictures of the training when a quarter is done, and of the judging."""
     phases: list[dict[str, Any]] = []
     photographed: set[str] = set()
-    heading = walk.page.locator("#h-step")
-    began, changed, text_before = time.monotonic(), time.monotonic(), ""
+    began = changed = time.monotonic()
+    text_before = ""
     while time.monotonic() - began < PATIENCE_S:
         with contextlib.suppress(PlaywrightError):  # the region is replaced while it is read
             text = walk.page.locator("[data-live]").inner_text(timeout=2000)
             now = time.monotonic()
-            if text != text_before:
-                changed, text_before = now, text
+            changed, text_before = (changed, text) if text == text_before else (now, text)
             named = walk.page.locator(".phase strong")
-            phase = (
-                re.sub(r"[\d,. ]+ of .*", "", named.inner_text(timeout=500)).strip(" ,")
-                if named.count()
-                else ""
-            )
-            if phase and (not phases or phases[-1]["phase"] != phase):
-                phases.append({"phase": phase, "at_s": round(now - began, 1), "unchanged_s": 0.0})
+            found = PHASE.fullmatch(named.inner_text(timeout=500) if named.count() else "")
+            name = found["name"].lower() if found else ""
+            if name and (not phases or phases[-1]["phase"] != name):
+                phases.append({"phase": name, "at_s": round(now - began, 1), "unchanged_s": 0.0})
             if phases:
                 phases[-1]["unchanged_s"] = round(max(phases[-1]["unchanged_s"], now - changed), 1)
-            for kind in ("training", "judging"):
-                if kind in phase.lower() and kind not in photographed:
+            steps = (
+                [int(found[part].replace(",", "")) for part in ("done", "total")]
+                if found and found["done"]
+                else []
+            )
+            for kind, ready in {"training": steps and 4 * steps[0] >= steps[1], "judging": True}.items():
+                if name.startswith(kind) and ready and kind not in photographed:
                     photographed.add(kind)
-                    time.sleep(3)
                     walk.photograph(f"5-{kind}")
-            if (
-                heading.inner_text(timeout=500).startswith(("5.", "6."))
-                or walk.page.locator(".outcome-counts").count()
-            ):
+                    changed = time.monotonic()
+            if walk.page.locator("#h-step").inner_text(timeout=500).startswith(("5.", "6.")):
                 return phases
         time.sleep(0.3)
     raise SystemExit(f"no judged policy within {PATIENCE_S:.0f} s; phases so far: {phases}")
@@ -405,7 +411,7 @@ def asked(walk: Walk) -> None:
     walk.steps[-1]["answers"] = page.locator(
         ".answer-card .side-text, .answer-card .answer"
     ).all_inner_texts()
-    walk.photograph("8-answer")
+    walk.photograph("8-answer", showing="#answers")
     walk.click_at(page.locator(".answer-card .rate-here button[value=up]").first)
     page.locator(".answer-card .picked").first.wait_for()
     walk.done("rate its answer")
@@ -414,6 +420,9 @@ def asked(walk: Walk) -> None:
         page.goto(urljoin(page.url, path))
         page.wait_for_load_state("networkidle")
         walk.photograph(name)
+        if name == "11-policy":
+            verdict = page.locator("section.card", has=page.get_by_role("heading", name="The gate's verdict"))
+            verdict.screenshot(path=walk.pictures / "gate-frame.png")
 
 
 # --- Ten tasks ----------------------------------------------------------------------------------------------
@@ -520,7 +529,7 @@ FRAMES = {
     "8-answer": "Ask the new champion",
 }
 """Picture -> the words below it."""
-DOCS_PICTURES = {"start": "4-train", "answers": "6-answers", "run": "10-run", "gate": "11-policy"}
+DOCS_PICTURES = {"start": "4-train", "answers": "6-answers", "run": "10-run", "gate": "gate"}
 """Pictures of docs/ that this way takes: name there -> name here."""
 STRIP_PAGE = """<style>
 body {{ margin: 0; padding: 20px; background: #f4f2ee; font: 600 19px system-ui, sans-serif; color: #1b2430;

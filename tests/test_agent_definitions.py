@@ -147,3 +147,9 @@ def test_an_operator_defines_an_agent_in_the_admin_and_a_rater_cannot(client: Cl
     assert get_agent("router").max_new_tokens == 64
     client.force_login(person("rita", "rater"))
     assert client.get(page).status_code in (302, 403)
+
+
+def test_lines_of_a_form_stand_in_a_definition_as_they_were_typed() -> None:
+    definition = AgentDefinition(**{**FACTS, "system_prompt": "one\r\ntwo", "template": "a\r\n{question}"})
+    definition.clean()
+    assert (definition.system_prompt, definition.template) == ("one\ntwo", "a\n{question}")

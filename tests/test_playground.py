@@ -144,6 +144,14 @@ def test_a_text_is_asked_with_the_system_prompt_of_the_recorded_decisions(
     ]  # type: ignore[union-attr]
 
 
+def test_lines_that_a_form_sends_are_asked_as_they_were_typed(operator: Client, parrot: Parrot) -> None:
+    policy_made("support-bot-v1", "support-bot")
+    decision_record(agent="support-bot", messages="a", response="b")
+    ask(operator, "support-bot-v1", question="one\r\ntwo")
+    asked = Decision.objects.get(policy="support-bot-v1")
+    assert asked.messages == [{"role": "user", "content": "one\ntwo"}]
+
+
 def test_no_system_prompt_is_added_where_decisions_share_none() -> None:
     for content in ("Be kind.", "Be brief."):
         asked = [{"role": "system", "content": content}, {"role": "user", "content": "q"}]

@@ -183,6 +183,12 @@ def test_tables_and_arrays_are_read_as_they_are_pasted(operator: Client, text: s
     assert dict(bring(operator, text).context["counts"]) == {"decisions": 2, "ratings": 2}
 
 
+def test_lines_within_a_pasted_cell_end_as_they_were_typed(operator: Client) -> None:
+    tried = bring(operator, 'question,answer,stars\r\n"may I?\r\nor not",yes,5', agent="shop")
+    operator.post("/start/take/", {"token": tried.context["upload"].token})
+    assert Decision.objects.get().messages == [{"role": "user", "content": "may I?\nor not"}]
+
+
 def test_columns_are_said_on_the_page_where_their_names_do_not_say_them(operator: Client) -> None:
     tried = bring(operator, "wen,was,wie\nmay I?,yes,5\nmust I?,no,1", agent="shop")
     assert tried.status_code == 400

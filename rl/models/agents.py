@@ -50,6 +50,9 @@ class AgentDefinition(models.Model):
         )
 
     def clean(self) -> None:
+        # a form ends lines by CR LF, which would stand in every prompt
+        self.system_prompt = self.system_prompt.replace("\r\n", "\n")
+        self.template = self.template.replace("\r\n", "\n")
         faults: dict[str, Any] = {}
         if self.slug in AGENTS:
             faults["slug"] = f"{self.slug} is an agent with a file of its own; choose another slug"

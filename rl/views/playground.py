@@ -50,7 +50,9 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
     sent = request.POST if request.method == "POST" else request.GET
     picked = sent.getlist("policy")
     offered = policies_offered(slug, picked)
-    question = Question(sent.get("question", ""), _lines(sent.get("candidates", "")))
+    # a form sends lines ended by CR LF, which no recorded prompt has and no policy has learnt from
+    text = sent.get("question", "").replace("\r\n", "\n")
+    question = Question(text, _lines(sent.get("candidates", "")))
     fault, answers = "", []
     if request.method == "POST":
         try:

@@ -247,6 +247,7 @@ def _start_bring(request: HttpRequest) -> HttpResponse:
 
 def _as_file(text: str) -> UploadedFile:
     """Pasted lines as a file; one that begins with no JSON is a table, by tabs where its first line has one."""
+    text = text.replace("\r\n", "\n")  # as a form sends them; within a cell they would stand in the prompt
     first = text.partition("\n")[0]
     ending = "jsonl" if text[:1] in "[{" else "tsv" if "\t" in first else "csv"
     return cast(UploadedFile, ContentFile(text.encode(), name=f"pasted.{ending}"))
