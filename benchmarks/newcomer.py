@@ -200,6 +200,10 @@ class Serve:
             time.sleep(0.2)
         raise SystemExit(f"serve printed no sign-in link; it said: {self.said[-2000:]}")
 
+    def shell(self, code: str) -> None:
+        command = [sys.executable, "manage.py", "shell", "-c", code]
+        subprocess.run(command, cwd=ROOT, env=self.environment, check=True, stdout=subprocess.DEVNULL)
+
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         try:
@@ -441,15 +445,27 @@ for metric in metrics:
 for decision in Decision.objects.filter(ratings__thumb="up")[:3]:
     rating_submit(decision=decision, rater="hugo", thumb="down")
 """
-"""What two of the tasks need: a run beside the first one, and a rater who differs."""
+"""Needed by two of the tasks: a run beside the first one, and a rater who differs."""
+SECOND_CHAMPION = """
+from rl.models import Policy, TrainingRun
+from rl.registry import service as registry
+policy = Policy.objects.get(stage="champion")
+artifacts = list(policy.artifacts.all())
+policy.pk, policy.name, policy.stage, policy.run = None, policy.name + "0", "candidate", TrainingRun.objects.last()
+policy.save()
+for artifact in artifacts:
+    artifact.pk, artifact.policy = None, policy
+    artifact.save()
+registry.policy_promote(policy, "champion", actor="hugo", force=True, reason="to be rolled back")
+"""
+"""Needed to roll back: a champion that replaced another one."""
 
 
 def tasks(home: Path, chromium: str) -> list[dict[str, Any]]:
     """Clicks of ten tasks from the first page after sign-in, in the folder that `pages` left; fields are one each."""
     served = Serve(home)
     try:
-        made = [sys.executable, "manage.py", "shell", "-c", SECOND_RUN]
-        subprocess.run(made, cwd=ROOT, env=served.environment, check=True, stdout=subprocess.DEVNULL)
+        served.shell(SECOND_RUN)
         link = [sys.executable, "manage.py", "login_link", "--user", "admin", "--base-url", served.address()]
         said = subprocess.run(
             link, cwd=ROOT, env=served.environment, check=True, capture_output=True, text=True
@@ -460,7 +476,11 @@ def tasks(home: Path, chromium: str) -> list[dict[str, Any]]:
             page.set_default_timeout(60_000)
             page.goto(LINK.findall(said.stdout)[0])
             page.get_by_role("button", name="Sign in").click()
-            found = [_task(Walk(page, home), served.address(), *task) for task in TASKS.items()]
+            found = []
+            for name, steps in TASKS.items():
+                if name == "roll back":
+                    served.shell(SECOND_CHAMPION)
+                found.append(_task(Walk(page, home), served.address(), name, steps))
             browser.close()
         return found
     finally:
@@ -477,7 +497,7 @@ def _task(walk: Walk, address: str, name: str, steps: tuple[str, ...]) -> dict[s
         walk.click_at(target)
         if text:
             page.keyboard.insert_text(text)
-        page.wait_for_load_state("load")
+        page.wait_for_load_state("networkidle")
     sys.stderr.write(f"{walk.clicks} clicks  {name}: {page.url} {page.locator('h1').first.inner_text()}\n")
     return {"task": name, "clicks": walk.clicks, "at": page.url}
 

@@ -111,6 +111,14 @@ def test_the_sheet_names_every_rule_and_what_it_found(operator: Client) -> None:
     assert "golden not asked" in text
 
 
+def test_only_a_champion_that_replaced_another_is_offered_to_be_rolled_back(operator: Client) -> None:
+    first, second = make_policy(1), make_policy(2)
+    registry.policy_promote(first, actor="ann", force=True, reason="a test")
+    assert 'value="rollback"' not in operator.get("/policies/widgets-v1/").text
+    registry.policy_promote(second, actor="ann", force=True, reason="a test")
+    assert 'value="rollback"' in operator.get("/policies/widgets-v2/").text
+
+
 def test_a_promotion_by_form_goes_through_the_gate_and_by_force_is_marked(operator: Client) -> None:
     policy = make_policy(1)
     address = "/policies/widgets-v1/move/"

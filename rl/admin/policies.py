@@ -144,7 +144,7 @@ class PolicyAdmin(FactAdmin):
             context |= {
                 "overview": policy_overview(policy),
                 "moves": [*registry.MOVES[policy.stage]] if self.may_move(request) else [],
-                "may_roll_back": policy.stage == Policy.Stage.CHAMPION and self.may_move(request),
+                "may_roll_back": self.may_move(request) and registry.rollback_possible(policy),
                 "stage_colours": STAGE_COLOURS,
                 "move_url": reverse("admin:rl_policy_move", args=[policy.pk]),
             }

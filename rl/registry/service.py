@@ -283,6 +283,11 @@ def policy_retire(policy: Policy, *, actor: str, reason: str = "") -> Policy:
     return _move(policy, Stage.RETIRED, kind=Kind.RETIRED, actor=actor, reason=reason)
 
 
+def rollback_possible(policy: Policy) -> bool:
+    """True of a champion that replaced one which could be put back."""
+    return policy.stage == Stage.CHAMPION and bool(champions_before(policy.agent))
+
+
 def policy_rollback(agent: str, *, actor: str, reason: str = "") -> Policy:
     """Put the champion before the present one back. Raises RegistryRefused when there was none."""
     with transaction.atomic():

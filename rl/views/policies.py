@@ -114,7 +114,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "working": found.run is not None and found.run.is_followed,
             "compared": comparison_newest(found) is not None,
             "exported": any(one.format in ("gguf", "linear") for one in overview.artifacts),
-            "may_roll_back": may and found.stage == Policy.Stage.CHAMPION,
+            "may_roll_back": may and registry.rollback_possible(found),
         },
     )
 

@@ -29,6 +29,7 @@ from rl.charts.gate_reports import sheet_lines
 from rl.jobs.estimates import order_automatic, order_estimate
 from rl.models import Policy, PolicyEvent
 from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_newest_paired
+from rl.registry.service import rollback_possible
 from rl.selectors import AgentCard, agent_cards
 from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, feedback_minimum, guide_of, step_next
 
@@ -128,6 +129,7 @@ def _judged_context(policy: Policy) -> dict[str, Any]:
     verdicts = gated.verdicts if gated else {}
     return {
         "policy": policy,
+        "may_roll_back": rollback_possible(policy),
         "outcomes": counts_of(answers_compared(evaluation)) if evaluation else None,
         "sheet": sheet_lines(verdicts.get("verdicts", [])),
         "gate_passed": bool(verdicts.get("passed")),
