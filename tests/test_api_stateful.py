@@ -97,6 +97,8 @@ def test_what_was_forgotten_undone_and_withdrawn_stays_so(machine: type[Requests
         done()
     order.bring(pick=1, dry_run=False)
     order.forget(unit="u2", dry_run=False)
+    # decided before it was forgotten, whenever the file comes
+    order.file_from_elsewhere(agent="helper", unit="u2", n=0, rater="bob")
     for pick in range(len(order.files)):
         order.bring(pick=pick, dry_run=False)
         done()

@@ -304,7 +304,8 @@ class Requests(RuleBasedStateMachine):
     def file_from_elsewhere(self, agent: str, unit: str, n: int, rater: str) -> None:
         rows = [line_of(self.decision(agent, unit, n + k), self.id(), rater) for k in range(2)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        self.files.append({"text": text, **self.model.read(rows)})
+        # its rows were decided long ago: before anything was forgotten here
+        self.files.append({"text": text, **self.model.read(rows), "generations": {}})
 
     @precondition(lambda self: self.files)
     @rule(pick=picks, dry_run=st.booleans())
