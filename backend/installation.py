@@ -47,4 +47,6 @@ def command_arguments(*arguments: str) -> list[str]:
 
 def as_typed(text: str) -> str:
     """A text for people with its commands as they are typed here: `manage.py` becomes `ratchet` where installed."""
-    return re.sub(r"(?:(?:\.venv/bin/)?python )?\bmanage\.py\b", PROGRAM, text) if INSTALLED else text
+    if not INSTALLED:
+        return text
+    return re.sub(r"(?:(?:\.venv/bin/)?python )?\bmanage\.py\b|\bmake(?= serve\b)", PROGRAM, text)

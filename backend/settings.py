@@ -216,6 +216,7 @@ TEMPLATES = [
                 "django.contrib.messages.context_processors.messages",
                 "rl.views.context.guided_start",
             ],
+            "builtins": ["backend.template_tags"],
         },
     }
 ]

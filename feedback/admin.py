@@ -12,6 +12,7 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action, display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
+from backend.installation import PROGRAM
 from feedback.accounts import admin as accounts_admin  # noqa: F401  (Django looks for pages in this file alone)
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.erasure.trained import trained_text
@@ -331,7 +332,7 @@ class AgentSettingsAdmin(ModelAdmin):
             messages.warning(
                 request,
                 f"New decisions wait for so many ratings from now on. For the more than {RENEWED_AT_ONCE:,} that are "
-                f"here already run: python manage.py renew_queue --agent {obj.agent}",
+                f"here already run: {PROGRAM} renew_queue --agent {obj.agent}",
             )
         elif changed := ratings_wanted_refresh(obj.agent):
             messages.info(

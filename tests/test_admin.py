@@ -17,6 +17,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.html import escape
 
 from backend.facts_admin import FactAdmin
 from feedback.accounts.api_keys import key_check, key_create
@@ -56,6 +57,7 @@ from rl.models import (
 )
 from rl.models.experiments import Arm
 from rl.registry import service as registry
+from rl.registry.checklist import gate_checklists
 from tests.support.evaluations import evidence_stored
 
 pytestmark = pytest.mark.django_db
@@ -365,7 +367,9 @@ Move = Callable[..., Any]
 @pytest.fixture
 def move(operator: Client) -> Move:
     def post(policy: Policy, to: str, **more: str) -> str:
-        answer = operator.post(page(policy, "move"), {"move": to, **more}, follow=True)
+        sent = {"move": to, "back": page(policy), **more}
+        answer = operator.post(reverse("policy-move", args=[policy.name]), sent, follow=True)
+        assert answer.redirect_chain[-1][0] == page(policy)
         assert answer.status_code == 200
         policy.refresh_from_db()
         return answer.text
@@ -434,20 +438,35 @@ def test_an_unknown_move_is_refused(move: Move, to: str) -> None:
 def test_only_possible_moves_are_offered(operator: Client) -> None:
     policy = make_policy()
     offered = re.findall(r'name="move" value="(\w+)"', operator.get(page(policy)).text)
-    assert offered == ["challenger", "champion", "rejected", "retired"]
+    assert offered == [
+        "rejected",
+        "retired",
+        "champion",
+        "challenger",
+    ]  # the last two by force alone: not judged yet
     registry.policy_reject(policy, actor="eve", reason="no")
     assert 'name="move"' not in operator.get(page(policy)).text
 
 
 def test_a_policy_moves_by_post_alone(operator: Client) -> None:
     policy = make_policy(difference=GAIN)
-    assert operator.get(page(policy, "move") + "?move=champion").status_code == 405
+    assert operator.get(reverse("policy-move", args=[policy.name]) + "?move=champion").status_code == 405
     policy.refresh_from_db()
     assert policy.stage == "candidate"
 
 
 def test_an_unknown_policy_does_not_move(operator: Client) -> None:
-    assert operator.post("/admin/rl/policy/777/move/", {"move": "champion"}).status_code == 404
+    assert operator.post("/policies/widgets-v777/move/", {"move": "champion"}).status_code == 404
+
+
+def test_a_closed_gate_says_what_is_missing_before_the_click(operator: Client) -> None:
+    policy = make_policy(difference={"value": 0.01, "low": -0.05, "high": 0.07})
+    (challenger, champion) = gate_checklists(policy, ["champion", "challenger"])
+    html = operator.get(page(policy)).text
+    for item in (*challenger.unmet, *champion.unmet):
+        assert escape(item.words) in html
+    assert f'name="back" value="{page(policy)}"' in html
+    assert re.search(r'disabled aria-describedby="gate-champion">Promote to champion', html)
 
 
 def test_staff_who_may_only_look_cannot_move(client: Client) -> None:
@@ -456,13 +475,13 @@ def test_staff_who_may_only_look_cannot_move(client: Client) -> None:
     client.force_login(user)
     policy = make_policy(difference=GAIN)
     assert 'name="move"' not in client.get(page(policy)).text
-    assert client.post(page(policy, "move"), {"move": "champion"}).status_code == 403
+    assert client.post(reverse("policy-move", args=[policy.name]), {"move": "champion"}).status_code == 403
 
 
 def test_a_rater_has_no_admin(client: Client) -> None:
     client.force_login(User.objects.create_user("bob"))
     policy = make_policy(difference=GAIN)
     assert client.get(page(policy)).status_code == 302
-    assert client.post(page(policy, "move"), {"move": "champion"}).status_code == 302
+    assert client.post(reverse("policy-move", args=[policy.name]), {"move": "champion"}).status_code == 403
     policy.refresh_from_db()
     assert policy.stage == "candidate"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
+from django.template import Context, Template
 
 from backend import VERSION
 from backend.installation import as_typed, command_arguments, default_home, dotenv_file
@@ -150,3 +153,48 @@ def test_an_installation_keeps_them_in_the_users_data_folder(monkeypatch: pytest
     assert as_typed("run `python manage.py migrate`, Example: manage.py demo") == (
         "run `ratchet migrate`, Example: ratchet demo"
     )
+    assert (
+        as_typed("rate at /rate/ (make serve); make servers stays")
+        == "rate at /rate/ (ratchet serve); make servers stays"
+    )
+
+
+def test_pages_name_the_program_that_was_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hint = Template("<code>{% program %} demo</code>")
+    assert hint.render(Context()) == "<code>python manage.py demo</code>"
+    monkeypatch.setattr("backend.installation.PROGRAM", "ratchet")
+    assert hint.render(Context()) == "<code>ratchet demo</code>"
+
+
+def test_no_template_writes_the_program_itself() -> None:
+    texts = {path: path.read_text("utf-8") for path in (ROOT / "templates").rglob("*.html")}
+    assert [str(path) for path, text in texts.items() if "manage.py" in text or "make serve" in text] == []
+
+
+TYPED_LATER = (
+    "backend/installation.py",
+    "backend/command.py",  # as_typed goes over what commands say
+    "rl/recipes/",  # pure; the help of commands
+    "rl/models/learning.py",  # stands in a migration; its page in the admin goes over it
+)
+
+
+def test_messages_name_the_program_that_was_installed() -> None:
+    """Messages reach pages and REST as they are; those of commands are gone over by `as_typed`."""
+    found = []
+    for folder in ("backend", "feedback", "rl"):
+        for file in (ROOT / folder).rglob("*.py"):
+            place = file.relative_to(ROOT).as_posix()
+            if "/management/" in place or "/migrations/" in place or place.startswith(TYPED_LATER):
+                continue
+            tree = ast.parse(file.read_text("utf-8"))
+            docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            found += [
+                f"{place}:{node.lineno}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in docstrings
+                and re.search(r"`(python )?manage\.py|python manage\.py|manage\.py [a-z_]+", node.value)
+            ]
+    assert found == []

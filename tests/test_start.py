@@ -10,18 +10,21 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
+from django.utils.html import escape
 from django_q.models import OrmQ
 
 from feedback.accounts.roles import role_give
 from feedback.cache import forget_all
 from feedback.models import Decision, Lease, Rating
 from feedback.services import decision_record, rating_submit
-from rl.models import Policy, PolicyEvent, TrainingRun
+from rl.models import Policy, TrainingRun
 from rl.registry import service as registry
+from rl.registry.checklist import gate_checklists
 from rl.selectors import AgentCard, agent_cards, run_eta_s
 from rl.views.next_step import GUIDE, guide_of
 from tests.support.api_client import person
-from tests.test_held_out_answers import answered, evaluation
+from tests.support.evaluations import judged
+from tests.test_held_out_answers import answered
 from tests.test_pages import make_policy, make_run, words
 
 pytestmark = pytest.mark.django_db
@@ -309,32 +312,22 @@ def test_the_way_back_never_leads_elsewhere(operator: Client, back: str) -> None
 
 # --- Comparing, promoting, asking ---------------------------------------------------------------------------
 
-JUDGED = {"headline": {"kind": "pairs", "value": 0.7, "low": 0.6, "high": 0.8, "n": 50}, "against": "base"}
 
-
-def judged_policy(*, passed: bool) -> Policy:
-    """A judged candidate of an agent with ratings; one held-out prompt won, one tied."""
+def judged_policy(*, wins: int) -> Policy:
+    """A candidate judged on 40 held-out prompts, of which it wins so many; one answer won, the others tied."""
     rated(10)
-    policy = make_policy("shop", **JUDGED)
-    found = evaluation([answered(1, reward=1.0), answered(2)])
-    found.policy = policy
+    policy = make_policy("shop")
+    found = judged(policy, wins=wins)
+    found.evidence["answers"] = [answered(1, reward=1.0), *(answered(number) for number in range(2, 81))]
     found.save()
-    sheet = {"passed": passed, "against": "base", "to": "champion", "verdicts": []}
-    PolicyEvent.objects.create(
-        policy=policy,
-        kind="gated",
-        actor="pipeline",
-        reason="" if passed else "10 of 30 prompts",
-        verdicts=sheet | {"verdicts": [{"rule": "accuracy", "outcome": "refused", "words": "too few"}]},
-    )
     return policy
 
 
 def test_where_the_gate_is_open_a_button_promotes_and_the_next_step_asks(operator: Client) -> None:
-    policy = judged_policy(passed=True)
+    policy = judged_policy(wins=15)
     page = operator.get("/start/?agent=shop")
     text = words(page.text)
-    assert "1 won 0 lost 1 tied" in text
+    assert "1 won 0 lost 79 tied" in text
     assert f"Promote {policy.name}" in text
     assert f"/policies/{policy.name}/answers/?show=win" in page.text
     registry.policy_promote(policy, "champion", actor="eve", force=True, reason="a test")
@@ -348,9 +341,12 @@ def test_where_the_gate_is_open_a_button_promotes_and_the_next_step_asks(operato
 
 
 def test_a_closed_gate_is_shown_with_its_reason_and_two_ways_on(operator: Client) -> None:
-    policy = judged_policy(passed=False)
+    policy = judged_policy(wins=2)
+    (check,) = gate_checklists(policy, ["champion"])
     text = words(operator.get("/start/?agent=shop").text)
-    assert "The gate stays closed: 10 of 30 prompts." in text
+    assert "closed" in text
+    assert [item.words for item in check.unmet if escape(item.words) not in text] == []
+    assert check.unmet
     assert "Rate more" in text
     assert f"Promote {policy.name}" not in text
     sent = {"move": "champion", "force": "on", "reason": "trying", "back": "/start/?agent=shop"}

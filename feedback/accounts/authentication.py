@@ -9,6 +9,7 @@ from rest_framework.authentication import BaseAuthentication, SessionAuthenticat
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
+from backend.installation import PROGRAM
 from backend.rest.access import Grant
 from feedback.accounts.api_keys import key_check
 from feedback.accounts.roles import user_scopes
@@ -30,7 +31,7 @@ class KeyAuthentication(BaseAuthentication):
         key = key_check(secret.strip())
         if key is None:
             raise AuthenticationFailed(
-                "this key is unknown or revoked; make one with `manage.py api_key create`"
+                f"this key is unknown or revoked; make one with `{PROGRAM} api_key create`"
             )
         return KeyHolder(), Grant(key.name, f"key:{key.pk}", frozenset(key.scopes), is_person=False)
 

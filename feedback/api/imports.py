@@ -13,6 +13,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.installation import PROGRAM
 from backend.rest.access import grant_of
 from backend.rest.errors import Refused
 from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
@@ -155,7 +156,7 @@ class Imports(ApiView):
         tag="imports",
         operation="imports_make",
         description="The file comes in whole or not at all, as one import that can be undone. Refused where nothing of "
-        "it could be stored. Files of more than 10 MB: the page /import/, or `manage.py import_feedback`.",
+        f"it could be stored. Files of more than 10 MB: the page /import/, or `{PROGRAM} import_feedback`.",
     )
     def post(self, request: Request) -> Response:
         facts = _import_fields(object_in(request.data, required=tuple(REQUIRED), optional=tuple(OPTIONAL)))

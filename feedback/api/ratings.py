@@ -8,6 +8,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.installation import PROGRAM
 from backend.rest.access import RATE_AS, grant_of
 from backend.rest.errors import Refused
 from backend.rest.schema import describe, ref
@@ -34,7 +35,7 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     if not grant.is_person and said != grant.who and RATE_AS not in grant.scopes:
         raise Refused(
             f"the key {grant.who!r} has the scope rate, and rates as itself; to send others' ratings it needs rate_as: "
-            f"make one with `manage.py api_key create NAME --scopes rate,{RATE_AS}`, or leave `rater` out",
+            f"make one with `{PROGRAM} api_key create NAME --scopes rate,{RATE_AS}`, or leave `rater` out",
             code="forbidden",
             status=403,
             fields={"rater": f"expected {grant.who}, or nothing"},

@@ -6,6 +6,7 @@ from typing import Any
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 
+from backend.installation import PROGRAM
 from backend.rest.reading import object_in
 from backend.rest.schema import Schema, add_components, list_schema, ref
 from feedback.models import SLUG_PATTERN
@@ -227,7 +228,7 @@ class KeyScheme(OpenApiAuthenticationExtension):
         return {
             "type": "http",
             "scheme": "bearer",
-            "description": "A key made with `manage.py api_key create NAME --scopes ...` or in the admin.",
+            "description": f"A key made with `{PROGRAM} api_key create NAME --scopes ...` or in the admin.",
         }
 
 

@@ -18,6 +18,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from backend.installation import PROGRAM
 from feedback.erasure.trained import prompts_trained_on
 from feedback.models import Decision, Lease, Withdrawal
 from feedback.storage.problem_rows import problems_remove
@@ -187,7 +188,7 @@ def withdrawal_restore(number: int, *, actor: str, dry_run: bool = False) -> int
         made = Withdrawal.objects.select_for_update().filter(pk=number).first()
         if made is None:
             raise WithdrawalUnknown(
-                f"there is no withdrawal {number}; `manage.py withdraw_decisions --list` lists them"
+                f"there is no withdrawal {number}; `{PROGRAM} withdraw_decisions --list` lists them"
             )
         if made.restored_at is not None:
             raise WithdrawalConflict(

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from backend import limits
+from backend.installation import PROGRAM
 from feedback.transfer.formats.records import RowRefused
 
 COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
@@ -182,14 +183,14 @@ def next_steps(report: ImportReport) -> list[str]:
         unknown = sorted(report.outcome_names - {"reward"})  # an outcome of that name is its own worth
         worth = f" --outcome {unknown[0]}=GOOD:BAD" if unknown else ""
         what = f"Say what {unknown[0]} is worth" if unknown else "Turn outcomes into rewards"
-        steps.append(f"{what}: python manage.py calculate_rewards --agent {whose}{worth}")
+        steps.append(f"{what}: {PROGRAM} calculate_rewards --agent {whose}{worth}")
     if report.decisions and not (said or report.outcomes or report.demonstrations):
         steps.append(f"Rate them: /rate/{of_agent}")
     method = _method(report)
     if method and whose:
-        steps.append(f"See what can be trained: python manage.py {method} --agent {whose} --dry-run")
+        steps.append(f"See what can be trained: {PROGRAM} {method} --agent {whose} --dry-run")
     if report.batch and report.problem:
-        steps.append(f"Take it back: python manage.py undo_import {report.batch}")
+        steps.append(f"Take it back: {PROGRAM} undo_import {report.batch}")
     return steps
 
 

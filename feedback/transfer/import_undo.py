@@ -17,6 +17,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from backend.installation import PROGRAM
 from feedback.erasure.trained import prompts_trained_on, trained_text
 from feedback.models import (
     Comparison,
@@ -115,7 +116,7 @@ def import_undo(number: int, *, actor: str, dry_run: bool = False, force: bool =
 def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
     batch = ImportBatch.objects.select_for_update().filter(pk=number).first()
     if batch is None:
-        raise ImportUnknown(f"there is no import {number}; `manage.py imports` lists them")
+        raise ImportUnknown(f"there is no import {number}; `{PROGRAM} imports` lists them")
     if batch.undone_at is not None:
         raise UndoRefused(
             f"import {number} ({batch.file}) was undone on {batch.undone_at:%Y-%m-%d %H:%M} by {batch.undone_by}"

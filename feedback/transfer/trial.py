@@ -10,6 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 
+from backend.installation import PROGRAM
 from feedback.transfer import formats
 from feedback.transfer.formats.columns import FIELDS, columns_guessed
 from feedback.transfer.formats.previews import ColumnSeen, FilePreview
@@ -43,7 +44,7 @@ def too_large(request: HttpRequest) -> HttpResponse | None:
         return None
     fault = (
         f"The upload is larger than {limit >> 20} MB. Split the file, zip it, or read it with "
-        "`manage.py import_feedback FILE`, which takes any size."
+        f"`{PROGRAM} import_feedback FILE`, which takes any size."
     )
     # what was not read of the body cannot be answered over: the connection ends with this
     return HttpResponse(fault, status=413, content_type="text/plain", headers={"Connection": "close"})

@@ -6,15 +6,10 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
-from django.utils.decorators import method_decorator
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.views.decorators.http import require_POST
 from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, admin_link
@@ -28,7 +23,7 @@ from rl.models import (
     Policy,
     PolicyEvent,
 )
-from rl.registry import service as registry
+from rl.registry.checklist import promotion_of
 from rl.registry.integrity import verify
 from rl.selectors import policy_overview
 
@@ -117,12 +112,6 @@ class PolicyAdmin(FactAdmin):
     def parent_link(self, policy: Policy) -> SafeString | str:
         return admin_link(policy.parent)
 
-    def get_urls(self) -> list[URLPattern]:
-        move = path(
-            "<path:object_id>/move/", self.admin_site.admin_view(self.move_view), name="rl_policy_move"
-        )
-        return [move, *super().get_urls()]
-
     def has_move_permission(self, request: HttpRequest) -> bool:
         """Permission check that Django calls for the actions of the list."""
         return self.may_move(request)
@@ -143,10 +132,8 @@ class PolicyAdmin(FactAdmin):
         if policy is not None:
             context |= {
                 "overview": policy_overview(policy),
-                "moves": [*registry.MOVES[policy.stage]] if self.may_move(request) else [],
-                "may_roll_back": self.may_move(request) and registry.rollback_possible(policy),
-                "stage_colours": STAGE_COLOURS,
-                "move_url": reverse("admin:rl_policy_move", args=[policy.pk]),
+                "promotion": promotion_of(policy, may_move=self.may_move(request)),
+                "back": request.path,
             }
         return super().change_view(request, object_id, form_url, context)
 
@@ -160,26 +147,6 @@ class PolicyAdmin(FactAdmin):
             )
         if not report["findings"]:
             messages.success(request, f"{report['checked']} files are as they were written.")
-
-    @method_decorator(require_POST)
-    def move_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Promote, reject, retire or roll back: one service, and what it says is shown."""
-        if not self.may_move(request):
-            raise PermissionDenied
-        policy = self.get_object(request, unquote(object_id))
-        if policy is None:
-            raise Http404(f"no policy {object_id}")
-        move, reason = request.POST.get("move", ""), request.POST.get("reason", "").strip()
-        actor = request.user.get_username()
-        try:
-            moved = registry.policy_move(
-                policy, move, actor=actor, reason=reason, force=request.POST.get("force") == "on"
-            )
-        except registry.RegistryRefused as refusal:
-            messages.error(request, str(refusal))
-        else:
-            messages.success(request, f"{moved.name} is {moved.stage} now.")
-        return redirect("admin:rl_policy_change", policy.pk)
 
 
 @admin.register(Evaluation)

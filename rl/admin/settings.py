@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin
+from django.db.models import Field
+from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
+from backend.installation import as_typed
 from rl.models import (
     AgentDefinition,
     GateSettings,
@@ -36,6 +41,13 @@ class GateSettingsAdmin(ModelAdmin):
 
     list_display = ["agent", "min_evidence", "alpha", "margin", "max_slice_loss", "max_kl"]
     search_fields = ["agent"]
+
+    def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
+        """The field of a form. Its help names a command, and a migration holds the help as it is in a checkout."""
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None:
+            field.help_text = as_typed(field.help_text)
+        return field
 
 
 @admin.register(RewardSettings)

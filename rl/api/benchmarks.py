@@ -5,6 +5,7 @@ from __future__ import annotations
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.installation import PROGRAM
 from backend.rest.reading import parameters
 from backend.rest.schema import describe, list_schema, ref
 from backend.rest.views import ApiView
@@ -22,7 +23,7 @@ class Benchmarks(ApiView):
         refusals=(404,),
         tag="policies",
         operation="policies_benchmarks",
-        description="Run by `manage.py benchmark_model`; empty for a policy that was not benchmarked.",
+        description=f"Run by `{PROGRAM} benchmark_model`; empty for a policy that was not benchmarked.",
     )
     def get(self, request: Request, name: str) -> Response:
         parameters(request, ())

@@ -10,6 +10,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.installation import PROGRAM
 from backend.rest.access import grant_of
 from backend.rest.errors import Refused
 from backend.rest.reading import object_in, parameters
@@ -80,7 +81,7 @@ class TrainPolicy(ApiView):
         tag="policies",
         operation="policies_train",
         body_required=False,
-        description="Runs are trained by `manage.py qcluster`, one after the other. The policy is then judged on "
+        description=f"Runs are trained by `{PROGRAM} qcluster`, one after the other. The policy is then judged on "
         "held-out feedback, and promoted where the gate opens.",
     )
     def post(self, request: Request, agent: str) -> Response:

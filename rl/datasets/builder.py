@@ -12,6 +12,7 @@ from typing import Any
 
 from django.conf import settings
 
+from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.storage.problem_rows import unreadable_summary
 from feedback.transfer.formats.records import FormatRefused
@@ -273,7 +274,7 @@ def _check_enough(
     )
     if kind == "pairs" and left_out["single_response"] >= need:
         advice = (
-            f"answers rated one by one teach python manage.py train_kto --agent {agent}, and `--method auto` of "
+            f"answers rated one by one teach {PROGRAM} train_kto --agent {agent}, and `--method auto` of "
             "run_pipeline picks what fits"
         )
     short = f"{need} needed" if found < need else "none of them in the train split"

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backend.installation import PROGRAM
 from feedback import selectors
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
@@ -56,7 +57,7 @@ def source_opened(
             there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
             raise DatasetRefused(
                 f"no decision of agent {agent!r} is recorded; {there}. Record decisions first, or import a file: "
-                f"`manage.py import_feedback FILE --agent {agent}`"
+                f"`{PROGRAM} import_feedback FILE --agent {agent}`"
             )
         return DatabaseEvidence(agent, put_off)
     if source != "file":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.db import transaction
 
+from backend.installation import PROGRAM
 from rl.gates.effects import effect_of
 from rl.gates.evidence_kinds import TESTS
 from rl.gates.report import Case
@@ -57,7 +58,7 @@ def benchmark_policy(
     policy = registry.policy_get(order.policy)
     if policy.kind == Policy.Kind.LINEAR:
         raise BenchmarkRefused(
-            f"{policy.name}: {LINEAR}; `manage.py evaluate_model --policy {policy.name} --compare-base` judges it"
+            f"{policy.name}: {LINEAR}; `{PROGRAM} evaluate_model --policy {policy.name} --compare-base` judges it"
         )
     if not order.tasks:
         raise BenchmarkRefused(f"expected --tasks with at least one; there are {', '.join(task_names())}")

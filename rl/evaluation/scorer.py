@@ -25,7 +25,7 @@ from typing import Any
 from django.conf import settings
 
 from backend import limits
-from backend.installation import command_arguments
+from backend.installation import PROGRAM, command_arguments
 from rl.jobs.child_process import dies_with_parent
 from rl.models import RewardModelVersion
 from rl.reward_models.service import reward_model_champion
@@ -94,7 +94,7 @@ def _version(agent: str, name: str) -> RewardModelVersion:
         found = reward_model_champion(agent)
         if found is None:
             raise ScoringRefused(
-                f"agent {agent} has no reward model that was promoted; train one: manage.py train_reward_model --agent "
+                f"agent {agent} has no reward model that was promoted; train one: {PROGRAM} train_reward_model --agent "
                 f"{agent}",
                 code="not_found",
                 fields={"agent": "has no reward model"},

@@ -18,6 +18,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Prefetch
 from django.utils import timezone
 
+from backend.installation import PROGRAM
 from rl.models import Arm, Experiment, ExperimentEvent, Policy
 from rl.recipes import AB_TESTING_KNOBS
 from rl.statistics.assignment import (
@@ -240,7 +241,7 @@ def _check_arms(experiment: Experiment) -> None:
     arms = arms_of(experiment)
     if idle := out_of_service(experiment):
         raise ExperimentRefused(
-            f"{idle[0]} may not answer users yet: promote it with `manage.py policy promote {idle[0]} --to challenger`"
+            f"{idle[0]} may not answer users yet: promote it with `{PROGRAM} policy promote {idle[0]} --to challenger`"
         )
     if experiment.allocation == Experiment.Allocation.THOMPSON and experiment.floor * len(arms) > 1:
         raise ExperimentRefused(

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
+from backend.installation import PROGRAM
 from feedback.selectors import agent_slugs, feedback_counts
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
 from rl.datasets.scores import score_summaries
@@ -255,6 +256,6 @@ def agent_for(agent: str | None, *, from_file: bool) -> str:
     if not known:
         raise RunRefused(
             "no decisions are recorded yet; record some, import a file, or try "
-            "`manage.py simulate widgets --rate simulated`"
+            f"`{PROGRAM} simulate widgets --rate simulated`"
         )
     raise RunRefused(f"there are several agents; expected --agent with one of {', '.join(known)}")

@@ -23,6 +23,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 from django_q.tasks import async_task
 
+from backend.installation import PROGRAM
 from backend.notifications import notify
 from rl.models import RunMetric, TrainingRun
 from rl.models.runs import LEARNER, RunRefused, run_folder
@@ -189,7 +190,7 @@ def runs_reclaim() -> list[TrainingRun]:
             held.update(
                 status=Status.FAILED,
                 finished_at=timezone.now(),
-                reason=f"{run.worker} is gone; go on with: python manage.py train_{run.method} --resume {run.pk}",
+                reason=f"{run.worker} is gone; go on with: {PROGRAM} train_{run.method} --resume {run.pk}",
             )
         elif run.attempts >= MAX_ATTEMPTS:
             died = f"the process that trained it died {run.attempts} times, the last was {run.worker}"

@@ -12,6 +12,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from backend import next_steps
+from backend.installation import PROGRAM
 from backend.notifications import notify
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
@@ -169,7 +170,7 @@ class TrainingPipeline:
             actor=self.actor,
         )
         if not method_named(order.method).policy:
-            raise RunRefused(f"{order.method} makes no policy; train it with: manage.py train_{order.method}")
+            raise RunRefused(f"{order.method} makes no policy; train it with: {PROGRAM} train_{order.method}")
         order.knobs.update({**retrain_knobs(learner_settings(self.agent), order.method), **order.knobs})
         return train.train(order, progress)
 

@@ -53,7 +53,7 @@ def method_named(slug: str) -> Method:
     if slug not in METHODS:
         raise RecipeError(
             f"no method {slug!r}; known are {', '.join(METHODS)}. A plugin's is known while its package is installed; "
-            "`manage.py doctor` names plugins that were left out"
+            "the command `doctor` names plugins that were left out"
         )
     return METHODS[slug]
 

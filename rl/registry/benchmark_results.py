@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from backend.installation import PROGRAM
 from rl.gates.report import BenchmarkCases, Case
 from rl.models import BenchmarkResult, Policy
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder
@@ -43,7 +44,7 @@ def benchmark_command(policy: Policy, task: str, source: str = BUNDLED) -> str:
     """The command that runs a task for a policy."""
     spec = task if source in (BUNDLED, INSTALLED, HUB) else source
     hub = " --hub" if source == HUB else ""
-    return f"python manage.py benchmark_model --policy {policy.name} --tasks {spec}{hub}"
+    return f"{PROGRAM} benchmark_model --policy {policy.name} --tasks {spec}{hub}"
 
 
 def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from backend.installation import PROGRAM
 from feedback.cache import CostAwareCache
 from feedback.selectors import feedback_counts_cached
 from rl.datasets.gate_distance import Distance, gate_distances_cached
@@ -15,6 +16,7 @@ from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, GateBounds, GateReport,
 from rl.gates.rules import CHALLENGER, CHAMPION
 from rl.models import Evaluation, Policy
 from rl.registry.gate_evidence import comparison_newest, gate_bounds, policy_judge, rival_name
+from rl.registry.service import MOVES, rollback_possible
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,34 @@ class GateChecklist:
         return len(self.unmet) + len(self.met)
 
 
+@dataclass(frozen=True)
+class Promotion:
+    """Moves that a person may make with a policy, with the checklist of each gate before one of them."""
+
+    policy: Policy
+    moves: tuple[str, ...]
+    checks: list[GateChecklist]
+    may_roll_back: bool
+
+    @property
+    def primary(self) -> str:
+        """The stage that the one main button promotes to; empty where no gate opens."""
+        return next((check.to for check in self.checks if check.opens), "")
+
+    @property
+    def may_rate_more(self) -> bool:
+        """True where more ratings are what is missing: no gate opens, and none found harm."""
+        return bool(self.checks) and not self.primary and not any(check.harmful for check in self.checks)
+
+
 _reports: CostAwareCache[GateReport | None] = CostAwareCache()
+
+
+def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
+    """The moves of a policy for somebody; none for one who may only look."""
+    moves = MOVES[policy.stage] if may_move else ()
+    rolls_back = may_move and rollback_possible(policy)
+    return Promotion(policy, moves, gate_checklists(policy, moves), rolls_back)
 
 
 def gate_checklists(policy: Policy, stages: Sequence[str]) -> list[GateChecklist]:
@@ -81,7 +110,7 @@ def gate_checklist(policy: Policy, to: str, evaluation: Evaluation | None) -> Ga
         missing = "" if distance is None or distance.reached else distance.words
         item = ChecklistItem("comparison", f"Compared with {rival}", words, missing)
         ratings = 0 if distance is None else distance.further
-        command = f"python manage.py evaluate_model --policy {policy.name} {option}"
+        command = f"{PROGRAM} evaluate_model --policy {policy.name} {option}"
         return GateChecklist(to, rival, [item], command=command, ratings=ratings)
     bounds = gate_bounds(policy.agent)
     key = (policy.pk, evaluation.pk, to, str(bounds.as_dict()))

@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 
 from backend import notifications
+from backend.installation import PROGRAM
 from rl.bundled import BUNDLED_MODEL, FORMER_MODELS
 from rl.checksums import FileDamaged, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
@@ -90,7 +91,7 @@ def stand_in_notify(agent: str, intended: str, answered: str) -> None:
     """Log who answers in place of a damaged policy and send a notice, once per process and pair of them."""
     text = (
         f"{agent}: {intended} is damaged and does not answer; {answered} answers in its place until its file is "
-        f"whole again: python manage.py policy verify {intended}"
+        f"whole again: {PROGRAM} policy verify {intended}"
     )
     facts = {"agent": agent, "intended": intended, "answered": answered}
     _tell(f"{agent}:{intended}:{answered}", "damaged_policy_replaced", text, **facts)

@@ -10,6 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
+from backend.installation import PROGRAM
 from rl.gates.headlines import baseline_text, headline, liked_of, right_answer_figure
 from rl.gates.report import GateReport
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
@@ -89,7 +90,7 @@ def policy_get(name: str) -> Policy:
         there = (
             f"there are {', '.join(names)}"
             if names
-            else "there are none yet: train one with `manage.py train_dpo`"
+            else f"there are none yet: train one with `{PROGRAM} train_dpo`"
         )
         raise RegistryRefused(f"no policy is named {name!r}; {there}")
     return policy
@@ -256,7 +257,7 @@ def _gate_fault(policy: Policy, sheet: GateReport | None) -> str:
         if newest
         else "no comparison shows that it is better"
     )
-    return f"{found}; run `manage.py evaluate_model --policy {policy.name} {option}`"
+    return f"{found}; run `{PROGRAM} evaluate_model --policy {policy.name} {option}`"
 
 
 def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
+from backend.installation import PROGRAM
 from feedback.selectors import feedback_counts
 from rl.checksums import FileDamaged, file_check, file_sum
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
@@ -63,7 +64,7 @@ def reward_model_get(name: str) -> RewardModelVersion:
         there = (
             f"there are {', '.join(names)}"
             if names
-            else "train one: manage.py train_reward_model --agent SLUG"
+            else f"train one: {PROGRAM} train_reward_model --agent SLUG"
         )
         raise RewardModelRefused(f"no reward model is named {name!r}; {there}")
     return found
@@ -295,7 +296,7 @@ def gate_fault(version: RewardModelVersion) -> str:
     """Reason why it may not become champion, as words; empty where it may."""
     ranking = version.ranking
     if not ranking:
-        return f"it was not judged: manage.py reward_model judge {version.name}"
+        return f"it was not judged: {PROGRAM} reward_model judge {version.name}"
     if not ranks_above_chance(ranking):
         return (
             f"it is no better than chance: it {ranking_text(ranking)}, and the interval holds 50 %; rate more at "
@@ -310,7 +311,7 @@ def gate_fault(version: RewardModelVersion) -> str:
     ):
         return ""
     if ranking.get("against") != champion.name:
-        return f"it was not compared with the champion {champion.name}: manage.py reward_model judge {version.name}"
+        return f"it was not compared with the champion {champion.name}: {PROGRAM} reward_model judge {version.name}"
     difference = ranking.get("difference")
     if not difference or difference["low"] <= 0:
         found = difference_text(difference) if difference else "nothing to compare"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from django.conf import settings
 
+from backend.installation import PROGRAM
 from rl.models import LabelRun, RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused, run_folder
 from rl.registry import service as registry
@@ -36,7 +37,7 @@ def rewards_located(specs: str, agent: str) -> str:
             if labels is None:
                 raise RunRefused(
                     f"--reward learned: nothing was learnt from ratings of {agent} yet; run "
-                    f"`manage.py auto_label --agent {agent}` first"
+                    f"`{PROGRAM} auto_label --agent {agent}` first"
                 )
             spec = f"{LEARNED}:{registry.home_path(labels.path)}"
         if kind == "model" and not name.isdigit() and not Path(name).exists():
@@ -45,7 +46,7 @@ def rewards_located(specs: str, agent: str) -> str:
             run = TrainingRun.objects.filter(pk=int(name), method="reward_model").first()
             if run is None:
                 raise RunRefused(
-                    f"--reward {spec}: run {name} trained no reward model; see `manage.py train_reward_model`"
+                    f"--reward {spec}: run {name} trained no reward model; see `{PROGRAM} train_reward_model`"
                 )
             registered = RewardModelVersion.objects.filter(run=run).first()
             try:

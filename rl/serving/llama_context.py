@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from backend.installation import PROGRAM
 from rl.serving.base import BackendFailed, ServingRefused
 from rl.serving.kv_cache import AdapterKey, PutAside, tokens_shared
 
@@ -76,7 +77,7 @@ class LlamaContext:
 
         if not path.is_file():
             raise ServingRefused(
-                f"expected a GGUF file at {path}, found none; make one with `manage.py export_model`"
+                f"expected a GGUF file at {path}, found none; make one with `{PROGRAM} export_model`"
             )
         self._lib: Any = llama_cpp
         try:
@@ -188,7 +189,7 @@ class LlamaContext:
             return self._adapters[name]
         if not path.is_file():
             raise BackendFailed(
-                f"expected a GGUF adapter at {path}, found none; make it with `manage.py export_model --format "
+                f"expected a GGUF adapter at {path}, found none; make it with `{PROGRAM} export_model --format "
                 "gguf-lora`",
                 kind="missing",
             )

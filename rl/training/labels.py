@@ -96,7 +96,7 @@ class LabelModel:
             return cls(mean=found["mean"], scale=found["scale"], weights=found["weights"], **numbers), facts
         except (OSError, ValueError, KeyError) as error:
             raise TrainingRefused(
-                f"expected a label model at {folder}, found {error}; make one with `manage.py auto_label`"
+                f"expected a label model at {folder}, found {error}; make one with the command `auto_label`"
             ) from error
 
 

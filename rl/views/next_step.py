@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from backend.installation import PROGRAM
 from rl.gates.figures import headline_of
 from rl.models import Policy, TrainingRun
 from rl.recipes import DATASET_CONFIG
@@ -152,7 +153,7 @@ def _unrated_source(card: AgentCard) -> str:
     if counts.demonstrations >= feedback_minimum():
         return f"{counts.demonstrations:,} demonstrations show what to answer: enough for a first training."
     found = " and ".join(f"{count:,} {name}" for name, count in card.evidence)
-    return f"{found} are recorded: run manage.py calculate_rewards, then train."
+    return f"{found} are recorded: run {PROGRAM} calculate_rewards, then train."
 
 
 def feedback_minimum() -> int:

@@ -19,7 +19,7 @@ from rl.jobs.lifecycle import follow_up_place
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.models.runs import RunRefused
 from rl.registry import service as registry
-from rl.registry.checklist import gate_checklists
+from rl.registry.checklist import promotion_of
 from rl.registry.diff import policy_diff
 from rl.registry.gate_evidence import comparison_newest
 from rl.selectors import policy_charts, policy_lineage, policy_overview
@@ -87,9 +87,6 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
         .first()
     )
     may = request.user.has_perm(MOVE)
-    moves = list(registry.MOVES[found.stage]) if may else []
-    checks = gate_checklists(found, moves)
-    opens = [check.to for check in checks if check.opens]
     others = Policy.objects.filter(agent=found.agent).exclude(pk=found.pk).order_by("-pk")
     return render(
         request,
@@ -105,16 +102,11 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "ancestors": _ancestors(found),
             "lineage": policy_lineage(found.agent, _relatives(found)),
             "others": list(others.values_list("name", flat=True)[:NEWEST]),
-            "moves": moves,
-            "checks": checks,
-            "primary": opens[0] if opens else "",
-            # with nothing to promote to, what brings it on is more ratings, where those are what is missing
-            "may_rate_more": bool(checks) and not opens and not any(check.harmful for check in checks),
+            "promotion": promotion_of(found, may_move=may),
             "may_work": may and found.run is not None,
             "working": found.run is not None and found.run.is_followed,
             "compared": comparison_newest(found) is not None,
             "exported": any(one.format in ("gguf", "linear") for one in overview.artifacts),
-            "may_roll_back": may and registry.rollback_possible(found),
         },
     )
 

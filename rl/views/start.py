@@ -25,9 +25,9 @@ from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import DEFAULT_AGENT, ImportRefused, order_import
 from feedback.transfer.trial import too_large, upload_mapped, upload_try
 from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
-from rl.charts.gate_reports import sheet_lines
 from rl.jobs.estimates import order_automatic, order_estimate
-from rl.models import Policy, PolicyEvent
+from rl.models import Policy
+from rl.registry.checklist import promotion_of
 from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_newest_paired
 from rl.registry.service import rollback_possible
 from rl.selectors import AgentCard, agent_cards
@@ -123,17 +123,14 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
 
 
 def _judged_context(policy: Policy) -> dict[str, Any]:
-    """Wins, losses and ties of a policy, and what the gate said of it last."""
+    """Wins, losses and ties of a policy, and what the gate to the champion asks for now."""
     evaluation = evaluation_newest_paired(policy)
-    gated = policy.events.filter(kind=PolicyEvent.Kind.GATED).first()
-    verdicts = gated.verdicts if gated else {}
+    checks = promotion_of(policy, may_move=True).checks
     return {
         "policy": policy,
         "may_roll_back": rollback_possible(policy),
         "outcomes": counts_of(answers_compared(evaluation)) if evaluation else None,
-        "sheet": sheet_lines(verdicts.get("verdicts", [])),
-        "gate_passed": bool(verdicts.get("passed")),
-        "gate_reason": gated.reason if gated else "",
+        "check": next((check for check in checks if check.to == Policy.Stage.CHAMPION), None),
         "needed": feedback_minimum(),
     }
 
@@ -158,7 +155,9 @@ def _rate_context(request: HttpRequest, card: AgentCard) -> dict[str, Any]:
     return {
         **stage,
         "stage": bool(stage),
-        "live": True,
+        "is_live": live,
+        # with nothing left to rate the bars stand still
+        "live": live or bool(stage),
         "further": further,
         "rating_s": SECONDS_PER_RATING * further,
         "plan": None if further else _plan(card),

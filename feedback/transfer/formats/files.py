@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from backend import limits
+from backend.installation import PROGRAM
 from feedback.transfer.formats.columns import has_known_header
 from feedback.transfer.formats.compression import PARQUET, ZIP, open_unpacked, suffix_of
 from feedback.transfer.formats.parquet import parquet_rows
@@ -65,7 +66,7 @@ def columns_dropped(names: Collection[str]) -> Iterator[None]:
 def too_many_rows(name: str, most: int) -> str:
     """A refusal of a file with more rows than are taken here."""
     return (
-        f"{name}: more than {most:,} rows; split the file, or read it with `manage.py import_feedback FILE`, which "
+        f"{name}: more than {most:,} rows; split the file, or read it with `{PROGRAM} import_feedback FILE`, which "
         "takes any number"
     )
 

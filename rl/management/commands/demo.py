@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from backend.installation import INSTALLED, PROGRAM, as_typed
+from backend.installation import as_typed
 from rl.management import demo
 from rl.management.commands.evaluate_model import share_text, verdict
 
@@ -50,7 +50,7 @@ class Command(RatchetCommand):
         )  # fmt: skip
         self.console.print(Panel(table, title="one turn of the ratchet", title_align="left", expand=False))
         self.stdout.write(verdict(judged))
-        serve = f"{PROGRAM} serve" if INSTALLED else "make serve"
+        serve = as_typed("make serve")
         plan = as_typed(".venv/bin/python manage.py train_dpo --dry-run")
         self.stdout.write(
             "\nNext:\n"
