@@ -89,8 +89,8 @@ def test_the_page_says_how_it_stands(operator: Client) -> None:
     experiment = running_of(slices=["source"])
     expose(range(400), lambda n, new: {"thumb": n % 10 < (9 if new else 4), "latency_ms": 100.0 + n % 9})
     said = words(operator.get(f"/experiments/{experiment.pk}/").text)
-    assert "challenger is better than control, however often one looked" in said
-    assert "96\u202f% at every look" in said
+    assert "challenger is better than control: by a test that is valid whenever one looks" in said
+    assert "96\u202f% intervals, valid whenever one looks" in said
     assert "Promote challenger" in said
     assert "&gt; 99.9\u202f%" in said  # never certain
     assert "source app: challenger" in said

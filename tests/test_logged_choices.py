@@ -289,5 +289,5 @@ def test_the_policys_page_shows_the_estimate_or_why_there_is_none(logs: Any) -> 
 
 def test_the_command_says_it_in_a_sentence(logs: Any) -> None:
     figures, _ = off_policy(logs["explored"], scores(1, 240), scores(0, 240), WARM)
-    assert off_policy_text(figures).startswith("On 240 logged choices it would have earned 0.")
+    assert off_policy_text(figures).startswith("On 240 logged decisions it would have earned 0.")
     assert off_policy_text({"refused": "too few"}) == "No off-policy estimate: too few."

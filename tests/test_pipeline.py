@@ -53,13 +53,15 @@ class Doors:
             raise EvaluationRefused(self.found["refusal"])
         judged(registry.policy_get(order.policy), order.compare or "base", **self.found)
 
-    def export(self, order: Any, progress: Any) -> None:
+    def export(self, order: Any, progress: Any) -> dict[str, Any]:
         self.exported.append(order)
+        path = "exports/x.gguf" if order.format == "gguf" else "exports/x-LoRA.gguf"
         Artifact.objects.create(
             policy=registry.policy_get(order.policy), format=order.format,
             quantization=order.quantization if order.format == "gguf" else "",
-            path="exports/x.gguf" if order.format == "gguf" else "exports/x-LoRA.gguf", bytes=1, sha256="b" * 64,
+            path=path, bytes=1, sha256="b" * 64,
         )  # fmt: skip
+        return {"files": [{"path": path}]}
 
 
 @pytest.fixture
@@ -230,11 +232,13 @@ def test_a_webhook_that_fails_stops_nothing(policy: Policy, doors: Doors, settin
     assert follow(policy).stage == "champion"
 
 
-def follow_asked(policy: Policy, wanted: str, monkeypatch: pytest.MonkeyPatch) -> pipeline.PipelineResult:
+def follow_asked(
+    policy: Policy, wanted: str, monkeypatch: pytest.MonkeyPatch, export_as: str = ""
+) -> pipeline.PipelineResult:
     """What a person asked for on a page, without the thread of the heartbeat."""
     monkeypatch.setattr(pipeline, "pulse", lambda run: contextlib.nullcontext())
     assert policy.run_id is not None
-    TrainingRun.objects.update(follow_up=wanted)
+    TrainingRun.objects.update(follow_up=wanted, export_as=export_as)
     return pipeline.run_follow(policy.run_id)
 
 
@@ -254,6 +258,35 @@ def test_an_export_that_was_asked_for_judges_nothing(
     outcome = follow_asked(policy, "export", monkeypatch)
     assert (doors.evaluated, outcome.exported) == ([], ["exports/x.gguf", "exports/x-LoRA.gguf"])
     assert TrainingRun.objects.get().follow_up == "done"
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "quantization"),
+    [("gguf:q8_0", "gguf", "q8_0"), ("onnx", "onnx", "q4_k_m"), ("merged", "merged", "q4_k_m")],
+)
+def test_an_export_is_made_in_the_form_that_was_asked_for(
+    policy: Policy, doors: Doors, monkeypatch: pytest.MonkeyPatch, form: str, name: str, quantization: str
+) -> None:
+    follow_asked(policy, "export", monkeypatch, form)
+    (order,) = doors.exported
+    assert (order.policy, order.format, order.quantization) == (policy.name, name, quantization)
+    assert TrainingRun.objects.get().follow_up == "done"
+
+
+@pytest.mark.parametrize(("stage", "promotes"), [("candidate", False), ("champion", True)])
+def test_only_a_champion_takes_the_name_that_apps_ask_ollama_for(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, stage: str, promotes: bool
+) -> None:
+    asked = []
+
+    def register(policy: Policy, *, promote: bool, **_: Any) -> dict[str, str]:
+        asked.append(promote)
+        return {"host": "http://there:11434", "name": policy.name}
+
+    monkeypatch.setattr(pipeline.deployment, "policy_register", register)
+    Policy.objects.filter(pk=policy.pk).update(stage=stage)
+    outcome = follow_asked(policy, "export", monkeypatch, "ollama")
+    assert (asked, outcome.exported) == ([promotes], [f"ollama http://there:11434 as {policy.name}"])
 
 
 def test_an_export_that_is_refused_is_the_runs_reason_and_not_begun_again(

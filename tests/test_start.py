@@ -360,7 +360,8 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     address = f"/policies/{policy.name}/"
     text = words(operator.get(address).text)
     assert "Judge it on held-out prompts" in text
-    assert "Export to GGUF" in text
+    assert "Export as" in text
+    assert "Q4_K_M" in text.upper()
     assert operator.post(f"{address}follow-up/", {"job": "judge"}).headers["Location"] == address
     run = TrainingRun.objects.get()
     assert (run.follow_up, run.is_followed) == ("judge", True)
@@ -370,8 +371,11 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     assert "Judge it on" not in words(again.text)
     assert OrmQ.objects.count() == 1
     TrainingRun.objects.update(follow_up="done")
-    operator.post(f"{address}follow-up/", {"job": "export"})
-    assert TrainingRun.objects.get().follow_up == "export"
+    unknown = operator.post(f"{address}follow-up/", {"job": "export", "as": "gguf:q9"}, follow=True)
+    assert "expected one of gguf:q2_k" in unknown.text
+    operator.post(f"{address}follow-up/", {"job": "export", "as": "gguf:q8_0"})
+    run = TrainingRun.objects.get()
+    assert (run.follow_up, run.export_as) == ("export", "gguf:q8_0")
     assert (
         "expected one of judge, export"
         in operator.post(f"{address}follow-up/", {"job": "x"}, follow=True).text

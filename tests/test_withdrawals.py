@@ -281,6 +281,54 @@ def test_the_page_of_problems_lists_filters_and_withdraws() -> None:
     ].startswith("/dec")
 
 
+def test_ticked_decisions_are_withdrawn_after_a_page_that_asks() -> None:
+    first, second, third = decided(1), decided(2), decided(3)
+    operator = signed_in("operator")
+    assert operator.get("/decisions/").text.count('form="withdraw"') == 3
+    sent = {"which": "ticked", "id": [str(first.pk), str(second.pk)]}
+    asked = operator.post("/decisions/withdraw/", sent)
+    assert "Withdraw 2 decisions?" in asked.text
+    assert not Withdrawal.objects.exists()
+    confirmed = {**sent, "confirm": "on", "count": "2", "reason": "a load test"}
+    done = operator.post("/decisions/withdraw/", confirmed)
+    assert done["Location"] == "/decisions/"
+    made = Withdrawal.objects.get()
+    assert (made.decisions_count, made.reason, made.actor) == (2, "a load test", "a-operator")
+    assert list(Decision.objects.filter(withdrawal=None)) == [third]
+    again = operator.post("/decisions/withdraw/", confirmed, follow=True)
+    assert "withdrawn already" in again.text
+    assert operator.get("/decisions/").text.count('form="withdraw"') == 1
+
+
+def test_all_that_a_search_finds_is_withdrawn_and_what_learnt_from_it_is_named() -> None:
+    bad, good = decided(1, thumb="down"), decided(2, thumb="up")
+    prepared = prepare_training_dataset("helper", kind="labels", min_samples=1)
+    TrainingRun.objects.create(agent="helper", method="kto", base_model="bundled", snapshot=prepared.snapshot)
+    operator = signed_in("operator")
+    sent = {"which": "found", "agent": "helper", "rated": "bad"}
+    asked = operator.post("/decisions/withdraw/", sent).text
+    assert "Withdraw 1 decision?" in asked
+    assert "were trained on it" in asked or "was trained on it" in asked
+    stale = operator.post("/decisions/withdraw/", {**sent, "confirm": "on", "count": "7"}).text
+    assert "It is another number than a moment ago" in stale
+    assert not Withdrawal.objects.exists()
+    done = operator.post("/decisions/withdraw/", {**sent, "confirm": "on", "count": "1"})
+    assert done["Location"] == "/decisions/?agent=helper&rated=bad"
+    assert list(Decision.objects.filter(withdrawal=None)) == [good]
+    assert Decision.objects.exclude(withdrawal=None).get() == bad
+
+
+@pytest.mark.parametrize(
+    "sent", [{}, {"which": "found"}, {"which": "ticked", "id": "x"}, {"which": "found", "rated": "x"}]
+)
+def test_everything_at_once_and_nothing_are_refused(sent: dict[str, str]) -> None:
+    decided()
+    answer = signed_in("operator").post("/decisions/withdraw/", {**sent, "confirm": "on", "count": "1"})
+    assert answer["Location"] == "/decisions/"
+    assert not Withdrawal.objects.exists()
+    assert signed_in("rater").post("/decisions/withdraw/", sent).status_code == 403
+
+
 def test_the_page_of_problems_is_guarded() -> None:
     row = decided()
     assert Client().get("/problems/").status_code == 302

@@ -21,6 +21,8 @@ PAGE = 40
 """Decisions on one page."""
 LOOK = 20_000
 """Decisions looked through for one page, where what is asked for stands in no index (text, tag, rating)."""
+MATCHING = 10_000
+"""Most decisions that a page withdraws at once; the command takes any number."""
 HISTORY = 200
 """Ratings, comparisons and outcomes shown of one decision."""
 
@@ -86,6 +88,30 @@ def decisions_page(
     before: Place | None = None,
 ) -> DecisionPage:
     """Decisions that match, newest first, from below `before`. rated: a key of RATED, or empty; min_reward: raw."""
+    found, end = _search_query(within, q=q, rated=rated, min_reward=min_reward, before=before)
+    rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
+    if len(rows) > PAGE:
+        rows.pop()
+        end, looked_to = Place(rows[-1].created_at, rows[-1].pk), None
+    else:
+        looked_to = end.created_at if end else None
+    _with_ratings(rows)
+    return DecisionPage(rows, end, looked_to)
+
+
+def decision_ids_matching(
+    within: DecisionFilter, *, q: str = "", rated: str = "", min_reward: float | None = None
+) -> list[uuid.UUID]:
+    """Ids of the decisions that a list would show and that are not withdrawn, newest first, MATCHING at most; where
+    what is asked for stands in no index, those among the newest LOOK."""
+    found, _ = _search_query(within, q=q, rated=rated, min_reward=min_reward, before=None)
+    return list(found.filter(withdrawal=None).values_list("pk", flat=True)[:MATCHING])
+
+
+def _search_query(
+    within: DecisionFilter, *, q: str, rated: str, min_reward: float | None, before: Place | None
+) -> tuple[QuerySet[Decision], Place | None]:
+    """Decisions that match, newest first, and where LOOK ended the search (None where nothing did)."""
     # what an index narrows down; the rest is looked for among at most LOOK of these
     base = _filter_below(within.but(tag="").decisions(), before).order_by("-created_at", "-id")
     found = base
@@ -98,14 +124,7 @@ def decisions_page(
     found = _filter_rated(found & decisions_search(tag=within.tag, q=q).order_by("-created_at", "-id"), rated)
     if min_reward is not None:
         found = rewarded_at_least(found, min_reward)
-    rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
-    if len(rows) > PAGE:
-        rows.pop()
-        end, looked_to = Place(rows[-1].created_at, rows[-1].pk), None
-    else:
-        looked_to = end.created_at if end else None
-    _with_ratings(rows)
-    return DecisionPage(rows, end, looked_to)
+    return found, end
 
 
 def _filter_below(decisions: QuerySet[Decision], place: Place | None) -> QuerySet[Decision]:

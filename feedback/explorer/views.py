@@ -14,8 +14,9 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.explorer.decision_facts import Reward, decision_facts, reward_query
-from feedback.explorer.listing import LOOK, RATED, decisions_page, history_of, place_of, rating_query
+from feedback.explorer.decision_facts import Reward, decision_facts
+from feedback.explorer.decision_search import DecisionSearch, search_read
+from feedback.explorer.listing import LOOK, RATED, decisions_page, history_of, place_of
 from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.previews import answer_line, glimpse_of, text_blocks
 from feedback.explorer.search import narrowed_of
@@ -23,7 +24,7 @@ from feedback.explorer.timeline import timeline_of
 from feedback.models import Decision, Rating
 from feedback.storage.bodies import says_nothing
 from feedback.storage.facts import DECISION, RATING
-from feedback.storage.validation import Check, FeedbackRefused
+from feedback.storage.validation import FeedbackRefused
 
 PLACED = ("rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes")
 """Fields of a rating that have places of their own on a decision's page."""
@@ -40,32 +41,27 @@ DECISION_PLACED = (
 def decisions(request: HttpRequest) -> HttpResponse:
     """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`; `before=` where another page
     ended."""
-    fault, found = "", None
-    given = request.GET
+    fault, found, before = "", None, None
     try:
-        within = narrowed_of(given)
-        rated = rating_query(given.get("rated", ""))
-        check = Check()
-        q = check.text("q", given.get("q", "").strip(), limit=200)
-        check.raise_faults("search")
-        least = reward_query(given.get("min_reward", ""))
-        before = place_of(given.get("before", ""))
+        search = search_read(request.GET)
+        before = place_of(request.GET.get("before", ""))
     except FeedbackRefused as refusal:
         fault = "; ".join(f"{name}: {said}" for name, said in refusal.fields.items()) or str(refusal)
-        within, rated, q, least, before = narrowed_of({}), "", "", None, None
+        search = DecisionSearch(narrowed_of({}))
     else:
-        found = decisions_page(within, q=q, rated=rated, min_reward=least, before=before)
-    floor = "" if least is None else f"{least:g}"
-    more = {name: value for name, value in (("q", q), ("rated", rated), ("min_reward", floor)) if value}
-    asked = {**within.parts, **more}
+        found = decisions_page(
+            search.within, q=search.q, rated=search.rated, min_reward=search.min_reward, before=before
+        )
+    asked = search.parts
     context = {
-        **filter_context(request, within, more),
-        "within": within,
-        "q": q,
-        "rated": rated,
-        "min_reward": floor,
+        **filter_context(request, search.within, search.beside),
+        "within": search.within,
+        "q": search.q,
+        "rated": search.rated,
+        "min_reward": search.beside.get("min_reward", ""),
         "kinds": [(name, words) for name, (words, _) in RATED.items()],
         "asked": asked,
+        "may_withdraw": request.user.has_perm(SCOPE_PERMISSIONS["operate"]),
         "fault": fault,
         "found": found,
         "rows": [_row(row) for row in found.decisions] if found else [],

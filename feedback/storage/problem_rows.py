@@ -31,7 +31,7 @@ READERS: dict[str, str] = {
     "dataset": "datasets of training runs and evaluations",
     "rewards": "calculation of rewards",
     "export": "exports",
-    "off-policy": "figures of logged choices",
+    "off-policy": "figures of logged decisions",
     "labels": "suggestions of the label model",
 }
 """Reader of many rows -> where it reads."""

@@ -156,6 +156,7 @@ class RewardRecordAdmin(FactAdmin):
     """Every reward that was ever calculated."""
 
     list_display = ["decided", "agent", "raw", "immediate", "delayed", "strategic", "simulated", "created"]
+    list_display_links = ["created"]
     list_filter = [ByAgent, "simulated"]
     search_fields = ["=decision"]
     ordering = ["-id"]

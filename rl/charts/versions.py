@@ -90,6 +90,7 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
         )
         for number, (name, stage, value, low, high) in enumerate(points)
     ]
+    first, last = _short_names(points[0][0], points[-1][0])
     return Versions(
         title=title,
         versions=shown,
@@ -98,8 +99,14 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
             VersionTick(height(part), value_text(part, 0) if percent else f"{round(part, 2):g}")
             for part in (floor, (floor + ceiling) / 2, ceiling)
         ],
-        first=points[0][0],
-        last=points[-1][0],
+        first=first,
+        last=last,
         newest=value_text(points[-1][2]),
         summary=f"{title} over {len(shown)} versions: " + "; ".join(version.words for version in shown[-5:]),
     )
+
+
+def _short_names(first: str, last: str) -> tuple[str, str]:
+    """Two versions' names without the agent's that both begin with: on a phone the whole names would meet."""
+    (head, _, short), (other, _, newest) = first.rpartition("-"), last.rpartition("-")
+    return (short, newest) if head == other and short != newest else (first, last)

@@ -32,6 +32,10 @@ QUANTIZATIONS = (
 )  # fmt: skip
 
 
+OLLAMA = "ollama"
+"""Form of an export that ends as a model of an Ollama server."""
+
+
 class ExportOrderRefused(ValueError):
     """An order that contradicts itself; the message says what was expected."""
 
@@ -50,6 +54,31 @@ class ExportOrder:
     base_model: str | None = None
     system_prompt: str | None = None
     actor: str = "export_model"
+
+
+def export_forms(policy: Policy) -> dict[str, list[tuple[str, str]]]:
+    """Forms that a button exports a policy in, by heading: (`gguf:q8_0`, its name for a person)."""
+    if policy.kind == Policy.Kind.LINEAR:
+        return {"Its own file": [(LINEAR, "JSON with its weights")]}
+    quantized = [name for name in exporters_of(ADAPTER) if "quantization" in EXPORTERS[name].options]
+    forms = {
+        f"{name.upper()}: {EXPORTERS[name].title}": [
+            (f"{name}:{q}", f"{name.upper()} {q}") for q in QUANTIZATIONS
+        ]
+        for name in quantized
+    }
+    forms["Other programs"] = [
+        (name, f"{name}: {EXPORTERS[name].title}") for name in exporters_of(ADAPTER) if name not in quantized
+    ]
+    if settings.OLLAMA_HOST:
+        forms["A server"] = [(OLLAMA, f"a model of Ollama at {settings.OLLAMA_HOST}")]
+    return forms
+
+
+def export_form_check(policy: Policy, form: str) -> None:
+    """Raises ExportOrderRefused for a form that `export_forms` does not list."""
+    if form not in (known := [name for forms in export_forms(policy).values() for name, _ in forms]):
+        raise ExportOrderRefused(f"expected one of {', '.join(known)}; found {form!r:.40}")
 
 
 def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:

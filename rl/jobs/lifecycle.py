@@ -121,8 +121,10 @@ def follow_up_dispatch(run: TrainingRun) -> None:
     )
 
 
-def follow_up_place(run: TrainingRun, wanted: str) -> TrainingRun:
+def follow_up_place(run: TrainingRun, wanted: str, *, export_as: str = "") -> TrainingRun:
     """Have the policy of a finished run judged or exported (FollowUp.JUDGE, EXPORT) by the workers.
+
+    export_as: one of `rl.export.service.export_forms`; empty: the usual files.
 
     Raises RunRefused where it made none, or where its policy is being judged or exported already.
     """
@@ -131,7 +133,7 @@ def follow_up_place(run: TrainingRun, wanted: str) -> TrainingRun:
     if (
         not TrainingRun.objects.filter(pk__in=finished.values("pk"))
         .exclude(follow_up__in=pending)
-        .update(follow_up=wanted, follow_ups=0, reason="", heartbeat_at=timezone.now())
+        .update(follow_up=wanted, export_as=export_as, follow_ups=0, reason="", heartbeat_at=timezone.now())
     ):
         run.refresh_from_db()
         raise RunRefused(

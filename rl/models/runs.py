@@ -119,6 +119,12 @@ class TrainingRun(models.Model):
         blank=True,
         help_text="Judging, promoting, exporting, deploying its policy",
     )
+    export_as = models.CharField(
+        max_length=64,
+        blank=True,
+        default="",
+        help_text="Form its policy is to be exported in (`gguf:q8_0`, `onnx`, `ollama`); empty: the usual one",
+    )
     follow_ups = models.PositiveSmallIntegerField(default=0, help_text="Times that was begun")
     stage_of = models.ForeignKey(
         "self",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
@@ -98,12 +98,17 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
 
 
 def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) -> PipelineResult:
-    """Export the GGUF files of a policy that a person asked for. A refusal is the run's reason, and ends it."""
+    """Export a policy as a person asked for. A refusal is the run's reason, and ends it."""
     outcome = PipelineResult(policy.name, stage=str(policy.stage))
     ended, reason = FollowUp.DONE, ""
     try:
         with pulse(run):
-            outcome.exported = _gguf_export(policy, Wishes(), PhaseRecorder(run, progress))
+            recorder = PhaseRecorder(run, progress)
+            outcome.exported = (
+                _export_as(policy, run.export_as, recorder)
+                if run.export_as
+                else _gguf_export(policy, Wishes(), recorder)
+            )
     except ValueError as refusal:
         ended, reason = FollowUp.FAILED, f"not exported: {refusal}"
         outcome.reason = reason
@@ -276,6 +281,21 @@ def _gguf_export(policy: Policy, wishes: Wishes, progress: Progress | None) -> l
     _serving_file(policy, progress)
     adapters = policy.artifacts.filter(format="gguf-lora", quantization="")
     return [artifact.path for artifact in (*whole, *adapters)]
+
+
+def _export_as(policy: Policy, form: str, progress: Progress) -> list[str]:
+    """Export a policy in one form of `export_service.export_forms`; returns its files, or the model of an Ollama."""
+    _phase(progress, f"exporting as {form.replace(':', ' ')}")
+    if form == export_service.OLLAMA:
+        # the name apps ask for goes on pointing to the champion
+        promote = policy.stage == Policy.Stage.CHAMPION
+        made = deployment.policy_register(policy, promote=promote, actor=ACTOR, progress=progress)
+        return [f"ollama {made['host']} as {made['name']}"]
+    name, _, quantization = form.partition(":")
+    order = export_service.ExportOrder(policy=policy.name, format=name, actor=ACTOR)
+    if quantization:
+        order = replace(order, quantization=quantization)
+    return [file["path"] for file in export_service.export(order, progress)["files"]]
 
 
 def _serving_file(policy: Policy, progress: Progress | None) -> None:

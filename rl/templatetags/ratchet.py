@@ -14,6 +14,13 @@ def thousands(value: float) -> str:
 
 
 @register.filter
+def method_name(slug: str) -> str:
+    """A training method's name as people write it: DPO, Reward model."""
+    words = slug.replace("_", " ")
+    return words.capitalize() if words != slug or slug == "linear" else slug.upper()
+
+
+@register.filter
 def duration(seconds: float | None) -> str:
     """Seconds in words: 42 s, 3 min 5 s, 2 h 10 min; empty for None."""
     if seconds is None:

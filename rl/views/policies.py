@@ -14,6 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 from backend.redirects import redirect_back
 from rl.charts.gate_reports import sheet_lines
 from rl.datasets.near_identical import near_identical_prompts
+from rl.export.service import ExportOrderRefused, export_form_check, export_forms
 from rl.gates.figures import headline_of, share_of
 from rl.jobs.lifecycle import follow_up_place
 from rl.models import Policy, PolicyEvent, TrainingRun
@@ -106,7 +107,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "may_work": may and found.run is not None,
             "working": found.run is not None and found.run.is_followed,
             "compared": comparison_newest(found) is not None,
-            "exported": any(one.format in ("gguf", "linear") for one in overview.artifacts),
+            "export_forms": export_forms(found) if may else {},
         },
     )
 
@@ -134,7 +135,7 @@ JOBS = {"judge": TrainingRun.FollowUp.JUDGE, "export": TrainingRun.FollowUp.EXPO
 @permission_required(MOVE, raise_exception=True)
 @require_POST
 def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
-    """Have a policy judged or exported by the workers: `job=judge` or `job=export`."""
+    """Have a policy judged or exported by the workers: `job=judge`, or `job=export` with `as=gguf:q8_0`."""
     found = get_object_or_404(Policy.objects.select_related("run"), name=name)
     wanted = JOBS.get(request.POST.get("job", ""))
     try:
@@ -142,8 +143,11 @@ def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
             raise RunRefused(f"expected one of {', '.join(JOBS)}; found {request.POST.get('job', '')!r:.40}")
         if found.run is None:
             raise RunRefused(f"{found.name} was made by no run of this server; use the command instead")
-        follow_up_place(found.run, wanted)
-    except RunRefused as refusal:
+        export_as = request.POST.get("as", "") if wanted == TrainingRun.FollowUp.EXPORT else ""
+        if export_as:
+            export_form_check(found, export_as)
+        follow_up_place(found.run, wanted, export_as=export_as)
+    except (RunRefused, ExportOrderRefused) as refusal:
         messages.error(request, str(refusal))
     else:
         messages.success(request, f"The workers {request.POST['job']} {found.name}.")

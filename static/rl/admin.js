@@ -18,5 +18,15 @@ function nameFields() {
     field.setAttribute("aria-label", `${row}, ${field.matches(".vDateField") ? "date" : "time"}`);
   }
 }
+// Places that a screen reader jumps to, which Unfold leaves without a role, or gives one name.
+function nameRegions() {
+  document.getElementById("main")?.setAttribute("role", "main");
+  for (const region of document.querySelectorAll(".simplebar-content-wrapper"))
+    region.setAttribute("aria-label", region.closest("#nav-sidebar") ? "Lists of the admin" : "Rows");
+}
+// Unfold looks once, when a page opens, whether the system is dark.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
+  document.documentElement.classList.toggle("dark", event.matches);
+});
 // after Django's own handlers of the same event, which make the tooltips
-window.addEventListener("load", () => setTimeout(nameFields));
+window.addEventListener("load", () => setTimeout(() => (nameFields(), nameRegions())));

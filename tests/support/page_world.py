@@ -258,7 +258,6 @@ def user_pages(whole: Decision) -> Iterator[str]:
     yield from (f"/rate/?agent={AGENT}", f"/rate/pairs/?agent={AGENT}", f"/agreement/?agent={AGENT}")
     yield from (
         f"/imports/{batch.pk}/",
-        f"/imports/{batch.pk}/undo/",
         "/decisions/",
         "/decisions/?q=nothing+of+it",
     )

@@ -204,7 +204,7 @@ def off_policy_text(found: dict[str, Any]) -> str:
         return f"No off-policy estimate: {found['refused']}."
     best = found["doubly_robust"]
     said = (
-        f"On {found['decisions']:,} logged choices it would have earned {best['value']:.3f} "
+        f"On {found['decisions']:,} logged decisions it would have earned {best['value']:.3f} "
         f"[{best['low']:.3f}, {best['high']:.3f}]; {found['logged']:.3f} was earned"
     )
     low, high = found.get("scale", (0.0, 1.0))

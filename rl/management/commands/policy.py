@@ -42,7 +42,9 @@ class Command(RatchetCommand):
             "--to", default="champion", choices=["challenger", "champion"], help="Stage (default champion)."
         )
         parser.add_argument(
-            "--force", action="store_true", help="Past the gate; needs --reason, kept for ever."
+            "--force",
+            action="store_true",
+            help="Promote though the gate is closed; needs --reason, kept on record.",
         )
         parser.add_argument("--reason", default="", help='Why. Example: --reason "the old one is offensive"')
 

@@ -30,7 +30,9 @@ class Command(RatchetCommand):
             "--agent", metavar="SLUG", help="List only this agent's. Example: --agent widgets"
         )
         parser.add_argument(
-            "--force", action="store_true", help="Past the gate; needs --reason, kept for ever."
+            "--force",
+            action="store_true",
+            help="Promote though the gate is closed; needs --reason, kept on record.",
         )
         parser.add_argument("--reason", default="", help='Why. Example: --reason "the raters changed"')
 

@@ -1,0 +1,49 @@
+"""Search of the decisions page, as its address or a form carries it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feedback.explorer.decision_facts import reward_query
+from feedback.explorer.listing import decision_ids_matching, rating_query
+from feedback.explorer.search import DecisionFilter, narrowed_of
+from feedback.storage.validation import Check
+
+
+@dataclass(frozen=True)
+class DecisionSearch:
+    """Search of the decisions page, as its address carries it."""
+
+    within: DecisionFilter
+    q: str = ""
+    rated: str = ""
+    min_reward: float | None = None
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """What is asked for beside the filter, by the name it has in an address."""
+        floor = "" if self.min_reward is None else f"{self.min_reward:g}"
+        named = {"q": self.q, "rated": self.rated, "min_reward": floor}
+        return {name: value for name, value in named.items() if value}
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """All that is asked for; empty: everything."""
+        return {**self.within.parts, **self.beside}
+
+    def ids(self) -> list[uuid.UUID]:
+        """Ids of what it finds and can be withdrawn."""
+        return decision_ids_matching(self.within, q=self.q, rated=self.rated, min_reward=self.min_reward)
+
+
+def search_read(given: Mapping[str, Any]) -> DecisionSearch:
+    """The search that an address or a form names. Raises FeedbackRefused with a fault per field."""
+    within = narrowed_of(given)
+    rated = rating_query(given.get("rated", ""))
+    check = Check()
+    q = check.text("q", given.get("q", "").strip(), limit=200)
+    check.raise_faults("search")
+    return DecisionSearch(within, q, rated, reward_query(given.get("min_reward", "")))
