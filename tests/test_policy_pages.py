@@ -107,7 +107,10 @@ def test_the_sheet_names_every_rule_and_what_it_found(operator: Client) -> None:
     registry.policy_gated(policy, "champion", actor="loop")
     text = words(operator.get("/policies/widgets-v1/").text)
     assert "it stayed closed" in text
-    assert "kl refused KL to its reference 7.50 nats per token of its own answers, 2 allowed" in text
+    assert (
+        "Stays near its reference refused KL to its reference 7.50 nats per token of its own answers, 2 allowed"
+        in text
+    )
     assert "golden not asked" in text
 
 
