@@ -111,7 +111,7 @@ def test_the_sheet_names_every_rule_and_what_it_found(operator: Client) -> None:
         "Stays near its reference refused KL to its reference 7.50 nats per token of its own answers, 2 allowed"
         in text
     )
-    assert "golden not asked" in text
+    assert "Golden cases not asked" in text
 
 
 def test_only_a_champion_that_replaced_another_is_offered_to_be_rolled_back(operator: Client) -> None:

@@ -146,7 +146,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):
 @admin.register(Group)
 class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """What a deletion takes along: the groups by name, not each of their permissions as a row."""
+        """Rows that a deletion takes along: the groups by name, not each of their permissions as a row."""
         deleted, counts, forbidden, protected = super().get_deleted_objects(objs, request)
         own = {name: count for name, count in counts.items() if "relationship" not in str(name)}
         return [row for row in deleted if not isinstance(row, list)], own, forbidden, protected

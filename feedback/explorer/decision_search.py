@@ -24,7 +24,7 @@ class DecisionSearch:
 
     @property
     def beside(self) -> dict[str, str]:
-        """What is asked for beside the filter, by the name it has in an address."""
+        """Parts of the search beside the filter, by the name it has in an address."""
         floor = "" if self.min_reward is None else f"{self.min_reward:g}"
         named = {"q": self.q, "rated": self.rated, "min_reward": floor}
         return {name: value for name, value in named.items() if value}
