@@ -9,7 +9,7 @@ from django.test import Client
 from playwright.sync_api import expect
 
 from rl.models import RunMetric, TrainingRun
-from tests.test_browser import Opener, browser, opener  # noqa: F401
+from tests.support.browser import Opener, browser, opener
 from tests.test_pages import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -26,7 +26,7 @@ def run_with(losses: list[float], **facts: object) -> TrainingRun:
     return run
 
 
-def test_the_pointer_and_the_keys_read_one_step_on_every_chart(opener: Opener, client: Client) -> None:  # noqa: F811
+def test_the_pointer_and_the_keys_read_one_step_on_every_chart(opener: Opener, client: Client) -> None:
     run = run_with(LOSSES)
     # the first answer of a process loads its modules, for which a busy machine takes longer than a browser waits
     client.force_login(User.objects.create_superuser("eve"))
@@ -51,7 +51,7 @@ def test_the_pointer_and_the_keys_read_one_step_on_every_chart(opener: Opener, c
     assert page.complaints == []  # type: ignore[attr-defined]
 
 
-def test_the_charts_of_a_run_at_work_go_on_in_place(opener: Opener) -> None:  # noqa: F811
+def test_the_charts_of_a_run_at_work_go_on_in_place(opener: Opener) -> None:
     run = run_with(LOSSES[:2], status="running", steps_total=5, steps_done=2, finished_at=None)
     page = opener(f"/runs/{run.pk}/")
     loss = page.locator("[data-chart=loss]")
@@ -67,14 +67,14 @@ def test_the_charts_of_a_run_at_work_go_on_in_place(opener: Opener) -> None:  # 
     assert page.complaints == []  # type: ignore[attr-defined]
 
 
-def test_without_scripts_the_drawing_of_the_server_stays(opener: Opener) -> None:  # noqa: F811
+def test_without_scripts_the_drawing_of_the_server_stays(opener: Opener) -> None:
     page = opener(f"/runs/{run_with(LOSSES).pk}/", java_script_enabled=False)
     expect(page.locator("[data-chart=loss] svg[role=img] path")).to_be_visible()
     assert page.locator("canvas").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault_on_runs_and_their_comparison(opener: Opener, scheme: str) -> None:  # noqa: F811
+def test_axe_finds_no_serious_fault_on_runs_and_their_comparison(opener: Opener, scheme: str) -> None:
     first, second = run_with(LOSSES, recipe={"beta": 0.1}), run_with(LOSSES[:3], recipe={"beta": 0.2})
     page = opener("/runs/", color_scheme=scheme)
     home = page.url.split("/runs/")[0]

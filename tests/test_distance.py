@@ -22,9 +22,9 @@ from rl.jobs.teachability import STILL, optimiser_steps, rate_sum, teachability_
 from rl.models import GateSettings
 from rl.recipes import RECIPES
 from tests.support.api_client import person
+from tests.support.dataset_feedback import rate
 from tests.support.evaluations import judged
 from tests.test_commands import run
-from tests.test_datasets import rate
 from tests.test_pages import make_policy
 
 CPU = RECIPES["dpo"]["cpu"].with_knobs(min_steps=0, epochs=1.0, learning_rate=4e-4)

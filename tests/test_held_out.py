@@ -11,7 +11,7 @@ from rl.datasets import prepare_training_dataset
 from rl.datasets.feedback_types import SPLITS
 from rl.datasets.held_out import evidence_counts, good_chars, held_out_of_database
 from rl.gates.evidence_kinds import KINDS, lead_kind
-from tests.test_datasets import decide, prompts_in, rate
+from tests.support.dataset_feedback import decide, prompts_in, rate
 
 
 @pytest.mark.django_db

@@ -24,9 +24,9 @@ from rl.models import GateSettings, Policy, PolicyEvent, TrainingRun
 from rl.online import pipeline
 from rl.registry import service as registry
 from rl.training.hardware import Hardware
+from tests.support.dataset_feedback import prompts_in, rate
 from tests.support.stub_ollama import OllamaServer
 from tests.support.tiny_models import tiny_model
-from tests.test_datasets import prompts_in, rate
 
 CHATML = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"

@@ -13,10 +13,10 @@ from rl.datasets.prompt_clusters import cluster_report, cluster_text, clusters_o
 from rl.models import Snapshot
 from rl.registry.service import policy_evaluated
 from tests.support.api_client import ApiClient
+from tests.support.dataset_feedback import rate
 from tests.support.evaluations import judged
 from tests.support.experiments import policy_of
 from tests.support.split_prompts import stand
-from tests.test_datasets import rate
 
 LONG = (
     "our printer on the second floor makes a grinding noise whenever somebody sends more than ten pages at once and "

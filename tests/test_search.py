@@ -18,8 +18,8 @@ from rl.training import search
 from rl.training.progress import Silent
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.search import SearchTrainer, tries_of
+from tests.support.dataset_feedback import feed
 from tests.support.tiny_models import tiny_model
-from tests.test_datasets import feed
 from tests.test_dpo import HARDWARE
 
 
