@@ -16,7 +16,7 @@ from typing import Any, Protocol
 _descriptors: set[int] = set()
 
 
-class Forked(Protocol):
+class ForkAware(Protocol):
     """An object whose locks must be made anew in the child of a fork: threads that hold them do not exist there."""
 
     def after_fork(self) -> None: ...
@@ -25,7 +25,7 @@ class Forked(Protocol):
 _forked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def renew_after_fork(thing: Forked) -> None:
+def renew_after_fork(thing: ForkAware) -> None:
     """Have `thing.after_fork()` called in every child process, for as long as it lives."""
     _forked.add(thing)
 

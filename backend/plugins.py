@@ -65,7 +65,7 @@ class Plugin:
 
 
 @dataclass(frozen=True)
-class _Named:
+class _PluginReference:
     """A plugin as it was named, not yet imported."""
 
     kind: str
@@ -90,19 +90,21 @@ def plugins_load(kind: str, paths: Sequence[str] = ()) -> None:
             plugins[kind, named.place] = _plugin_load(named)
 
 
-def _of_setting(kind: str, paths: Sequence[str]) -> Iterator[_Named]:
+def _of_setting(kind: str, paths: Sequence[str]) -> Iterator[_PluginReference]:
     setting = f"RATCHET_{kind.upper()}"
     for path in paths:
         name = path.replace(":", ".").rpartition(".")[2]
-        yield _Named(kind, name, path, f"{setting}: {path}", f"correct it, or take it out of {setting}")
+        yield _PluginReference(
+            kind, name, path, f"{setting}: {path}", f"correct it, or take it out of {setting}"
+        )
 
 
-def _of_packages(kind: str) -> Iterator[_Named]:
+def _of_packages(kind: str) -> Iterator[_PluginReference]:
     group = f"ratchet.{kind}"
     for point in sorted(_entry_points().get(group, ()), key=lambda point: (point.name, point.value)):
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "a package without a name"
         remedy = f"ask its authors, or: pip uninstall {point.dist.name}" if point.dist else "uninstall it"
-        yield _Named(
+        yield _PluginReference(
             kind, point.name, point.value, f"{package}: {group} {point.name} = {point.value}", remedy
         )
 
@@ -114,7 +116,7 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
     return {group: list(found.select(group=group)) for group in (f"ratchet.{kind}" for kind in KINDS)}
 
 
-def _plugin_load(named: _Named) -> Plugin:
+def _plugin_load(named: _PluginReference) -> Plugin:
     kind = KINDS[named.kind]
     had_torch = "torch" in sys.modules
     try:

@@ -67,7 +67,7 @@ REFUSED = ["400", "401", "404", "405", "409", "413", "415"]
 @schemathesis.hook
 def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
     """Drawing a thousand candidates of which no two are alike takes half of the time of the collection, in every
-    worker; `tests/test_deciding.py` sends two that are alike."""
+    worker; `tests/test_decide.py` sends two that are alike."""
     del raw_schema["components"]["schemas"]["DecideSent"]["properties"]["candidates"]["uniqueItems"]
 
 

@@ -29,7 +29,7 @@ from feedback.recording.recorder import Recorder, spool_folder
 from feedback.recording.traces import trace_record
 from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.storage import tombstones
-from feedback.storage.tombstones import Erased
+from feedback.storage.tombstones import ErasedConflict
 from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.models import Evaluation, GoldenCase, RewardRecord, Snapshot, TrainingRun
@@ -222,12 +222,12 @@ def test_what_was_erased_is_refused_and_what_comes_after_is_taken() -> None:
     row = asked("Where is my order?", "Here.", UNIT)
     unit_forget(UNIT)
     again = {"id": row.pk, "agent": "helper", "messages": "Where?", "response": "Here."}
-    with pytest.raises(Erased):
+    with pytest.raises(ErasedConflict):
         decision_record(**again)
     (refused,) = decisions_ingest([again])
-    assert isinstance(refused, Erased)
+    assert isinstance(refused, ErasedConflict)
     earlier = {"agent": "helper", "messages": "x", "response": "y", "unit": UNIT}
-    with pytest.raises(Erased):
+    with pytest.raises(ErasedConflict):
         decision_record(**earlier, created_at=timezone.now() - timedelta(days=1))
     assert decision_record(**earlier).created
     assert {stone.kind for stone in Tombstone.objects.all()} == {"salt", "decision", "unit"}
@@ -261,7 +261,7 @@ def test_recording_asks_for_tombstones_once_a_second_where_nothing_was_erased(
     unit_forget(UNIT)
     assert slept == [1.0]
     (refused,) = decisions_ingest([{"id": kept[0].pk, "agent": "helper", "messages": "x", "response": "y"}])
-    assert isinstance(refused, Erased)
+    assert isinstance(refused, ErasedConflict)
     asked("Another question of this unit", "An answer.", UNIT)
     unit_forget(UNIT)
     assert slept == [1.0]

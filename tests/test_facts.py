@@ -31,7 +31,7 @@ from feedback.storage.facts import (
     TRACE,
     RatingFacts,
 )
-from feedback.storage.field_types import Choice, Number, Text, Whole
+from feedback.storage.field_types import Choice, Integer, Number, Text
 from feedback.storage.validation import Check, FeedbackRefused
 from feedback.transfer.formats.ratchet import READERS
 
@@ -201,7 +201,7 @@ def test_our_own_format_reads_every_type_of_field() -> None:
     ("kind", "element"),
     [
         (Number(0, 1), '<input type="number" name="extra" value="0.5" min="0" max="1" step="any">'),
-        (Whole(1, 5), '<input type="number" name="extra" value="3" min="1" max="5">'),
+        (Integer(1, 5), '<input type="number" name="extra" value="3" min="1" max="5">'),
         (
             Text(300),
             '<textarea name="extra" rows="2" maxlength="300">\nso</textarea>',

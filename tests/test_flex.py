@@ -9,12 +9,12 @@ import torch
 
 from rl.training.packed import flex, forward, packing, selection, selftest
 from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import Packed, pack
+from rl.training.packed.packing import PackedBatch, pack
 from rl.training.packed.strategies import Strategy
 from tests.test_prefix_attention import a_policy, some_items
 
 
-def two_prompts() -> Packed:
+def two_prompts() -> PackedBatch:
     return pack([[5, 6], [5, 6], [7]], [[1, 2, 3], [4, 9], [8, 9, 3]], pad_token_id=0)
 
 

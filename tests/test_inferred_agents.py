@@ -12,7 +12,7 @@ from feedback.cache import forget_all
 from feedback.services import decision_record, rating_submit
 from rl.agents import get_agent
 from rl.agents.base import InvalidResponse
-from rl.agents.inferred import agent_inferred, closed_answers
+from rl.agents.inference import agent_inferred, closed_answers
 from rl.models import AgentDefinition, Evaluation, Policy
 from rl.models.agent_definitions import agent_served
 from rl.registry.gate_evidence import policy_judge

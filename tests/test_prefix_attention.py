@@ -15,7 +15,7 @@ from rl.recipes import Recipe
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware
 from rl.training.packed import fused_layers, prefix_attention, selection, selftest
-from rl.training.packed.packing import Packed, pack
+from rl.training.packed.packing import PackedBatch, pack
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config
 
@@ -201,12 +201,12 @@ def test_a_window_is_found_on_the_longest_row_only() -> None:
 def test_a_mask_that_lets_completions_see_each_other_is_caught(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    def plainly_causal(self: Packed) -> torch.Tensor:
+    def plainly_causal(self: PackedBatch) -> torch.Tensor:
         prompt, suffix = self.prompt_ids.shape[1], self.suffix_ids.shape[1]
         mask = torch.ones(suffix, prompt + suffix, dtype=torch.bool).tril(prompt)
         return mask[None, None].expand(self.prompt_ids.shape[0], 1, -1, -1)
 
-    monkeypatch.setattr(Packed, "suffix_mask", plainly_causal)
+    monkeypatch.setattr(PackedBatch, "suffix_mask", plainly_causal)
     choice = selection.strategy_select(a_policy("llama", dtype), some_items(57, 20), gradients=False)
     assert choice.strategy is Strategy.STOCK
     assert "no packed forward agrees" in choice.reason

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl.agents import AGENTS, agent_resolve, get_agent
-from rl.agents.inferred import agent_inferred
+from rl.agents.inference import agent_inferred
 from rl.recipes import DPO_CONFIG, GRPO_CONFIG, KTO_CONFIG, SFT_CONFIG, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.rewards.validity import reward_with_validity
@@ -24,7 +24,7 @@ from rl.training.preflight import (
     teaches_form,
     warning_of,
 )
-from rl.training.probe import Probed, probe_fault
+from rl.training.probe import RewardProbe, probe_fault
 from rl.training.progress import Silent
 from rl.training.result import TrainingRefused, TrainResult
 from tests.support.tiny_models import tiny_model
@@ -110,7 +110,7 @@ def test_what_a_training_did_to_the_form_is_said() -> None:
 
 
 def test_sampled_answers_of_which_none_is_valid_are_refused_with_one_of_them() -> None:
-    probed = [Probed(n % 2, f"answer {n}", -2.0, False) for n in range(8)]
+    probed = [RewardProbe(n % 2, f"answer {n}", -2.0, False) for n in range(8)]
     fault = probe_fault(probed)
     assert "none of 8 sampled answers to 2 prompts is one the agent can act on (one says 'answer 0')" in fault
     assert "train_sft" in fault

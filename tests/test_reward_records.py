@@ -38,7 +38,7 @@ from rl.datasets.reward_records import (
 from rl.models import LabelRun, Policy, RewardRecord, RewardSettings
 from rl.rewards.base import RewardSample
 from rl.rewards.formats import AgentReward
-from rl.rewards.horizons import HorizonPlan, Known, rewards_over_time
+from rl.rewards.horizons import DecisionFeedback, HorizonPlan, rewards_over_time
 from tests.support.api_client import ApiClient, error_of, person
 
 SAMPLE = RewardSample([{"role": "user", "content": "?"}], "an answer", "assistant", {})
@@ -52,7 +52,7 @@ FACTS = RewardFacts(
 )
 
 
-def earned(known: Known, sample: RewardSample = SAMPLE, facts: RewardFacts = FACTS) -> Any:
+def earned(known: DecisionFeedback, sample: RewardSample = SAMPLE, facts: RewardFacts = FACTS) -> Any:
     return rewards_over_time(HorizonPlan([AgentReward()], facts), [sample], [known])[0]
 
 
@@ -61,14 +61,14 @@ def earned(known: Known, sample: RewardSample = SAMPLE, facts: RewardFacts = FAC
 
 def test_without_feedback_only_what_is_known_at_once_counts() -> None:
     # a valid answer where nobody knows the right one is worth 1; (1 + 2) / 4
-    found = earned(Known())
+    found = earned(DecisionFeedback())
     assert (found.raw, found.value) == (1.0, 0.75)
     assert found.horizons == {"immediate": 1.0, "delayed": None, "strategic": None}
 
 
 def test_each_horizon_is_the_mean_of_its_parts_and_counts_by_its_weight() -> None:
     # ratings (1 + 0.5) / 2 = 0.75 -> 1; comparison won -> 2; reopened -> -2: mean 1/3. revenue 25 of 100 -> -1
-    known = Known([1.0, 0.5], ["preferred"], {"reopened": 1.0, "revenue": 25.0, "unheard_of": 9.0})
+    known = DecisionFeedback([1.0, 0.5], ["preferred"], {"reopened": 1.0, "revenue": 25.0, "unheard_of": 9.0})
     found = earned(known)
     assert found.horizons == {
         "immediate": 1.0,
@@ -84,19 +84,19 @@ def test_each_horizon_is_the_mean_of_its_parts_and_counts_by_its_weight() -> Non
     ("value", "raw"), [(-50.0, -2.0), (0.0, -2.0), (50.0, 0.0), (100.0, 2.0), (1e9, 2.0)]
 )
 def test_an_outcome_is_cut_at_what_is_worth_all_and_nothing(value: float, raw: float) -> None:
-    assert earned(Known(outcomes={"revenue": value})).horizons["strategic"] == pytest.approx(raw)
+    assert earned(DecisionFeedback(outcomes={"revenue": value})).horizons["strategic"] == pytest.approx(raw)
 
 
 def test_tasks_of_the_trace_are_what_it_led_to() -> None:
     steps = [{"kind": "task", "status": "completed"}, {"kind": "task", "status": "failed"}]
     sample = RewardSample(SAMPLE.prompt, "x", "assistant", {"steps": steps})
-    assert earned(Known(), sample).horizons["strategic"] == 0.0
+    assert earned(DecisionFeedback(), sample).horizons["strategic"] == 0.0
 
 
 def test_a_weight_of_nothing_leaves_a_horizon_out() -> None:
     facts = RewardFacts({"agent": 1.0}, FACTS.outcomes, {"immediate": 0.0, "delayed": 1.0})
-    assert earned(Known([0.0]), facts=facts).raw == -2.0
-    assert earned(Known(), facts=facts).raw is None
+    assert earned(DecisionFeedback([0.0]), facts=facts).raw == -2.0
+    assert earned(DecisionFeedback(), facts=facts).raw is None
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_weights_that_mean_nothing_are_refused(weights: dict[str, float]) -> Non
 
 
 def test_words_do_not_change_what_a_reward_is_based_on() -> None:
-    assert earned(Known([1.0])).basis == earned(Known([1.0])).basis
-    assert earned(Known([1.0])).basis != earned(Known([0.75])).basis
+    assert earned(DecisionFeedback([1.0])).basis == earned(DecisionFeedback([1.0])).basis
+    assert earned(DecisionFeedback([1.0])).basis != earned(DecisionFeedback([0.75])).basis
 
 
 # --- Calculated, once, and kept -----------------------------------------------------------------------------

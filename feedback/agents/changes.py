@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from feedback.agents.rows import is_known, rows_counted, rows_of, rows_pointing_in
 from feedback.cache import forget_all
-from feedback.erasure.trained import trained_text
+from feedback.erasure.artifacts import trained_text
 from feedback.models import SLUG_PATTERN, ImportBatch
 from feedback.storage.agent_names import name_free, names_move
 

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_http_methods
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.agents.changes import AgentNotRecorded, AgentRefused, agent_delete, agent_rename
-from feedback.erasure.trained import trained_text
+from feedback.erasure.artifacts import trained_text
 
 
 @login_required

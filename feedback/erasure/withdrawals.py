@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from backend.installation import PROGRAM
-from feedback.erasure.trained import prompts_trained_on
+from feedback.erasure.artifacts import prompts_trained_on
 from feedback.models import Decision, Lease, Withdrawal
 from feedback.storage.problem_rows import problems_remove
 from feedback.storage.sampling import rating_target

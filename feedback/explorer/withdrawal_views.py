@@ -15,7 +15,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.erasure.trained import trained_text
+from feedback.erasure.artifacts import trained_text
 from feedback.erasure.withdrawals import (
     WithdrawalSelection,
     WithdrawalUnknown,

@@ -110,7 +110,7 @@ def _form_field(field: Field) -> forms.Field:
     kind = field.type
     if isinstance(kind, field_types.Choice):
         return forms.ChoiceField(required=False, choices=[("", ""), *((word, word) for word in kind.words)])
-    if isinstance(kind, field_types.Whole):
+    if isinstance(kind, field_types.Integer):
         return forms.IntegerField(required=False, min_value=kind.low, max_value=kind.high)
     if isinstance(kind, field_types.Number):
         return forms.FloatField(required=False, min_value=kind.low, max_value=kind.high)

@@ -16,6 +16,7 @@ from feedback.storage.field_types import (
     MAX_MS,
     Candidates,
     Choice,
+    Integer,
     Json,
     JsonObject,
     Measure,
@@ -27,7 +28,6 @@ from feedback.storage.field_types import (
     Tags,
     Text,
     Time,
-    Whole,
 )
 from feedback.storage.responses import Completion, Message
 
@@ -62,8 +62,8 @@ class DecisionFacts:
     propensity: Annotated[float | None, Number(0, 1, open_low=True), "Probability of the choice"] = None
     run_id: Annotated[str, Name(), "The app's own id of the run"] = ""
     latency_ms: Annotated[float | None, Number(0, MAX_MS)] = None
-    tokens_in: Annotated[int | None, Whole(0, MAX_TOKENS)] = None
-    tokens_out: Annotated[int | None, Whole(0, MAX_TOKENS)] = None
+    tokens_in: Annotated[int | None, Integer(0, MAX_TOKENS)] = None
+    tokens_out: Annotated[int | None, Integer(0, MAX_TOKENS)] = None
     tags: Annotated[tuple[str, ...], Tags()] = ()
     metadata: Annotated[dict[str, Any], JsonObject()] = field(default_factory=dict)
     source: Annotated[str, Name(40), Internal()] = "app"
@@ -86,7 +86,7 @@ class RatingFacts:
     rater: Rater = ""
     rater_kind: Kind = RaterKind.HUMAN.value
     thumb: Annotated[str, Choice(Thumb.values, optional=True)] = ""
-    stars: Annotated[int | None, Whole(1, 5)] = None
+    stars: Annotated[int | None, Integer(1, 5)] = None
     score: Annotated[float | None, Number(0, 1)] = None
     correction: Annotated[str | None, Text(required=True), "The response it should have been"] = None
     tags: Annotated[tuple[str, ...], Tags()] = ()

@@ -91,7 +91,7 @@ class Number(FieldType):
 
 
 @dataclass(frozen=True)
-class Whole(FieldType):
+class Integer(FieldType):
     """A whole number from low to high."""
 
     low: int

@@ -35,7 +35,7 @@ ERASED = "erased here before: not brought back"
 """Reason given for such rows in an import's report."""
 
 
-class Erased(FeedbackConflict):
+class ErasedConflict(FeedbackConflict):
     """A write of something that was erased. A conflict, so that no spool keeps its text as refused."""
 
 
@@ -106,8 +106,8 @@ def erased_refuse(row: Any) -> None:
         raise erased_refusal("trace", row.pk)
 
 
-def erased_refusal(what: str, pk: uuid.UUID) -> Erased:
-    return Erased(
+def erased_refusal(what: str, pk: uuid.UUID) -> ErasedConflict:
+    return ErasedConflict(
         f"{what} {pk} is erased and not recorded again; an app that keeps its own copy deletes it too",
         {"id": "erased"},
     )

@@ -95,7 +95,7 @@ class Batch:
     def _look_up(self, plans: Sequence[ImportPlan]) -> None:
         said = [one.row for plan in plans for one in plan.said]
         decisions = {row.pk for plan in plans for row in plan.decisions}
-        self._here: dict[type[Model], dict[uuid.UUID, _Stored]] = {
+        self._here: dict[type[Model], dict[uuid.UUID, _StoredRow]] = {
             model: _stored_rows(model, ids)
             for model, ids in (
                 (Decision, decisions),
@@ -267,20 +267,21 @@ def _heads(rows: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> Iterab
     return rows_in(rows.filter(superseded_by__isnull=True).order_by(), column, ids) if ids else ()
 
 
-class _Stored(NamedTuple):
+class _StoredRow(NamedTuple):
     """A row that is in the database: the hash of what it says, and the import that brought it."""
 
     body_hash: str
     batch: int | None
 
 
-def _stored_rows(model: type[Model], ids: Collection[uuid.UUID]) -> dict[uuid.UUID, _Stored]:
+def _stored_rows(model: type[Model], ids: Collection[uuid.UUID]) -> dict[uuid.UUID, _StoredRow]:
     """Of these ids those that rows have."""
     if not ids:
         return {}
     rows = rows_in(model._default_manager.order_by(), "id", ids)
     return {
-        pk: _Stored(body, batch) for pk, body, batch in rows.values_list("pk", "body_hash", "import_batch_id")
+        pk: _StoredRow(body, batch)
+        for pk, body, batch in rows.values_list("pk", "body_hash", "import_batch_id")
     }
 
 

@@ -21,7 +21,7 @@ from feedback.storage.responses import completion_stored
 from feedback.storage.sql import rows_in
 from feedback.storage.tombstones import (
     ERASED,
-    Erased,
+    ErasedConflict,
     decisions_erased,
     erased_refusal,
     ids_erased,
@@ -128,7 +128,7 @@ class Planner:
         return list(self._plans(records))
 
     def refuse(self, record: Record, error: FeedbackRefused) -> None:
-        if isinstance(error, Erased):
+        if isinstance(error, ErasedConflict):
             self.report.skip(ERASED)
             return
         self.report.refuse(RowRefused(record.line, record.key, str(error)))

@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.erasure.trained import trained_text
+from feedback.erasure.artifacts import trained_text
 from feedback.models import ImportBatch
 from feedback.transfer.import_report import COUNTS, count_text
 from feedback.transfer.import_undo import FORCE, UndoRefused, import_undo

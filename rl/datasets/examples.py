@@ -155,7 +155,7 @@ def examples_from_evidence(
                 _note(prompts, item.prompt_hash, item.correction, item, "correction").corrections += 1
             else:
                 left_out["correction_invalid"] += 1
-    asked = _Asked(threshold, tuple(source for source in SHOWN if source in sources), left_out)
+    asked = _ExampleRequest(threshold, tuple(source for source in SHOWN if source in sources), left_out)
     rows: list[Example] = []
     for prompt_hash in sorted(prompts):
         split = split_of(prompt_hash)
@@ -164,7 +164,7 @@ def examples_from_evidence(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ExampleRequest:
     """Request for rows, and the count of what made none."""
 
     threshold: float
@@ -249,7 +249,7 @@ def _example(
     )
 
 
-def _labels(prompt_hash: str, split: Split, responses: Responses, asked: _Asked) -> list[Example]:
+def _labels(prompt_hash: str, split: Split, responses: Responses, asked: _ExampleRequest) -> list[Example]:
     rows = []
     for key, verdicts in sorted(responses.items()):
         mean = verdicts.mean
@@ -263,7 +263,7 @@ def _labels(prompt_hash: str, split: Split, responses: Responses, asked: _Asked)
     return rows
 
 
-def _scores(prompt_hash: str, split: Split, responses: Responses, _: _Asked) -> list[Example]:
+def _scores(prompt_hash: str, split: Split, responses: Responses, _: _ExampleRequest) -> list[Example]:
     return [
         _example(
             prompt_hash,
@@ -275,7 +275,9 @@ def _scores(prompt_hash: str, split: Split, responses: Responses, _: _Asked) -> 
     ]
 
 
-def _demonstrations(prompt_hash: str, split: Split, responses: Responses, asked: _Asked) -> list[Example]:
+def _demonstrations(
+    prompt_hash: str, split: Split, responses: Responses, asked: _ExampleRequest
+) -> list[Example]:
     found: dict[str, list[Example]] = {}
     for key, verdicts in sorted(responses.items()):
         written = [*(["correction"] if verdicts.corrections else []), *verdicts.shown]
@@ -295,7 +297,7 @@ def _demonstrations(prompt_hash: str, split: Split, responses: Responses, asked:
     return found.get(strongest, [])
 
 
-def _groups(prompt_hash: str, split: Split, responses: Responses, asked: _Asked) -> list[Example]:
+def _groups(prompt_hash: str, split: Split, responses: Responses, asked: _ExampleRequest) -> list[Example]:
     if len(responses) < 2:
         asked.left_out["single_response"] += 1
         return []
@@ -308,7 +310,7 @@ def _groups(prompt_hash: str, split: Split, responses: Responses, asked: _Asked)
     return [_example(prompt_hash, split, content, responses.values())]
 
 
-BUILDERS: dict[str, Callable[[str, Split, Responses, _Asked], list[Example]]] = {
+BUILDERS: dict[str, Callable[[str, Split, Responses, _ExampleRequest], list[Example]]] = {
     "labels": _labels,
     "scores": _scores,
     "corrections": _demonstrations,

@@ -44,7 +44,7 @@ from rl.datasets.feedback_types import (
 from rl.datasets.reward_records import RewardsRefused, reward_plan
 from rl.recipes.sft import DEMONSTRATIONS
 from rl.rewards.base import RewardSample
-from rl.rewards.horizons import HorizonPlan, Known, rewards_over_time
+from rl.rewards.horizons import DecisionFeedback, HorizonPlan, rewards_over_time
 from rl.rewards.rows import facts_of
 
 logger = logging.getLogger("rl.datasets")
@@ -54,7 +54,7 @@ REWARDED_AT_ONCE = 400
 
 
 @dataclass(frozen=True, slots=True)
-class _Unrated:
+class _UnratedDecision:
     """A decision of a file that nobody rated, with outcomes or a trace."""
 
     record: ImportedDecision
@@ -77,7 +77,7 @@ class FileEvidence:
         self._prompts: dict[str, Prompt] = {}
         self._scenarios: dict[str, Scenario] | None = None
         self._numbers = 0
-        self._unrated: list[_Unrated] = []
+        self._unrated: list[_UnratedDecision] = []
         self._silent: list[Response] = []
         self._traces: dict[uuid.UUID, ImportedTrace] = {}
 
@@ -168,7 +168,7 @@ class FileEvidence:
             )
         earned = not judged and bool(record.outcomes or record.trace)
         if earned:
-            self._unrated.append(_Unrated(record, response))
+            self._unrated.append(_UnratedDecision(record, response))
         candidates = candidates_read(record.candidates)
         if candidates and (said or any(score is not None for _, score in candidates)):
             yield CandidatesEvidence(response.prompt_hash, response.completion, candidates)
@@ -260,7 +260,7 @@ class FileEvidence:
             yield from self._reward_evidence(plan, self._unrated[start : start + REWARDED_AT_ONCE], left_out)
 
     def _reward_evidence(
-        self, plan: HorizonPlan, unrated: list[_Unrated], left_out: Counter[str]
+        self, plan: HorizonPlan, unrated: list[_UnratedDecision], left_out: Counter[str]
     ) -> Iterator[RewardEvidence]:
         samples, known = [], []
         for item in unrated:
@@ -277,7 +277,9 @@ class FileEvidence:
                 facts["tokens"] = record.tokens_out
             text = record.response if isinstance(record.response, str) else json.dumps(record.response)
             samples.append(RewardSample(record.messages, text, self.agent, facts))
-            known.append(Known(outcomes={outcome.name: outcome.value for outcome in record.outcomes}))
+            known.append(
+                DecisionFeedback(outcomes={outcome.name: outcome.value for outcome in record.outcomes})
+            )
         for item, reward in zip(unrated, rewards_over_time(plan, samples, known), strict=True):
             if reward.value is None or not reward.measured:
                 left_out["no_preference"] += 1

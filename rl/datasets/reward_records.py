@@ -31,7 +31,13 @@ from rl.datasets.feedback_types import rating_value
 from rl.models import RewardRecord, RewardSettings
 from rl.recipes import DATASET_CONFIG
 from rl.rewards.base import RAW_LOW, RewardSample
-from rl.rewards.horizons import HorizonPlan, Known, RewardBreakdown, outcomes_parsed, rewards_over_time
+from rl.rewards.horizons import (
+    DecisionFeedback,
+    HorizonPlan,
+    RewardBreakdown,
+    outcomes_parsed,
+    rewards_over_time,
+)
 from rl.rewards.named import reward_named
 from rl.rewards.sandbox import IsolationUnavailable
 
@@ -312,10 +318,10 @@ def sample_of(row: Decision, run: RunFacts) -> RewardSample:
     return RewardSample(prompt=row.messages, response=row.response, agent=row.agent, facts=facts)
 
 
-def known_feedback(said: FeedbackBundle) -> Known:
+def known_feedback(said: FeedbackBundle) -> DecisionFeedback:
     """Feedback on a decision, as numbers."""
     verdicts = [(value, fact) for fact in said.ratings if (value := _verdict(fact)) is not None]
-    return Known(
+    return DecisionFeedback(
         verdicts=[value for value, _ in verdicts],
         comparisons=[ended for ended, _ in said.comparisons],
         outcomes=said.outcomes,

@@ -20,7 +20,7 @@ class ProcessGroup(Protocol):
     def agree(self, said: T) -> T: ...
 
 
-class Alone:
+class SingleProcess:
     """The only process there is."""
 
     main = True
@@ -29,7 +29,7 @@ class Alone:
         return said
 
 
-class Beside(Exception):
+class FollowerEnded(Exception):
     """Not an error: this process did its share of a run, and another of the launch speaks for it."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rl.agents.drawing import draw_answers
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
 from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.stages import Rooms, memory_release, stage_started, stage_trained
+from rl.jobs.stages import StageRunner, memory_release, stage_started, stage_trained
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
@@ -34,7 +34,9 @@ MOST_ALIKE = 0.9
 else, and what is rewarded has to be tried before it is found."""
 
 
-def form_stage_run(run: TrainingRun, look: Callable[[], AnswerCheck | None], rooms: Rooms) -> None:
+def form_stage_run(
+    run: TrainingRun, look: Callable[[], AnswerCheck | None], stage_runner: StageRunner
+) -> None:
     """Have a claimed run that samples its answers start from a policy that gives valid ones, trained first where the
     base model gives them to fewer than half of its prompts.
 
@@ -61,8 +63,8 @@ def form_stage_run(run: TrainingRun, look: Callable[[], AnswerCheck | None], roo
                 f"and fewer than {DATASET_CONFIG['min_samples']} judged prompts have one it can, to show the form by: "
                 f"correct or rate valid answers at /rate/?agent={run.agent}, or take a larger base model"
             )
-        stage = rooms.enter(order)
-    stage_trained(stage, rooms)
+        stage = stage_runner.enter(order)
+    stage_trained(stage, stage_runner)
     memory_release()
     after = stage.result.get("preflight", {}).get("after") or {}
     if after.get("valid") == 0:

@@ -28,7 +28,7 @@ from rl.statistics import wilson_interval
 if TYPE_CHECKING:
     import numpy as np
 
-    from rl.training.labels import Fitted, Item
+    from rl.training.labels import Item, LabelModelFit
 
 MOST_RATED = 2000
 """Newest rated decisions that are learnt from."""
@@ -128,7 +128,7 @@ def auto_label(
 
 
 def _stack(
-    first: Fitted,
+    first: LabelModelFit,
     rated: list[LabelRow],
     splits: Mapping[str, Split],
     stated: np.ndarray,

@@ -79,7 +79,11 @@ def method_chosen(
         return _prepare(agent, kind, need, source)
 
     found = {slug: prepare(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
-    pairs, labels, shown = _Pairs.of(found["dpo"]), _Labels.of(found["kto"]), _Shown.of(found["sft"])
+    pairs, labels, shown = (
+        _Pairs.of(found["dpo"]),
+        _Labels.of(found["kto"]),
+        _DemonstrationCounts.of(found["sft"]),
+    )
     chosen = _of_pairs_and_singles(pairs, labels, shown, need)
     if chosen and chosen.method in TAUGHT and base_model == BUNDLED:
         rows = found["dpo"] if chosen.method == "dpo" else prepare("scores")
@@ -163,21 +167,23 @@ class _Labels:
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _DemonstrationCounts:
     """Training demonstrations: those a person wrote or showed, and those that were liked."""
 
     written: int = 0
     liked: int = 0
 
     @classmethod
-    def of(cls, prepared: Prepared | None) -> _Shown:
+    def of(cls, prepared: Prepared | None) -> _DemonstrationCounts:
         counted = (
             Counter(row["source"] in WRITTEN for row in prepared.rows("train")) if prepared else Counter()
         )
         return cls(counted[True], counted[False])
 
 
-def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _Shown, need: int) -> MethodChoice | None:
+def _of_pairs_and_singles(
+    pairs: _Pairs, labels: _Labels, shown: _DemonstrationCounts, need: int
+) -> MethodChoice | None:
     count = f"{pairs.all:,} pairs to train on"
     judged = max(labels.good + labels.bad, pairs.responses)
     if shown.written >= max(need, pairs.preferred, labels.good, 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen
-from rl.jobs.stages import Rooms, memory_release, stage_started, stage_trained
+from rl.jobs.stages import StageRunner, memory_release, stage_started, stage_trained
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models.service import (
@@ -30,7 +30,7 @@ def _specs(run: TrainingRun) -> list[str]:
     return [spec.strip() for spec in str(run.recipe.get("reward", "")).split(",")]
 
 
-def reward_model_resolve(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
+def reward_model_resolve(run: TrainingRun, stage_runner: StageRunner) -> RewardModelVersion:
     """Put a reward model in the place of `auto` in a claimed run's rewards, training it first where none holds.
 
     A stage that an earlier attempt began is gone on with. Raises RunRefused where the reward model ranks held-out
@@ -38,7 +38,7 @@ def reward_model_resolve(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
     """
     found = reward_model_valid(run.agent, run.base_model)
     if found is None:
-        _stage_train(run, rooms)
+        _stage_train(run, stage_runner)
         found = reward_model_champion(run.agent)
     if found is None or not ranks_above_chance(found.ranking):
         raise RunRefused(_coin(run, found))
@@ -50,13 +50,13 @@ def reward_model_resolve(run: TrainingRun, rooms: Rooms) -> RewardModelVersion:
     return found
 
 
-def _stage_train(run: TrainingRun, rooms: Rooms) -> None:
+def _stage_train(run: TrainingRun, stage_runner: StageRunner) -> None:
     stage = stage_started(run, METHOD)
     if stage is None:
-        stage = rooms.enter(
+        stage = stage_runner.enter(
             reward_model_order(run.agent, run.base_model, actor=f"run {run.pk}", stage_of=run.pk)
         )
-    stage_trained(stage, rooms)
+    stage_trained(stage, stage_runner)
     version = RewardModelVersion.objects.get(run=stage)
     if not version.ranking:  # an attempt was killed between the two
         reward_model_judge(version, actor=f"run {run.pk}")

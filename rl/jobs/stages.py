@@ -15,7 +15,7 @@ Status = TrainingRun.Status
 
 
 @dataclass(frozen=True)
-class Rooms:
+class StageRunner:
     """Functions by which the process that holds a run enters and trains a stage of it."""
 
     enter: Callable[[TrainOrder], TrainingRun]
@@ -37,11 +37,11 @@ def stage_started(run: TrainingRun, method: str) -> TrainingRun | None:
     return run.stages.filter(method=method).exclude(status=Status.REFUSED).order_by("-pk").first()
 
 
-def stage_trained(stage: TrainingRun, rooms: Rooms) -> None:
+def stage_trained(stage: TrainingRun, stage_runner: StageRunner) -> None:
     """Train a stage to its end, unless it is there. Raises StageStopped, and what refuses or fails."""
     if stage.status == Status.SUCCEEDED:
         return
-    report = rooms.train(stage)
+    report = stage_runner.train(stage)
     stage.refresh_from_db()
     if report["status"] == "cancelled":
         raise StageStopped(stage)

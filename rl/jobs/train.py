@@ -16,7 +16,7 @@ from rl.datasets.reward_records import RewardsRefused
 from rl.datasets.run_feedback import run_rewards_resolve
 from rl.jobs import linear as linear_runs
 from rl.jobs.code_version import code_version
-from rl.jobs.distributed import Alone, Beside, Launch, launch_join
+from rl.jobs.distributed import FollowerEnded, Launch, SingleProcess, launch_join
 from rl.jobs.form_stage import form_stage_run
 from rl.jobs.hardware import hardware_of
 from rl.jobs.lifecycle import (
@@ -37,7 +37,7 @@ from rl.jobs.results import figures_of, policy_publish, result_persist, run_warn
 from rl.jobs.reward_stage import reward_model_resolve, waits_for_reward_model
 from rl.jobs.run_dataset import dataset_of_claimed, run_register
 from rl.jobs.run_recipe import recipe_for
-from rl.jobs.stages import Rooms, StageStopped
+from rl.jobs.stages import StageRunner, StageStopped
 from rl.jobs.trainer import answers_of_base, trainer_run
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused, run_folder
@@ -121,12 +121,12 @@ def _train_follower(launch: Launch, hardware: Hardware) -> NoReturn:
     while more:
         run_id, resume, more = launch.follow()
         trainer_run(TrainingRun.objects.get(pk=run_id), hardware, Silent(), resume=resume)
-    raise Beside(f"run {run_id} is the first process's to report")
+    raise FollowerEnded(f"run {run_id} is the first process's to report")
 
 
 def _launch_of(hardware: Hardware | None) -> AbstractContextManager[Launch]:
     """This process's part in its launch; what trains no adapter is never spread over several processes."""
-    return launch_join(_processes(hardware) if hardware is not None else Alone())
+    return launch_join(_processes(hardware) if hardware is not None else SingleProcess())
 
 
 def _processes(hardware: Hardware) -> Processes:
@@ -238,9 +238,9 @@ def _stages_first(
             stage, hardware, progress, launch, actor=stage.asked_by, resume=resume, is_stage=True
         )
 
-    rooms = Rooms(lambda order: run_register(order, hardware), train_stage)
-    form_stage_run(run, lambda: answers_of_base(run, hardware), rooms)
-    reward_model_resolve(run, rooms)
+    stage_runner = StageRunner(lambda order: run_register(order, hardware), train_stage)
+    form_stage_run(run, lambda: answers_of_base(run, hardware), stage_runner)
+    reward_model_resolve(run, stage_runner)
     run_rewards_resolve(run)
 
 

@@ -18,7 +18,7 @@ from rl.linear.rows import choices_of
 
 
 @dataclass(frozen=True)
-class Taught:
+class DistilledDemonstrations:
     """Demonstrations for both sides of a training, and how they came about."""
 
     train: list[dict[str, Any]]
@@ -28,7 +28,7 @@ class Taught:
 
 def rows_taught(
     train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]], agent: Agent, *, seed: int = 42
-) -> Taught:
+) -> DistilledDemonstrations:
     """The answer of a classifier to each prompt of some pairs or scored answers.
 
     train: rows the classifier learns from, and whose prompts it answers. held_out: rows of the eval split, whose
@@ -39,7 +39,7 @@ def rows_taught(
     right = found.metrics.get("cv_accuracy")
     sure = "" if right is None else f", right about {right:.0%} of those it was not shown"
     learnt = f"{found.policy.facts['rows']:,} {found.policy.facts['feedback']}"
-    return Taught(
+    return DistilledDemonstrations(
         shown,
         list(_classifier_demonstrations(held_out, found.policy, agent)),
         f"taught by a linear classifier that learnt from {learnt}{sure}: its answer to each of "

@@ -12,11 +12,11 @@ from rich.table import Table
 from backend import next_steps
 from backend.command import RatchetCommand
 from rl.jobs import train
-from rl.jobs.distributed import Beside
+from rl.jobs.distributed import FollowerEnded
 from rl.jobs.estimates import agent_for
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.plan import train_plan
-from rl.management.rewarded import reward_knobs, rewards_add
+from rl.management.reward_options import reward_knobs, rewards_add
 from rl.recipes import DATASET_CONFIG, Method, RecipeError
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
@@ -181,7 +181,7 @@ class TrainCommand(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         try:
             return self._train(options)
-        except Beside:
+        except FollowerEnded:
             return None
 
     def _train(self, options: dict[str, Any]) -> dict[str, Any]:

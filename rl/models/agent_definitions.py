@@ -6,7 +6,7 @@ from feedback.cache import TTLCache
 from feedback.explorer.responses import responses_recorded
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
-from rl.agents.inferred import agent_inferred
+from rl.agents.inference import agent_inferred
 from rl.models import AgentDefinition
 from rl.models.serving import IN_PROCESS
 

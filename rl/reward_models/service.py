@@ -46,7 +46,7 @@ class RewardModelRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class _Ranked:
+class _HeldOutRanking:
     """A ranking of held-out rows and, where another model ranked the same rows, how much better it is."""
 
     share: dict[str, Any]
@@ -240,7 +240,7 @@ def ranking_of(
     rows: Sequence[dict[str, Any]],
     own: Sequence[Sequence[float]],
     other: Sequence[Sequence[float]] | None = None,
-) -> _Ranked:
+) -> _HeldOutRanking:
     """The share of held-out feedback ranked as people did, and how much more that is than another model's.
 
     Of pairs, those whose chosen response scores higher (Wilson, Newcombe); of single responses, concordance.
@@ -249,10 +249,10 @@ def ranking_of(
         right = [chosen > rejected for chosen, rejected in own]
         share = {**wilson_interval(sum(right), len(right)).as_dict(), "what": "pairs", "compared": len(right)}
         if other is None:
-            return _Ranked(share)
+            return _HeldOutRanking(share)
         both = list(zip(right, [chosen > rejected for chosen, rejected in other], strict=True))
         counts = [both.count(case) for case in ((True, True), (True, False), (False, True), (False, False))]
-        return _Ranked(share, paired_difference(*counts).as_dict())
+        return _HeldOutRanking(share, paired_difference(*counts).as_dict())
     what = "labels" if rows and "label" in rows[0] else "scores"
     values = [float(row["label"] if what == "labels" else row["score"]) for row in rows]
     prompts = [str(row["prompt_hash"]) for row in rows]
@@ -260,9 +260,9 @@ def ranking_of(
     found = concordance(values, scores, prompts)
     share = {**found.share.as_dict(), "n": len(rows), "what": what, "compared": found.compared}
     if other is None:
-        return _Ranked(share)
+        return _HeldOutRanking(share)
     difference = concordance_difference(values, scores, [score for (score,) in other], prompts)
-    return _Ranked(share, difference.as_dict() if difference else None)
+    return _HeldOutRanking(share, difference.as_dict() if difference else None)
 
 
 def ranks_above_chance(ranking: dict[str, Any]) -> bool:

@@ -26,7 +26,7 @@ SAID = ("ratings", "comparisons")
 
 
 @dataclass(frozen=True)
-class Known:
+class DecisionFeedback:
     """Feedback and outcomes of a decision so far."""
 
     verdicts: Sequence[float] = ()
@@ -121,7 +121,7 @@ def outcomes_parsed(given: Any) -> dict[str, OutcomeWorth]:
 
 
 def rewards_over_time(
-    plan: HorizonPlan, samples: Sequence[RewardSample], known: Sequence[Known]
+    plan: HorizonPlan, samples: Sequence[RewardSample], known: Sequence[DecisionFeedback]
 ) -> list[RewardBreakdown]:
     """The rewards of decisions, in order.
 
@@ -168,7 +168,7 @@ def rewards_over_time(
     return found
 
 
-def _human_parts(known: Known) -> dict[str, dict[str, Any]]:
+def _human_parts(known: DecisionFeedback) -> dict[str, dict[str, Any]]:
     parts = {}
     for name, values in (
         ("ratings", list(known.verdicts)),
@@ -181,7 +181,7 @@ def _human_parts(known: Known) -> dict[str, dict[str, Any]]:
 
 
 def _outcome_details(
-    known: Known, worth: Mapping[str, OutcomeWorth], horizon: str
+    known: DecisionFeedback, worth: Mapping[str, OutcomeWorth], horizon: str
 ) -> dict[str, dict[str, Any]]:
     return {
         name: _part(share_to_raw(says.share(known.outcomes[name])), {"measured": known.outcomes[name]})

@@ -74,7 +74,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ran:
+class SandboxResult:
     """Result of a run in the sandbox."""
 
     exit_code: int | None
@@ -90,7 +90,9 @@ class Ran:
         return self.exit_code == 0 and not self.stopped
 
 
-def run(code: str, language: str = "python", limits: Limits | None = None, *, stdin: str = "") -> Ran:
+def run(
+    code: str, language: str = "python", limits: Limits | None = None, *, stdin: str = ""
+) -> SandboxResult:
     """Run code in a folder of its own, without network, and return what it did; `stdin` is what it may read.
 
     Raises IsolationUnavailable where the walls cannot be built, ValueError for another language.
@@ -124,7 +126,7 @@ def isolation_fault() -> str:
     )
 
 
-def _run(code: str, language: str, limits: Limits, stdin: str = "") -> Ran:
+def _run(code: str, language: str, limits: Limits, stdin: str = "") -> SandboxResult:
     name, command = LANGUAGES[language]
     work = Path(tempfile.mkdtemp(prefix="ratchet-sandbox-"))
     try:
@@ -156,7 +158,9 @@ def _run(code: str, language: str, limits: Limits, stdin: str = "") -> Ran:
             stopped = "cpu time"
         if not stopped and code_found == 128 + signal.SIGKILL:
             stopped = "cpu time" if time.monotonic() - began >= limits.cpu_s else "memory"
-        return Ran(None if stopped else code_found, output, stopped, round(time.monotonic() - began, 3))
+        return SandboxResult(
+            None if stopped else code_found, output, stopped, round(time.monotonic() - began, 3)
+        )
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

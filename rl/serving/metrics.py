@@ -34,7 +34,7 @@ def exposition(gauges: dict[str, tuple[str, float]]) -> bytes:
     """Every metric of all processes as Prometheus text. gauges: name -> (help, value), read now."""
     registry = CollectorRegistry()
     registry.register(_AllProcesses())
-    registry.register(_Now(gauges))
+    registry.register(_GaugeCollector(gauges))
     return generate_latest(registry)
 
 
@@ -46,7 +46,7 @@ class _AllProcesses:
         return merged
 
 
-class _Now:
+class _GaugeCollector:
     def __init__(self, gauges: dict[str, tuple[str, float]]) -> None:
         self._gauges = gauges
 

@@ -14,7 +14,7 @@ STEPS = 50
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibratedProbabilities:
     """Per answer the probability that it is liked, and how good it was."""
 
     probabilities: tuple[float, ...]
@@ -26,7 +26,7 @@ class Calibrated:
 
 def cross_fitted(
     values: Sequence[float], scores: Sequence[float], clusters: Sequence[Hashable], folds: int = FOLDS
-) -> Calibrated:
+) -> CalibratedProbabilities:
     """Probabilities of being liked for values in [0, 1], each from a fit that never saw its cluster.
 
     Platt scaling (Platt 1999, with his smoothed targets) of the standardised score. A slope below 0 is set to 0: a
@@ -47,7 +47,7 @@ def cross_fitted(
             continue
         probabilities[~rest] = _fit(worth[rest], found[rest], found[~rest])
     losses = -(worth * np.log(probabilities) + (1 - worth) * np.log1p(-probabilities))
-    return Calibrated(
+    return CalibratedProbabilities(
         tuple(probabilities.tolist()),
         tuple(losses.tolist()),
         tuple(((probabilities - worth) ** 2).tolist()),

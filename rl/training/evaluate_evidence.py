@@ -15,7 +15,7 @@ from rl.agents.base import Agent
 from rl.gates.effects import ConcordanceEffect, Effect, effect_of, items_of
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, REWARDS, TESTS
 from rl.statistics import mean_interval, wilson_interval
-from rl.statistics.calibrated import Calibrated, cross_fitted
+from rl.statistics.calibrated import CalibratedProbabilities, cross_fitted
 from rl.training.encoding import prompt_messages, response_text
 from rl.training.evaluate_answers import AnswerJudge, HeldOutPrompt, prompt_key, slices_of
 from rl.training.scoring import ResponseScore
@@ -206,7 +206,9 @@ def _knowledge(stored: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _pair_facts(sides: Mapping[str, Calibrated], prompts: Sequence[str], measure: str) -> dict[str, Any]:
+def _pair_facts(
+    sides: Mapping[str, CalibratedProbabilities], prompts: Sequence[str], measure: str
+) -> dict[str, Any]:
     by_prompt: dict[str, list[float]] = {}
     own, other = getattr(sides["own"], measure), getattr(sides["other"], measure)
     for prompt, mine, theirs in zip(prompts, own, other, strict=True):

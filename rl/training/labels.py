@@ -101,7 +101,7 @@ class LabelModel:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class LabelModelFit:
     """A label model with what it says of its own labels, each by a model that had not seen that one."""
 
     model: LabelModel
@@ -110,7 +110,7 @@ class Fitted:
     """[n], probabilities of nested folds."""
 
 
-def label_fit(x: np.ndarray, good: np.ndarray, groups: Sequence[str], seed: int = 42) -> Fitted:
+def label_fit(x: np.ndarray, good: np.ndarray, groups: Sequence[str], seed: int = 42) -> LabelModelFit:
     """Fit and calibrate on features [n, features] and labels [n] (bool); `groups` names the prompt of each.
 
     The figures are those of nested folds: strength, fit and calibration all without the fold that is judged. Raises
@@ -122,7 +122,7 @@ def label_fit(x: np.ndarray, good: np.ndarray, groups: Sequence[str], seed: int 
     stated = np.zeros(len(good))
     for train, test in _folds(x, good, numbers, seed):
         stated[test] = _fit(x[train], good[train], numbers[train], seed).probabilities(x[test])
-    return Fitted(_fit(x, good, numbers, seed), figures_of(stated, good), stated)
+    return LabelModelFit(_fit(x, good, numbers, seed), figures_of(stated, good), stated)
 
 
 def as_labels(good: Sequence[bool] | np.ndarray) -> np.ndarray:

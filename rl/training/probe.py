@@ -16,7 +16,7 @@ FORM_PROMPTS = 4
 
 
 @dataclass(frozen=True)
-class Probed:
+class RewardProbe:
     """One sampled answer."""
 
     prompt: int
@@ -26,7 +26,7 @@ class Probed:
     """True if the agent could act on it."""
 
 
-def probe_fault(probed: Sequence[Probed]) -> str:
+def probe_fault(probed: Sequence[RewardProbe]) -> str:
     """Reason why these answers teach nothing; empty where they may.
 
     Answers compete with other answers to the same prompt, so what is looked for is one prompt with two scores.
@@ -64,7 +64,7 @@ def probe_fault(probed: Sequence[Probed]) -> str:
     return ""
 
 
-def _is_uniform(group: Sequence[Probed]) -> bool:
+def _is_uniform(group: Sequence[RewardProbe]) -> bool:
     return all(_close(one.score, group[0].score) for one in group)
 
 

@@ -20,7 +20,7 @@ from rl.recipes import RewardModelRecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.forward import packed_hidden, strategy_of
 from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import Packed, completion_with_end, pack
+from rl.training.packed.packing import PackedBatch, completion_with_end, pack
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy
 from rl.training.run_context import RunContext
@@ -93,7 +93,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         stock = inner.forward
 
         @functools.wraps(type(inner).forward)
-        def forward(_: Any, *args: Any, packed: Packed | None = None, **kwargs: Any) -> Any:
+        def forward(_: Any, *args: Any, packed: PackedBatch | None = None, **kwargs: Any) -> Any:
             if packed is None:
                 return stock(*args, **kwargs)
             hidden = packed_hidden(inner, packed, strategy_of(inner))

@@ -19,7 +19,7 @@ from feedback.models import AgentSettings
 from feedback.selectors import SLUG_PATTERN, feedback_counts_cached
 from rl.agents import AGENTS
 from rl.agents.base import Agent
-from rl.agents.inferred import InferredAgent
+from rl.agents.inference import InferredAgent
 from rl.datasets.buffer import buffer_sizes_cached
 from rl.datasets.gate_distance import gate_distances_cached
 from rl.datasets.reward_records import RewardsRefused, reward_plan

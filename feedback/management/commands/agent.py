@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from feedback.agents.changes import agent_delete, agent_rename
-from feedback.erasure.trained import trained_text
+from feedback.erasure.artifacts import trained_text
 
 
 class Command(RatchetCommand):

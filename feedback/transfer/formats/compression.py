@@ -62,7 +62,7 @@ PARQUET = b"PAR1"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
-class _Bounded(io.RawIOBase):
+class _BoundedReader(io.RawIOBase):
     """Bytes as they are unpacked, counted: what goes on without end is refused. Can be read again from the start."""
 
     def __init__(self, file: IO[bytes], path: Path, name: str) -> None:
@@ -134,7 +134,7 @@ def open_unpacked(path: Path, name: str = "") -> Iterator[IO[bytes]]:
                 yield file
                 return
         packed: Any = gzip.open(path) if head.startswith(_GZIP) else zstd.open(path)  # noqa: SIM115 - _Bounded closes it
-        with io.BufferedReader(_Bounded(packed, path, name), 1 << 16) as unpacked:
+        with io.BufferedReader(_BoundedReader(packed, path, name), 1 << 16) as unpacked:
             inside = unpacked.read(HEAD)
             unpacked.seek(0)
             if is_packed(inside) or inside.startswith(ZIP) or inside[257:262] == b"ustar":

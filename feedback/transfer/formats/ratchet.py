@@ -199,7 +199,7 @@ READERS: dict[type, Callable[[Any, str, Field], Any]] = {
     field_types.Tags: lambda value, what, _: tags_of(value, what),
     field_types.Text: _text_read,
     field_types.Time: lambda value, what, _: time_of(value, what),
-    field_types.Whole: _whole_read,
+    field_types.Integer: _whole_read,
 }
 """Reads a value of each type of field. Raises RowError."""
 

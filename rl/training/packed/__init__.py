@@ -16,7 +16,7 @@ import torch
 
 from rl.training.packed.forward import packed_logps, strategy_of
 from rl.training.packed.logps import causal_model, collate, token_logps
-from rl.training.packed.packing import Packed, TokenizedCompletion, pack
+from rl.training.packed.packing import PackedBatch, TokenizedCompletion, pack
 from rl.training.packed.selection import StrategyChoice, strategy_select
 from rl.training.packed.selftest import PackableModel
 from rl.training.packed.strategies import Strategy
@@ -42,7 +42,7 @@ def prepare(
     return strategy_select(PackableModel(model, pad_token_id), rows, gradients=gradients)
 
 
-def completion_logps(model: Any, packed: Packed) -> torch.Tensor:
+def completion_logps(model: Any, packed: PackedBatch) -> torch.Tensor:
     """Log-probability in nats of each completion token, float32 [N, C], 0 where there is none. Differentiable.
 
     The model must have been given to `prepare`, or it computes the rows one by one with its own forward.

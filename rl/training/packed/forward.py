@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rl.training.packed import flex
 from rl.training.packed.logps import head_logps, spread_at
-from rl.training.packed.packing import Packed, flatten
+from rl.training.packed.packing import PackedBatch, flatten
 from rl.training.packed.prefix_attention import ATTENTION, Prefix, additive, repeat_heads
 from rl.training.packed.shared_prompt import SharedPrompt
 from rl.training.packed.strategies import (
@@ -22,7 +22,7 @@ from rl.training.packed.strategies import (
 )
 
 
-def packed_hidden(model: Any, packed: Packed, strategy: Strategy) -> torch.Tensor:
+def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
     """Last hidden states of the prompt's last token and of the suffix, [R, 1 + S, width]. Differentiable.
 
     `model` is the causal model itself, prepared by `install` for the strategy.
@@ -63,7 +63,7 @@ def packed_hidden(model: Any, packed: Packed, strategy: Strategy) -> torch.Tenso
     return hidden if strategy is Strategy.LAST_LAYER else _keep(hidden, packed, last)
 
 
-def _flat_hidden(model: Any, packed: Packed, strategy: Strategy) -> torch.Tensor:
+def _flat_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
     row = packed.flat or flatten(packed)
     at = row.kept if strategy is Strategy.FLEX_LAST_LAYER else None
     prefix = Prefix(
@@ -81,12 +81,12 @@ def _flat_hidden(model: Any, packed: Packed, strategy: Strategy) -> torch.Tensor
     return hidden.view(packed.prompt_ids.shape[0], -1, hidden.shape[-1])
 
 
-def _keep(hidden: torch.Tensor, packed: Packed, last: torch.Tensor) -> torch.Tensor:
+def _keep(hidden: torch.Tensor, packed: PackedBatch, last: torch.Tensor) -> torch.Tensor:
     end = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
     return torch.cat([end, hidden[:, packed.prompt_ids.shape[1] :]], 1)
 
 
-def _two_passes(model: Any, packed: Packed, last: torch.Tensor) -> torch.Tensor:
+def _two_passes(model: Any, packed: PackedBatch, last: torch.Tensor) -> torch.Tensor:
     positions = packed.positions()
     prompt = packed.prompt_ids.shape[1]
     first = model.base_model(input_ids=packed.prompt_ids, position_ids=positions[:, :prompt], use_cache=True)
@@ -105,7 +105,11 @@ def _two_passes(model: Any, packed: Packed, last: torch.Tensor) -> torch.Tensor:
 
 
 def packed_logps(
-    model: Any, packed: Packed, strategy: Strategy, extras: tuple[str, ...] = (), temperature: float = 1.0
+    model: Any,
+    packed: PackedBatch,
+    strategy: Strategy,
+    extras: tuple[str, ...] = (),
+    temperature: float = 1.0,
 ) -> tuple[Any, ...]:
     """Log-probability of each completion token, float32 [N, C], 0 where there is none; then what `extras` name, as
     `head_logps` returns it. `model` is the causal model itself. Differentiable.

@@ -169,7 +169,7 @@ class LazyMetrics:
     def gather_on_device(self, trainer: Any) -> Iterator[None]:
         """Inside, what the trainer's accelerator gathers (at once, as ever) is kept on the device."""
         accelerator = trainer.accelerator
-        trainer.accelerator = Gathering(self, accelerator)
+        trainer.accelerator = LazyAccelerator(self, accelerator)
         try:
             yield
         finally:
@@ -204,7 +204,7 @@ def _value(part: Any) -> Any:
     return part.resolve() if isinstance(part, LazyScalar) else part
 
 
-class Gathering:
+class LazyAccelerator:
     """Accelerator whose gathered tensors stay on the device."""
 
     def __init__(self, pending: LazyMetrics, accelerator: Any) -> None:

@@ -38,7 +38,7 @@ class TokenizedCompletion:
 
 @dataclass(frozen=True)
 class Flat:
-    """All tokens of a `Packed` batch, without padding, in one row of T: prompt, its completions, the next prompt."""
+    """All tokens of a `PackedBatch`, without padding, in one row of T: prompt, its completions, the next prompt."""
 
     ids: torch.Tensor
     """[1, T] int64."""
@@ -60,7 +60,7 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedBatch:
     """R prompts with all their completions; P and S are the longest prompt and the longest row of completions."""
 
     prompt_ids: torch.Tensor
@@ -149,7 +149,7 @@ def pack(
     *,
     pad_token_id: int,
     fit: Callable[[int, int], tuple[int, int]] | None = None,
-) -> Packed:
+) -> PackedBatch:
     """Pack N completions, each after its own prompt; equal prompts share a row, equal completions of one a segment.
 
     `prompts[n]` and `completions[n]` are token ids, neither of them empty. Row n of `sources` and `targets` belongs to
@@ -179,7 +179,7 @@ def pack(
     rows = len(segments)
     lengths = torch.tensor([len(completion) for completion in completions])
     target_mask = torch.arange(longest) < lengths[:, None]
-    packed = Packed(
+    packed = PackedBatch(
         prompt_ids=torch.full((rows, longest_prompt), pad_token_id),
         prompt_lengths=torch.tensor([len(prompt) for prompt in row_of]),
         suffix_ids=torch.full((rows, suffix), pad_token_id),
@@ -205,7 +205,7 @@ def pack(
     return packed
 
 
-def flatten(packed: Packed) -> Flat:
+def flatten(packed: PackedBatch) -> Flat:
     """Lay packed rows out one behind the other. Counts the tokens, so better done before they are on a device."""
     rows, prompt = packed.prompt_ids.shape
     device = packed.prompt_ids.device
@@ -237,7 +237,7 @@ def completion_with_end(completion: Sequence[int], pad_token_id: int) -> list[in
     return [*completion, pad_token_id]
 
 
-def completion_batch(packed: Packed, pad_token_id: int, count: int) -> dict[str, Any]:
+def completion_batch(packed: PackedBatch, pad_token_id: int, count: int) -> dict[str, Any]:
     """A batch of the first `count` completions as TRL's losses take it: the completions alone, [count, 1 + C], whose
     log-probabilities the model finds by `packed`."""
     return {

@@ -12,7 +12,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from rl.training.packed.forward import packed_logps, strategy_of
 from rl.training.packed.logps import head_logps, spread
-from rl.training.packed.packing import Packed
+from rl.training.packed.packing import PackedBatch
 
 EXTRAS = ("entropy", "mean_logits", "is_top1")
 """Per-token values TRL's metrics want beside the log-probabilities."""
@@ -48,7 +48,7 @@ def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None
         *args: Any,
         fused_lm_head: bool = False,
         pair_weights: Any = None,
-        packed: Packed | None = None,
+        packed: PackedBatch | None = None,
         **kwargs: Any,
     ) -> Any:
         if not fused_lm_head:
@@ -69,7 +69,7 @@ def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None
     model.forward = types.MethodType(forward, model)
 
 
-def _packed_output(model: Any, packed: Packed, temperature: float) -> FusedCausalLMOutput:
+def _packed_output(model: Any, packed: PackedBatch, temperature: float) -> FusedCausalLMOutput:
     logps, entropy, _, mean_logits, is_top1 = packed_logps(
         model, packed, strategy_of(model), EXTRAS, temperature
     )

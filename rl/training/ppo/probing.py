@@ -11,7 +11,7 @@ from rl.rewards.teachability import inapplicable_reason
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.prompts import Prompts
 from rl.training.ppo.rollout import Rollout
-from rl.training.probe import PROMPTS, SAMPLES, Probed, probe_fault
+from rl.training.probe import PROMPTS, SAMPLES, RewardProbe, probe_fault
 from rl.training.result import TrainingRefused
 
 NO_REWARD = "no reward applies"
@@ -55,7 +55,7 @@ def rewards_probe(
     chosen = sorted({size * i // PROMPTS for i in range(min(PROMPTS, size))})
     samples = max(2, min(SAMPLES, at_once))
     agent = get_agent(judge.agent or "assistant")
-    probed: list[Probed] = []
+    probed: list[RewardProbe] = []
     share = max(1, at_once // samples)
     for start in range(0, len(chosen), share):
         asked = chosen[start : start + share]
@@ -63,7 +63,7 @@ def rewards_probe(
         rollouts = answer([prompts.ids[i] for i in asked], samples)
         scores = judge.judge(rows, rollouts).scores
         probed += [
-            Probed(
+            RewardProbe(
                 asked[rollout.prompt],
                 rollout.text,
                 score,

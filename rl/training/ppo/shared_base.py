@@ -17,7 +17,7 @@ from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.forward import packed_hidden
 from rl.training.packed.logps import causal_model, collate, head_logps, spread
-from rl.training.packed.packing import Packed, pack
+from rl.training.packed.packing import PackedBatch, pack
 from rl.training.packed.selection import strategy_select
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config
@@ -39,7 +39,7 @@ class MicroBatch:
 
     rows: list[int]
     """Row indices of the responses in their batch of rollouts."""
-    packed: Packed
+    packed: PackedBatch
     """One row per prompt, its responses behind it; `targets` and `target_mask` are [N, C]."""
     padded: dict[str, Tensor] | None
     """The same as plain padded rows, for a model that cannot be computed packed."""

@@ -317,12 +317,12 @@ def test_the_gate_of_one_champion_does_not_keep_the_others_from_being_watched(
 
 
 def test_a_reward_function_that_raises_costs_its_own_agent_alone(settings: Any) -> None:
-    RewardSettings.objects.create(agent="alpha", functions={"tests.test_learnt.raising": 1})
+    RewardSettings.objects.create(agent="alpha", functions={"tests.test_run_feedback.raising": 1})
     for agent in ("alpha", "beta"):
         feed(agent, 2)
     found = rewards_calculate()
     assert (found.calculated, list(found.refused)) == (2, ["alpha"])
-    assert "tests.test_learnt.raising" in found.refused["alpha"] or "no mood" in found.refused["alpha"]
+    assert "tests.test_run_feedback.raising" in found.refused["alpha"] or "no mood" in found.refused["alpha"]
 
 
 def raising(sample: Any) -> float:

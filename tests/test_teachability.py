@@ -26,7 +26,7 @@ from rl.training.hardware import Hardware
 from rl.training.ppo import PPOTrainer
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.rollout import Rollout
-from rl.training.probe import Probed, probe_fault
+from rl.training.probe import RewardProbe, probe_fault
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.watch import PATIENCE, Watch, repetition_of
 from tests.test_commands import run
@@ -75,7 +75,7 @@ def test_what_cannot_teach_is_told_without_a_model(
         (["format", "answer"], {"facts": {"answer": 1}}, "assistant"),
         (["agent"], {"state": {"filed_in": "a/b"}}, "filer"),
         (["efficiency"], {}, "assistant"),
-        (["tests.test_teaching.nothing"], {}, "assistant"),
+        (["tests.test_teachability.nothing"], {}, "assistant"),
     ],
 )
 def test_what_may_teach_is_let_through(rewards: list[str], row: dict[str, Any], agent: str) -> None:
@@ -106,8 +106,8 @@ def test_the_default_reward_is_refused_where_each_valid_answer_earns_the_same(co
 # --- On sampled answers -----------------------------------------------------------------------------------------
 
 
-def probed(*groups: list[tuple[str, float, bool]]) -> list[Probed]:
-    return [Probed(prompt, *one) for prompt, group in enumerate(groups) for one in group]
+def probed(*groups: list[tuple[str, float, bool]]) -> list[RewardProbe]:
+    return [RewardProbe(prompt, *one) for prompt, group in enumerate(groups) for one in group]
 
 
 def test_a_probe_looks_for_one_prompt_with_two_scores() -> None:
