@@ -201,7 +201,7 @@ class PolicyEventAdmin(FactAdmin):
 
 @admin.register(Artifact)
 class ArtifactAdmin(FactAdmin):
-    list_display = ["path", "policy_link", "format", "quantization", "size", "sha256", "created"]
+    list_display = ["path", "policy_link", "format", "quantization", "size", "short_sha256", "created"]
     list_filter = [ByAgentOfPolicy, "format"]
     search_fields = ["path", "sha256", "policy__name"]
     ordering = ["-id"]
@@ -213,6 +213,10 @@ class ArtifactAdmin(FactAdmin):
     @display(description="policy")
     def policy_link(self, artifact: Artifact) -> SafeString | str:
         return admin_link(artifact.policy)
+
+    @display(description="SHA-256", ordering="sha256")
+    def short_sha256(self, artifact: Artifact) -> str:
+        return f"{artifact.sha256[:12]}…"
 
     @display(description="size", ordering="bytes")
     def size(self, artifact: Artifact) -> str:

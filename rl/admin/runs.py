@@ -151,16 +151,40 @@ class SnapshotAdmin(FactAdmin):
         return f"{100 * snapshot.simulated_share:.0f} %"
 
 
+HORIZONS = ("raw_text", "immediate_text", "delayed_text", "strategic_text")
+
+
+def _reward_text(value: float | None) -> str:
+    """A reward in [-2, 2] as its list shows it."""
+    return "–" if value is None else f"{value:+.2f}"
+
+
 @admin.register(RewardRecord)
 class RewardRecordAdmin(FactAdmin):
     """Every reward that was ever calculated."""
 
-    list_display = ["decided", "agent", "raw", "immediate", "delayed", "strategic", "simulated", "created"]
+    list_display = ["decided", "agent", *HORIZONS, "simulated", "created"]
     list_display_links = ["created"]
     list_filter = [ByAgent, "simulated"]
     search_fields = ["=decision"]
     ordering = ["-id"]
     readonly_fields = ["created_at"]
+
+    @display(description="raw", ordering="raw")
+    def raw_text(self, record: RewardRecord) -> str:
+        return _reward_text(record.raw)
+
+    @display(description="immediate", ordering="immediate")
+    def immediate_text(self, record: RewardRecord) -> str:
+        return _reward_text(record.immediate)
+
+    @display(description="delayed", ordering="delayed")
+    def delayed_text(self, record: RewardRecord) -> str:
+        return _reward_text(record.delayed)
+
+    @display(description="strategic", ordering="strategic")
+    def strategic_text(self, record: RewardRecord) -> str:
+        return _reward_text(record.strategic)
 
     @display(description="decision")
     def decided(self, record: RewardRecord) -> SafeString:

@@ -23,6 +23,10 @@ function nameRegions() {
   document.getElementById("main")?.setAttribute("role", "main");
   for (const region of document.querySelectorAll(".simplebar-content-wrapper"))
     region.setAttribute("aria-label", region.closest("#nav-sidebar") ? "Lists of the admin" : "Rows");
+  for (const head of document.querySelectorAll("#main th")) {
+    if (head.textContent.trim() || head.children.length) continue;
+    head.append(Object.assign(document.createElement("span"), { className: "sr-only", textContent: "Actions" }));
+  }
 }
 // Unfold looks once, when a page opens, whether the system is dark.
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
