@@ -344,8 +344,7 @@ class AgentSettingsAdmin(ModelAdmin):
 class SuggestionAdmin(FactAdmin):
     """Ratings that a label model suggested, and what people made of them."""
 
-    list_display = ["of_decision", "labeller", "good", "outcome", "created"]
-    list_display_links = ["labeller"]
+    list_display = ["labeller", "of_decision", "good", "outcome", "created"]
     list_filter = [ByAgentOfDecision, "outcome"]
     search_fields = ["labeller"]
     ordering = ["-id"]

@@ -163,8 +163,7 @@ def _reward_text(value: float | None) -> str:
 class RewardRecordAdmin(FactAdmin):
     """Every reward that was ever calculated."""
 
-    list_display = ["decided", "agent", *HORIZONS, "simulated", "created"]
-    list_display_links = ["created"]
+    list_display = ["created", "decided", "agent", *HORIZONS, "simulated"]
     list_filter = [ByAgent, "simulated"]
     search_fields = ["=decision"]
     ordering = ["-id"]

@@ -21,8 +21,9 @@ function nameFields() {
 // Places that a screen reader jumps to, which Unfold leaves without a role, or gives one name.
 function nameRegions() {
   document.getElementById("main")?.setAttribute("role", "main");
-  for (const region of document.querySelectorAll(".simplebar-content-wrapper"))
-    region.setAttribute("aria-label", region.closest("#nav-sidebar") ? "Lists of the admin" : "Rows");
+  document.querySelectorAll(".simplebar-content-wrapper").forEach((region, number) => {
+    region.setAttribute("aria-label", region.closest("#nav-sidebar") ? "Lists of the admin" : `Rows, table ${number}`);
+  });
   for (const head of document.querySelectorAll("#main th")) {
     if (head.textContent.trim() || head.children.length) continue;
     head.append(Object.assign(document.createElement("span"), { className: "sr-only", textContent: "Actions" }));
