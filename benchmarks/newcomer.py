@@ -255,11 +255,14 @@ class Walk:
             beyond = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
             if beyond > 0:
                 self.overflows.append(f"{name} {width}: {beyond} px")
-            self.page.screenshot(path=self.pictures / f"{name}-{width}-{scheme}.png", full_page=True)
             if (width, scheme) == ("wide", "light"):
                 if showing != "main":
                     self.page.locator(showing).evaluate("part => part.scrollIntoView({block: 'end'})")
                 self.page.screenshot(path=self.pictures / f"{name}-frame.png")
+            # as high as the page: what sticks to the lower edge of a window would lie over the middle of a longer one
+            height = self.page.evaluate("document.documentElement.scrollHeight")
+            self.page.set_viewport_size({"width": size["width"], "height": max(size["height"], height)})
+            self.page.screenshot(path=self.pictures / f"{name}-{width}-{scheme}.png")
         self.page.emulate_media(color_scheme="light")
         self.page.set_viewport_size(WIDTHS["wide"])  # type: ignore[arg-type]
         self._photographing += time.monotonic() - began
