@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -42,7 +43,7 @@ def test_silence_is_broken_with_what_is_done_and_for_how_long(monkeypatch: pytes
             if said.getvalue().count("\n") > 1:
                 break
             time.sleep(0.01)
-    assert "dry run: asking the model a few prompts, 0 s so far" in said.getvalue()
+    assert re.search(r"dry run: asking the model a few prompts, \d+ s so far", said.getvalue())
     length = len(said.getvalue())
     time.sleep(0.1)
     assert len(said.getvalue()) == length

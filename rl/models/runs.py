@@ -189,9 +189,10 @@ class TrainingRun(models.Model):
         return f"{self.phase}, step {self.steps_done} of {self.steps_total}" if steps else self.phase
 
     @property
-    def phase_s(self) -> float | None:
-        """Seconds since the phase began."""
-        return (timezone.now() - self.phase_at).total_seconds() if self.phase_at else None
+    def phase_s(self) -> float:
+        """Seconds since the phase began; of a run that waits for a process, since it began to wait."""
+        since = self.phase_at or self.finished_at or self.started_at or self.created_at
+        return (timezone.now() - since).total_seconds()
 
 
 class RunMetric(models.Model):
