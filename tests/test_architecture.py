@@ -420,6 +420,62 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
             yield node.value
 
 
+RELATIONS = (
+    "above across ahead after again alike among around as at before behind below between beyond by down each either "
+    "few here how inside into later least less more most much near nearby next nobody nothing now of off often once "
+    "onwards other others out over own past quite rather same since so some soon then there these they those through "
+    "today together under until up what when where which who whole whose why with within without"
+)
+"""Adverbs, prepositions, pronouns and question words: alone they name neither a thing nor what is done to it."""
+
+PARTICIPLES = (
+    "begun bought broken brought built caught chosen done drawn driven found given gone grown heard held hidden kept "
+    "known laid learnt led left lent made meant met said seen sent shown spent spoken stood stuck taken taught thrown "
+    "told understood won worn written"
+)
+NO_PARTICIPLES = {"embed", "exceed", "feed", "need", "proceed", "seed", "speed"}
+FRAMEWORK_NAMES = {"of", "to"}
+"""Alternative constructors (`Moments.of`), a template filter, and what accelerate calls on a batch."""
+
+
+def is_participle(word: str) -> bool:
+    return word in PARTICIPLES.split() or (
+        len(word) > 4 and word.endswith("ed") and word not in NO_PARTICIPLES
+    )
+
+
+@pytest.mark.parametrize("word", ["kept", "rated", "written", "surveyed"])
+def test_participles_are_known_by_their_ending_or_by_the_list(word: str) -> None:
+    assert is_participle(word)
+    assert not any(is_participle(verb) for verb in ("write", "rate", "seed", "decode", "schema"))
+
+
+def test_functions_are_named_by_verbs_and_nouns() -> None:
+    """No function's whole name is a participle or a relation, and none ends in `_shown` or `_said`. Properties that are
+    true or false are adjectives, and the columns of the admin are named as the rows' fields are."""
+    odd = [
+        f"{name}:{node.lineno} {node.name}"
+        for name, file in PROJECT.items()
+        for node in ast.walk(_parsed(file))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and _is_dialect(node.name.strip("_"))
+        and not _is_adjective(node)
+    ]
+    assert odd == [], "\n".join(odd)
+
+
+def _is_dialect(name: str) -> bool:
+    if "_" in name:
+        return name.endswith(("_shown", "_said"))
+    return name not in FRAMEWORK_NAMES and (name in RELATIONS.split() or is_participle(name))
+
+
+def _is_adjective(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    decorators = " ".join(ast.unparse(one) for one in node.decorator_list)
+    is_flag = node.returns is not None and "bool" in ast.unparse(node.returns)
+    return "display(" in decorators or ("property" in decorators and is_flag)
+
+
 @pytest.mark.slow
 def test_no_two_classes_share_a_name() -> None:
     """One meaning per name: of classes at the top of a module. Django finds a command by the name `Command`."""

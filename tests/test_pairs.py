@@ -20,7 +20,7 @@ from rl.datasets.feedback_types import (
     rating_value,
 )
 from rl.datasets.holdout import split_by_hash
-from rl.datasets.pairs import REASONS, PairSet, pairs_from_evidence, sampled
+from rl.datasets.pairs import REASONS, PairSet, pairs_from_evidence, sample_pairs
 from rl.recipes import RecipeError
 
 
@@ -324,9 +324,9 @@ def test_further_pairs_of_a_held_out_prompt_are_no_samples_of_their_own() -> Non
     held = [item for i in range(3) for item in judged(f"a{i}", i / 2, prompt=HOLDOUT)]
     pairs = pairs_split_by_hash([*held, compared("x", "y"), compared("v", "w")])
     assert pairs.counts == {"train": 2, "eval": 0, "holdout": 3}
-    assert sampled(pairs, 3) == pairs
+    assert sample_pairs(pairs, 3) == pairs
     for size in (1, 2):
-        found = sampled(pairs, size)
+        found = sample_pairs(pairs, size)
         assert len(found.rows) + found.left_out["over_max_samples"] == 5
         assert found.counts["train"] + found.counts["holdout"] // 3 == size
         assert found.counts["holdout"] in (0, 3)
@@ -389,12 +389,12 @@ def test_the_order_of_the_evidence_changes_nothing() -> None:
 
 def test_a_sample_is_always_the_same_and_a_larger_one_holds_a_smaller() -> None:
     pairs = pairs_split_by_hash([compared("a", "b", prompt=f"{i:02x}" * 32) for i in range(100)])
-    ten, twenty = sampled(pairs, 10), sampled(pairs, 20)
+    ten, twenty = sample_pairs(pairs, 10), sample_pairs(pairs, 20)
     assert len(ten.rows) == 10
-    assert ten == sampled(pairs, 10)
+    assert ten == sample_pairs(pairs, 10)
     assert set(ten.rows) < set(twenty.rows) < set(pairs.rows)
     assert ten.left_out == {"over_max_samples": 90}
-    assert sampled(pairs, 100) is pairs
+    assert sample_pairs(pairs, 100) is pairs
 
 
 def test_a_pair_is_simulated_where_any_judgement_behind_it_was() -> None:

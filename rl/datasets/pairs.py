@@ -85,7 +85,7 @@ class PairSet:
     @property
     def sources(self) -> dict[str, int]:
         """Pairs per kind of evidence."""
-        return _ordered(Counter(pair.source for pair in self.rows), SOURCES)
+        return _in_counting_order(Counter(pair.source for pair in self.rows), SOURCES)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -113,7 +113,7 @@ REASONS: dict[str, str] = {
 """Every reason something is left out for, and what its number counts."""
 
 
-def _ordered(counts: Counter[str], order: Iterable[str]) -> dict[str, int]:
+def _in_counting_order(counts: Counter[str], order: Iterable[str]) -> dict[str, int]:
     return {name: counts[name] for name in order if counts[name]}
 
 
@@ -167,7 +167,7 @@ def pairs_from_evidence(
     Per prompt: comparisons and corrections as they are; of the mean verdicts on different responses, the better over
     the worse where they are at least `rating_margin` apart, in (0, 1], a measured reward standing in where nobody gave
     a verdict; likewise of the mean scores of candidates; and
-    only where none of these gives a pair, what a verdict on one of several listed options implies (see `_implied`).
+    only where none of these gives a pair, what a verdict on one of several listed options implies (`_implied_claims`).
     Claims on the same two responses are merged; the majority of judgements decides, an exact tie decides nothing.
     A train prompt gives at most `max_pairs_per_prompt` pairs, an eval prompt one, a held-out prompt HELD_OUT_PAIRS,
     which share one vote wherever a policy is judged (`rl.gates.clusters`): prompts are independent, pairs are not.
@@ -184,13 +184,13 @@ def pairs_from_evidence(
     for prompt_hash in sorted(cases):
         # each case is dropped as it is done: the claims of many responses need not all stand in memory at once
         case = cases.pop(prompt_hash)
-        rows += _settled(
+        rows += _prompt_pairs(
             prompt_hash, case, split_of(prompt_hash), rating_margin, max_pairs_per_prompt, left_out
         )
-    return PairSet(tuple(rows), _ordered(left_out, REASONS))
+    return PairSet(tuple(rows), _in_counting_order(left_out, REASONS))
 
 
-def sampled(pairs: PairSet, max_samples: int) -> PairSet:
+def sample_pairs(pairs: PairSet, max_samples: int) -> PairSet:
     """At most `max_samples` of the pairs, drawn by their hash: always the same, and a larger sample holds a smaller.
 
     Further pairs of a held-out prompt are no samples of their own: they come and go with its first.
@@ -208,7 +208,7 @@ def sampled(pairs: PairSet, max_samples: int) -> PairSet:
         return pairs
     left_out = Counter(pairs.left_out)
     left_out["over_max_samples"] += len(pairs.rows) - len(rows)
-    return PairSet(rows, _ordered(left_out, REASONS))
+    return PairSet(rows, _in_counting_order(left_out, REASONS))
 
 
 def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
@@ -228,14 +228,14 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
         else:
             better, worse = (left, right) if item.preference == "left" else (right, left)
             claim = _Claim(better, worse, 1, 1.0, "comparison", item.simulated, item.tags, item.feedback)
-            _claimed(case, claim, left_out)
+            _claim_add(case, claim, left_out)
     elif isinstance(item, CorrectionEvidence):
         better, worse = completion_key(item.correction), completion_key(item.response)
         if not item.valid:
             left_out["correction_invalid"] += 1
         else:
             claim = _Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags, item.feedback)
-            _claimed(case, claim, left_out)
+            _claim_add(case, claim, left_out)
     elif isinstance(item, DemonstrationEvidence):
         pass  # nothing is said of any other response to the prompt
     elif isinstance(item, RewardEvidence):
@@ -255,14 +255,14 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
                 case.scores.setdefault(text, []).append(score)
 
 
-def _claimed(case: _Case, claim: _Claim, left_out: Counter[str]) -> None:
+def _claim_add(case: _Case, claim: _Claim, left_out: Counter[str]) -> None:
     if bare(claim.better) == bare(claim.worse):
         left_out["same_response"] += 1
     else:
         case.claims.append(claim)
 
 
-def _settled(
+def _prompt_pairs(
     prompt_hash: str, case: _Case, split: Split, rating_margin: float, cap: int, left_out: Counter[str]
 ) -> list[Pair]:
     """The pairs of one prompt, strongest first."""
@@ -270,15 +270,15 @@ def _settled(
     means = {key: math.fsum(values) / len(values) for key, values in (case.rewards | case.values).items()}
     scores = {key: math.fsum(values) / len(values) for key, values in case.scores.items()}
     claims = list(case.claims)
-    claims += _ranked(
+    claims += _claims_by_rank(
         means, rating_margin, left_out, lambda a, b: _rating_claim(case, a, b, means[a] - means[b])
     )
-    claims += _ranked(
+    claims += _claims_by_rank(
         scores, rating_margin, left_out, lambda a, b: _Claim(a, b, 0, scores[a] - scores[b], "candidates")
     )
     kept = _majority(claims, case, left_out)
     if not kept:
-        kept = _majority(_implied(prompt_hash, case, means, rating_margin), case, left_out)
+        kept = _majority(_implied_claims(prompt_hash, case, means, rating_margin), case, left_out)
     if not kept and len(means) == 1 and not claims:
         left_out["single_response"] += 1
     kept.sort(key=lambda claim: _strength(prompt_hash, claim))
@@ -320,17 +320,17 @@ def _rating_claim(case: _Case, better: str, worse: str, margin: float) -> _Claim
     votes = min(len(case.values.get(key, ())) for key in (better, worse))
     simulated = better in case.simulated or worse in case.simulated
     source = "ratings" if votes else "reward"
-    return _Claim(better, worse, votes, margin, source, simulated, (), _behind(case, better, worse))
+    return _Claim(better, worse, votes, margin, source, simulated, (), _feedback_of(case, better, worse))
 
 
-def _behind(case: _Case, *keys: str) -> tuple[uuid.UUID, ...]:
+def _feedback_of(case: _Case, *keys: str) -> tuple[uuid.UUID, ...]:
     """The feedback that the means of these responses were made of."""
     return tuple(
         pk for key in keys for pk in (case.behind if key in case.values else case.earned).get(key, ())
     )
 
 
-def _ranked(
+def _claims_by_rank(
     values: dict[str, float], margin: float, left_out: Counter[str], claim: Callable[[str, str], _Claim]
 ) -> Iterator[_Claim]:
     """A claim for each two responses whose values lie at least `margin` apart; the others are counted."""
@@ -355,7 +355,9 @@ def _ranked(
     left_out["over_cap"] += apart - made
 
 
-def _implied(prompt_hash: str, case: _Case, means: dict[str, float], margin: float) -> Iterator[_Claim]:
+def _implied_claims(
+    prompt_hash: str, case: _Case, means: dict[str, float], margin: float
+) -> Iterator[_Claim]:
     """Preferences implied by a verdict on the chosen one of several listed options, where no other evidence
     exists.
 
@@ -366,7 +368,7 @@ def _implied(prompt_hash: str, case: _Case, means: dict[str, float], margin: flo
         if choice not in means or choice not in options:
             continue
         value, votes, simulated = means[choice], len(case.values.get(choice, ())), choice in case.simulated
-        behind = _behind(case, choice)
+        behind = _feedback_of(case, choice)
         others = sorted({option for option in options if bare(option) != bare(choice)})
         if value - NEUTRAL >= margin - _TOLERANCE:
             unliked = [option for option in others if means.get(option, NEUTRAL) <= NEUTRAL]

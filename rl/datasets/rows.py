@@ -23,7 +23,7 @@ from rl.datasets.examples import (
 )
 from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence
 from rl.datasets.file_evidence import FileEvidence
-from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sampled
+from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sample_pairs
 from rl.datasets.prompt_clusters import prompt_text
 from rl.datasets.prompt_files import PromptFile, holds_prompts
 from rl.datasets.reward_records import reward_threshold as agent_reward_threshold
@@ -130,7 +130,9 @@ def _evidence(
 def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:
     if max_samples is None:
         return rows
-    return sampled(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
+    return (
+        sample_pairs(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
+    )
 
 
 def rows_with_prompts(

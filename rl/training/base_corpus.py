@@ -162,7 +162,7 @@ def prioritizer_example(random: Random) -> BaseExample:
     count = random.choice((2, 3, 4, 4, 4, 5))
     tasks, kind = random.sample(prioritizer.TASKS, count), random.random()
     if kind < 0.3:
-        tasks = sorted({_errand(random) for _ in range(count)})
+        tasks = sorted({_task(random) for _ in range(count)})
     elif kind < 0.5:
         tasks = base_words.options_named(random, count, count)
     random.shuffle(tasks)
@@ -173,7 +173,7 @@ def prioritizer_example(random: Random) -> BaseExample:
     return _list_example(random, AGENTS["prioritizer"], state, [len(tasks)])
 
 
-def _errand(random: Random) -> str:
+def _task(random: Random) -> str:
     return f"{random.choice(base_words.VERBS)} the {random.choice(base_words.NOUNS)}"
 
 

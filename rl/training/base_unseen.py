@@ -39,7 +39,7 @@ class Unseen:
         """The agent of one prompt, the state it renders, and the options of an ENUM's answers."""
         count = len(self.pool) if self.fixed else random.randint(3, min(5, len(self.pool)))
         options = list(self.pool) if self.fixed else random.sample(self.pool, count)
-        state = {"options": _written(options, self.joint)}
+        state = {"options": _answer_text(options, self.joint)}
         state |= {name: random.choice(self.fields) for name in ("field", "other")}
         agent = TemplateAgent(
             slug=self.slug,
@@ -75,7 +75,7 @@ class Unseen:
         }
 
 
-def _written(options: Sequence[str], joint: str) -> str:
+def _answer_text(options: Sequence[str], joint: str) -> str:
     return json.dumps(list(options), ensure_ascii=False) if joint == "json" else joint.join(options)
 
 

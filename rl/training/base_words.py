@@ -149,7 +149,7 @@ def options_named(random: Random, least: int, most: int) -> list[str]:
     """Different names to choose from, made in one manner: words, codes, paths, sentences, with a common part or not."""
     wanted = random.randint(least, most)
     make = random.choice(
-        (_plain, _plain, _plain, _plain, _joined, _joined, _numbered, _coded, _sentence_like, _any_name)
+        (_plain, _plain, _plain, _plain, _join, _join, _with_number, _code, _sentence_like, _any_name)
     )
     before = after = ""
     if random.random() < 0.12:
@@ -171,15 +171,15 @@ def _plain(random: Random, join: str) -> str:
     return word(random)
 
 
-def _joined(random: Random, join: str) -> str:
+def _join(random: Random, join: str) -> str:
     return join.join(word(random) for _ in range(random.choice((2, 2, 3))))
 
 
-def _numbered(random: Random, join: str) -> str:
+def _with_number(random: Random, join: str) -> str:
     return f"{word(random)}{join}{random.randint(1, random.choice((9, 99, 2030)))}"
 
 
-def _coded(random: Random, join: str) -> str:
+def _code(random: Random, join: str) -> str:
     letter = random.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     return f"{letter}{random.choice(('', '', '-', '_'))}{random.randint(0, random.choice((9, 99, 999)))}"
 
@@ -190,7 +190,7 @@ def _sentence_like(random: Random, join: str) -> str:
 
 
 def _any_name(random: Random, join: str) -> str:
-    return random.choice((_plain, _joined, _numbered, _coded))(random, join) + (
+    return random.choice((_plain, _join, _with_number, _code))(random, join) + (
         random.choice(SIGNS) if random.random() < 0.3 else ""
     )
 

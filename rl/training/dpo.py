@@ -157,7 +157,7 @@ class DPOTrainer:
         weights = [row["weight"] for row in train.rows]
         collator = PairCollator(policy.tokenizer.pad_token_id, weight_scale=len(weights) / math.fsum(weights))
         special_tokens_settle(policy)
-        recipe = self.warm_up.begun(self.recipe) if self.warm_up is not None else self.recipe
+        recipe = self.warm_up.start_recipe(self.recipe) if self.warm_up is not None else self.recipe
         trainer = PairTrainer(
             model=policy.model,
             args=arguments,

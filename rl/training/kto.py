@@ -122,7 +122,7 @@ class KTOTrainer:
             recipe: AdapterRecipe = self.recipe
             if self.warm_up is not None:
                 self.context.note(self.warm_up.note)
-                recipe = self.warm_up.begun(recipe)
+                recipe = self.warm_up.start_recipe(recipe)
             special_tokens_settle(policy)
             trainer = _KTOTrainer(
                 model=policy.model,
@@ -303,10 +303,10 @@ class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
             mask = inputs["packed"].target_mask[:count]
             answered = type(found)(**{name: values[:count] for name, values in found.items()})
             inputs = {name: values for name, values in inputs.items() if name != "packed"}
-            model = functools.partial(_precomputed, answered)
+            model = functools.partial(_model_with_outputs, answered)
         else:
             mask = inputs["completion_mask"].bool()
-        found_loss = super()._compute_loss(self._recorded(model), inputs, return_outputs)
+        found_loss = super()._compute_loss(self._record_logps(model), inputs, return_outputs)
         loss, *rest = found_loss if return_outputs else (found_loss,)
         if self.logistic:
             loss = self._logistic_loss(inputs)
@@ -317,7 +317,7 @@ class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
         self.loss_check(loss, f" or raise beta (now {self.beta:g})")
         return (loss, *rest) if return_outputs else loss
 
-    def _recorded(self, model: Any) -> Any:
+    def _record_logps(self, model: Any) -> Any:
         """The model, whose newest log-probabilities are kept for the losses that TRL does not have: those of the
         mismatched responses come first."""
 
@@ -346,6 +346,6 @@ def likelihood_loss(log_probs: torch.Tensor, mask: torch.Tensor, label: torch.Te
     return -log_probs[good].sum() / tokens.clamp(min=1)
 
 
-def _precomputed(output: Any, **_: Any) -> Any:
+def _model_with_outputs(output: Any, **_: Any) -> Any:
     """A model that has been asked already."""
     return output

@@ -38,7 +38,7 @@ class WarmUp:
         """Copy the reference into the folder of the policy that was measured against it."""
         shutil.copytree(self.adapter, adapter / REFERENCE, dirs_exist_ok=True)
 
-    def begun(self, recipe: AdapterRecipe) -> AdapterRecipe:
+    def start_recipe(self, recipe: AdapterRecipe) -> AdapterRecipe:
         """The recipe, starting from the warm-up where it would start from the base."""
         return (
             dataclasses.replace(recipe, start_from=str(self.adapter)) if recipe.start_from == BASE else recipe
