@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from feedback.transfer.formats.records import FormatRefused
@@ -111,10 +111,6 @@ class ColumnMap:
                 )
             named["rater"] = rater
         return cls(**named)
-
-    def with_rater(self, rater: str | None) -> ColumnMap:
-        """The map with this column for the rater; unchanged where None."""
-        return replace(self, rater=rater) if rater else self
 
     def columns_by_field(self) -> dict[str, str]:
         """Field -> column, of the fields that are mapped."""
