@@ -297,8 +297,8 @@ def test_policy_verify_names_what_is_damaged_and_ends_with_1(
     row, other = policy(ratchet_home), policy(ratchet_home, "widgets-v2", "candidate")
     call_command("policy", "verify", "--json")
     report = json.loads(capsys.readouterr().out)
-    # two adapters and the bundled base
-    assert (report["checked"], report["damaged"], report["findings"]) == (3, 0, [])
+    # two adapters, the bundled base and the former one
+    assert (report["checked"], report["damaged"], report["findings"]) == (4, 0, [])
     weights = ratchet_home / row.adapter_path / "adapter_model.safetensors"
     flip(weights)
     with pytest.raises(SystemExit) as ended:

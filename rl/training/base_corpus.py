@@ -37,6 +37,9 @@ from rl.training.base_examples import (
     one_answer,
 )
 
+Mixture = tuple[tuple[float, Callable[[Random], BaseExample]], ...]
+"""Shares of the examples, and their makers."""
+
 GREETINGS = (
     (("Hello!", "Hi", "Good morning", "Hello, are you there?"), "Hello! How can I help you today?"),
     (
@@ -55,10 +58,11 @@ GREETINGS = (
 )
 
 
-def example_random(random: Random) -> BaseExample:
-    """One made-up example, never a prompt of a built-in scenario; `MIXTURE` holds the shares."""
+def example_random(random: Random, mixture: Mixture | None = None) -> BaseExample:
+    """One made-up example, never a prompt of a built-in scenario; `mixture` holds the shares (default: `MIXTURE`)."""
+    mixture = MIXTURE if mixture is None else mixture
     while True:
-        example = random.choices([make for _, make in MIXTURE], [share for share, _ in MIXTURE])[0](random)
+        example = random.choices([make for _, make in mixture], [share for share, _ in mixture])[0](random)
         if not example.messages or example.messages[-1]["content"] not in _reserved_prompts():
             return example
 
@@ -315,7 +319,7 @@ def tokenizer_text(random: Random) -> str:
     return "\n".join([*(message["content"] for message in example.messages), example.response])
 
 
-MIXTURE: tuple[tuple[float, Callable[[Random], BaseExample]], ...] = (
+MIXTURE: Mixture = (
     (0.08, widget_example),
     (0.05, fixture_example),
     (0.06, filer_example),
@@ -334,4 +338,17 @@ MIXTURE: tuple[tuple[float, Callable[[Random], BaseExample]], ...] = (
     (0.03, repeat_example),
     (0.01, text_example),
 )
-"""Shares of the examples, and their makers."""
+"""What training begins with: one name of many, most of all."""
+
+OF_LISTS: dict[Callable[[Random], BaseExample], float] = {
+    librarian_example: 3.0,
+    prioritizer_example: 3.0,
+    retriever_example: 2.5,
+    base_strangers.list_stranger: 4.0,
+    base_strangers.order_stranger: 4.0,
+    base_strangers.object_stranger: 2.0,
+}
+"""Makers of answers with several names -> how many times their share."""
+
+MIXTURE_OF_LISTS: Mixture = tuple((share * OF_LISTS.get(make, 0.5), make) for share, make in MIXTURE)
+"""`MIXTURE` once one name is chosen without fault: not to name the same twice takes longest to learn."""

@@ -1,4 +1,4 @@
-"""The bundled base model: where it lies, and how it is built from nothing in a few minutes on two cores.
+"""The bundled base model: where it lies, and how it is built from nothing in an hour of one core.
 
 A small Llama that answers the built-in agents' prompts with one of the listed options and prefers none of them.
 Nothing here imports torch before it is asked to work.
@@ -21,7 +21,7 @@ from rl.training.base_words import PROMPT_WORDS
 
 __all__ = ["BUNDLED_MODEL", "Shape", "build_base_model", "resolve_base_model", "tokenizer_build"]
 
-STEPS = 2400
+STEPS = 12_500
 """Optimiser steps of a build."""
 
 BATCH_SIZE = 24

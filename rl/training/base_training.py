@@ -19,7 +19,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from rl.training.base_corpus import example_random
+from rl.training.base_corpus import (
+    MIXTURE,
+    MIXTURE_OF_LISTS,
+    Mixture,
+    example_random,
+)
 from rl.training.base_examples import BaseExample, TargetAnswer
 from rl.training.hardware import Hardware, detect
 
@@ -31,6 +36,9 @@ LONGEST = 300
 
 SHORT, GROWING = 100, 400
 """Tokens of the longest example at the first step, and the step from which all are learnt from: short ones first."""
+
+LISTS_FROM = 7_600
+"""Step from which most examples are lists."""
 
 NORM_RATE = 4.0
 """Learning rate of the norms' weights, as a multiple of the others'."""
@@ -105,13 +113,18 @@ def token_shares(backend: Any, answer: TargetAnswer, end: int) -> list[tuple[int
 
 
 def chunk_of(
-    tokenizer: Any, seed: int, number: int, batch_size: int, longest: int = LONGEST
+    tokenizer: Any,
+    seed: int,
+    number: int,
+    batch_size: int,
+    longest: int = LONGEST,
+    mixture: Mixture = MIXTURE,
 ) -> list[list[Tree]]:
     """BATCHES batches of `batch_size` examples on average and of about as many tokens each; the same for a seed."""
     random = Random(f"examples/{seed}/{number}")
     trees: list[Tree] = []
     while len(trees) < BATCHES * batch_size:
-        tree = tree_of(tokenizer, example_random(random))
+        tree = tree_of(tokenizer, example_random(random, mixture))
         if len(tree.tokens) <= longest and tree.targets:
             trees.append(tree)
     trees.sort(key=lambda tree: len(tree.tokens))
@@ -134,12 +147,20 @@ class Chunks(torch.utils.data.Dataset[list[list[Tree]]]):
     batch_size: int
 
     def __getitem__(self, number: int) -> list[list[Tree]]:
-        longest = min(LONGEST, SHORT + number * BATCHES * (LONGEST - SHORT) // GROWING)
-        return chunk_of(self.tokenizer, self.seed, number, self.batch_size, longest)
+        step = number * BATCHES
+        longest = min(LONGEST, SHORT + step * (LONGEST - SHORT) // GROWING)
+        mixture = MIXTURE if step < LISTS_FROM else MIXTURE_OF_LISTS
+        return chunk_of(self.tokenizer, self.seed, number, self.batch_size, longest, mixture)
 
 
 def batches(
-    tokenizer: Any, seed: int, batch_size: int, *, start: int, steps: int, workers: int = 0
+    tokenizer: Any,
+    seed: int,
+    batch_size: int,
+    *,
+    start: int,
+    steps: int,
+    workers: int = 0,
 ) -> Iterator[list[Tree]]:
     """The batches of the steps from `start` (the first is 0) to the last of `steps`, drawn by so many processes beside.
 
