@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from feedback.accounts.api_keys import KeyRefused, key_create
 from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import decision_record
+from feedback.storage.facts import RATING
 from tests.support.api_client import ApiClient, error_of, person
 
 pytestmark = pytest.mark.django_db
@@ -83,6 +84,13 @@ def test_a_later_rating_of_the_same_rater_supersedes(app: ApiClient, decision: D
     assert {(r["rater"], r["thumb"]) for r in shown["ratings"]} == {("ada", "down"), ("bob", "up")}
     assert shown["ratings_human"] == 2
     assert Rating.objects.count() == 3
+
+
+def test_an_empty_thumb_is_none_at_all_and_described_so(app: ApiClient) -> None:
+    response = app.post(ratings_of(made()), {"thumb": "", "stars": 4})
+    assert (response.status_code, response.json()["thumb"]) == (201, None)
+    described = RATING["thumb"].request_schema()
+    assert {"up", "down", ""} <= set(described["enum"])
 
 
 def test_a_double_click_is_one_rating(app: ApiClient, decision: Decision) -> None:

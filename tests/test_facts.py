@@ -214,7 +214,7 @@ def test_the_rating_page_asks_for_a_field_by_its_type(
 ) -> None:
     extra = Field("extra", kind, None, page_input=PageInput("How sure", "h"))
     monkeypatch.setattr(forms, "PAGE_FIELDS", (extra,))
-    value = {"Number": 0.5, "Whole": 3, "Text": "so"}[type(kind).__name__]
+    value = {"Number": 0.5, "Integer": 3, "Text": "so"}[type(kind).__name__]
     assert [*forms.page_inputs({"extra": value})] == [("How sure", "h", element)]
 
 

@@ -135,10 +135,10 @@ class Choice(FieldType):
         return check.choice(name, value, ["", *self.words] if self.optional else self.words)
 
     def request_schema(self) -> Schema:
-        return {"type": "string", "enum": [*self.words]}
+        return {"type": "string", "enum": [*self.words, *([""] if self.optional else [])]}
 
     def answer_schema(self) -> Schema:
-        return self.request_schema()
+        return {"type": "string", "enum": [*self.words]}
 
 
 @dataclass(frozen=True)
