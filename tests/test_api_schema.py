@@ -54,6 +54,7 @@ CHECKS = [
 ]
 """positive_data_acceptance is not among them: what a schema cannot say (a rating says at least one thing, two decisions
 are of one prompt) is refused for good reason. That valid ones get through is asserted per endpoint, by `answers`."""
+UNSENT_CHECKS = [check for check in CHECKS if check is not negative_data_rejection]
 
 KNOWN, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=0))
 """Two decisions that are there, on one prompt; a random id is hardly ever one."""
@@ -143,7 +144,13 @@ def test_the_api_keeps_to_its_description(case: Any, key: str, answers: Counter[
     headers = {"Authorization": f"Bearer {key}"}
     response = case.call(headers=headers)
     answers[response.status_code] += 1
-    case.validate_response(response, checks=CHECKS, headers=headers)
+    case.validate_response(response, checks=CHECKS if sent_whole(case) else UNSENT_CHECKS, headers=headers)
+
+
+def sent_whole(case: Any) -> bool:
+    """Whether all that is wrong with a case reached the API: a query parameter that is null is left out of the address,
+    and what a broken Authorization would have said, the test's own key says."""
+    return all(value is not None for value in (case.query or {}).values())
 
 
 def point_at_what_is_there(case: Any) -> None:
