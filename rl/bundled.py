@@ -11,7 +11,8 @@ BUNDLED_MODEL = Path(__file__).resolve().parent / "bundled_model"
 """The model shipped with the project: config, safetensors, tokenizer, chat template."""
 
 FORMER_MODELS = Path(__file__).resolve().parent / "former_models"
-"""Models that were shipped before, each in a folder named by the start of its hash: policies stay on theirs."""
+"""Other bundled models, former ones and second ones, each in a folder named by the start of its hash: policies stay on
+theirs."""
 
 FIRST_HASH = "sha256:c2e900d014b182dc78fe3f86e28be66c9e7a9999284193b5806a2562adcc3138"
 """Of the first bundled model: reward and label models on it did not note a hash."""

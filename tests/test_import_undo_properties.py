@@ -212,7 +212,10 @@ import django
 django.setup()
 from django.core.management import call_command
 from feedback.agents.changes import agent_delete, agent_rename
-from tests.test_import_batches import consistent, import_undo, file_import, people_act, tables
+from feedback.transfer.import_ import file_import
+from feedback.transfer.import_undo import import_undo
+from tests.support.import_files import tables
+from tests.test_import_undo_properties import consistent, people_act
 call_command("migrate", verbosity=0)
 same = []
 for seed in range(4):

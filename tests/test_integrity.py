@@ -297,7 +297,7 @@ def test_policy_verify_names_what_is_damaged_and_ends_with_1(
     row, other = policy(ratchet_home), policy(ratchet_home, "widgets-v2", "candidate")
     call_command("policy", "verify", "--json")
     report = json.loads(capsys.readouterr().out)
-    # two adapters, the bundled base and the former one
+    # two adapters and both bundled bases
     assert (report["checked"], report["damaged"], report["findings"]) == (4, 0, [])
     weights = ratchet_home / row.adapter_path / "adapter_model.safetensors"
     flip(weights)

@@ -476,5 +476,5 @@ def test_its_page_says_what_it_is_and_what_a_classifier_gets(
     assert "A simple classifier gets 97 %." in page
     assert '<span class="chip">linear</span>' in admin_client.get("/policies/").content.decode()
     run = TrainingRun.objects.get()
-    assert "LINEAR for" in admin_client.get(f"/runs/{run.pk}/").content.decode()
+    assert "Linear for" in admin_client.get(f"/runs/{run.pk}/").content.decode()
     assert admin_client.get(f"/admin/rl/policy/{Policy.objects.get().pk}/change/").status_code == 200

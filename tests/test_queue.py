@@ -398,7 +398,7 @@ from datetime import date
 from django.db import connection
 from feedback.models import Decision
 from feedback.rating.queue import next_decision, queue_progress
-from feedback.rating.queue_order import in_order, stretches
+from feedback.rating.queue_order import queue_sort, stretches
 from feedback.explorer.search import DecisionFilter
 from feedback.services import decision_record, decisions_record
 decisions_record(
@@ -417,7 +417,7 @@ with connection.cursor() as cursor:
     cursor.execute("SET enable_seqscan = off")
     cursor.execute("SET enable_bitmapscan = off")
 plans = [
-    [in_order(lane)[:50].explain() for lane in next(stretches(within)).lanes[:3]]
+    [queue_sort(lane)[:50].explain() for lane in next(stretches(within)).lanes[:3]]
     for within in (
         DecisionFilter(), DecisionFilter(agent="a"), DecisionFilter(policy="a-v1"), DecisionFilter(tag="asked"),
     )

@@ -338,7 +338,7 @@ MIXTURE: Mixture = (
     (0.03, repeat_example),
     (0.01, text_example),
 )
-"""What training begins with: one name of many, most of all."""
+"""Shares of the first steps: one name of many, most of all."""
 
 OF_LISTS: dict[Callable[[Random], BaseExample], float] = {
     librarian_example: 3.0,

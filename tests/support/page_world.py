@@ -117,7 +117,8 @@ def _traced() -> Decision:
          "tags": ["returns"], "candidates": [{"response": name} for name in QUEUES]},
         {"kind": "task", "name": "route the ticket", "status": "completed"},
     ]  # fmt: skip
-    whole = trace_record(agent=AGENT, run_id="run-2026-10-14-7731", steps=steps).decisions[0]
+    (first, *_) = trace_record(agent=AGENT, run_id="run-2026-10-14-7731", steps=steps).decisions
+    whole = Decision.objects.get(pk=first)
     for rater, said in (
         ("ann", {"thumb": "up", "notes": "Fine."}),
         ("bob", {"stars": 1, "tags": ["wrong queue"]}),
