@@ -47,7 +47,7 @@ OPTIONS = ("soak", "mist", "rest")
 SYSTEM = "Pick one listed watering for the bed. Answer in JSON."
 
 
-def wanted(soil: str, forecast: str) -> str:
+def best_watering(soil: str, forecast: str) -> str:
     """The watering that the gardeners want; it depends on both."""
     if soil == "wet" or (soil == "damp" and forecast == "rain"):
         return "rest"
@@ -75,7 +75,7 @@ def rows(rated: int, unrated: int) -> list[dict[str, Any]]:
     ):
         options = tuple(draw.sample(OPTIONS, len(OPTIONS)))
         answered = draw.choice(OPTIONS)
-        right = wanted(soil, forecast)
+        right = best_watering(soil, forecast)
         row: dict[str, Any] = {
             "messages": [
                 {"role": "system", "content": SYSTEM},
@@ -98,7 +98,7 @@ def data_lines(rated: int = 138, unrated: int = 12) -> str:
 # --- In a shell ---------------------------------------------------------------------------------------------
 
 
-def command_timed(name: str, arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+def command_time(name: str, arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """Run a command as a log would see it: seconds, the longest silence and the line before it, the last line."""
     began = spoke = time.monotonic()
     silence, before, line = 0.0, "(start)", "(start)"
@@ -126,10 +126,10 @@ def shell(home: Path) -> list[dict[str, Any]]:
     lines = home / "waterings.jsonl"
     lines.write_text(data_lines(), "utf-8")
     environment = os.environ | {"RATCHET_HOME": str(home / "var"), "PYTHONUNBUFFERED": "1"}
-    steps = [command_timed("migrate", ["migrate", "--verbosity", "0"], environment)]
+    steps = [command_time("migrate", ["migrate", "--verbosity", "0"], environment)]
 
     def step(name: str, *arguments: str) -> dict[str, Any]:
-        steps.append(command_timed(name, list(arguments), environment))
+        steps.append(command_time(name, list(arguments), environment))
         return steps[-1]
 
     step("import", "import_feedback", str(lines), "--agent", AGENT)
@@ -174,31 +174,33 @@ class Serve:
             cwd=ROOT, env=self.environment, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
         )  # fmt: skip
         os.close(inner)
-        self.said = ""
+        self.output = ""
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         # an OSError is how a pseudo-terminal says that nobody holds its other end any more
         with contextlib.suppress(OSError):
             while block := os.read(self.terminal, 4096):
-                self.said += block.decode("utf-8", "replace")
+                self.output += block.decode("utf-8", "replace")
 
     def address(self) -> str:
-        """Where it answers, once it does."""
+        """Address of the server, once it has said that it answers. Raises TimeoutError after five minutes."""
         deadline = time.monotonic() + 300
-        while "Ratchet is at" not in self.said and time.monotonic() < deadline:
+        while "Ratchet is at" not in self.output:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"expected `Ratchet is at` within 300 s, found: {self.output[-500:]}")
             time.sleep(0.2)
         return f"http://localhost:{self.port}"
 
     def link(self) -> str:
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
-            if found := LINK.search(re.sub(r"\x1b\[[0-9;]*m", "", self.said)):
+            if found := LINK.search(re.sub(r"\x1b\[[0-9;]*m", "", self.output)):
                 return found[0]
             if self.process.poll() is not None:
                 break
             time.sleep(0.2)
-        raise SystemExit(f"serve printed no sign-in link; it said: {self.said[-2000:]}")
+        raise SystemExit(f"serve printed no sign-in link; it said: {self.output[-2000:]}")
 
     def shell(self, code: str) -> None:
         command = [sys.executable, "manage.py", "shell", "-c", code]
@@ -277,7 +279,7 @@ def rate_in_place(walk: Walk, count: int) -> None:
         soil = re.search(r"soil:? *(\w+)", text, re.IGNORECASE)
         forecast = re.search(r"forecast:? *(\w+)", text, re.IGNORECASE)
         answer = card.locator(".response").first.inner_text()
-        right = wanted(soil[1], forecast[1]) if soil and forecast else ""
+        right = best_watering(soil[1], forecast[1]) if soil and forecast else ""
         if right in answer:
             walk.click_at(card.locator("button.thumb.good"))
         elif number % 2:
@@ -301,7 +303,7 @@ PHASE = re.compile(r"(?P<name>.*?)(?:,? (?:step )?(?P<done>[\d,]+) of (?P<total>
 """Phase as a page names it, with how far it is."""
 
 
-def training_watched(walk: Walk) -> list[dict[str, Any]]:
+def watch_training(walk: Walk) -> list[dict[str, Any]]:
     """Seconds of each phase that the page names until the policy is judged, and how long the page said the same at
     most; pictures of the training when a quarter is done, and of the judging."""
     phases: list[dict[str, Any]] = []
@@ -347,14 +349,14 @@ def pages(home: Path, pictures: Path, chromium: str) -> dict[str, Any]:
             page = browser.new_context(viewport=WIDTHS["wide"]).new_page()  # type: ignore[arg-type]
             page.set_default_timeout(60_000)
             walk = Walk(page, pictures)
-            phases = _walked(walk, link)
+            phases = _walk_pages(walk, link)
             browser.close()
         return {"steps": walk.steps, "phases": phases, "overflows": walk.overflows}
     finally:
         served.stop()
 
 
-def _walked(walk: Walk, link: str) -> list[dict[str, Any]]:
+def _walk_pages(walk: Walk, link: str) -> list[dict[str, Any]]:
     page = walk.page
     page.goto(link)
     walk.photograph("0-sign-in")
@@ -381,13 +383,13 @@ def _walked(walk: Walk, link: str) -> list[dict[str, Any]]:
     page.get_by_role("button", name="Train", exact=True).wait_for()
     walk.photograph("4-train")
     walk.click("button", "Train")
-    phases = training_watched(walk)
+    phases = watch_training(walk)
     walk.done("train and judge")
-    promoted_and_asked(walk)
+    promote_and_ask(walk)
     return phases
 
 
-def promoted_and_asked(walk: Walk) -> None:
+def promote_and_ask(walk: Walk) -> None:
     """From the judged policy to its answer as champion, and a rating of that."""
     page = walk.page
     walk.photograph("6-judged")
@@ -405,11 +407,11 @@ def promoted_and_asked(walk: Walk) -> None:
         walk.click("button", "Promote by force")
     page.get_by_role("heading", name="6. Ask it").wait_for()
     walk.done("promote")
-    asked(walk)
+    ask_champion(walk)
 
 
-def asked(walk: Walk) -> None:
-    """The champion is asked, and its answer rated."""
+def ask_champion(walk: Walk) -> None:
+    """Ask the champion and rate its answer."""
     page = walk.page
     walk.photograph("7-ask")
     walk.click("button", "Ask it and the base model")
@@ -564,7 +566,7 @@ b {{ color: #0f6e66; margin-right: 6px; }}
 </style>{figures}"""
 
 
-def _encoded(file: Path) -> str:
+def _base64_text(file: Path) -> str:
     return base64.b64encode(file.read_bytes()).decode()
 
 
@@ -573,7 +575,7 @@ def strip(pictures: Path, chromium: str) -> dict[str, Any]:
     from PIL import Image
 
     figures = "".join(
-        f"<figure><img src='data:image/png;base64,{_encoded(pictures / f'{name}-frame.png')}'><figcaption>"
+        f"<figure><img src='data:image/png;base64,{_base64_text(pictures / f'{name}-frame.png')}'><figcaption>"
         f"<b>{number}</b>{words}</figcaption></figure>"
         for number, (name, words) in enumerate(FRAMES.items(), 1)
     )

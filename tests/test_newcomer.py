@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.newcomer import FORECASTS, OPTIONS, PHASE, SOILS, data_lines, wanted
+from benchmarks.newcomer import FORECASTS, OPTIONS, PHASE, SOILS, best_watering, data_lines
 from feedback.transfer.import_ import file_import
 
 
@@ -20,7 +20,7 @@ def test_its_lines_are_read_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_wanted_depends_on_soil_and_forecast_together() -> None:
-    taste = {(soil, forecast): wanted(soil, forecast) for soil in SOILS for forecast in FORECASTS}
+    taste = {(soil, forecast): best_watering(soil, forecast) for soil in SOILS for forecast in FORECASTS}
     assert set(taste.values()) == set(OPTIONS)
     assert all(len({taste[soil, forecast] for soil in SOILS}) > 1 for forecast in FORECASTS)
     assert any(len({taste[soil, forecast] for forecast in FORECASTS}) > 1 for soil in SOILS)
