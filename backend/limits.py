@@ -15,10 +15,10 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 class Limit:
     """One limit, as the documentation lists it."""
 
-    what: str
+    subject: str
     value: int
     unit: str
-    above: str
+    consequence: str
     """Consequence above the limit."""
 
     @property

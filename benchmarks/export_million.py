@@ -29,7 +29,7 @@ from tests.support.postgres import cluster  # noqa: E402
 
 FILL = """
 INSERT INTO feedback_decision (id, agent, messages, prompt_hash, response, policy, unit, arm, propensity, run_id, tags,
-  metadata, source, body_hash, created_at, ratings_human, ratings_wanted, asking_worth)
+  metadata, source, body_hash, created_at, ratings_human, ratings_wanted, annotation_priority)
 SELECT gen_random_uuid(), 'support-bot',
   jsonb_build_array(jsonb_build_object('role', 'system', 'content', repeat('You answer customers of a shop. ', 4)),
     jsonb_build_object('role', 'user', 'content', 'Where is order ' || n || '? ' || repeat('It is late. ', 70))),

@@ -60,8 +60,8 @@ def judged(policy: str, against: str) -> dict[str, Any]:
     for name, slice_name in (("older", OLDER), ("newer", NEWER)):
         cases = [case for case in evidence.cases if slice_name in case.slices]
         shares[name] = {
-            "accuracy": round(sum(case.own for case in cases) / len(cases), 3),
-            "champion": round(sum(case.other for case in cases) / len(cases), 3),
+            "accuracy": round(sum(case.policy_score for case in cases) / len(cases), 3),
+            "champion": round(sum(case.reference_score for case in cases) / len(cases), 3),
             "n": len(cases),
         }
     sheet = gate_judge(evidence, gate_bounds("widgets"))

@@ -41,7 +41,7 @@ class AgentCard:
     """The policy made last."""
     buffer: int = 0
     """Ratings, comparisons, outcomes and traces that no policy learnt from yet."""
-    wanted: int = 0
+    retrain_threshold: int = 0
     """Number that starts a retrain."""
     charts: Sequence[Versions] = ()
     """Accuracy and reward over the newest versions."""
@@ -56,7 +56,7 @@ class AgentCard:
     much."""
     stopped_beside: TrainingRun | None = None
     """A newer run that somebody tried beside a policy that stands, and that stopped: no fault of the agent's."""
-    closed: str = ""
+    gate_refusal: str = ""
     """Reason why the gate stayed closed when it was last asked about the newest policy; empty where it opened
     or was not asked."""
 
@@ -138,12 +138,12 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
             runs.get(slug),
             newest=by_agent[slug][-1] if slug in by_agent else None,
             buffer=waiting.get(slug, 0),
-            wanted=(wishes.get(slug) or usual).min_samples_to_retrain,
+            retrain_threshold=(wishes.get(slug) or usual).min_samples_to_retrain,
             charts=policy_charts(by_agent.get(slug, [])),
             eta_s=run_eta_s(runs[slug]) if slug in runs else None,
             learner=_learner(untrained.get(slug, 0), wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
-            closed=closed.get(slug, ""),
+            gate_refusal=closed.get(slug, ""),
             stopped_beside=beside.get(slug),
             distance=distances.get(slug),
         )

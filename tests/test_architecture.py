@@ -476,6 +476,44 @@ def _is_adjective(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return "display(" in decorators or ("property" in decorators and is_flag)
 
 
+STANDARD_FIELDS = (
+    "accepted chosen created disliked dispreferred expected left liked observed packed padded preferred rejected shared "
+    "simulated since truncated until"
+)
+"""Words of the field and of records everywhere; `left` is the side of a pair."""
+
+WIRE_CLASSES = (
+    "AgentDeleted AnswerCheck CalculationResult CollectorStatus Damage Diagnosis ErasureReport GoldenResult Hardware "
+    "ImportReport Look Manifest OllamaModel OutcomeFacts PipelineResult Progress QueueProgress SuggestionCounts "
+    "TrainResult"
+)
+"""Classes whose fields are the keys of a file or of an answer of the API: a rename there is one for users."""
+
+
+@pytest.mark.slow
+def test_fields_are_named_by_nouns() -> None:
+    """No field of a dataclass or a tuple is a participle or a relation alone; flags are adjectives."""
+    files = [
+        file for folder in ("backend", "feedback", "rl", "clients/python/src") for file in _files(folder)
+    ]
+    odd = [
+        f"{file.relative_to(ROOT)}:{field.lineno} {record.name}.{name}"
+        for file in files
+        for record in ast.walk(_parsed(file))
+        if isinstance(record, ast.ClassDef) and _is_record(record) and record.name not in WIRE_CLASSES.split()
+        for field in record.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if (name := field.target.id.strip("_")) in RELATIONS.split() or is_participle(name)
+        if name not in STANDARD_FIELDS.split() and "bool" not in ast.unparse(field.annotation)
+    ]
+    assert odd == [], "\n".join(odd)
+
+
+def _is_record(node: ast.ClassDef) -> bool:
+    marks = " ".join(ast.unparse(one) for one in (*node.decorator_list, *node.bases))
+    return any(mark in marks for mark in ("dataclass", "NamedTuple", "TypedDict"))
+
+
 @pytest.mark.slow
 def test_no_two_classes_share_a_name() -> None:
     """One meaning per name: of classes at the top of a module. Django finds a command by the name `Command`."""

@@ -42,7 +42,13 @@ def thumbs(count: int, agent: str = "helper") -> None:
 def test_the_distance_counts_the_prompts_that_are_missing_by_the_share_in_force() -> None:
     # a third is held out: 19 of 57 more
     said = distance_of({"labels": 11}, SplitCounts(33, 3, 11), 30)
-    assert (said.found, said.needed, said.kind, said.further, said.reached) == (11, 30, "labels", 60, False)
+    assert (said.available, said.minimum, said.kind, said.further, said.reached) == (
+        11,
+        30,
+        "labels",
+        60,
+        False,
+    )
     assert (
         said.words == "11 of 30 held-out prompts that the gate asks for (labels); about 60 more rated prompts"
     )
@@ -64,9 +70,9 @@ def test_the_distance_of_an_agent_is_that_of_the_datasets() -> None:
     thumbs(33)
     said = gate_distance("helper")
     prepared = prepare_training_dataset("helper", "labels", dry_run=True)
-    assert (said.kind, said.found) == ("labels", prepared.counts["holdout"])
+    assert (said.kind, said.available) == ("labels", prepared.counts["holdout"])
     assert 40 <= said.further <= 80
-    GateSettings.objects.create(agent="helper", min_evidence=said.found)
+    GateSettings.objects.create(agent="helper", min_evidence=said.available)
     assert gate_distance("helper").reached
 
 
@@ -76,7 +82,7 @@ def test_the_start_page_the_agent_page_and_the_learner_say_the_same(client: Clie
     thumbs(33)
     said = gate_distance("helper")
     asked = "of 30 held-out prompts that the gate asks for (labels)"
-    expected = f"<strong>{said.found}</strong> {asked}; about {said.further} more rated prompts"
+    expected = f"<strong>{said.available}</strong> {asked}; about {said.further} more rated prompts"
     assert expected in client.get("/").text
     assert expected in client.get("/agents/helper/").text
     status = json.loads(run("online_learner", "status", "--agent", "helper", "--json"))
@@ -173,7 +179,7 @@ def test_a_hundred_thumbs_up_are_no_distance_covered_where_people_wrote_answers(
         rating_submit(decision=shown, rater="ada", correction="no")
     said = gate_distance("helper")
     assert (said.kind, said.reached) == ("pairs", False)
-    assert 0 < said.found <= 10
+    assert 0 < said.available <= 10
 
 
 @pytest.mark.slow

@@ -324,7 +324,7 @@ def test_what_others_say_too_is_no_mark() -> None:
     asked("Where is the nearest post office?", "I do not know that.", "ada")
     marks = marks_of(UNIT, [row.pk], [])
     assert marks.texts == ("In the long street.",)
-    assert marks.prompts_own == frozenset()
+    assert marks.own_prompts == frozenset()
     assert marks.redact("asked Where is the nearest post office? of user-4711.") == (
         "asked Where is the nearest post office? of [erased]."
     )

@@ -150,17 +150,17 @@ def test_the_units_past_takes_variance_away(experiment: Experiment) -> None:
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)
     found = effect_in(experiment)
-    assert found.unadjusted is not None
-    assert found.unadjusted.removed > 0.4
-    assert found.unadjusted.covariates == ("their past",)
+    assert found.unadjusted_effect is not None
+    assert found.unadjusted_effect.variance_reduction > 0.4
+    assert found.unadjusted_effect.covariates == ("their past",)
     figures = {one.name: one.figures["thumbs_up"].value for one in results_of(experiment).arms}
     assert figures["challenger"] is not None
     assert figures["control"] is not None
-    assert found.unadjusted.value == pytest.approx(figures["challenger"] - figures["control"])
+    assert found.unadjusted_effect.value == pytest.approx(figures["challenger"] - figures["control"])
     assert found.value is not None
     assert found.low is not None
     assert found.high is not None
-    assert found.high - found.low < 0.8 * (found.unadjusted.high - found.unadjusted.low)
+    assert found.high - found.low < 0.8 * (found.unadjusted_effect.high - found.unadjusted_effect.low)
 
 
 def test_what_was_said_after_the_start_is_no_past(experiment: Experiment) -> None:
@@ -168,7 +168,7 @@ def test_what_was_said_after_the_start_is_no_past(experiment: Experiment) -> Non
     past_of(range(UNITS), rated_days_ago=0.5)  # of earlier decisions, said while the experiment ran
     found = effect_in(experiment)
     # all that is left of their past is that each had three decisions, which tells nobody apart
-    assert found.unadjusted is None or found.unadjusted.value == pytest.approx(found.value)
+    assert found.unadjusted_effect is None or found.unadjusted_effect.value == pytest.approx(found.value)
     past_of(range(UNITS), days_ago=200.0)  # longer ago than is read
     assert effect_in(experiment).value == pytest.approx(found.value)
 
@@ -182,9 +182,9 @@ def test_first_prompts_take_variance_away_where_units_have_no_past(experiment: E
         row.messages = [{"role": "user", "content": text}]
     Decision.objects.bulk_update(rows, ["messages"])
     found = effect_in(experiment)
-    assert found.unadjusted is not None
-    assert found.unadjusted.covariates == ("their first prompt",)
-    assert found.unadjusted.removed > 0.9
+    assert found.unadjusted_effect is not None
+    assert found.unadjusted_effect.covariates == ("their first prompt",)
+    assert found.unadjusted_effect.variance_reduction > 0.9
 
 
 def test_a_bandits_figures_are_not_adjusted(experiment: Experiment) -> None:
@@ -192,25 +192,25 @@ def test_a_bandits_figures_are_not_adjusted(experiment: Experiment) -> None:
     experiment.refresh_from_db()
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)
-    assert effect_in(experiment).unadjusted is None
+    assert effect_in(experiment).unadjusted_effect is None
 
 
 def test_page_rest_and_command_say_what_the_adjustment_did(experiment: Experiment) -> None:
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)
     effect = effect_in(experiment)
-    assert effect.unadjusted is not None
-    removed = f"takes {100 * effect.unadjusted.removed:.0f} % of the variance away"
+    assert effect.unadjusted_effect is not None
+    removed = f"takes {100 * effect.unadjusted_effect.variance_reduction:.0f} % of the variance away"
     page = words(signed_in("olga", "operator").get(f"/experiments/{experiment.pk}/").text)
     assert removed in page.replace("\u202f", " ")
     assert "before they had an arm (their past)" in page
     found = ApiClient("read").get(f"/api/experiments/{experiment.pk}/results/").json()["arms"]
     by_name = {one["name"]: one["effect"] for one in found}
     assert by_name["challenger"]["unadjusted"] == {
-        "value": pytest.approx(effect.unadjusted.value),
-        "low": pytest.approx(effect.unadjusted.low),
-        "high": pytest.approx(effect.unadjusted.high),
-        "variance_removed": pytest.approx(effect.unadjusted.removed),
+        "value": pytest.approx(effect.unadjusted_effect.value),
+        "low": pytest.approx(effect.unadjusted_effect.low),
+        "high": pytest.approx(effect.unadjusted_effect.high),
+        "variance_removed": pytest.approx(effect.unadjusted_effect.variance_reduction),
         "covariates": ["their past"],
     }
     out = StringIO()

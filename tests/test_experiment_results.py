@@ -49,7 +49,7 @@ def test_figures_are_those_of_the_log() -> None:
     for name, result in found.items():
         own = [row for row in rows if row.arm == f"shorter/{name}"]
         up = sum(rating.thumb == "up" for row in own for rating in row.ratings.all())
-        assert (result.units, result.decisions, result.rated) == (len(own), len(own), len(own))
+        assert (result.units, result.decisions, result.value_count) == (len(own), len(own), len(own))
         assert result.figures["thumbs_up"].value == pytest.approx(up / len(own))
     effect = found["challenger"].effect
     assert effect is not None
@@ -76,9 +76,9 @@ def test_several_decisions_of_one_unit_are_one_unit() -> None:
 def test_a_withdrawn_rating_does_not_count() -> None:
     experiment = running_of()
     said = rating_submit(decision=expose(range(1))[0], rater="ann", thumb="up")
-    assert sum(result.rated for result in results_of(experiment).arms) == 1
+    assert sum(result.value_count for result in results_of(experiment).arms) == 1
     rating_withdraw(said.row)
-    assert sum(result.rated for result in results_of(experiment).arms) == 0
+    assert sum(result.value_count for result in results_of(experiment).arms) == 0
 
 
 def test_metrics_are_read_where_they_are_kept() -> None:
@@ -116,7 +116,7 @@ def test_slices_show_where_a_difference_lies() -> None:
 def test_simulated_ratings_are_counted() -> None:
     experiment = running_of()
     expose(range(30), lambda n, _new: {"thumb": True, "rater_kind": "simulated" if n < 12 else "human"})
-    assert results_of(experiment).simulated == 12
+    assert results_of(experiment).simulated_ratings == 12
 
 
 def test_an_empty_experiment_says_that_it_collects() -> None:

@@ -122,12 +122,12 @@ def test_what_no_index_knows_is_looked_for_a_bounded_way_back(monkeypatch: pytes
         decide(number, response="needle" if number in (1, 8) else "hay")
     first = decisions_page(DecisionFilter(), q="needle")
     assert [row.messages[0]["content"] for row in first.decisions] == ["question 8"]
-    assert first.looked_to == START + timedelta(minutes=6)
+    assert first.scan_end == START + timedelta(minutes=6)
     second = decisions_page(DecisionFilter(), q="needle", before=first.older)
     assert second.decisions == []
     third = decisions_page(DecisionFilter(), q="needle", before=second.older)
     assert [row.messages[0]["content"] for row in third.decisions] == ["question 1"]
-    assert (third.older, third.looked_to) == (None, None)
+    assert (third.older, third.scan_end) == (None, None)
 
 
 def test_a_page_takes_as_many_queries_for_many_as_for_one(
@@ -248,7 +248,7 @@ def test_a_step_shows_what_went_in_what_came_out_and_how_long_it_took() -> None:
     (step, own) = timeline_of(trace, decision).steps
     assert (step.name, step.arguments, step.error) == ("search", '{"q": 1}', "TimeoutError")
     assert (step.after_text, step.duration_text) == ("+1.5 s", "2.5 s")
-    assert step.others == [("attempt", "2")]
+    assert step.details == [("attempt", "2")]
     assert (own.here, own.result, own.decision) == (True, "r", decision)
     assert timeline_of(trace, decision).errors == 1
 

@@ -203,9 +203,9 @@ def test_a_merged_folder_is_checked_against_base_and_adapter(
 ) -> None:
     result = export_merged(str(llama), llama_lora, tmp_path / "out")
     # float32 in, float32 out: only the order of additions differs
-    assert result.checked["logprob_mean_abs_diff"] < 1e-5
-    assert result.checked["top1_agreement"] == 1.0
-    assert result.checked["positions"] > 100
+    assert result.equality["logprob_mean_abs_diff"] < 1e-5
+    assert result.equality["top1_agreement"] == 1.0
+    assert result.equality["positions"] > 100
     listed = {file.path.name: file.sha256 for file in result.files}
     assert set(listed) == {path.name for path in (tmp_path / "out").iterdir()}
     assert listed["config.json"] == exported_file(tmp_path / "out" / "config.json").sha256
@@ -251,7 +251,7 @@ def test_large_models_are_written_in_shards(
     assert set(index["weight_map"]) == set(load_file(llama / "model.safetensors"))
     # and a sharded folder is read again
     again = export_merged(str(tmp_path / "out"), None, tmp_path / "again")
-    assert again.checked["logprob_mean_abs_diff"] == 0.0
+    assert again.equality["logprob_mean_abs_diff"] == 0.0
 
 
 @pytest.mark.slow
@@ -362,7 +362,7 @@ def test_an_adapter_of_another_base_is_refused_by_its_hash(
 
 def test_an_exported_adapter_answers_as_the_original(llama: Path, llama_lora: Path, tmp_path: Path) -> None:
     result = export_lora(None, llama_lora, tmp_path / "out")
-    assert result.checked["hashes_equal"] is True
+    assert result.equality["hashes_equal"] is True
     ids = torch.tensor([[5, 9, 33, 70]])
     answers = []
     for folder in (llama_lora, tmp_path / "out"):

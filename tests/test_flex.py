@@ -26,7 +26,7 @@ def test_rows_lie_one_behind_the_other_without_padding() -> None:
     assert row.documents[:9].tolist() == [0] * 5 + [1] * 3 + [-1]
     assert row.segments[:9].tolist() == [-1, -1, 0, 0, 1, -1, 0, 0, -1]
     # the last token of a prompt and its completions; row 1 has two of three, the third lies at its prompt's end
-    assert row.kept.tolist() == [[1, 2, 3, 4, 5, 6, 7, 5]]
+    assert row.state_index.tolist() == [[1, 2, 3, 4, 5, 6, 7, 5]]
 
 
 def test_a_token_sees_its_own_prompt_and_its_own_completion() -> None:
@@ -44,8 +44,8 @@ def test_a_token_sees_its_own_prompt_and_its_own_completion() -> None:
         [0, 0, 0, 0, 0, 1, 1, 1, 0],
         [0, 0, 0, 0, 0, 0, 0, 0, 1],  # what fills up sees itself
     ]
-    kept = flex.sees(row, row.kept[0])(0, 0, place[:8, None], place[None]).int().tolist()
-    assert kept == [seen[at] for at in row.kept[0].tolist()]
+    kept = flex.sees(row, row.state_index[0])(0, 0, place[:8, None], place[None]).int().tolist()
+    assert kept == [seen[at] for at in row.state_index[0].tolist()]
 
 
 @pytest.mark.slow

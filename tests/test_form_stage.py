@@ -124,7 +124,7 @@ def test_the_form_is_shown_by_what_people_wrote_else_by_valid_answers_liked_or_n
     alike = form_stage.form_order(run)
     assert alike is not None
     assert alike.knobs == {"feedback": "scores", "teacher": "form", "start_from": "base"}
-    assert "liked or not" in alike.why
+    assert "liked or not" in alike.reason
     written(60, "table", "pie_chart")
     enough = form_stage.form_order(run)
     assert enough is not None

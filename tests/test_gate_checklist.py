@@ -72,7 +72,7 @@ def test_of_what_is_rated_a_third_is_held_out_at_first() -> None:
 def test_without_a_comparison_the_command_that_makes_one_is_named() -> None:
     policy = make_policy()
     champion, challenger = gate_checklists(policy, BOTH)
-    assert (champion.to, challenger.to) == ("champion", "challenger")
+    assert (champion.stage, challenger.stage) == ("champion", "challenger")
     assert [item.rule for item in champion.unmet] == ["comparison"]
     assert champion.command == f"python manage.py evaluate_model --policy {policy.name} --compare-base"
 

@@ -29,7 +29,7 @@ def thumbs(up: list[float], down: list[float], **facts: Any) -> list[Item]:
 
 
 def evidence(**others: list[Item]) -> Evidence:
-    return Evidence("old", (), others=others)
+    return Evidence("old", (), other_kinds=others)
 
 
 def verdict(rule: rules.Rule, found: Evidence, to: str = rules.CHAMPION, **bounds: Any) -> RuleResult:
@@ -113,7 +113,9 @@ def test_a_loss_on_another_kind_of_evidence_closes_the_gate() -> None:
 def test_a_reward_model_does_not_judge_what_was_trained_on_it() -> None:
     better = [Case(0.9, 0.1 + i / 100) for i in range(40)]
     assert gate_judge(evidence(rewards=better), BOUNDS).passed
-    barred = Evidence("old", (), others={REWARDS: better}, barred={REWARDS: "it was trained on them"})
+    barred = Evidence(
+        "old", (), other_kinds={REWARDS: better}, exclusions={REWARDS: "it was trained on them"}
+    )
     sheet = gate_judge(barred, BOUNDS)
     assert not sheet.passed
     assert "rewards do not count: it was trained on them" in sheet.verdicts[0].words

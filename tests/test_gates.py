@@ -94,14 +94,14 @@ def test_a_challenger_need_only_not_be_worse() -> None:
 def test_answers_that_got_worse_are_refused(
     rule: rules.Rule, good: list[AnswerPair], bad: list[AnswerPair]
 ) -> None:
-    assert verdict(rule, evidence(answered=good)).outcome == rules.PASSED
-    assert verdict(rule, evidence(answered=bad)).outcome == rules.REFUSED
+    assert verdict(rule, evidence(answer_pairs=good)).outcome == rules.PASSED
+    assert verdict(rule, evidence(answer_pairs=bad)).outcome == rules.REFUSED
 
 
 @pytest.mark.parametrize(("looping", "passes"), [(15, True), (16, False)])
 def test_free_text_that_says_the_same_over_and_over_is_not_served(looping: int, passes: bool) -> None:
     rambling = answered(looping, loops=True)
-    found = verdict(gate_answers.rule_valid, evidence(answered=[*rambling, *answered(60 - looping)]))
+    found = verdict(gate_answers.rule_valid, evidence(answer_pairs=[*rambling, *answered(60 - looping)]))
     assert (found.passed, found.waits) == (passes, not passes)
 
 
@@ -111,7 +111,7 @@ def test_free_text_that_says_the_same_over_and_over_is_not_served(looping: int, 
 def test_answers_as_long_as_people_like_them_pass_beside_a_rival_of_another_length(
     good: tuple[float, int] | None, passes: bool
 ) -> None:
-    found = evidence(answered=answered(chars=70), good_chars=good)
+    found = evidence(answer_pairs=answered(chars=70), good_chars=good)
     assert verdict(gate_answers.rule_length, found).passed is passes
 
 
@@ -188,10 +188,10 @@ def test_what_may_be_chance_waits_for_more_and_harm_does_not() -> None:
     # at 90 % one-sided (z = 1.2816) Wilson's upper end of 3 in 60 is (0.0637 + 0.0386) / 1.0274 = 9.95 points, of 4 in
     # 60 (0.0804 + 0.0435) / 1.0274 = 12.1, of 4 in 100 7.3; five coins fall alike one time in 32
     few, some = [good] * 57 + [bad] * 3, [good] * 56 + [bad] * 4
-    passed = verdict(gate_answers.rule_valid, evidence(answered=few))
-    waits = verdict(gate_answers.rule_valid, evidence(answered=some))
-    more = verdict(gate_answers.rule_valid, evidence(answered=some + [good] * 40))
-    many = verdict(gate_answers.rule_valid, evidence(answered=[good] * 195 + [bad] * 5))
+    passed = verdict(gate_answers.rule_valid, evidence(answer_pairs=few))
+    waits = verdict(gate_answers.rule_valid, evidence(answer_pairs=some))
+    more = verdict(gate_answers.rule_valid, evidence(answer_pairs=some + [good] * 40))
+    many = verdict(gate_answers.rule_valid, evidence(answer_pairs=[good] * 195 + [bad] * 5))
     assert (passed.passed, passed.figures["p"]) == (True, 1 / 8)
     assert (waits.passed, waits.waits, waits.figures["p"]) == (False, True, 1 / 16)
     assert waits.words.endswith(": a loss of 12.1 points is not ruled out, 10 are allowed")
@@ -205,9 +205,9 @@ def test_a_reward_that_fell_by_chance_waits_until_the_bound_is_ruled_out() -> No
     up, down, same = answered(1, reward=1.0)[0], answered(1, reward=0.0)[0], answered(1)[0]
     # 5 up and 6 down by half a point: a coin does so; of 12 prompts that rules out little, of 60 a fall of 0.2
     mixed = [up] * 5 + [down] * 6
-    few = verdict(gate_answers.rule_reward, evidence(answered=[*mixed, same]))
-    many = verdict(gate_answers.rule_reward, evidence(answered=mixed + [same] * 49))
-    fell = verdict(gate_answers.rule_reward, evidence(answered=[down] * 5 + [same] * 55))
+    few = verdict(gate_answers.rule_reward, evidence(answer_pairs=[*mixed, same]))
+    many = verdict(gate_answers.rule_reward, evidence(answer_pairs=mixed + [same] * 49))
+    fell = verdict(gate_answers.rule_reward, evidence(answer_pairs=[down] * 5 + [same] * 55))
     assert (few.passed, few.waits) == (False, True)
     assert many.passed
     assert (fell.passed, fell.waits, fell.figures["p"]) == (False, False, 1 / 32)
@@ -215,17 +215,17 @@ def test_a_reward_that_fell_by_chance_waits_until_the_bound_is_ruled_out() -> No
 
 def test_prompts_that_nobody_judged_say_nothing_of_the_reward() -> None:
     told, silent = answered(30, reward=0.2), answered(170, judged=False)
-    assert not verdict(gate_answers.rule_reward, evidence(answered=told + silent)).passed
-    assert verdict(gate_answers.rule_reward, evidence(answered=silent)).outcome == rules.NOT_APPLICABLE
+    assert not verdict(gate_answers.rule_reward, evidence(answer_pairs=told + silent)).passed
+    assert verdict(gate_answers.rule_reward, evidence(answer_pairs=silent)).outcome == rules.NOT_APPLICABLE
 
 
 def test_what_people_wrote_allows_as_much_distance_as_it_lies_away() -> None:
     written = {CORRECTIONS: [Case(-1.0, -4.0)] * 30}
     gain = Difference(3.2, 3.0, 3.4)
     for kl, lead, passes in ((4.9, True, True), (5.1, True, False), (4.9, False, True), (5.1, False, False)):
-        found = Evidence("base", () if lead else cases(40), kl=kl, others=written, written_gain=gain)
+        found = Evidence("base", () if lead else cases(40), kl=kl, other_kinds=written, written_gain=gain)
         assert verdict(gate_answers.rule_kl, found).passed is passes, (kl, lead)
-    unknown = Evidence("base", (), kl=2.1, others=written)
+    unknown = Evidence("base", (), kl=2.1, other_kinds=written)
     assert not verdict(gate_answers.rule_kl, unknown).passed
 
 

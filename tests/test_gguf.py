@@ -67,11 +67,11 @@ def test_a_family_answers_in_llama_cpp_as_in_transformers(architecture: str, tmp
     base = tiny_model(tmp_path / "base", architecture)
     adapter = tiny_adapter(base, tmp_path / "lora")
     result = export_gguf(None, adapter, tmp_path / "out.gguf", quantization="f16")
-    assert result.checked["logprob_mean_abs_diff"] <= 0.05
-    assert result.checked["top1_agreement"] >= 0.98
-    assert result.checked["tokens_equal"] is True
-    assert result.checked["prompts"] == 10
-    assert result.checked["positions"] > 400
+    assert result.equality["logprob_mean_abs_diff"] <= 0.05
+    assert result.equality["top1_agreement"] >= 0.98
+    assert result.equality["tokens_equal"] is True
+    assert result.equality["prompts"] == 10
+    assert result.equality["positions"] > 400
     assert result.files[0].path == tmp_path / "out.gguf"
     assert field(tmp_path / "out.gguf", "general.architecture") == FAMILIES[architecture].name
 
@@ -101,7 +101,7 @@ ROPE = {
 def test_scaled_positions_survive(kind: str, tmp_path: Path) -> None:
     architecture, rope = ROPE[kind]
     base = tiny_model(tmp_path / "base", architecture, rope_parameters=rope)
-    checked = export_gguf(str(base), None, tmp_path / "out.gguf", quantization="f32").checked
+    checked = export_gguf(str(base), None, tmp_path / "out.gguf", quantization="f32").equality
     assert checked["logprob_mean_abs_diff"] <= 0.01
 
 
@@ -121,7 +121,7 @@ def test_scaled_positions_survive(kind: str, tmp_path: Path) -> None:
 def test_variants_of_a_family_survive(architecture: str, knobs: dict[str, Any], tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", architecture, **knobs)
     adapter = tiny_adapter(base, tmp_path / "lora", use_rslora=True)
-    checked = export_gguf(None, adapter, tmp_path / "out.gguf", quantization="f16").checked
+    checked = export_gguf(None, adapter, tmp_path / "out.gguf", quantization="f16").equality
     assert checked["logprob_mean_abs_diff"] <= 0.01
 
 
@@ -180,9 +180,9 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
         assert result.files[0].path == tmp_path / f"Ratchet-bundled-3.8M-v1.0-{quantization.upper()}.gguf"
         assert result.notes == []  # every row of the bundled model is a multiple of 256 wide
         sizes[quantization] = result.files[0].bytes
-        worst[quantization] = result.checked["logprob_mean_abs_diff"]
+        worst[quantization] = result.equality["logprob_mean_abs_diff"]
         if quantization not in ("f32", "f16", "bf16"):
-            assert result.checked["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
+            assert result.equality["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
     assert len(QUANTIZATIONS) == 14
     bits = ["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k"]
     assert [sizes[name] for name in bits] == sorted((sizes[name] for name in bits), reverse=True)
@@ -198,7 +198,7 @@ def test_the_bundled_model_answers_its_agents_as_before(tmp_path: Path) -> None:
     prompts = agent_prompts(widgets=14, fixtures=13, filer=13)
     checked = export_gguf(
         "bundled", None, tmp_path / "q8.gguf", quantization="q8_0", prompts=prompts, answer_tokens=24
-    ).checked
+    ).equality
     assert checked["prompts"] == 40
     assert checked["greedy_equal"] >= 0.95
     assert checked["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
@@ -221,7 +221,7 @@ def test_weights_beyond_float16_need_another_type(llama: Path, tmp_path: Path) -
         ExportRefused, match=r"float16's range .*blk\.0\.ffn_down\.weight; use --quantization bf16"
     ):
         export_gguf(str(large), None, tmp_path / "f16.gguf", quantization="f16")
-    checked = export_gguf(str(large), None, tmp_path / "q8.gguf", quantization="q8_0").checked
+    checked = export_gguf(str(large), None, tmp_path / "q8.gguf", quantization="q8_0").equality
     assert checked["before_quantization"]["type"] == "bf16"
 
 
@@ -279,7 +279,7 @@ def test_a_gguf_adapter_on_its_base_answers_as_under_peft(architecture: str, tmp
     (name,) = leftovers(tmp_path / "out")
     assert result.files[0].path == tmp_path / "out" / name
     assert re.fullmatch(r"base-\d+K-lora-v1\.0-F32-LoRA\.gguf", name)
-    assert result.checked["logprob_mean_abs_diff"] <= 0.01
+    assert result.equality["logprob_mean_abs_diff"] <= 0.01
 
 
 def test_a_gguf_adapter_keeps_the_scale_of_each_module(llama: Path, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_gguf_adapter_keeps_the_scale_of_each_module(llama: Path, tmp_path: Pa
         llama, tmp_path / "lora", alpha_pattern={"q_proj": 3}, rank_pattern={"down_proj": 4}
     )
     result = export_gguf_lora(None, adapter, tmp_path / "out.gguf")
-    assert result.checked["logprob_mean_abs_diff"] <= 0.01
+    assert result.equality["logprob_mean_abs_diff"] <= 0.01
 
 
 def test_a_gguf_adapter_cannot_hold_whole_modules(llama: Path, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_llama_cpp_checkout_converts_what_is_not_known_here(
         None, llama_lora, tmp_path / "out" / "a.gguf", quantization="q8_0", llama_cpp_path=str(checkout)
     )
     assert "convert_hf_to_gguf.py" in result.notes[0]
-    assert result.checked["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
+    assert result.equality["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
     assert leftovers(tmp_path / "out") == ["a.gguf"]
 
 
@@ -411,9 +411,9 @@ def test_without_memory_for_the_original_the_result_says_so(
         "rl.export.reference.psutil.virtual_memory", lambda: type("M", (), {"available": 1000})
     )
     result = export_gguf(str(llama), None, tmp_path / "out.gguf", quantization="f16")
-    assert "of memory" in result.checked["not_compared"]
-    assert "logprob_mean_abs_diff" not in result.checked
-    assert result.checked["tokens_equal"] is True
+    assert "of memory" in result.equality["not_compared"]
+    assert "logprob_mean_abs_diff" not in result.equality
+    assert result.equality["tokens_equal"] is True
     assert any("were not compared" in note for note in result.notes)
 
 

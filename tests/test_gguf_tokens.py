@@ -152,7 +152,7 @@ def test_white_space_after_special_tokens_is_dropped_as_phi3_does(tmp_path: Path
     )
     tokenizer.save_pretrained(base)
     result = export_gguf(str(base), None, tmp_path / "out.gguf", quantization="f16", model_name="support")
-    assert result.checked["tokens_equal"] is True
+    assert result.equality["tokens_equal"] is True
     assert field(tmp_path / "out.gguf", "general.name") == "support (phi-3)"
 
 

@@ -21,7 +21,7 @@ def test_raters_who_disagree_share_an_answer_and_near_identical_prompts_count_as
         prompt(0, liked=[A, A], disliked=[A]),  # two of three liked it
         prompt(1, "c", liked=[A]),
         prompt(2, "c", disliked=[A]),  # one cluster with the one before: half of it
-        prompt(3, written=[A]),
+        prompt(3, demonstrations=[A]),
         prompt(4, liked=[P]),  # of another answer
     ]
     verdicts = verdicts_on(prompts, [A] * 5, AnswerJudge(PICKER, None))

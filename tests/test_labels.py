@@ -79,7 +79,7 @@ def test_labels_of_chance_are_told_to_be_chance() -> None:
     x, _, _ = made_up(200, 20)
     good = np.random.default_rng(5).random(200) < 0.5
     found = label_fit(x, good, names(200))
-    assert np.abs(found.stated - 0.5).max() < 0.35
+    assert np.abs(found.fold_probabilities - 0.5).max() < 0.35
     assert found.figures.brier > 0.23
 
 

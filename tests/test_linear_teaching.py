@@ -60,7 +60,7 @@ def test_auto_has_a_classifier_teach_the_bundled_base_alone(monkeypatch: pytest.
     rated(60)
     chosen = method_chosen("tickets", base_model="bundled")
     assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "scores"})
-    assert "answers are a choice" in chosen.why
+    assert "answers are a choice" in chosen.reason
     # a model that knows what tickets say hears the thumbs by itself
     assert method_chosen("tickets", base_model="Qwen/Qwen2.5-0.5B-Instruct").method == "kto"
     assert method_chosen("tickets").method == "kto"

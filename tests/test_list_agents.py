@@ -146,7 +146,7 @@ def test_the_prioritizer_takes_a_thousand_tokens_and_answers_in_256() -> None:
 
 @pytest.mark.parametrize("slug", AGENTS)
 def test_what_agents_say_outcomes_are_worth_can_be_written_as_settings(slug: str) -> None:
-    worth = AGENTS[slug].rewarded.outcomes
+    worth = AGENTS[slug].reward_facts.outcomes
     written = {name: {"good": w.good, "bad": w.bad, "horizon": w.horizon} for name, w in worth.items()}
     assert outcomes_parsed(written) == dict(worth)
 
@@ -260,7 +260,7 @@ def test_picked_names_come_first_and_in_their_order() -> None:
         ("p1", 2, ""),
         ("p2", 0, ""),
     ]
-    assert (preview.asked, preview.in_order, preview.fault) == ("what?", False, "")
+    assert (preview.question, preview.in_order, preview.fault) == ("what?", False, "")
     assert shown("prioritizer", '{"order": ["b", "a"]}', state_of("prioritizer", "a", "b")).in_order
 
 
@@ -272,5 +272,5 @@ def test_a_list_that_cannot_be_read_is_shown_as_it_is() -> None:
 def test_a_call_is_shown_with_its_arguments() -> None:
     preview = shown("tool_agent", TOOL_AGENT.respond("search", {"q": "x"}), TOOL_STATE)
     assert (preview.call.tool, json.loads(preview.call.arguments)) == ("search", {"q": "x"})
-    assert preview.asked == "find it"
+    assert preview.question == "find it"
     assert shown("tool_agent", "in words", TOOL_STATE).call is None

@@ -69,7 +69,7 @@ def test_only_held_out_choices_with_a_reward_are_asked() -> None:
     )
     log = logged_choices("filer")
     # one rating is too few to go by: the calculated rewards speak
-    assert (log.found, log.kind, len(log.rows)) == (2, "reward", 1)
+    assert (log.decisions, log.kind, len(log.rows)) == (2, "reward", 1)
     row = log.rows[0]
     assert (row.responses, row.chosen, row.propensity) == (FOLDERS, 1, 0.25)
     assert (row.probabilities, row.reward) == ((0.5, 0.25, 0.25), 0.6)

@@ -26,7 +26,7 @@ def test_single_thumbs_are_heard_by_kto() -> None:
         rated(f"q{n}", f"r{n}", thumb="up" if n % 3 else "down")
     chosen = method_chosen(AGENT)
     assert chosen.method == "kto"
-    assert "no pairs enough" in chosen.why
+    assert "no pairs enough" in chosen.reason
 
 
 def test_sixteen_scores_one_to_a_prompt_are_heard_by_kto() -> None:
@@ -41,7 +41,7 @@ def test_two_answers_to_each_prompt_are_pairs() -> None:
         rated(f"q{n}", "bad", stars=1)
     chosen = method_chosen(AGENT)
     assert chosen.method == "dpo"
-    assert "pairs to train on" in chosen.why
+    assert "pairs to train on" in chosen.reason
 
 
 @pytest.mark.slow
@@ -53,8 +53,8 @@ def test_many_thumbs_with_few_pairs_are_not_left_to_the_pairs() -> None:
     for n in range(200):
         rated(f"other {n}", f"r{n}", thumb="up" if n % 2 else "down")
     chosen = method_chosen(AGENT)
-    assert chosen.method == "kto", chosen.why
-    assert "of them in pairs" in chosen.why
+    assert chosen.method == "kto", chosen.reason
+    assert "of them in pairs" in chosen.reason
 
 
 def test_corrections_are_imitated_and_not_only_preferred() -> None:
@@ -62,7 +62,7 @@ def test_corrections_are_imitated_and_not_only_preferred() -> None:
         rated(f"q{n}", "bad", thumb="down", correction=f"what I would have said to {n}")
     chosen = method_chosen(AGENT)
     assert chosen.method == "sft"
-    assert "responses that people wrote" in chosen.why
+    assert "responses that people wrote" in chosen.reason
 
 
 def test_a_few_corrections_beside_many_preferences_do_not_decide() -> None:
@@ -83,7 +83,7 @@ def test_scores_on_one_side_of_neutral_that_nobody_likes_go_through_a_reward_mod
         rated(f"q{n}", f"r{n}", score=0.1 + 0.01 * n)
     chosen = method_chosen(AGENT)
     assert (chosen.method, chosen.knobs) == ("ppo", {"reward": "auto"})
-    assert chosen.why.startswith("auto took rlhf: ")
+    assert chosen.reason.startswith("auto took rlhf: ")
 
 
 def asked(facts: dict[str, object]) -> None:
@@ -96,7 +96,7 @@ def test_prompts_with_right_answers_and_no_verdict_are_for_grpo() -> None:
     asked({"answer": "4"})
     chosen = method_chosen(AGENT)
     assert (chosen.method, chosen.knobs) == ("grpo", {"reward": "answer"})
-    assert "prompts with their right answer" in chosen.why
+    assert "prompts with their right answer" in chosen.reason
     plan = order_estimate(order_automatic(AGENT))
     assert (plan.policy.method, plan.policy.recipe["reward"], plan.refusal) == ("grpo", "answer", "")
     # what people say goes before what a program can tell
@@ -108,7 +108,7 @@ def test_prompts_with_right_answers_and_no_verdict_are_for_grpo() -> None:
 def test_prompts_with_tests_are_for_grpo_where_code_may_run(settings: object) -> None:
     asked({"tests": ["assert f(1) == 2"]})
     settings.ENABLE_CODE_EXECUTION = False  # type: ignore[attr-defined]
-    assert "needs ENABLE_CODE_EXECUTION=true" in method_chosen(AGENT).why
+    assert "needs ENABLE_CODE_EXECUTION=true" in method_chosen(AGENT).reason
     settings.ENABLE_CODE_EXECUTION = True  # type: ignore[attr-defined]
     assert method_chosen(AGENT).knobs == {"reward": "code_execution"}
 

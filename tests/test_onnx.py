@@ -89,7 +89,7 @@ def test_padding_moves_no_logit(world: World, side: str) -> None:
 
 
 def test_the_report_holds_the_greatest_difference_and_every_file(world: World) -> None:
-    checked = world.result.checked
+    checked = world.result.equality
     assert 0 < checked["logit_max_abs_diff"] < 2e-4
     assert 0 < checked["logit_max_abs_diff_padded"] < 2e-4
     assert checked["top1_agreement"] == 1.0

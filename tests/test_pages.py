@@ -222,7 +222,13 @@ def card_of(feedback: int = 0, **facts: Any) -> AgentCard:
     )
     return AgentCard(
         **(
-            {"facts": agent_facts("widgets"), "counts": counts, "policy": None, "run": None, "wanted": 100}
+            {
+                "facts": agent_facts("widgets"),
+                "counts": counts,
+                "policy": None,
+                "run": None,
+                "retrain_threshold": 100,
+            }
             | facts
         )
     )
@@ -241,9 +247,9 @@ JUDGED = {"preference_accuracy": 0.9}
         (lambda: card_of(counts=dataclasses.replace(NO_FEEDBACK, decisions=10, outcomes=10)), "train", "training"),
         (lambda: card_of(10, run=make_run(status="queued", finished_at=None)), "watch", "training"),
         (lambda: card_of(10, run=make_run(status="failed")), "look", None),
-        (lambda: with_policy(make_policy()), "judge", "judged"),
+        (lambda: with_policy(make_policy()), "judge", "evaluation"),
         (lambda: with_policy(make_policy(**JUDGED)), "promote", "answers"),
-        (lambda: with_policy(make_policy(**JUDGED), closed="no gain is shown"), "rate", "answers"),
+        (lambda: with_policy(make_policy(**JUDGED), gate_refusal="no gain is shown"), "rate", "answers"),
         (lambda: with_policy(champion(), buffer=99), "rate", None),
         (lambda: with_policy(champion(), buffer=100), "train", None),
     ],

@@ -405,7 +405,10 @@ def test_an_exporter_from_outside_is_listed(module: Module) -> None:
         ("EXPORTER = replace(EXPORTER, name='gguf')", "the name 'gguf' is taken by another exporter"),
         ("EXPORTER = replace(EXPORTER, name='a' * 17)", "expected a name of up to 16 small letters"),
         ("EXPORTER = replace(EXPORTER, writer='nowhere')", "expected its writer as `module:function`"),
-        ("EXPORTER = replace(EXPORTER, of='model')", "expected `of` as adapter or linear, found 'model'"),
+        (
+            "EXPORTER = replace(EXPORTER, policy_kind='model')",
+            "expected `policy_kind` as adapter or linear, found 'model'",
+        ),
         ("EXPORTER = replace(EXPORTER, options=('colour',))", "expected options of quantization, model_name"),
     ],
 )

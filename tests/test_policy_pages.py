@@ -226,9 +226,9 @@ def test_a_sheet_draws_differences_and_lists_what_its_words_sum_up() -> None:
             },
         ]
     )  # fmt: skip
-    assert accuracy.drawn is not None
+    assert accuracy.drawing is not None
     # the scale ends at half of everything: 0.25 lies halfway between middle and end, 0.9 at the end
-    assert (accuracy.drawn.dot, accuracy.drawn.start, accuracy.drawn.width) == (90, 60, 60)
+    assert (accuracy.drawing.dot, accuracy.drawing.start, accuracy.drawing.width) == (90, 60, 60)
     assert slices.details == [
         ("topic:b", "-5.0 points over 30 prompts"), ("topic:a", "+10.0 points over 12 prompts"),
     ]  # fmt: skip

@@ -216,14 +216,14 @@ def test_what_the_policy_was_unsure_of_comes_before_what_is_older() -> None:
 def test_a_narrow_margin_between_candidates_is_doubt() -> None:
     candidates = [{"response": r, "score": s} for r, s in (("a", 0.2), ("b", 0.9), ("c", 0.8))]
     # 1 - (0.9 - 0.8)
-    assert decide(1, candidates=candidates, propensity=1.0).asking_worth == pytest.approx(0.9)
+    assert decide(1, candidates=candidates, propensity=1.0).annotation_priority == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(
     "known", [{}, {"candidates": ["a", "b"]}, {"candidates": [{"response": "a", "score": 0.5}]}]
 )
 def test_where_nothing_is_known_of_the_policy_it_is_not_in_doubt(known: dict[str, Any]) -> None:
-    assert decide(1, **known).asking_worth == 0.0
+    assert decide(1, **known).annotation_priority == 0.0
 
 
 def test_what_raters_disagree_on_comes_before_what_they_agree_on() -> None:
@@ -233,7 +233,7 @@ def test_what_raters_disagree_on_comes_before_what_they_agree_on() -> None:
         rate(decision, rater="bob", thumb="up")
         rate(decision, rater="eve", **({"thumb": ""} | second))
     # good is 1, four stars are 3/4, two are 1/4
-    worth = dict(Decision.objects.values_list("pk", "asking_worth"))
+    worth = dict(Decision.objects.values_list("pk", "annotation_priority"))
     assert worth == {agreed.pk: 0.25, disputed.pk: 0.75}
     assert next_decision("ada") == disputed
 
@@ -245,7 +245,7 @@ def test_a_dispute_that_was_taken_back_is_none() -> None:
     rate(decision, rater="carl")
     rating_withdraw(rate(decision, rater="eve", thumb="down"))
     decision.refresh_from_db()
-    assert decision.asking_worth == 0.0
+    assert decision.annotation_priority == 0.0
 
 
 def test_fewer_ratings_come_before_a_dispute() -> None:

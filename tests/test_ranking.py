@@ -11,13 +11,13 @@ from rl.statistics import concordance, concordance_difference
 def test_concordance_by_hand() -> None:
     # of 0.9>0.2, 0.9>0.5, 0.5>0.2 the scores have the first and the second right, and tie the third
     found = concordance([0.9, 0.2, 0.5], [3.0, 1.0, 1.0], ["a", "b", "c"])
-    assert (found.share.value, found.compared, found.share.n) == (pytest.approx(2.5 / 3), 3, 3)
+    assert (found.share.value, found.pair_count, found.share.n) == (pytest.approx(2.5 / 3), 3, 3)
 
 
 def test_of_thumbs_it_is_the_area_under_the_curve() -> None:
     # liked 2 and 5 against disliked 1, 3, 4: 2>1, 5>1, 5>3, 5>4 of six
     found = concordance([1, 0, 0, 1, 0], [2, 1, 3, 5, 4], list("abcde"))
-    assert (found.share.value, found.compared) == (pytest.approx(4 / 6), 6)
+    assert (found.share.value, found.pair_count) == (pytest.approx(4 / 6), 6)
 
 
 def test_nothing_to_compare_has_no_share() -> None:

@@ -73,13 +73,13 @@ def test_a_falling_line_runs_from_the_upper_left_corner_to_the_lower_right_one()
     chart = chart_of((10, 3.0), (20, 2.0), (30, 1.0))
     assert [tick.label for tick in chart.y_ticks] == ["1.0", "1.5", "2.0", "2.5", "3.0"]
     assert chart.lines[0].path == "M0 0 L500 500 L1000 1000"
-    assert [tick.at for tick in chart.y_ticks] == ["100.00%", "75.00%", "50.00%", "25.00%", "0.00%"]
+    assert [tick.position for tick in chart.y_ticks] == ["100.00%", "75.00%", "50.00%", "25.00%", "0.00%"]
     assert chart.lines[0].last == "1"
 
 
 def test_steps_on_the_axis_are_whole() -> None:
     chart = chart_of((1, 0.7), (2, 0.6), (3, 0.5))
-    ticks = [(tick.label, tick.at) for tick in chart.x_ticks]
+    ticks = [(tick.label, tick.position) for tick in chart.x_ticks]
     assert ticks == [("1", "0.00%"), ("2", "50.00%"), ("3", "100.00%")]
 
 
@@ -146,8 +146,8 @@ LOSSES = [(1, 0.69), (2, 0.5), (3, 0.4)]
 
 def test_the_loss_leads_with_what_was_held_out_beside_it() -> None:
     charts = run_charts({"loss": LOSSES, "eval_loss": [(2, 0.6), (3, 0.55)], "learning_rate": LOSSES})
-    assert charts.leading is not None
-    (chart,) = charts.leading.charts
+    assert charts.main_family is not None
+    (chart,) = charts.main_family.charts
     assert [(line.label, line.held_out, line.slot) for line in chart.lines] == [
         ("training", False, 1),
         ("held out", True, 2),
@@ -157,8 +157,8 @@ def test_the_loss_leads_with_what_was_held_out_beside_it() -> None:
 
 def test_the_reward_leads_where_a_run_earns_one() -> None:
     charts = run_charts({"loss": LOSSES, "reward": LOSSES, "eval_reward": LOSSES})
-    assert charts.leading is not None
-    assert [chart.title for chart in charts.leading.charts] == ["Reward"]
+    assert charts.main_family is not None
+    assert [chart.title for chart in charts.main_family.charts] == ["Reward"]
     assert [chart.title for family in charts.families for chart in family.charts] == ["Loss"]
 
 
@@ -191,8 +191,8 @@ def test_chosen_and_rejected_share_a_chart_of_one_run_and_not_of_several() -> No
 
 def test_runs_side_by_side_have_a_colour_each_and_dashes_for_what_was_held_out() -> None:
     charts = runs_charts([("run 4", {"loss": LOSSES, "eval_loss": LOSSES}), ("run 9", {"loss": LOSSES})])
-    assert charts.leading is not None
-    (chart,) = charts.leading.charts
+    assert charts.main_family is not None
+    (chart,) = charts.main_family.charts
     assert [(line.label, line.slot, line.held_out) for line in chart.lines] == [
         ("run 4", 1, False),
         ("run 4, held out", 1, True),
@@ -207,25 +207,27 @@ def test_more_runs_than_colours_are_refused() -> None:
 
 def test_what_was_logged_once_is_a_number_and_no_chart() -> None:
     charts = run_charts({"loss": [(1, 0.69)], "eval_runtime": [(1, 2.0)], "epoch": LOSSES})
-    assert charts.leading is not None
-    assert charts.leading.charts == []
-    assert [(one.title, one.text, one.step) for one in charts.leading.lone] == [("Loss, training", "0.69", 1)]
+    assert charts.main_family is not None
+    assert charts.main_family.charts == []
+    assert [(one.title, one.text, one.step) for one in charts.main_family.lone] == [
+        ("Loss, training", "0.69", 1)
+    ]
     (family,) = charts.families
     assert [one.title for one in family.lone] == ["Time of an evaluation, held out"]
 
 
 def test_a_run_without_figures_has_no_charts() -> None:
     charts = run_charts({})
-    assert (charts.leading, charts.families) == (None, [])
-    assert run_charts({"loss": [(1, math.nan)]}).leading is None
+    assert (charts.main_family, charts.families) == (None, [])
+    assert run_charts({"loss": [(1, math.nan)]}).main_family is None
 
 
 def test_the_table_has_ten_steps_of_each_line_the_first_and_the_last_among_them() -> None:
     charts = run_charts(
         {"loss": [(step, step / 100) for step in range(1, 101)], "eval_loss": [(7, 0.5), (100, 0.4)]}
     )
-    assert charts.leading is not None
-    table = charts.leading.table
+    assert charts.main_family is not None
+    table = charts.main_family.table
     assert table is not None
     assert table.columns == ["Loss, training", "Loss, held out"]
     assert [step for step, _ in table.rows] == [1, 7, 12, 23, 34, 45, 56, 67, 78, 89, 100]
@@ -253,7 +255,7 @@ def test_any_figures_of_any_name_are_drawn_each_in_a_place_of_its_own(
     series: dict[str, list[tuple[int, float]]],
 ) -> None:
     charts = run_charts(series)
-    shown = [chart for family in [charts.leading, *charts.families] if family for chart in family.charts]
+    shown = [chart for family in [charts.main_family, *charts.families] if family for chart in family.charts]
     assert len({chart.slug for chart in shown}) == len(shown)
     for chart in shown:
         places = [place for line in chart.lines for at in line.markers for place in at]

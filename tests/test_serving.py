@@ -228,8 +228,8 @@ def test_a_policy_exported_as_one_whole_file_is_served_from_it(
         )
         shutil.copy(gguf_files().base, settings.RATCHET_HOME / path)
     model = _model("widgets-v2")
-    assert model.merged == "exports/widgets-v2-f16.gguf"
-    assert files.files_of(model) == (settings.RATCHET_HOME / model.merged, None)
+    assert model.merged_file == "exports/widgets-v2-f16.gguf"
+    assert files.files_of(model) == (settings.RATCHET_HOME / model.merged_file, None)
     body = json.loads(api.post("/v1/chat/completions", {"model": "widgets-v2", "messages": HELLO}).content)
     assert body["model"] == "widgets-v2"
 

@@ -44,26 +44,26 @@ def sides(splits: dict[str, Any]) -> dict[str, int]:
 
 def test_a_third_is_held_out_until_the_gate_can_speak_and_then_less_and_less() -> None:
     assert holdout_target(30) == 40
-    assert shares_in_force(SplitCounts(), 30).held_out == pytest.approx(1 / 3)
-    assert shares_in_force(SplitCounts(120, 12, 40), 30).held_out == pytest.approx(1 / 3)
-    assert shares_in_force(SplitCounts(300, 30, 80), 30).held_out == pytest.approx(0.1 + 7 / 60)
-    assert shares_in_force(SplitCounts(10**6, 10**5, 10**5), 30).held_out == pytest.approx(0.1, abs=1e-3)
+    assert shares_in_force(SplitCounts(), 30).holdout == pytest.approx(1 / 3)
+    assert shares_in_force(SplitCounts(120, 12, 40), 30).holdout == pytest.approx(1 / 3)
+    assert shares_in_force(SplitCounts(300, 30, 80), 30).holdout == pytest.approx(0.1 + 7 / 60)
+    assert shares_in_force(SplitCounts(10**6, 10**5, 10**5), 30).holdout == pytest.approx(0.1, abs=1e-3)
 
 
 def test_a_share_is_pulled_towards_what_is_missing_within_bounds() -> None:
     # 30 prompts, 8 held out: two fewer than a third, so 1/3 + 2/10 of 1
-    assert shares_in_force(SplitCounts(30, 3, 8), 30).held_out == pytest.approx(0.5)
-    assert shares_in_force(SplitCounts(30, 3, 9), 30).held_out == pytest.approx(1 / 3 + 0.1)
-    assert shares_in_force(SplitCounts(30, 3, 13), 30).held_out == pytest.approx(0.1)
-    assert shares_in_force(SplitCounts(30, 2, 10), 30).evaluated == pytest.approx(0.2)
-    assert shares_in_force(SplitCounts(30, 9, 10), 30).evaluated == pytest.approx(0.02)
+    assert shares_in_force(SplitCounts(30, 3, 8), 30).holdout == pytest.approx(0.5)
+    assert shares_in_force(SplitCounts(30, 3, 9), 30).holdout == pytest.approx(1 / 3 + 0.1)
+    assert shares_in_force(SplitCounts(30, 3, 13), 30).holdout == pytest.approx(0.1)
+    assert shares_in_force(SplitCounts(30, 2, 10), 30).eval == pytest.approx(0.2)
+    assert shares_in_force(SplitCounts(30, 9, 10), 30).eval == pytest.approx(0.02)
     # an agent of the days of one in ten: 200 rated prompts, 20 of them held out
-    assert shares_in_force(SplitCounts(200, 20, 20), 30).held_out == 0.5
+    assert shares_in_force(SplitCounts(200, 20, 20), 30).holdout == 0.5
 
 
 def test_a_gate_that_asks_for_more_holds_out_a_third_for_longer() -> None:
     assert holdout_target(90) == 120
-    assert shares_in_force(SplitCounts(120, 12, 40), 90).held_out == pytest.approx(1 / 3)
+    assert shares_in_force(SplitCounts(120, 12, 40), 90).holdout == pytest.approx(1 / 3)
 
 
 def test_the_upper_end_of_the_hashes_is_held_out_whatever_the_shares() -> None:

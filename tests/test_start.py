@@ -146,8 +146,8 @@ def test_an_earlier_step_can_be_looked_at_and_a_later_one_cannot(operator: Clien
 @pytest.mark.parametrize("key", [step[0] for step in GUIDE])
 def test_every_step_says_what_happens_next(key: str) -> None:
     step = next(step for step in guide_of(None) if step.key == key)
-    assert step.after.endswith(".")
-    assert "{" not in step.after
+    assert step.effect.endswith(".")
+    assert "{" not in step.effect
     assert step.takes
 
 
@@ -277,7 +277,7 @@ def test_the_bars_are_asked_for_without_taking_a_decision_from_others(operator: 
 def test_a_button_trains_and_leads_back_to_the_phases(operator: Client) -> None:
     rated(40)
     page = operator.get("/start/?agent=shop")
-    assert page.context["plan"]["refused"] == ""
+    assert page.context["plan"]["refusal"] == ""
     assert "about" in words(page.text)
     placed = operator.post("/runs/new/", {"agent": "shop", "back": "/start/?agent=shop"})
     assert placed.headers["Location"] == "/start/?agent=shop"
@@ -300,7 +300,7 @@ def test_what_a_training_would_refuse_is_said_before_the_button(operator: Client
         rating_submit(decision=decision, rater="bob", thumb="up")
     plan = operator.get("/start/?agent=shop").context["plan"]
     text = words(operator.get("/start/?agent=shop").text)
-    assert (plan["refused"][1:60] in text) if plan["refused"] else ("Train" in text)
+    assert (plan["refusal"][1:60] in text) if plan["refusal"] else ("Train" in text)
 
 
 @pytest.mark.parametrize("back", ["//elsewhere.example/", "https://elsewhere.example/", "start"])

@@ -30,7 +30,7 @@ MAX_CALLERS = 10_000
 class Grant:
     """Rights of the sender of a request, given by the authentication classes as `request.auth`."""
 
-    who: str
+    holder: str
     """Name of the key or of the person: the rater, where the request names none."""
     ident: str
     """Identity under which requests are counted together, such as key:3."""

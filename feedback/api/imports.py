@@ -169,7 +169,7 @@ class Imports(ApiView):
                 },
                 path=Path(upload.path),
                 name=facts["name"],
-                actor=grant_of(request).who,
+                actor=grant_of(request).holder,
                 max_rows=settings.FEEDBACK_UPLOAD_MAX_ROWS,
             )
             report = order_import(order, dry_run=facts["dry_run"])
@@ -221,7 +221,7 @@ class ImportUndo(ApiView):
     def post(self, request: Request, pk: int) -> Response:
         given = object_in(request.data, required=(), optional=("dry_run", "force"))
         flags = {name: _flag(given, name) for name in ("dry_run", "force")}
-        return Response(import_undo(pk, actor=grant_of(request).who, **flags).as_dict())
+        return Response(import_undo(pk, actor=grant_of(request).holder, **flags).as_dict())
 
 
 def _import_fields(given: dict[str, Any]) -> dict[str, Any]:

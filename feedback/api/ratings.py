@@ -26,19 +26,19 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     Raises Refused (403) for a key that names somebody else without it, (400) for a person that does, or simulates one.
     """
     grant = grant_of(request)
-    said = facts.pop("rater", grant.who)
-    if grant.is_person and said != grant.who:
+    said = facts.pop("rater", grant.holder)
+    if grant.is_person and said != grant.holder:
         raise Refused(
-            f"signed in as {grant.who}, one rates as oneself; to send others' ratings use an API key",
+            f"signed in as {grant.holder}, one rates as oneself; to send others' ratings use an API key",
             fields={"rater": "expected your own name, or nothing"},
         )
-    if not grant.is_person and said != grant.who and RATE_AS not in grant.scopes:
+    if not grant.is_person and said != grant.holder and RATE_AS not in grant.scopes:
         raise Refused(
-            f"the key {grant.who!r} has the scope rate, and rates as itself; to send others' ratings it needs rate_as: "
-            f"make one with `{PROGRAM} api_key create NAME --scopes rate,{RATE_AS}`, or leave `rater` out",
+            f"the key {grant.holder!r} has the scope rate, and rates as itself; to send others' ratings it needs "
+            f"rate_as: make one with `{PROGRAM} api_key create NAME --scopes rate,{RATE_AS}`, or leave `rater` out",
             code="forbidden",
             status=403,
-            fields={"rater": f"expected {grant.who}, or nothing"},
+            fields={"rater": f"expected {grant.holder}, or nothing"},
         )
     if grant.is_person and facts.get("rater_kind", "human") != "human":
         raise Refused("expected a person's rating", fields={"rater_kind": "expected human, found another"})

@@ -130,7 +130,7 @@ class Withdrawals(ApiView):
             check.fields["dry_run"] = "expected true or false"
         check.raise_faults("withdrawal")
         done = decisions_withdraw(
-            selection_read(given), actor=grant_of(request).who, reason=reason, dry_run=dry_run
+            selection_read(given), actor=grant_of(request).holder, reason=reason, dry_run=dry_run
         )
         return Response(done.as_dict(), status=200 if done.withdrawal is None else 201)
 
@@ -152,4 +152,6 @@ class WithdrawalRestore(ApiView):
         object_in(request.data, required=(), optional=())
         if pk >= 2**63:
             raise Refused(f"there is no withdrawal {pk}", code="not_found", status=404)
-        return Response({"withdrawal": pk, "decisions": withdrawal_restore(pk, actor=grant_of(request).who)})
+        return Response(
+            {"withdrawal": pk, "decisions": withdrawal_restore(pk, actor=grant_of(request).holder)}
+        )

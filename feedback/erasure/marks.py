@@ -42,7 +42,7 @@ class Marks:
     decisions: frozenset[uuid.UUID]
     prompts: Mapping[str, frozenset[str]]
     """Agent -> hashes of their prompts."""
-    prompts_own: frozenset[str]
+    own_prompts: frozenset[str]
     """Hashes of prompts that no other decision has."""
     responses: frozenset[str]
     """Responses to the erased prompts, and their corrections."""
@@ -73,7 +73,7 @@ class Marks:
             return value
         redacted = {self.redact(str(name)): self.redact_json(item) for name, item in value.items()}
         asked = [name for name in ("messages", "prompt") if name in value]
-        if value.get("prompt_hash") in self.prompts_own or any(redacted.get(n) != value[n] for n in asked):
+        if value.get("prompt_hash") in self.own_prompts or any(redacted.get(n) != value[n] for n in asked):
             return {name: _without_text(item) if name in CONTENT else item for name, item in redacted.items()}
         return redacted
 
@@ -174,7 +174,7 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
         unit=unit,
         decisions=pks,
         prompts={agent: frozenset(every) for agent, every in prompts.items()},
-        prompts_own=hashes - shared,
+        own_prompts=hashes - shared,
         responses=frozenset(responses),
         texts=tuple(sorted(texts | beginnings, key=lambda text: (-len(text), text))),
         _ids=frozenset(str(pk) for pk in pks),

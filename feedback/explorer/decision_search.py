@@ -17,26 +17,28 @@ from feedback.storage.validation import Check
 class DecisionSearch:
     """Search of the decisions page, as its address carries it."""
 
-    within: DecisionFilter
+    filter: DecisionFilter
     q: str = ""
-    rated: str = ""
+    rating_state: str = ""
     min_reward: float | None = None
 
     @property
     def beside(self) -> dict[str, str]:
         """Parts of the search beside the filter, by the name it has in an address."""
         floor = "" if self.min_reward is None else f"{self.min_reward:g}"
-        named = {"q": self.q, "rated": self.rated, "min_reward": floor}
+        named = {"q": self.q, "rated": self.rating_state, "min_reward": floor}
         return {name: value for name, value in named.items() if value}
 
     @property
     def parts(self) -> dict[str, str]:
         """All that is asked for; empty: everything."""
-        return {**self.within.parts, **self.beside}
+        return {**self.filter.parts, **self.beside}
 
     def ids(self) -> list[uuid.UUID]:
         """Ids of what it finds and can be withdrawn."""
-        return decision_ids_matching(self.within, q=self.q, rated=self.rated, min_reward=self.min_reward)
+        return decision_ids_matching(
+            self.filter, q=self.q, rated=self.rating_state, min_reward=self.min_reward
+        )
 
 
 def search_read(given: Mapping[str, Any]) -> DecisionSearch:

@@ -22,7 +22,7 @@ class DecisionSet:
     agent: str
     conditions: Mapping[str, Any]
     """Look-up -> value, as a filter on decisions takes them."""
-    before: datetime | None = None
+    cutoff: datetime | None = None
     """Ratings, outcomes and rewards that came later do not count; None: all do."""
 
     def rows(self) -> QuerySet[Decision]:
@@ -34,12 +34,12 @@ class DecisionSet:
 
     def ratings(self) -> QuerySet[Rating]:
         """Ratings that stand, or stood at `before`."""
-        if self.before is None:
+        if self.cutoff is None:
             rows = ratings_standing()
         else:
-            stood = Q(superseded_by__isnull=True) | Q(superseded_by__created_at__gte=self.before)
+            stood = Q(superseded_by__isnull=True) | Q(superseded_by__created_at__gte=self.cutoff)
             rows = Rating.objects.filter(
-                stood, withdrawn=False, created_at__lt=self.before, decision__withdrawal=None
+                stood, withdrawn=False, created_at__lt=self.cutoff, decision__withdrawal=None
             )
         return rows.filter(decision__agent=self.agent, **self._relation_condition()).order_by()
 
@@ -48,8 +48,8 @@ class DecisionSet:
         rows = Outcome.objects.filter(
             name=name, decision__agent=self.agent, decision__withdrawal=None, **self._relation_condition()
         )
-        if self.before is not None:
-            rows = rows.filter(created_at__lt=self.before)
+        if self.cutoff is not None:
+            rows = rows.filter(created_at__lt=self.cutoff)
         return rows.order_by("at", "id")
 
     def _relation_condition(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Exposure(NamedTuple):
     arm: str
     unit: str
     """The decision's own id where it was decided for nobody in particular."""
-    at: datetime
+    exposed_at: datetime
     latency_ms: float | None
     failed: bool
     """True if its metadata names an error, or serving says that the arm's policy did not answer to the

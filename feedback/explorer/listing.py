@@ -75,7 +75,7 @@ class DecisionPage:
     """With `standing`, a list of the ratings that stand."""
     older: Place | None
     """Position of the next page; None at the end."""
-    looked_to: datetime | None
+    scan_end: datetime | None
     """Set where LOOK ended the page: everything recorded since then was looked through."""
 
 
@@ -173,7 +173,7 @@ class ComparisonView:
     """A comparison as seen from one of its two decisions."""
 
     comparison: Comparison
-    other: Decision
+    counterpart: Decision
     outcome: str
     """preferred, not preferred, tie, both bad, or taken back."""
     stands: bool

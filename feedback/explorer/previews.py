@@ -98,7 +98,7 @@ class Preview:
     """Everything a preview template shows of a decision. Says nothing of the policy: raters are blind to it."""
 
     template: str
-    asked: str
+    question: str
     facts: list[tuple[str, str]]
     choice: str
     """The name chosen, empty where the response is free text or cannot be read."""
@@ -190,7 +190,7 @@ def preview_of(
             logger.exception("the drawing of agent %s failed for the choice %.80r", decision.agent, choice)
     return Preview(
         template=template,
-        asked=asked,
+        question=asked,
         facts=[(str(name), str(value)) for name, value in context.items()],
         choice=choice,
         response=text_blocks(decision.response),

@@ -65,7 +65,7 @@ class TimelineStep:
     error: str
     status: str
     """Of a task: completed or failed."""
-    others: list[tuple[str, str]]
+    details: list[tuple[str, str]]
     decision: uuid.UUID | None
     """Of a decision: which one."""
     here: bool
@@ -206,7 +206,7 @@ def _timeline_step(
         result=_text(step.get("response") if kind == "decision" else step.get("result")),
         error=_text(step.get("error")),
         status=str(step.get("status") or ""),
-        others=[
+        details=[
             (str(key), _text(value))
             for key, value in step.items()
             if key not in hidden and value not in (None, "", [], {})

@@ -50,14 +50,14 @@ def decisions(request: HttpRequest) -> HttpResponse:
         search = DecisionSearch(narrowed_of({}))
     else:
         found = decisions_page(
-            search.within, q=search.q, rated=search.rated, min_reward=search.min_reward, before=before
+            search.filter, q=search.q, rated=search.rating_state, min_reward=search.min_reward, before=before
         )
     asked = search.parts
     context = {
-        **filter_context(request, search.within, search.beside),
-        "within": search.within,
+        **filter_context(request, search.filter, search.beside),
+        "within": search.filter,
         "q": search.q,
-        "rated": search.rated,
+        "rated": search.rating_state,
         "min_reward": search.beside.get("min_reward", ""),
         "kinds": [(name, words) for name, (words, _) in RATED.items()],
         "asked": asked,

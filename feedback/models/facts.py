@@ -187,7 +187,7 @@ class Decision(models.Model):
     ratings_wanted = models.PositiveSmallIntegerField(
         default=1, editable=False, help_text="0 while it is withdrawn: nobody is asked about it"
     )
-    asking_worth = models.FloatField(
+    annotation_priority = models.FloatField(
         default=0.0,
         editable=False,
         help_text="0 to 2: how unsure the policy was, plus how far its raters are apart",
@@ -197,18 +197,18 @@ class Decision(models.Model):
         ordering = ["-created_at", "-id"]
         indexes = [
             models.Index(
-                fields=["agent", "ratings_human", "-asking_worth", "created_at", "id"],
+                fields=["agent", "ratings_human", "-annotation_priority", "created_at", "id"],
                 condition=Q(ratings_human__lt=F("ratings_wanted")),
                 name="decision_asking_by_agent",
             ),
             models.Index(
-                fields=["ratings_human", "-asking_worth", "created_at", "id"],
+                fields=["ratings_human", "-annotation_priority", "created_at", "id"],
                 condition=Q(ratings_human__lt=F("ratings_wanted")),
                 name="decision_asking",
             ),
             # the agent at the end, so that an agent that never had the policy is known without its decisions
             models.Index(
-                fields=["policy", "ratings_human", "-asking_worth", "created_at", "id", "agent"],
+                fields=["policy", "ratings_human", "-annotation_priority", "created_at", "id", "agent"],
                 condition=Q(ratings_human__lt=F("ratings_wanted")) & ~Q(policy=""),
                 name="decision_asking_by_policy",
             ),

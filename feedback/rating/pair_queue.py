@@ -47,7 +47,7 @@ class PairsWaiting:
     """The pair to show, and how many wait for this rater."""
 
     pair: QueuedPair | None
-    waiting: int
+    count: int
     """Among the decisions looked through; there may be more further back."""
 
 
@@ -55,20 +55,20 @@ class PairsWaiting:
 class _Response:
     pk: uuid.UUID
     policy: str
-    wanted: int
+    target: int
 
 
 @dataclass(frozen=True)
 class _Candidate:
     first: _Response
     second: _Response
-    compared: int
+    raters: int
     """By how many people, this rater not among them."""
 
     @property
     def rank(self) -> tuple[int, bool]:
         """Fewest comparisons first, then those between policies: they say which of the two is better."""
-        return self.compared, self.first.policy == self.second.policy
+        return self.raters, self.first.policy == self.second.policy
 
     @property
     def key(self) -> str:
@@ -159,7 +159,7 @@ def _candidates(rater: str, within: DecisionFilter, prompts: list[tuple[str, str
     for asked in prompts:
         for first, second in itertools.combinations(responses[asked].values(), 2):
             key = frozenset((first.pk, second.pk))
-            if key not in mine and counts[key] < max(first.wanted, second.wanted):
+            if key not in mine and counts[key] < max(first.target, second.target):
                 found.append(_Candidate(first, second, counts[key]))
     return found
 

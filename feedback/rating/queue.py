@@ -98,7 +98,9 @@ def next_decision(
         free = decisions_queued(rater, within).alias(others=_lease_count(rater)).exclude(pk__in=passed)
         free = free.filter(ratings_human__lt=F("ratings_wanted") - F("others"))
         same = free.filter(agent=slug, prompt_hash=prompt).order_by()
-        found = same.values_list("ratings_human", "asking_worth", "created_at", "pk")[:SAME_PROMPT_LOOK]
+        found = same.values_list("ratings_human", "annotation_priority", "created_at", "pk")[
+            :SAME_PROMPT_LOOK
+        ]
         if ranked := sorted((ratings, -worth, at, pk) for ratings, worth, at, pk in found):
             return Decision.objects.get(pk=ranked[0][3])
     return _foremost(rater, within, passed)
@@ -143,7 +145,14 @@ def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
         rows = Decision.objects.filter(pk__in=window.ids).order_by()
         rows = rows.annotate(others=_lease_count(rater), mine=_mine(rater), known=Exists(siblings))
         looked = rows.values_list(
-            "pk", "ratings_human", "asking_worth", "created_at", "ratings_wanted", "others", "mine", "known"
+            "pk",
+            "ratings_human",
+            "annotation_priority",
+            "created_at",
+            "ratings_wanted",
+            "others",
+            "mine",
+            "known",
         )
         free = [
             _Free((ratings, -worth, at), pk, known)

@@ -41,7 +41,7 @@ def awaiting_ratings(decisions: QuerySet[Decision]) -> QuerySet[Decision]:
 
 def queue_sort(queued: QuerySet[Decision]) -> QuerySet[Decision]:
     """In the order of the queue's indexes."""
-    return queued.order_by("ratings_human", "-asking_worth", "created_at", "id")
+    return queued.order_by("ratings_human", "-annotation_priority", "created_at", "id")
 
 
 def stretches(within: DecisionFilter) -> Iterator[Stretch]:
@@ -53,7 +53,7 @@ def stretches(within: DecisionFilter) -> Iterator[Stretch]:
     unrated = Q(ratings_human=0)
     parts = [unrated]
     if within.since or within.until:
-        parts = [unrated & Q(asking_worth__gt=0), unrated & Q(asking_worth=0)]
+        parts = [unrated & Q(annotation_priority__gt=0), unrated & Q(annotation_priority=0)]
     lanes = _tag_conditions_by_index(within.tag) if within.tag else [Q()]
     everything = awaiting_ratings(within.but(tag="").decisions())
     for part in parts:

@@ -72,7 +72,7 @@ class Storage(StrEnum):
 @dataclass(eq=False)
 class _PendingDecision:
     facts: Facts
-    finished: threading.Event = field(default_factory=threading.Event)
+    done_event: threading.Event = field(default_factory=threading.Event)
     storage: Storage = Storage.MEMORY
     """Set before `done`."""
 
@@ -156,7 +156,7 @@ class Recorder:
             self._hurried = True
             self._awake()
             self._signal.notify()
-        if not pending.finished.wait(WAIT_S):
+        if not pending.done_event.wait(WAIT_S):
             # it may still get into the database: the replay of the same id then changes nothing
             self._spool(pending, hold=hold)
         elif not pending.storage.durable and not hold:
@@ -167,7 +167,7 @@ class Recorder:
         on_disk = self.outbox.put(_line_of(pending.facts), hold=hold)
         pending.storage = Storage.DISK if on_disk else Storage.MEMORY
         self._counted("spooled" if on_disk else "in_memory" if hold else "dropped")
-        pending.finished.set()
+        pending.done_event.set()
         with self._signal:
             if not on_disk and not hold and pending in self._queue:
                 self._queue.remove(pending)
@@ -210,13 +210,13 @@ class Recorder:
                 self._problems.report("database", said, error)
                 connection.close()
                 for pending in batch:
-                    if not pending.finished.is_set():
+                    if not pending.done_event.is_set():
                         self._spool(pending)
             except Exception as error:
                 # a fault of ours; the decisions must not be lost with it
                 self._problems.report("recorder", f"recording failed: {error!r}", error)
                 for pending in batch:
-                    if not pending.finished.is_set():
+                    if not pending.done_event.is_set():
                         self._spool(pending)
                 time.sleep(FIRST_PAUSE_S)
             # every one of them is in the database or in the spool now
@@ -256,7 +256,7 @@ class Recorder:
             if isinstance(found, FeedbackRefused) and found.code != "conflict":
                 self._keep_refused(pending, str(found))
             pending.storage = Storage.DATABASE
-            pending.finished.set()
+            pending.done_event.set()
             self._counted("written")
 
     def _keep_refused(self, pending: _PendingDecision, reason: str) -> None:

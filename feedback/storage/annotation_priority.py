@@ -49,7 +49,7 @@ def priority_update(decision: uuid.UUID, standing: RatingProgress | None) -> Non
 
     Anything else costs nothing: with fewer ratings there is nobody to differ, with enough of them nobody is asked.
     """
-    if standing is None or not 2 <= standing.ratings < standing.wanted:
+    if standing is None or not 2 <= standing.ratings < standing.target:
         return
     said = Rating.objects.filter(
         decision=decision, superseded_by__isnull=True, withdrawn=False, rater_kind=RaterKind.HUMAN
@@ -60,5 +60,5 @@ def priority_update(decision: uuid.UUID, standing: RatingProgress | None) -> Non
         "candidates", "propensity"
     ):
         Decision.objects.filter(pk=decision).update(
-            asking_worth=policy_uncertainty(candidates, propensity) + apart
+            annotation_priority=policy_uncertainty(candidates, propensity) + apart
         )

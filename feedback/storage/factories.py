@@ -80,7 +80,7 @@ def decision_build(
             {**DECISION.hash_values(values), "agent": name_hashed(values["agent"]), "messages": asked}
         ),
         ratings_wanted=rating_target(values["agent"], key),
-        asking_worth=policy_uncertainty(values["candidates"], values["propensity"]),
+        annotation_priority=policy_uncertainty(values["candidates"], values["propensity"]),
         created_at=at or timezone.now(),
     )
 

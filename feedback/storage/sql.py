@@ -75,7 +75,7 @@ class RatingProgress(NamedTuple):
     """Number of ratings a decision has, and how many it is to get."""
 
     ratings: int
-    wanted: int
+    target: int
 
 
 def rating_insert(row: Rating, change: int) -> RatingProgress | None:

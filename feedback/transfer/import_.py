@@ -153,7 +153,7 @@ class _ImportJob:
     progress: Progress | None
     dry_run: bool
     total: int = 0
-    attached: list[str] = field(default_factory=list)
+    attachments: list[str] = field(default_factory=list)
 
     def _records(self, file: Reading) -> Iterator[Record]:
         found = file.records()
@@ -220,7 +220,7 @@ class _ImportJob:
             self._check()
             if before is not None:
                 report.earlier = EarlierImport(before.pk, before.created_at)
-            if report.stored_rows or report.rows_stored or self.attached:
+            if report.stored_rows or report.rows_stored or self.attachments:
                 self._record(batch)
             else:
                 batch.delete()  # a file that was here already is no import of its own
@@ -242,7 +242,7 @@ class _ImportJob:
             part = _part_written(some, origin, raters)
             raters.update(part.raters)
             self.report.add(part.report)
-            self.attached += map(str, part.attached)
+            self.attachments += map(str, part.attached)
             if self.progress is not None:
                 self.progress(self.report.rows, self.total)
 
@@ -255,7 +255,7 @@ class _ImportJob:
         batch.skipped_because = dict(report.skipped_because)
         batch.refused = [refused_row_summary(row) for row in report.refused]
         batch.notes = list(report.notes)
-        batch.attached = self.attached
+        batch.attached = self.attachments
         batch.save()
 
 

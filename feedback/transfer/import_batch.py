@@ -68,8 +68,8 @@ class Batch:
 
     def _count_row(self, plan: ImportPlan, added: bool) -> None:
         """Count the row of a plan as stored, as skipped, or as here already: before this file, or by a row above."""
-        if plan.skipped:
-            self.report.skip(plan.skipped)
+        if plan.skip_reason:
+            self.report.skip(plan.skip_reason)
         elif added:
             self.report.rows_stored += 1
         elif self._is_repeated(plan):
@@ -82,7 +82,7 @@ class Batch:
         before."""
         if plan.trace is not None:
             return self._is_from_this_import(Trace, plan.trace.pk)
-        words: list[tuple[type[Model], uuid.UUID]] = [(type(one.row), one.row.pk) for one in plan.said]
+        words: list[tuple[type[Model], uuid.UUID]] = [(type(one.row), one.row.pk) for one in plan.feedback]
         rows = words or [(Decision, row.pk) for row in plan.decisions]
         return bool(rows) and all(self._is_from_this_import(model, pk) for model, pk in rows)
 
@@ -93,7 +93,7 @@ class Batch:
     # --- What is there already -------------------------------------------------------------------------------
 
     def _look_up(self, plans: Sequence[ImportPlan]) -> None:
-        said = [one.row for plan in plans for one in plan.said]
+        said = [one.row for plan in plans for one in plan.feedback]
         decisions = {row.pk for plan in plans for row in plan.decisions}
         self._here: dict[type[Model], dict[uuid.UUID, _StoredRow]] = {
             model: _stored_rows(model, ids)
@@ -134,7 +134,7 @@ class Batch:
         new = [row for row in plan.decisions if self._is_new(row)]
         heads: ChainMap[Chain, Word] = ChainMap({}, self._heads)
         bodies: dict[uuid.UUID, str] = {}
-        words = [(one, word) for one in plan.said if (word := self._word(one, heads, bodies)) is not None]
+        words = [(one, word) for one in plan.feedback if (word := self._word(one, heads, bodies)) is not None]
         outcomes: dict[uuid.UUID, Outcome] = {}
         for outcome, timed in plan.outcomes:
             if self._is_new_outcome(outcome, timed, outcomes):

@@ -98,13 +98,13 @@ class ImportPlan:
 
     record: Record
     decisions: list[Decision] = field(default_factory=list)
-    said: list[PlannedFeedback] = field(default_factory=list)
+    feedback: list[PlannedFeedback] = field(default_factory=list)
     outcomes: list[tuple[Outcome, bool]] = field(default_factory=list)
     """With whether the file says when it happened."""
     trace: Trace | None = None
     needs: list[uuid.UUID] = field(default_factory=list)
     """Decisions it speaks of and does not bring."""
-    skipped: str = ""
+    skip_reason: str = ""
     """Reason why it holds nothing beside the decisions it brings."""
 
 
@@ -304,7 +304,7 @@ class Planner:
         elif isinstance(record, ImportedReference):
             subject = self._reference_subject(record.reference, *record.also)
             plan.needs.append(subject.pk)
-            plan.said.append(self._rating(subject, record.rating))
+            plan.feedback.append(self._rating(subject, record.rating))
         elif isinstance(record, OutcomeReference):
             subject = self._reference_subject(record.reference, *record.also)
             plan.needs.append(subject.pk)
@@ -315,7 +315,7 @@ class Planner:
             decision = self._decision_of(record)
             subject = _subject(decision)
             plan.decisions.append(decision)
-            plan.said += [self._rating(subject, rating) for rating in record.ratings]
+            plan.feedback += [self._rating(subject, rating) for rating in record.ratings]
             plan.outcomes += [(_outcome(decision.pk, one), one.at is not None) for one in record.outcomes]
         return plan
 
@@ -336,7 +336,7 @@ class Planner:
                 plan.needs.append(sides[-1].pk)
         left, right = sides
         if left.pk == right.pk:
-            plan.skipped = "both responses are the same: no preference"
+            plan.skip_reason = "both responses are the same: no preference"
             return
         preference = record.preference
         if not record.ordered and left.pk > right.pk:
@@ -356,7 +356,7 @@ class Planner:
             )
         )
         chain = (left.pk, right.pk, rater)
-        plan.said.append(PlannedFeedback(row, chain, record.id is not None, record.withdrawn))
+        plan.feedback.append(PlannedFeedback(row, chain, record.id is not None, record.withdrawn))
 
     def _rating(self, decision: Subject, rating: ImportedRating) -> PlannedFeedback:
         rater = rating.rater or self._anonymous_rater(decision.pk)

@@ -326,7 +326,9 @@ def ratings_recount(ids: Sequence[uuid.UUID]) -> None:
             continue
         Decision.objects.filter(pk=pk).update(ratings_human=count)
         if count < 2:
-            Decision.objects.filter(pk=pk).update(asking_worth=policy_uncertainty(candidates, propensity))
+            Decision.objects.filter(pk=pk).update(
+                annotation_priority=policy_uncertainty(candidates, propensity)
+            )
         else:
             priority_update(pk, RatingProgress(count, wanted))
 

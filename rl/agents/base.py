@@ -130,7 +130,7 @@ class Agent:
     """Function that draws its choices on pages; agents without code that have the same preview are drawn by it too."""
     world: World | None = field(default=None, compare=False)
     """Situations for `simulate --taste situation`; None: it has its own scenarios alone."""
-    rewarded: RewardFacts = field(default_factory=RewardFacts, compare=False)
+    reward_facts: RewardFacts = field(default_factory=RewardFacts, compare=False)
     answers: tuple[str, ...] = ()
     """Every response it gives, where they are a closed set whatever is asked; empty where they are not."""
 

@@ -169,7 +169,7 @@ AGENT = Filer(
     suggested_tags=("wrong partner", "wrong year", "too general", "hard to find again"),
     max_new_tokens=24,
     preview="folder",
-    rewarded=RewardFacts(
+    reward_facts=RewardFacts(
         outcomes={
             "file_moved_back": OutcomeWorth(good=0, bad=1),
             "file_found_again": OutcomeWorth(good=1, bad=0, horizon="strategic"),

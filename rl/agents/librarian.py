@@ -74,8 +74,8 @@ AGENT = Librarian(
     options_key="subjects",
     answer_key="subjects",
     truth_key="catalogued_under",
-    most=5,
-    rewarded=RewardFacts(
+    max_items=5,
+    reward_facts=RewardFacts(
         outcomes={
             "subject_changed": OutcomeWorth(good=0, bad=1),
             "found_by_subject": OutcomeWorth(good=1, bad=0, horizon="strategic"),

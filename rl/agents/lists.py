@@ -28,8 +28,8 @@ class ListAgent(Agent):
     ordered: bool = False
     """True: every name must stand in the answer once, and their order is the answer. False: some of them, and their
     order says nothing."""
-    least: int = 1
-    most: int | None = None
+    min_items: int = 1
+    max_items: int | None = None
 
     @property
     def structured(self) -> bool:
@@ -88,9 +88,9 @@ class ListAgent(Agent):
             raise InvalidResponse(f"expected a list of names under {self.answer_key!r}, found {found}")
         if len(set(names)) != len(names):
             raise InvalidResponse(f"expected each name once, found {found}")
-        if len(names) < self.least or (self.most is not None and len(names) > self.most):
-            up_to = f" to {self.most}" if self.most else " or more"
-            raise InvalidResponse(f"expected {self.least}{up_to} names, found {len(names)}")
+        if len(names) < self.min_items or (self.max_items is not None and len(names) > self.max_items):
+            up_to = f" to {self.max_items}" if self.max_items else " or more"
+            raise InvalidResponse(f"expected {self.min_items}{up_to} names, found {len(names)}")
         if state is not None:
             listed = self.options(state)
             strange = [name for name in names if name not in listed]
@@ -105,10 +105,10 @@ class ListAgent(Agent):
     def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
         item: dict[str, Any] = {"type": "string"}
         names: dict[str, Any] = {
-            "type": "array", "items": item, "uniqueItems": True, "minItems": self.least
+            "type": "array", "items": item, "uniqueItems": True, "minItems": self.min_items
         }  # fmt: skip
-        if self.most is not None:
-            names["maxItems"] = self.most
+        if self.max_items is not None:
+            names["maxItems"] = self.max_items
         if state is not None:
             item["enum"] = list(self.options(state))
             if self.ordered:

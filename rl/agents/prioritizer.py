@@ -120,7 +120,7 @@ AGENT = Prioritizer(
     answer_key="order",
     truth_key="done_in_order",
     ordered=True,
-    rewarded=RewardFacts(
+    reward_facts=RewardFacts(
         outcomes={
             "deadline_missed": OutcomeWorth(good=0, bad=1),
             "order_changed": OutcomeWorth(good=0, bad=1),

@@ -99,8 +99,8 @@ AGENT = Retriever(
     options_key="passages",
     answer_key="passages",
     truth_key="helped",
-    most=8,
-    rewarded=RewardFacts(
+    max_items=8,
+    reward_facts=RewardFacts(
         outcomes={
             "passage_cited": OutcomeWorth(good=1, bad=0),
             "question_asked_again": OutcomeWorth(good=0, bad=1, horizon="strategic"),

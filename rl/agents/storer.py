@@ -131,7 +131,7 @@ AGENT = Storer(
     preview="list",
     answer_key="place",
     options_key="places",
-    rewarded=RewardFacts(
+    reward_facts=RewardFacts(
         outcomes={
             "fact_moved": OutcomeWorth(good=0, bad=1),
             "fact_used": OutcomeWorth(good=1, bad=0, horizon="strategic"),

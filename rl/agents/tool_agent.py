@@ -330,7 +330,7 @@ AGENT = ToolAgent(
     suggested_tags=("wrong tool", "wrong arguments", "not needed", "should have asked"),
     max_new_tokens=128,
     preview="tool",
-    rewarded=RewardFacts(
+    reward_facts=RewardFacts(
         functions={"agent": 1.0, "tool_success": 1.0, "efficiency": 0.5},
         outcomes={
             "undone_by_a_person": OutcomeWorth(good=0, bad=1),

@@ -114,7 +114,7 @@ def _routing_represent(made: Completion) -> dict[str, Any]:
     return {
         "agent": made.agent,
         "policy": made.policy,
-        "intended": made.intended,
+        "intended": made.intended_policy,
         "stepped_in": made.stepped_in,
         "arm": made.arm,
         "recorded": made.recorded,
@@ -177,7 +177,7 @@ def _usage(tokens_in: int | None, tokens_out: int | None) -> dict[str, int]:
 
 def _headers(made: Completion) -> dict[str, str]:
     named = {"X-Request-Id": str(made.id), "X-Ratchet-Agent": made.agent, "X-Ratchet-Policy": made.policy}
-    named |= {"X-Ratchet-Intended": made.intended} if made.stepped_in else {}
+    named |= {"X-Ratchet-Intended": made.intended_policy} if made.stepped_in else {}
     return named | ({} if made.recorded else {RECORDED_HEADER: "no"})
 
 

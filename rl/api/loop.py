@@ -86,7 +86,7 @@ class Promote(ApiView):
         policy = policy_lookup(name)
         try:
             moved = registry.policy_promote(
-                policy, to, actor=grant_of(request).who, reason=reason, force=flag(facts, "force")
+                policy, to, actor=grant_of(request).holder, reason=reason, force=flag(facts, "force")
             )
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
@@ -132,7 +132,7 @@ class Rollback(ApiView):
                 f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
             )
         try:
-            back = registry.policy_rollback(policy.agent, actor=grant_of(request).who, reason=reason)
+            back = registry.policy_rollback(policy.agent, actor=grant_of(request).holder, reason=reason)
         except registry.RegistryRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
         return Response(policy_represent(back))
@@ -175,7 +175,7 @@ class Runs(ApiView):
                 text(facts, "method", "auto"),
                 config=text(facts, "config") or None,
                 knobs=knobs,
-                actor=grant_of(request).who,
+                actor=grant_of(request).holder,
             )
             return run_accepted(order)
 
@@ -194,7 +194,7 @@ class Cancel(ApiView):
     def post(self, request: Request, pk: int) -> Response:
         run = run_lookup(pk)
         try:
-            return Response(run_represent(lifecycle.run_cancel(run, actor=grant_of(request).who)))
+            return Response(run_represent(lifecycle.run_cancel(run, actor=grant_of(request).holder)))
         except RunRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
 

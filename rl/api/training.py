@@ -90,7 +90,7 @@ class TrainPolicy(ApiView):
         )
         knobs, method = _knobs(facts), text(facts, "method", "auto")
         with orders_refused():
-            order = order_automatic(agent_checked(agent), method, knobs=knobs, actor=grant_of(request).who)
+            order = order_automatic(agent_checked(agent), method, knobs=knobs, actor=grant_of(request).holder)
             if flag(facts, "dryRun"):
                 return Response(_plan(order, order_estimate(order)))
             return run_accepted(order, follow=method_named(order.method).policy)
@@ -171,14 +171,14 @@ def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, Any]:
         "status": "dry_run",
         "feedbackCount": estimate.feedback_count,
         "method": policy.method,
-        "why": order.why,
+        "why": order.reason,
         "samples": policy.samples,
         "pairs": policy.samples if dataset_kind(policy.method, policy.recipe) == "pairs" else 0,
         "estimatedSteps": estimate.steps,
         "estimatedTimeMinutes": round(estimate.minutes, 3),
-        "estimatedBy": policy.minutes_by,
+        "estimatedBy": policy.minutes_source,
         "estimatedMemoryGb": max((stage.memory.gb or 0.0 for stage in estimate.stages), default=0.0) or None,
-        "estimatedMemoryBy": policy.memory.by,
+        "estimatedMemoryBy": policy.memory.source,
         "stages": [
             {
                 "method": stage.method,
@@ -199,7 +199,7 @@ def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, Any]:
             **policy.recipe,
         },
         "refused": estimate.refusal,
-        "doubt": policy.doubt,
+        "doubt": policy.warning,
         "evidence": gate_distance(order.agent).as_dict(),
     }
 

@@ -31,7 +31,7 @@ class RuleLine:
     title: str
     outcome: str
     words: str
-    drawn: IntervalDrawing | None
+    drawing: IntervalDrawing | None
     details: list[tuple[str, str]]
     """Details below the summary: (name, value)."""
 
@@ -44,7 +44,7 @@ def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:
             title=RULE_TITLES.get(verdict["rule"], verdict["rule"]),
             outcome=verdict["outcome"],
             words=verdict["words"],
-            drawn=_interval_drawing(verdict.get("figures") or {}),
+            drawing=_interval_drawing(verdict.get("figures") or {}),
             details=_details(verdict["rule"], verdict.get("figures") or {}),
         )
         for verdict in verdicts

@@ -45,7 +45,7 @@ class LineData:
 class Tick:
     """A tick of an axis: where it is, in percent of the plot, and its label."""
 
-    at: str
+    position: str
     label: str
 
 

@@ -150,7 +150,7 @@ class FigureFamily:
 class RunCharts:
     """All figures of one run or several; `leading` is the family of the large chart, None without any figure."""
 
-    leading: FigureFamily | None
+    main_family: FigureFamily | None
     families: list[FigureFamily]
 
 
@@ -179,7 +179,7 @@ def _charts(runs: Sequence[tuple[str, Series]]) -> RunCharts:
             groups[family_of(name)].append(name)
     titles = {slug: title for slug, title, _ in FAMILIES} | {"other": "Other figures"}
     return RunCharts(
-        leading=_family("leading", TITLES[leads][0], [leads], runs) if leads else None,
+        main_family=_family("leading", TITLES[leads][0], [leads], runs) if leads else None,
         families=[_family(slug, titles[slug], members, runs) for slug, members in groups.items() if members],
     )
 

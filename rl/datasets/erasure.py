@@ -164,7 +164,7 @@ def _is_of_unit(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool
     unit's."""
     if row["prompt_hash"] not in prompts:
         return False
-    if row["prompt_hash"] in marks.prompts_own:
+    if row["prompt_hash"] in marks.own_prompts:
         return True
     sides = [row.get(name) for name in ("chosen", "rejected", "completion")]
     said = [*sides, *row.get("completions", ()), *row.get("preferred", ()), *row.get("dispreferred", ())]

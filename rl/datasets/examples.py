@@ -89,7 +89,7 @@ class _Verdicts:
     rewards: list[float] = field(default_factory=list)
     """Rewards of the response where nobody rated it; ratings take precedence."""
     corrections: int = 0
-    shown: set[str] = field(default_factory=set)
+    sources: set[str] = field(default_factory=set)
     """Sources among DEMONSTRATIONS that it has."""
     simulated: bool = False
     tags: set[str] = field(default_factory=set)
@@ -149,7 +149,7 @@ def examples_from_evidence(
             if item.measured or kind in COMPARED:
                 _note(prompts, item.prompt_hash, item.response, item, "reward").rewards.append(item.value)
         elif isinstance(item, DemonstrationEvidence) and kind == "corrections":
-            _note(prompts, item.prompt_hash, item.response, item, item.source).shown.add(item.source)
+            _note(prompts, item.prompt_hash, item.response, item, item.source).sources.add(item.source)
         elif isinstance(item, CorrectionEvidence) and kind == "corrections":
             if item.valid:
                 _note(prompts, item.prompt_hash, item.correction, item, "correction").corrections += 1
@@ -280,7 +280,7 @@ def _demonstrations(
 ) -> list[Example]:
     found: dict[str, list[Example]] = {}
     for key, verdicts in sorted(responses.items()):
-        written = [*(["correction"] if verdicts.corrections else []), *verdicts.shown]
+        written = [*(["correction"] if verdicts.corrections else []), *verdicts.sources]
         if written and verdicts.values and verdicts.mean < NEUTRAL:
             asked.left_out["disliked"] += 1
         elif not written and verdicts.mean < GOOD:

@@ -30,29 +30,29 @@ for something else."""
 class Distance:
     """Number of held-out prompts there are, and how many more rated prompts the gate takes."""
 
-    found: int
+    available: int
     """Held-out prompts with evidence of the kind that carries the accuracy rule."""
-    needed: int
+    minimum: int
     kind: str
     further: int
     """Rated prompts until then, about: by the share that is held out of what comes next."""
 
     @property
     def reached(self) -> bool:
-        return self.found >= self.needed
+        return self.available >= self.minimum
 
     @property
     def words(self) -> str:
         if self.reached:
-            return f"{self.found:,} held-out prompts ({self.kind}), the gate asks for {self.needed:,}"
+            return f"{self.available:,} held-out prompts ({self.kind}), the gate asks for {self.minimum:,}"
         return (
-            f"{self.found:,} of {self.needed:,} held-out prompts that the gate asks for ({self.kind}); "
+            f"{self.available:,} of {self.minimum:,} held-out prompts that the gate asks for ({self.kind}); "
             f"about {self.further:,} more rated prompts"
         )
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "found": self.found, "needed": self.needed, "kind": self.kind, "further": self.further,
+            "found": self.available, "needed": self.minimum, "kind": self.kind, "further": self.further,
             "words": self.words,
         }  # fmt: skip
 
@@ -64,8 +64,8 @@ def distance_of(counts: Mapping[str, int], tally: SplitCounts, needed: int) -> D
     if found >= needed:
         return Distance(found, needed, kind, 0)
     # not every held-out prompt has this kind of evidence: so many must be held out for one that has
-    each = tally.held_out / found if found >= TELLING else 1.0
-    wanted = tally.held_out + round((needed - found) * each)
+    each = tally.holdout / found if found >= TELLING else 1.0
+    wanted = tally.holdout + round((needed - found) * each)
     return Distance(found, needed, kind, _about(prompts_until(wanted, tally, needed)))
 
 
@@ -102,7 +102,7 @@ def _of_rows(agent: str, rows: Iterable[Mapping[str, Any]]) -> Distance:
         elif row.get("facts") and not {"completion", "completions"} & set(row):
             kind = TESTS
     tally = SplitCounts.of(splits.values())
-    return distance_of({kind: tally.held_out}, tally, min_evidence_of(agent))
+    return distance_of({kind: tally.holdout}, tally, min_evidence_of(agent))
 
 
 _distances: StampedCache[Distance] = StampedCache()
@@ -123,7 +123,7 @@ def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Dis
             measured = RewardRecord.objects.filter(agent=agent, measured=True).count()
             stamp = (one.decisions, measured, asked)
             distance = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
-            if distance.found or measured:
+            if distance.available or measured:
                 found[agent] = distance
     return found
 

@@ -98,7 +98,7 @@ class HeldOut:
     snapshot: Snapshot | None = None
     """Snapshot that holds the rows of the kind that carries the accuracy rule; None for a file that is only
     judged on."""
-    seen: int = 0
+    trained_rows: int = 0
     """Rows left out because their prompts were trained on."""
     spare: Rows = field(default_factory=list)
     """Prompts that no policy trains on, whatever was said of them: of the eval and the holdout side. They show whether
@@ -152,7 +152,7 @@ def held_out_of_file(
     rows = _rows_by_kind(agent, SPLITS, found.left_out, rewarded, source="file", data_file=path)
     for kind, whole in rows.items():
         unseen = [row for row in whole if row["prompt_hash"] not in trained]
-        found.seen += len(whole) - len(unseen)
+        found.trained_rows += len(whole) - len(unseen)
         if unseen:
             found.rows[kind] = unseen
     return found

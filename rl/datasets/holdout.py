@@ -52,8 +52,8 @@ no other (`rl.datasets.prompt_clusters.clusters_of`)."""
 class Shares:
     """The shares in force for the next prompt, each in [0, 1]; the rest is trained on."""
 
-    evaluated: float
-    held_out: float
+    eval: float
+    holdout: float
 
 
 @dataclass(slots=True)
@@ -61,13 +61,13 @@ class SplitCounts:
     """Prompts that stand on a side already, of those that carry evidence."""
 
     prompts: int = 0
-    evaluated: int = 0
-    held_out: int = 0
+    eval: int = 0
+    holdout: int = 0
 
     def add(self, split: Split) -> None:
         self.prompts += 1
-        self.evaluated += split == "eval"
-        self.held_out += split == "holdout"
+        self.eval += split == "eval"
+        self.holdout += split == "holdout"
 
     @classmethod
     def of(cls, splits: Iterable[Split]) -> SplitCounts:
@@ -91,11 +91,11 @@ def share_held_out(held_out: int, min_evidence: int) -> float:
 def shares_in_force(tally: SplitCounts, min_evidence: int) -> Shares:
     """The shares for the next prompt: pulled towards an exact third until enough are held out, towards an exact tenth
     on the eval side."""
-    missing = SHARE * tally.prompts - tally.evaluated
+    missing = SHARE * tally.prompts - tally.eval
     evaluated = min(max(SHARE + PULL * missing, LEAST_EVALUATED), MOST_EVALUATED)
-    held_out = share_held_out(tally.held_out, min_evidence)
-    if tally.held_out < holdout_target(min_evidence):
-        held_out += PULL * (FIRST_SHARE * tally.prompts - tally.held_out)
+    held_out = share_held_out(tally.holdout, min_evidence)
+    if tally.holdout < holdout_target(min_evidence):
+        held_out += PULL * (FIRST_SHARE * tally.prompts - tally.holdout)
     return Shares(evaluated, min(max(held_out, SHARE), MOST_HELD_OUT))
 
 
@@ -110,9 +110,9 @@ def draw_split(prompt_hash: str, shares: Shares) -> Split:
     A prompt from 0.9 on is held out under any shares that `shares_in_force` gives, one below 0.3 always trained on.
     """
     position = position_of(prompt_hash)
-    if position >= 1 - shares.held_out:
+    if position >= 1 - shares.holdout:
         return "holdout"
-    return "eval" if position >= 1 - shares.held_out - shares.evaluated else "train"
+    return "eval" if position >= 1 - shares.holdout - shares.eval else "train"
 
 
 def split_by_hash(prompt_hash: str) -> Split:
@@ -159,7 +159,7 @@ def draw_splits(
             drawn[prompt_hash] = groups.side(prompt_hash, shares)
             if groups.first_counted(prompt_hash):
                 tally.add(drawn[prompt_hash])
-    rest = Shares(SHARE, share_held_out(tally.held_out, min_evidence))
+    rest = Shares(SHARE, share_held_out(tally.holdout, min_evidence))
     groups = _Groups({**known, **drawn}, with_feedback | set(unrated), clusters)
     for prompt_hash in sorted(set(unrated) - with_feedback - known.keys(), key=_place):
         drawn[prompt_hash] = groups.side(prompt_hash, rest)
@@ -212,9 +212,9 @@ def _place(prompt_hash: str) -> str:
 
 def prompts_until(wanted: int, tally: SplitCounts, min_evidence: int) -> int:
     """Number of further prompts, on average, until `wanted` of all are held out."""
-    held_out, prompts = float(tally.held_out), tally.prompts
+    held_out, prompts = float(tally.holdout), tally.prompts
     while held_out < wanted - 1e-9:
         # the count as it is expected to be, rounded: shares are of whole prompts
-        share = shares_in_force(SplitCounts(prompts, 0, round(held_out)), min_evidence).held_out
+        share = shares_in_force(SplitCounts(prompts, 0, round(held_out)), min_evidence).holdout
         held_out, prompts = held_out + share, prompts + 1
     return prompts - tally.prompts

@@ -56,5 +56,7 @@ def _restrict(policy: LinearPolicy, rows: Sequence[Mapping[str, Any]]) -> Linear
     except LinearRefused:
         choices = []
     columns = {name for row in rows for name in prompt_features(row["prompt"], policy.families)}
-    answers = {text for choice in choices for text in (choice.answer, choice.other, *choice.options) if text}
+    answers = {
+        text for choice in choices for text in (choice.answer, choice.rejected, *choice.options) if text
+    }
     return policy.restrict(columns, answers)

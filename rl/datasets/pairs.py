@@ -142,12 +142,12 @@ class _Case:
     values: dict[str, list[float]] = field(default_factory=dict)
     rewards: dict[str, list[float]] = field(default_factory=dict)
     """Rewards of responses; used where nobody rated them."""
-    behind: dict[str, list[uuid.UUID]] = field(default_factory=dict)
+    rating_ids: dict[str, list[uuid.UUID]] = field(default_factory=dict)
     """Ids of the ratings of each response; `earned` likewise of what its rewards were made of."""
-    earned: dict[str, list[uuid.UUID]] = field(default_factory=dict)
+    reward_ids: dict[str, list[uuid.UUID]] = field(default_factory=dict)
     scores: dict[str, list[float]] = field(default_factory=dict)
-    listed: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
-    simulated: set[str] = field(default_factory=set)
+    ranks: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+    simulated_sources: set[str] = field(default_factory=set)
     tags: dict[str, set[str]] = field(default_factory=dict)
 
     def tag(self, key: str, tags: Iterable[str]) -> None:
@@ -215,10 +215,10 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
     if isinstance(item, RatingEvidence):
         key = completion_key(item.response)
         case.values.setdefault(key, []).append(item.value)
-        case.behind.setdefault(key, []).extend(item.feedback)
+        case.rating_ids.setdefault(key, []).extend(item.feedback)
         case.tag(key, item.tags)
         if item.simulated:
-            case.simulated.add(key)
+            case.simulated_sources.add(key)
     elif isinstance(item, ComparisonEvidence):
         left, right = completion_key(item.left), completion_key(item.right)
         if item.preference in ("tie", "both_bad"):
@@ -242,13 +242,13 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
         if item.measured:
             key = completion_key(item.response)
             case.rewards.setdefault(key, []).append(item.value)
-            case.earned.setdefault(key, []).extend(item.feedback)
+            case.reward_ids.setdefault(key, []).extend(item.feedback)
             case.tag(key, item.tags)
             if item.simulated:
-                case.simulated.add(key)
+                case.simulated_sources.add(key)
     else:
         key = completion_key(item.response)
-        case.listed.add((key, tuple(sorted(text for text, _ in item.candidates))))
+        case.ranks.add((key, tuple(sorted(text for text, _ in item.candidates))))
         case.tag(key, item.tags)
         for text, score in item.candidates:
             if score is not None:
@@ -318,7 +318,7 @@ def _strength(prompt_hash: str, claim: _Claim) -> tuple[bool, float, int, str]:
 def _rating_claim(case: _Case, better: str, worse: str, margin: float) -> _Claim:
     # a comparison needs a verdict on each side, so the rarer one says how many there were: a reward is nobody's vote
     votes = min(len(case.values.get(key, ())) for key in (better, worse))
-    simulated = better in case.simulated or worse in case.simulated
+    simulated = better in case.simulated_sources or worse in case.simulated_sources
     source = "ratings" if votes else "reward"
     return _Claim(better, worse, votes, margin, source, simulated, (), _feedback_of(case, better, worse))
 
@@ -326,7 +326,7 @@ def _rating_claim(case: _Case, better: str, worse: str, margin: float) -> _Claim
 def _feedback_of(case: _Case, *keys: str) -> tuple[uuid.UUID, ...]:
     """The feedback that the means of these responses were made of."""
     return tuple(
-        pk for key in keys for pk in (case.behind if key in case.values else case.earned).get(key, ())
+        pk for key in keys for pk in (case.rating_ids if key in case.values else case.reward_ids).get(key, ())
     )
 
 
@@ -364,10 +364,14 @@ def _implied_claims(
     A choice clearly liked beats one other option that was not liked, drawn by hash; a choice clearly disliked among
     exactly two loses to the other, unless that is disliked too. An option without a verdict counts as neutral.
     """
-    for choice, options in sorted(case.listed):
+    for choice, options in sorted(case.ranks):
         if choice not in means or choice not in options:
             continue
-        value, votes, simulated = means[choice], len(case.values.get(choice, ())), choice in case.simulated
+        value, votes, simulated = (
+            means[choice],
+            len(case.values.get(choice, ())),
+            choice in case.simulated_sources,
+        )
         behind = _feedback_of(case, choice)
         others = sorted({option for option in options if bare(option) != bare(choice)})
         if value - NEUTRAL >= margin - _TOLERANCE:

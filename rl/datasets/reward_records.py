@@ -78,7 +78,7 @@ def reward_settings(agent: str) -> RewardFacts:
 
     An outcome named `reward` is its own worth, 0 to 1, unless that is set otherwise.
     """
-    facts = get_agent(agent).rewarded
+    facts = get_agent(agent).reward_facts
     row = RewardSettings.objects.filter(agent=agent).first()
     outcomes = {"reward": OutcomeWorth(good=1, bad=0), **facts.outcomes}
     if row is None:

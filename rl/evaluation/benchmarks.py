@@ -156,9 +156,9 @@ def _results_store(
             source=one.source,
             metric=one.metric,
             fewshot=one.fewshot,
-            n=len(one.own),
-            figures=figures_paired(one.own, one.base),
-            items={"hash": list(one.items), "own": list(one.own), "base": list(one.base)},
+            n=len(one.policy),
+            figures=figures_paired(one.policy, one.base),
+            items={"hash": list(one.items), "own": list(one.policy), "base": list(one.base)},
             **facts,
         )
         for one in figures

@@ -61,7 +61,7 @@ class LoggedChoices:
     rows: list[LoggedDecision]
     kind: str
     """`outcome` (the reward that was logged), `score` (what people said) or `reward` (what was calculated)."""
-    found: int
+    decisions: int
     """Held-out decisions with candidates and a propensity, rewarded or not."""
     scale: tuple[float, float] = (0.0, 1.0)
     """The logged rewards that count 0 and 1; the rewards of the rows are in [0, 1]."""
@@ -110,7 +110,7 @@ def _scale(agent: str, rewards: Iterable[float]) -> tuple[float, float]:
     """The reward that counts 0 and the one that counts 1."""
     row = RewardSettings.objects.filter(agent=agent).first()
     worth = (outcomes_parsed(row.outcomes) if row else {}).get(REWARD)
-    worth = worth or get_agent(agent).rewarded.outcomes.get(REWARD)
+    worth = worth or get_agent(agent).reward_facts.outcomes.get(REWARD)
     if worth is not None:
         return worth.bad, worth.good
     found = [0.0, *rewards]
@@ -199,8 +199,8 @@ def off_policy(
 
 
 def _refusal_text(log: LoggedChoices, refusal: OffPolicyRefused) -> str:
-    if not log.rows and log.found:
-        return f"none of {log.found} held-out choices with a propensity has a rating or reward yet"
+    if not log.rows and log.decisions:
+        return f"none of {log.decisions} held-out choices with a propensity has a rating or reward yet"
     return str(refusal)
 
 
@@ -226,7 +226,7 @@ def _choices(
                     list(scores), temperature=serving.choose_temperature, epsilon=serving.epsilon
                 )
             ),
-            logged=np.array(row.probabilities) if row.probabilities is not None else None,
+            logging_probabilities=np.array(row.probabilities) if row.probabilities is not None else None,
             group=row.prompt_hash,
         )
         for row, scores, view in zip(rows, logps, seen, strict=True)

@@ -180,7 +180,7 @@ def evaluate(
         "policy": policy.name if policy else str(order.checkpoint),
         "agent": agent,
         "base_model": base_model,
-        "seen_in_training": held_out.seen,
+        "seen_in_training": held_out.trained_rows,
         "simulated_share": _simulated_share(held_out.rows.get(figures["carried_by"], ())),
         "order": _order_facts(order, adapter),
         "clusters": held_out.clusters,
@@ -287,9 +287,9 @@ def _held_out_rows(order: EvaluationOrder, policy: Policy | None, agent: str, ne
     rewarded = bool(order.rewards)
     if order.test_data is not None:
         found = held_out_of_file(agent, order.test_data, trained_prompts(own), rewarded=rewarded)
-        if not found.rows and found.seen:
+        if not found.rows and found.trained_rows:
             raise EvaluationRefused(
-                f"all {found.seen} rows of {order.test_data} have prompts the policy was trained on; "
+                f"all {found.trained_rows} rows of {order.test_data} have prompts the policy was trained on; "
                 "give a file it never saw"
             )
         nowhere = f"{order.test_data} holds nothing to judge by"

@@ -92,7 +92,7 @@ def _units(rows: Iterable[Exposure]) -> list[_Unit]:
     first: dict[tuple[str, str], Exposure] = {}
     for row in rows:
         known = first.get((row.arm, row.unit))
-        if known is None or (row.at, row.id) < (known.at, known.id):
+        if known is None or (row.exposed_at, row.id) < (known.exposed_at, known.id):
             first[row.arm, row.unit] = row
     return [_Unit(*key, row) for key, row in sorted(first.items())]
 
@@ -148,12 +148,14 @@ def _past_deviations(
 def _time(units: Sequence[_Unit]) -> Floats | None:
     """[units, 11]: days since the first unit came and their square, the hour on a circle, the day of the week. None
     within one day."""
-    first = min(unit.first.at for unit in units)
-    days = np.array([(unit.first.at - first) / timedelta(days=1) for unit in units])
+    first = min(unit.first.exposed_at for unit in units)
+    days = np.array([(unit.first.exposed_at - first) / timedelta(days=1) for unit in units])
     if days.max() < 1:
         return None
-    hours = np.array([unit.first.at.hour + unit.first.at.minute / 60 for unit in units]) * (2 * math.pi / 24)
-    weekday = np.array([unit.first.at.weekday() for unit in units])
+    hours = np.array([unit.first.exposed_at.hour + unit.first.exposed_at.minute / 60 for unit in units]) * (
+        2 * math.pi / 24
+    )
+    weekday = np.array([unit.first.exposed_at.weekday() for unit in units])
     return np.column_stack([days, days**2, np.sin(hours), np.cos(hours), weekday[:, None] == np.arange(7)])
 
 

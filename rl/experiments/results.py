@@ -46,7 +46,7 @@ class ArmResult:
     decisions: int
     figures: dict[str, Interval]
     """Metric -> value with its always-valid interval; n counts units."""
-    rated: int
+    value_count: int
     """Decisions with a value of the main metric."""
     moments: Moments
     """Of the main metric."""
@@ -83,11 +83,11 @@ class Results:
     mismatch_p: float | None
     """Chi-square of units per arm; None for a bandit, whose weights change."""
     mismatch_anytime_p: float | None
-    simulated: int
+    simulated_ratings: int
     """Ratings among them that simulated raters gave."""
-    days_needed: float | None
+    days_remaining: float | None
     """Days until it is settled at the rate so far, if the leading difference stays what it is."""
-    at: datetime
+    computed_at: datetime
 
     @property
     def control(self) -> ArmResult:
@@ -302,10 +302,10 @@ def _days(experiment: Experiment, results: Sequence[ArmResult], now: datetime) -
         return None
     elapsed = ((experiment.ended_at or now) - experiment.started_at).total_seconds() / 86_400
     waits = [
-        result.effect.needed / (result.effect.units / elapsed)
+        result.effect.units_remaining / (result.effect.units / elapsed)
         for result in results
         if result.effect is not None
-        and result.effect.needed is not None
+        and result.effect.units_remaining is not None
         and result.effect.units > 0
         and elapsed > 0
     ]
@@ -347,9 +347,9 @@ def results_represent(results: Results) -> dict[str, Any]:
             {"slice": one.slice, "value": one.value, "arm": one.arm, "effect": one.effect.as_dict()}
             for one in results.slices
         ],
-        "simulated": results.simulated,
-        "days_needed": results.days_needed,
-        "at": results.at.isoformat(),
+        "simulated": results.simulated_ratings,
+        "days_needed": results.days_remaining,
+        "at": results.computed_at.isoformat(),
     }
 
 

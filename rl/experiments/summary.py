@@ -72,14 +72,14 @@ def effect_interval_text(effect: ArmEffect, metric: Metric) -> str:
 
 def adjustment_text(effect: ArmEffect, metric: Metric) -> str:
     """Words for the variance that the adjustment took away; empty where it took none."""
-    plain = effect.unadjusted
+    plain = effect.unadjusted_effect
     if plain is None:
         return ""
     *others, last = plain.covariates
     known = f"{', '.join(others)} and {last}" if others else last
     ends = " to ".join(effect_text(end, metric, unit=False) for end in (plain.low, plain.high))
-    removed = f"takes {100 * plain.removed:.0f}\u202f% of the variance away"
-    if plain.removed < 0.005:
+    removed = f"takes {100 * plain.variance_reduction:.0f}\u202f% of the variance away"
+    if plain.variance_reduction < 0.005:
         removed = "takes no variance away"
     return (
         f"adjusted by what was known of units before they had an arm ({known}), which {removed}; unadjusted "
@@ -104,12 +104,12 @@ class ArmRow:
 
     result: ArmResult
     figure: str
-    others: list[tuple[str, str]]
+    secondary_metrics: list[tuple[str, str]]
     effect: str
     chance: str
     best: str
     p: str
-    needed: str
+    units_remaining: str
     adjustment: str
     verdict: str
     guards: list[GuardRow]
@@ -164,12 +164,12 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
     return ArmRow(
         result=result,
         figure=interval_text(result.figures[metric.name], metric),
-        others=others,
+        secondary_metrics=others,
         effect=effect_interval_text(effect, metric) if effect else "",
         chance=_chance(effect.chance) if effect and effect.value is not None else "",
         best=_chance(result.best),
         p=_p(effect.p) if effect and effect.p is not None else "",
-        needed=_units_needed_text(effect),
+        units_remaining=_units_needed_text(effect),
         adjustment=adjustment_text(effect, metric) if effect else "",
         verdict=VERDICTS.get(result.verdict, ""),
         guards=[_guard(guard) for guard in result.guards],
@@ -186,13 +186,17 @@ def _guard(guard: GuardrailResult) -> GuardRow:
 def _units_needed_text(effect: ArmEffect | None) -> str:
     if effect is None or effect.value is None:
         return ""
-    if effect.needed is None:
+    if effect.units_remaining is None:
         return "more units than anybody waits for: there is hardly a difference"
-    return "" if effect.needed == 0 else f"about {effect.needed:,} units, if the difference stays what it is"
+    return (
+        ""
+        if effect.units_remaining == 0
+        else f"about {effect.units_remaining:,} units, if the difference stays what it is"
+    )
 
 
 def _wait(results: Results) -> str:
-    days = results.days_needed
+    days = results.days_remaining
     if days is None or days == 0:
         return ""
     return f"about {days:.0f} days" if days >= 2 else f"about {max(days * 24, 1):.0f} hours"

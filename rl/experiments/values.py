@@ -48,9 +48,9 @@ def metric_values(
 
 def _rewards(decisions: DecisionSet) -> tuple[dict[uuid.UUID, float], int]:
     current = Q(superseded_by__isnull=True)
-    if decisions.before is not None:
-        current = Q(created_at__lt=decisions.before) & (
-            current | Q(superseded_by__created_at__gte=decisions.before)
+    if decisions.cutoff is not None:
+        current = Q(created_at__lt=decisions.cutoff) & (
+            current | Q(superseded_by__created_at__gte=decisions.cutoff)
         )
     records = RewardRecord.objects.filter(current, decision__in=decisions.ids(), value__isnull=False)
     rows = list(records.order_by().values_list("decision", "value", "simulated"))

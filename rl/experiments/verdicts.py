@@ -64,14 +64,14 @@ class UnadjustedEffect:
     value: float
     low: float
     high: float
-    removed: float
+    variance_reduction: float
     """Share of the variance of the difference that the adjustment took away; below 0 where it added some."""
     covariates: tuple[str, ...]
     """Facts that units were told apart by."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "value": self.value, "low": self.low, "high": self.high, "variance_removed": self.removed,
+            "value": self.value, "low": self.low, "high": self.high, "variance_removed": self.variance_reduction,
             "covariates": list(self.covariates),
         }  # fmt: skip
 
@@ -89,19 +89,19 @@ class ArmEffect:
     """Of being better than the control, under a flat prior."""
     units: int
     """Of both arms, with a value."""
-    needed: int | None
+    units_remaining: int | None
     """Units that both still need until it is settled, if the difference stays what it is; None: no end in sight."""
     state: str
     error: float | None = None
     """Variance of the difference, on the scale on which arms are compared."""
-    unadjusted: UnadjustedEffect | None = None
+    unadjusted_effect: UnadjustedEffect | None = None
     """Effect before the adjustment by what was known of the units beforehand; None where nothing was."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "value": self.value, "low": self.low, "high": self.high, "p": self.p, "chance": self.chance,
-            "units": self.units, "needed": self.needed, "state": self.state,
-            "unadjusted": self.unadjusted.as_dict() if self.unadjusted else None,
+            "units": self.units, "needed": self.units_remaining, "state": self.state,
+            "unadjusted": self.unadjusted_effect.as_dict() if self.unadjusted_effect else None,
         }  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
         p=always_valid_p(early, level, rule.tuning),
         chance=chance if sign > 0 else 1 - chance,
         units=units,
-        needed=units_needed(early, level, rule.tuning),
+        units_remaining=units_needed(early, level, rule.tuning),
         state=state,
         error=early.error,
     )
@@ -170,7 +170,8 @@ def effect_adjusted(
         return plain
     removed = 1 - found.error / plain.error
     return replace(
-        found, unadjusted=UnadjustedEffect(plain.value, plain.low, plain.high, removed, tuple(covariates))
+        found,
+        unadjusted_effect=UnadjustedEffect(plain.value, plain.low, plain.high, removed, tuple(covariates)),
     )
 
 

@@ -45,14 +45,14 @@ class ExportResult:
 
     format: str
     files: list[ExportedFile]
-    checked: dict[str, Any]
+    equality: dict[str, Any]
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "format": self.format,
             "files": [file.as_dict() for file in self.files],
-            "checked": self.checked,
+            "checked": self.equality,
             "notes": self.notes,
         }
 

@@ -35,7 +35,7 @@ class GoTemplate:
     """Texts around each turn, and Ollama's template made of them."""
 
     start: str
-    around: dict[str, tuple[str, str]]
+    role_markers: dict[str, tuple[str, str]]
     """Role -> what stands before and after its content."""
     answer: str
     """Tokens that begin an answer."""
@@ -47,7 +47,8 @@ class GoTemplate:
         if self.system and turns[0]["role"] != "system":
             turns = [{"role": "system", "content": self.system}, *turns]
         said = "".join(
-            self.around[turn["role"]][0] + turn["content"] + self.around[turn["role"]][1] for turn in turns
+            self.role_markers[turn["role"]][0] + turn["content"] + self.role_markers[turn["role"]][1]
+            for turn in turns
         )
         return self.start + said + self.answer
 
@@ -56,14 +57,14 @@ class GoTemplate:
         """The template in Go's text/template over Ollama's `.Messages`."""
         roles = "".join(
             f'{{{{ {"else " if number else ""}if eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
-            for number, (role, (before, after)) in enumerate(self.around.items())
+            for number, (role, (before, after)) in enumerate(self.role_markers.items())
         )
         return f"{self.start}{{{{ range .Messages }}}}{roles}{{{{ end }}}}{{{{ end }}}}{self.answer}"
 
     @property
     def stop(self) -> list[str]:
         """Stop strings of an answer."""
-        return [end] if (end := self.around["assistant"][1].strip()) else []
+        return [end] if (end := self.role_markers["assistant"][1].strip()) else []
 
 
 def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> GoTemplate | None:
@@ -89,12 +90,16 @@ def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> G
     except (TemplateError, TypeError, KeyError, ValueError):
         return None  # it refuses a system turn, or reads what Ollama does not tell it
     if any(
-        "{{" in text or "}}" in text for text in (found.start, found.answer, *sum(found.around.values(), ()))
+        "{{" in text or "}}" in text
+        for text in (found.start, found.answer, *sum(found.role_markers.values(), ()))
     ):
         return None
     if bos and bos_added:
-        before, after = found.around["system"]
-        around = {**found.around, "system": (before.removeprefix(bos) if not found.start else before, after)}
+        before, after = found.role_markers["system"]
+        around = {
+            **found.role_markers,
+            "system": (before.removeprefix(bos) if not found.start else before, after),
+        }
         found = GoTemplate(found.start.removeprefix(bos), around, found.answer, found.system)
     return found
 

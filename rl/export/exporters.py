@@ -24,7 +24,7 @@ class Exporter:
     the original, or raises ExportRefused and leaves nothing behind."""
     title: str
     """Files and their readers, in a few words."""
-    of: str = ADAPTER
+    policy_kind: str = ADAPTER
     """Kind of policy it is of: `adapter` or `linear`."""
     options: tuple[str, ...] = ()
     """OPTIONS that its writer takes."""
@@ -45,7 +45,10 @@ EXPORTERS: dict[str, Exporter] = {
             "gguf-lora", "rl.export.gguf_lora:export_gguf_lora", "the adapter alone, for llama.cpp",
             options=("model_name",), names_file=True,
         ),
-        Exporter("linear", "rl.export.linear:export_linear", "a linear policy's own JSON", of=LINEAR, names_file=True),
+        Exporter(
+            "linear", "rl.export.linear:export_linear", "a linear policy's own JSON", policy_kind=LINEAR,
+            names_file=True,
+        ),
     )
 }  # fmt: skip
 """Name -> exporter: built in, and those of plugins once they are registered."""
@@ -56,7 +59,7 @@ DOTTED = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 def exporters_of(kind: str) -> list[str]:
     """Names of the exporters of a kind of policy."""
-    return [name for name, exporter in EXPORTERS.items() if exporter.of == kind]
+    return [name for name, exporter in EXPORTERS.items() if exporter.policy_kind == kind]
 
 
 def exporter_register(name: str, found: Any) -> None:
@@ -73,8 +76,10 @@ def exporter_register(name: str, found: Any) -> None:
         raise ValueError(
             f"exporter {found.name}: expected its writer as `module:function`, found {found.writer!r}"
         )
-    if found.of not in (ADAPTER, LINEAR):
-        raise ValueError(f"exporter {found.name}: expected `of` as {ADAPTER} or {LINEAR}, found {found.of!r}")
+    if found.policy_kind not in (ADAPTER, LINEAR):
+        raise ValueError(
+            f"exporter {found.name}: expected `policy_kind` as {ADAPTER} or {LINEAR}, found {found.policy_kind!r}"
+        )
     if unknown := sorted(set(found.options) - set(OPTIONS)):
         raise ValueError(
             f"exporter {found.name}: expected options of {', '.join(OPTIONS)}, found {', '.join(unknown)}"

@@ -74,8 +74,8 @@ def export_gguf(
 
     with staged_file(output, _staging_bytes(source, plain, quantization)) as staged:
         reference = reference_make(source, asked, answer_tokens, progress)
-        if reference.skipped:
-            notes.append(f"log-probabilities were not compared: {reference.skipped}")
+        if reference.skip_reason:
+            notes.append(f"log-probabilities were not compared: {reference.skip_reason}")
         first = staged if quantization in PLAIN else staged.with_name(f"{plain}.gguf")
         try:
             tensors = writer.write(first, plain, name, progress)

@@ -47,8 +47,8 @@ def gguf_check(
         longest = max(len(prompt.ids) for prompt in reference.prompts) + answer_tokens
     with llama_opened(path, max(longest, 64), lora) as llama:
         checked |= _tokens(llama, reference)
-        if reference.skipped:
-            return {**checked, "not_compared": reference.skipped}
+        if reference.skip_reason:
+            return {**checked, "not_compared": reference.skip_reason}
         checked |= _log_probs(llama, reference)
         if reference.answers:
             answers = [llama_greedy_answer(llama, p.ids, answer_tokens, stop) for p in reference.prompts]

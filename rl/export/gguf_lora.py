@@ -73,7 +73,7 @@ def export_gguf_lora(
         checked = gguf_check(base, reference, quantization="f16", lora=staged)
         facts, _ = gguf_read(staged, tensors, "f32")
         made = exported_file(staged)
-    notes = [f"log-probabilities were not compared: {reference.skipped}"] if reference.skipped else []
+    notes = [f"log-probabilities were not compared: {reference.skip_reason}"] if reference.skip_reason else []
     return ExportResult(
         "gguf-lora", [ExportedFile(output, made.bytes, made.sha256)], {**facts, **checked}, notes
     )

@@ -58,7 +58,9 @@ def export_merged(
         merged_write(source, folder, progress)
         progress("comparing with the original", 0, 0)
         checked = _check(folder, reference, source.weights.base.main_dtype)
-        notes = [f"log-probabilities were not compared: {reference.skipped}"] if reference.skipped else []
+        notes = (
+            [f"log-probabilities were not compared: {reference.skip_reason}"] if reference.skip_reason else []
+        )
         files = [exported_file(path) for path in sorted(folder.iterdir())]
         manifest_write(folder, ExportResult("merged", files, checked, notes))
         files.append(exported_file(folder / "export.json"))
@@ -115,8 +117,8 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, Any]:
-    if reference.skipped:
-        return {"loaded": False, "compared": False, "reason": reference.skipped}
+    if reference.skip_reason:
+        return {"loaded": False, "compared": False, "reason": reference.skip_reason}
     worst, total, count, same_top = 0.0, 0.0, 0, 0
     with original_model(source_open(str(folder), None)) as model:
         positions = positions_retained(model, len(reference.prompts))

@@ -69,7 +69,7 @@ class Reference:
     """Per prompt (positions, vocabulary), natural logarithm, of its last positions; empty where it was not loaded."""
     answers: list[list[int]] = field(default_factory=list)
     """Per prompt the greedy answer's token ids, its end token included; empty where none were asked for."""
-    skipped: str = ""
+    skip_reason: str = ""
     """Reason why the original was not run, else empty."""
 
 
@@ -105,7 +105,8 @@ def reference_make(
     if needed > free:
         return Reference(
             list(prompts),
-            skipped=f"comparing with the original needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free",
+            skip_reason=f"comparing with the original needs {needed / 1e9:.1f} GB of memory, "
+            f"{free / 1e9:.1f} GB are free",
         )
     progress("loading the original", 0, 0)
     with original_model(source) as model:

@@ -97,7 +97,7 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
     assert adapter is not None  # one of the two was given
     order = _format_settled(order, adapter)
     base_model = ""
-    if EXPORTERS[order.format].of == ADAPTER:
+    if EXPORTERS[order.format].policy_kind == ADAPTER:
         base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
     name = order.model_name or (policy.name if policy else adapter.resolve().name)
     output = order.output or _place(name, order)
@@ -114,7 +114,7 @@ def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
     format = order.format or (LINEAR if kind == LINEAR else "merged")
     if format not in EXPORTERS:
         raise ExportOrderRefused(f"no format {format!r}; there are {', '.join(EXPORTERS)}")
-    if EXPORTERS[format].of != kind:
+    if EXPORTERS[format].policy_kind != kind:
         whose, able = order.policy or folder, ", ".join(exporters_of(kind))
         why = (
             f"{whose} is a linear policy: it has no base model, so there is no {format} of it; expected --format {able}"
@@ -140,7 +140,7 @@ def _export_register(
                 path=registry.home_relative(file.path),
                 bytes=file.bytes,
                 sha256=file.sha256,
-                checked=result.checked,
+                checked=result.equality,
             )
     return {
         "policy": policy.name if policy else None,
@@ -151,7 +151,7 @@ def _export_register(
         "files": [
             {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
         ],
-        "checked": result.checked,
+        "checked": result.equality,
         "notes": result.notes,
     }
 
@@ -203,7 +203,7 @@ def base_export(
         "files": [
             {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
         ],
-        "checked": result.checked,
+        "checked": result.equality,
         "notes": result.notes,
     }
 
@@ -262,7 +262,7 @@ def _write(
             f"format {exporter.name}: expected its writer {exporter.writer}, which cannot be imported "
             f"({type(error).__name__}: {error}); correct the package that brings it"
         ) from error
-    if exporter.of == LINEAR:
+    if exporter.policy_kind == LINEAR:
         result = writer(adapter, output)
     else:
         report = (lambda stage, done, total: progress(done, total, stage)) if progress else None

@@ -33,7 +33,7 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     Refused for good where the loss is beyond chance (sign flips, `HARM`); waits where Student's interval (`UNSEEN`)
     does not rule out a loss of `max_reward_loss`.
     """
-    known = [one.reward - one.other_reward for one in evidence.answered if one.judged]
+    known = [one.reward - one.other_reward for one in evidence.answer_pairs if one.judged]
     if not known:
         return RuleResult("reward", NOT_APPLICABLE, "no prompt was answered by both that rewards speak of")
     found = mean_interval(known, 1 - 2 * UNSEEN, bounds=(-1.0, 1.0))
@@ -61,12 +61,12 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     difference (`UNSEEN`) does not rule out a loss of `max_invalid_gain`, and where more than `MOST_LOOPING` of its
     answers are free text that says the same over and over, as more feedback or a larger base may lift it.
     """
-    if not evidence.answered:
+    if not evidence.answer_pairs:
         return RuleResult("valid", NOT_APPLICABLE, "no prompt was answered by both")
-    n = len(evidence.answered)
-    both = sum(one.valid and one.other_valid for one in evidence.answered)
-    wins = sum(one.valid and not one.other_valid for one in evidence.answered)
-    losses = sum(one.other_valid and not one.valid for one in evidence.answered)
+    n = len(evidence.answer_pairs)
+    both = sum(one.valid and one.other_valid for one in evidence.answer_pairs)
+    wins = sum(one.valid and not one.other_valid for one in evidence.answer_pairs)
+    losses = sum(one.other_valid and not one.valid for one in evidence.answer_pairs)
     found = paired_difference(both, wins, losses, n - both - wins - losses, 1 - 2 * UNSEEN)
     luck = binomial_luck(losses, wins)
     figures = {
@@ -77,7 +77,7 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         f"{100 * (both + wins) / n:.1f} % of its {n} answers are valid, of {evidence.against}'s "
         f"{100 * (both + losses) / n:.1f} %"
     )
-    written = [one for one in evidence.answered if one.written_valid is not None]
+    written = [one for one in evidence.answer_pairs if one.written_valid is not None]
     if written:
         own, other = (
             sum(bool(side) for side in sides) / len(written)
@@ -90,7 +90,7 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         )
     if luck <= HARM:
         return RuleResult("valid", REFUSED, f"{words}: a loss beyond chance", figures)
-    if (looping := sum(one.loops for one in evidence.answered) / n) > MOST_LOOPING:
+    if (looping := sum(one.loops for one in evidence.answer_pairs) / n) > MOST_LOOPING:
         words += f", but {100 * looping:.0f} % say the same over and over, {100 * MOST_LOOPING:g} are allowed"
         return RuleResult("valid", REFUSED, words, {**figures, "looping": looping}, waits=True)
     if found.low < -bounds.max_invalid_gain:
@@ -141,12 +141,12 @@ def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     Held against the rival's answers to the same prompts or, where those are of another length, against the held-out
     answers that people wrote, chose or liked (`min_slice` of them): a base model that never said such things rambles.
     """
-    own = [math.log(one.chars + 1) for one in evidence.answered]
+    own = [math.log(one.chars + 1) for one in evidence.answer_pairs]
     if not own:
         return RuleResult("length", NOT_APPLICABLE, "no prompt was answered by both")
     n = len(own)
     mean = math.fsum(own) / n
-    ratio = math.exp(mean - math.fsum(math.log(one.other_chars + 1) for one in evidence.answered) / n)
+    ratio = math.exp(mean - math.fsum(math.log(one.other_chars + 1) for one in evidence.answer_pairs) / n)
     figures: dict[str, float] = {"value": ratio, "n": n, "bound": bounds.max_length_ratio}
     words = f"its answers are {ratio:.2f} times as long as {evidence.against}'s"
     passed = _similar(ratio, bounds)

@@ -75,6 +75,7 @@ def _mean_case(cases: Sequence[Case]) -> Case:
 
 def _figures(cases: Sequence[Case]) -> tuple[float, float]:
     own, other = (
-        math.fsum(side) / len(cases) for side in zip(*((c.own, c.other) for c in cases), strict=True)
+        math.fsum(side) / len(cases)
+        for side in zip(*((c.policy_score, c.reference_score) for c in cases), strict=True)
     )
     return own, other

@@ -119,10 +119,10 @@ class MeanEffect:
     """
 
     differences: tuple[float, ...]
-    own: float
-    other: float
+    policy_mean: float
+    reference_mean: float
     unit: str
-    least: float | None = None
+    minimum: float | None = None
     """The lowest difference there can be; None where there is no such bound."""
 
     @property
@@ -135,7 +135,7 @@ class MeanEffect:
 
     @property
     def sides(self) -> tuple[float, float]:
-        return self.own, self.other
+        return self.policy_mean, self.reference_mean
 
     def interval(self, confidence: float) -> Difference:
         found = mean_interval(self.differences, confidence)
@@ -155,7 +155,7 @@ class MeanEffect:
         return (
             symmetric
             if symmetric > alpha
-            else max(symmetric, lopsided_mean_p(differences, self.least, draws=draws))
+            else max(symmetric, lopsided_mean_p(differences, self.minimum, draws=draws))
         )
 
     def p_larger(self, rest: Effect) -> float:
@@ -171,23 +171,23 @@ class ConcordanceEffect:
     """Values people gave against how far the policy moved each answer: gain over a coin, clusters are prompts."""
 
     items: tuple[RatedAnswer, ...]
-    found: GiniConcordance
+    concordance: GiniConcordance
     unit: str = "points"
 
     @property
     def n(self) -> int:
-        return self.found.clusters
+        return self.concordance.clusters
 
     @property
     def value(self) -> float:
-        return self.found.gain
+        return self.concordance.gain
 
     @property
     def sides(self) -> tuple[float, float]:
-        return 0.5 + self.found.gain, 0.5
+        return 0.5 + self.concordance.gain, 0.5
 
     def interval(self, confidence: float) -> Difference:
-        return self.found.interval(confidence)
+        return self.concordance.interval(confidence)
 
     @functools.cached_property
     def _columns(self) -> tuple[list[float], list[float], list[str]]:
@@ -207,7 +207,7 @@ class ConcordanceEffect:
 
     def p_larger(self, rest: Effect) -> float:
         assert isinstance(rest, ConcordanceEffect)
-        error = math.hypot(self.found.error, rest.found.error)
+        error = math.hypot(self.concordance.error, rest.concordance.error)
         return float(scipy.stats.norm.sf((self.value - rest.value) / error)) if error else 1.0
 
 
@@ -228,16 +228,16 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
         side in (0, 1)
         for case in (items if among is None else among)
         if isinstance(case, Case)
-        for side in (case.own, case.other)
+        for side in (case.policy_score, case.reference_score)
     ):
         return TableEffect(*table_of(cases))
     n = len(cases)
     # of cases that are right or wrong, those of one cluster were averaged: shares still, and no log-likelihood is one
-    shares = all(0 <= side <= 1 for case in cases for side in (case.own, case.other))
+    shares = all(0 <= side <= 1 for case in cases for side in (case.policy_score, case.reference_score))
     return MeanEffect(
-        tuple(case.own - case.other for case in cases),
-        math.fsum(case.own for case in cases) / n,
-        math.fsum(case.other for case in cases) / n,
+        tuple(case.policy_score - case.reference_score for case in cases),
+        math.fsum(case.policy_score for case in cases) / n,
+        math.fsum(case.reference_score for case in cases) / n,
         "points" if shares and kind != REWARDS else UNITS.get(kind, "points"),
         -1.0 if shares else None,
     )
@@ -262,9 +262,9 @@ def items_of(stored: Sequence[Mapping[str, Any]]) -> list[Item]:
 
 def table_of(cases: Sequence[Case]) -> tuple[int, int, int, int]:
     """Both right, own alone, other alone, neither."""
-    own_only = sum(bool(case.own and not case.other) for case in cases)
-    other_only = sum(bool(case.other and not case.own) for case in cases)
-    both = sum(bool(case.own and case.other) for case in cases)
+    own_only = sum(bool(case.policy_score and not case.reference_score) for case in cases)
+    other_only = sum(bool(case.reference_score and not case.policy_score) for case in cases)
+    both = sum(bool(case.policy_score and case.reference_score) for case in cases)
     return both, own_only, other_only, len(cases) - both - own_only - other_only
 
 
@@ -276,7 +276,7 @@ def prompts_of(items: Sequence[Item]) -> int:
 
 def lead_of(evidence: Evidence, bounds: GateBounds) -> str:
     """The kind of evidence that carries the accuracy rule: see `rl.gates.evidence_kinds.lead_kind`."""
-    counts = {kind: prompts_of(evidence.items(kind)) for kind in KINDS if kind not in evidence.barred}
+    counts = {kind: prompts_of(evidence.items(kind)) for kind in KINDS if kind not in evidence.exclusions}
     rated = {
         kind: [item.value for item in evidence.items(kind) if isinstance(item, RatedAnswer)]
         for kind in counts

@@ -113,8 +113,8 @@ class GateBounds:
 class Case:
     """One held-out prompt judged on both sides: right or wrong, or a figure of which more is better."""
 
-    own: float
-    other: float
+    policy_score: float
+    reference_score: float
     slices: tuple[str, ...] = ()
     raters: tuple[str, ...] = ()
     parts: tuple[tuple[str, float, float], ...] = ()
@@ -198,7 +198,7 @@ class Evidence:
     against: str
     cases: Sequence[Case]
     """Pairs: whether each side held the preferred response for more likely."""
-    answered: Sequence[AnswerPair] = ()
+    answer_pairs: Sequence[AnswerPair] = ()
     kl: float | None = None
     """To the base model, nats per token of the policy's own greedy answers (k3); None where it was not measured."""
     written_gain: Difference | None = None
@@ -211,9 +211,9 @@ class Evidence:
     """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""
     attempt: int = 1
     """Number of this attempt on this holdout, from 1."""
-    others: Mapping[str, Sequence[Item]] = field(default_factory=dict)
+    other_kinds: Mapping[str, Sequence[Item]] = field(default_factory=dict)
     """Evidence of the kinds beside pairs (rl.gates.evidence_kinds.KINDS)."""
-    barred: Mapping[str, str] = field(default_factory=dict)
+    exclusions: Mapping[str, str] = field(default_factory=dict)
     """Kind -> why it may not carry the accuracy rule: a reward model judges what was trained on it."""
 
     benchmarks: Mapping[str, BenchmarkCases] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Evidence:
     """Reason that benchmarks do not apply to this policy; empty where they do."""
 
     def items(self, kind: str) -> Sequence[Item]:
-        return self.cases if kind == PAIRS else self.others.get(kind, ())
+        return self.cases if kind == PAIRS else self.other_kinds.get(kind, ())
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class RuleResult:
 class GateReport:
     """Every rule's verdict: the gate opens where none refuses."""
 
-    to: str
+    stage: str
     against: str
     verdicts: tuple[RuleResult, ...]
 
@@ -277,7 +277,7 @@ class GateReport:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "to": self.to,
+            "to": self.stage,
             "against": self.against,
             "passed": self.passed,
             "verdicts": [verdict.as_dict() for verdict in self.verdicts],

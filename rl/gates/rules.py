@@ -83,7 +83,7 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     counts = {kind: n for kind in KINDS if (n := prompts_of(evidence.items(kind)))}
     figures = {"prompts": found, "needed": bounds.min_evidence, "kind": lead, "kinds": counts}
     words = f"{found} held-out prompts{COUNTED[lead]} were judged"
-    if barred := [f"{kind} do not count: {why}" for kind, why in evidence.barred.items()]:
+    if barred := [f"{kind} do not count: {why}" for kind, why in evidence.exclusions.items()]:
         words += f" ({'; '.join(barred)})"
     if found < bounds.min_evidence:
         words += f", {bounds.min_evidence} are needed"

@@ -59,13 +59,13 @@ class StageEstimate:
     """Training rows the feedback makes, of the kind the method is fed; 0 where `refused` says why not."""
     steps: int
     minutes: float
-    minutes_by: str
+    minutes_source: str
     memory: MemoryEstimate
     config: str
     base_model: str
     recipe: dict[str, Any]
-    refused: str
-    doubt: str
+    refusal: str
+    warning: str
     """Reason why it would teach nothing, or little; empty where nothing speaks against it."""
 
 
@@ -94,7 +94,7 @@ class OrderEstimate:
 
     @property
     def refusal(self) -> str:
-        return next((stage.refused for stage in self.stages if stage.refused), "")
+        return next((stage.refusal for stage in self.stages if stage.refusal), "")
 
 
 def order_estimate(order: TrainOrder) -> OrderEstimate:
@@ -153,15 +153,15 @@ def _stage(order: TrainOrder) -> StageEstimate:
         samples=samples,
         steps=steps,
         minutes=steps * seconds / 60,
-        minutes_by=by,
+        minutes_source=by,
         memory=memory_estimate(base_model, recipe.as_dict(), 2 if kind in ("pairs", "labels") else 1)
         if adapter
         else MemoryEstimate(LINEAR_GB, "Python with numpy, scipy and scikit-learn; no base model"),
         config=config,
         base_model=base_model,
         recipe=recipe.as_dict(),
-        refused=refused,
-        doubt=""
+        refusal=refused,
+        warning=""
         if refused or not adapter
         else teachability_warning(recipe.fit_to_rows(samples), samples, kind),
     )
@@ -220,7 +220,7 @@ def order_automatic(
     named = "reward" in own or "reward" in settings.RATCHET_CONFIG.get(chosen.method, {})
     if rewards and method_named(chosen.method).rewarded and not named and own.get("mode") != "logged":
         own["reward"] = AUTO
-    return TrainOrder(agent, chosen.method, knobs=own, why=chosen.why, **more)
+    return TrainOrder(agent, chosen.method, knobs=own, reason=chosen.reason, **more)
 
 
 def order_place(order: TrainOrder, *, follow: bool = False, judge: bool = False) -> TrainingRun:

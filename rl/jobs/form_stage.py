@@ -110,7 +110,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
         base_model=run.base_model,
         knobs={**knobs, "start_from": BASE},
         actor=f"run {run.pk}",
-        why=f"first stage of run {run.pk}, as its base model gives few valid answers: {count:,} {what}",
+        reason=f"first stage of run {run.pk}, as its base model gives few valid answers: {count:,} {what}",
         stage_of=run.pk,
     )
 

@@ -147,13 +147,13 @@ def _stack(
     # what their word is worth on a decision nobody rated
     held = [i for i, row in enumerate(rated) if splits[row.prompt_hash] != "train"]
     columns = np.concatenate(list(more.values()), axis=1)
-    own = np.concatenate([labels.logits(first.stated), columns[: len(rated)]], axis=1)[held]
+    own = np.concatenate([labels.logits(first.fold_probabilities), columns[: len(rated)]], axis=1)[held]
     try:
         second = labels.label_fit(own, good[held], [rated[i].prompt_hash for i in held], seed)
     except TrainingRefused as refusal:
         left_out.update(dict.fromkeys(more, f"on held-out prompts: {refusal}"))
         return None
-    alone = labels.figures_of(first.stated[held], good[held])
+    alone = labels.figures_of(first.fold_probabilities[held], good[held])
     if second.figures.brier >= alone.brier:
         said = f"no better: Brier {second.figures.brier:.3f} with it, {alone.brier:.3f} without, held out"
         left_out.update(dict.fromkeys(more, said))

@@ -64,7 +64,7 @@ class TrainOrder:
     max_samples: int | None = None
     output: Path | None = None
     actor: str = "train_dpo"
-    why: str = ""
+    reason: str = ""
     """Reason for this method, where something chose it."""
     stage_of: int | None = None
     """The run that this one is a stage of, whose feedback it reads and takes none of."""
@@ -72,7 +72,7 @@ class TrainOrder:
     @property
     def initial_result(self) -> dict[str, Any]:
         """First TrainingRun.result of a run of this order, before it has figures."""
-        return {"why": self.why, "notes": [self.why]} if self.why else {}
+        return {"why": self.reason, "notes": [self.reason]} if self.reason else {}
 
 
 def base_model_for(order: TrainOrder) -> str:

@@ -110,7 +110,7 @@ def eval_metrics(policy: LinearPolicy, rows: Sequence[Any], agent: Agent) -> dic
 
 
 def _is_right(policy: LinearPolicy, row: LinearChoice) -> bool:
-    others = [row.other] if row.other else list(row.options or policy.answers)
+    others = [row.rejected] if row.rejected else list(row.options or policy.answers)
     best, *rest = policy.scores(row.messages, [row.answer, *others])
     plain = policy.features_of(row.answer)
     return all(
@@ -132,7 +132,7 @@ def plan_of(prepared: Prepared, agent: str) -> dict[str, Any]:
         "estimated_steps": 1,
         "estimated_minutes": len(choices.rows) * LINEAR_SECONDS_PER_ROW / 60,
         "estimated_memory_gb": LINEAR_GB,
-        "answers": len(answers.met),
+        "answers": len(answers.vocabulary),
         "doubt": teachability_warning(prompts),
         "preflight": {},
         "warning": "",

@@ -29,7 +29,7 @@ class MemoryEstimate:
     """Gigabytes at the peak, None where the base model is not on this machine, and how they were worked out."""
 
     gb: float | None
-    by: str
+    source: str
 
 
 def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> MemoryEstimate:
@@ -44,7 +44,7 @@ def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> Memo
     hidden = int(config.get("hidden_size") or config["n_embd"])
     shape = ModelShape(
         parameters=sum(_parameters(file) for file in folder.glob("*.safetensors")),
-        hidden=hidden,
+        hidden_size=hidden,
         layers=int(config.get("num_hidden_layers") or config["n_layer"]),
         middle=int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden),
         vocabulary=int(config["vocab_size"]),
@@ -63,7 +63,7 @@ class ModelShape:
     """Numbers of a model that decide its memory."""
 
     parameters: int
-    hidden: int
+    hidden_size: int
     layers: int
     middle: int
     """Width within an MLP."""
@@ -121,7 +121,7 @@ def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> 
     weights = shape.parameters * (0.65 if recipe.get("quantization") == "4bit" else size)
     rank = int(recipe["lora_r"])
     trained = (
-        shape.layers * rank * (8 * shape.hidden + 3 * (shape.hidden + shape.middle))
+        shape.layers * rank * (8 * shape.hidden_size + 3 * (shape.hidden_size + shape.middle))
         if rank
         else shape.parameters
     )
@@ -129,7 +129,7 @@ def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> 
         trained * 16
     )  # float32 weight, gradient, two moments; at rank 0 a copy of the weights beside the original
     rows = _rows(recipe)
-    per_layer = rows * sides * int(recipe["max_length"]) * (10 * shape.hidden + 3 * shape.middle) * size
+    per_layer = rows * sides * int(recipe["max_length"]) * (10 * shape.hidden_size + 3 * shape.middle) * size
     kept = per_layer if recipe.get("gradient_checkpointing") else shape.layers * per_layer
     logits = rows * sides * int(recipe.get("max_new_tokens") or recipe["max_completion_length"])
     return weights, lora, kept + logits * shape.vocabulary * size

@@ -34,7 +34,7 @@ class MethodChoice:
     """A method, why it was taken, and the knobs without which it would be another one."""
 
     method: str
-    why: str
+    reason: str
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -69,7 +69,7 @@ def method_chosen(
         like = method_chosen(agent, "auto", min_samples=min_samples, **source)
         feedback = LINEAR_FEEDBACK.get(like.method, "scores")
         return MethodChoice(
-            LINEAR, f"linear on {feedback}: {like.why.removeprefix('auto ')}", {"feedback": feedback}
+            LINEAR, f"linear on {feedback}: {like.reason.removeprefix('auto ')}", {"feedback": feedback}
         )
     if wanted != "auto":
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
@@ -170,7 +170,7 @@ class _Labels:
 class _DemonstrationCounts:
     """Training demonstrations: those a person wrote or showed, and those that were liked."""
 
-    written: int = 0
+    human: int = 0
     liked: int = 0
 
     @classmethod
@@ -186,9 +186,9 @@ def _of_pairs_and_singles(
 ) -> MethodChoice | None:
     count = f"{pairs.all:,} pairs to train on"
     judged = max(labels.good + labels.bad, pairs.responses)
-    if shown.written >= max(need, pairs.preferred, labels.good, 1):
+    if shown.human >= max(need, pairs.preferred, labels.good, 1):
         beside = f"{pairs.preferred:,} preferences and {labels.good:,} liked responses beside them"
-        return MethodChoice("sft", f"auto took sft: {shown.written:,} responses that people wrote, {beside}")
+        return MethodChoice("sft", f"auto took sft: {shown.human:,} responses that people wrote, {beside}")
     if pairs.all and pairs.responses >= PAIRED_SHARE * judged:
         beside = f", with {pairs.responses:,} of {judged:,} judged responses in them" if judged else ""
         return MethodChoice("dpo", f"auto took dpo: {count}{beside}")
@@ -199,7 +199,7 @@ def _of_pairs_and_singles(
         )
     if pairs.all:
         return MethodChoice("dpo", f"auto took dpo: {count}, and hardly any thumbs beside them")
-    if total := shown.written + shown.liked:
+    if total := shown.human + shown.liked:
         what = f"{total:,} corrections, demonstrations and liked responses"
         return MethodChoice("sft", f"auto took sft: {what}, not enough of anything else")
     return None
@@ -227,7 +227,7 @@ def _of_choices(agent: str, like: MethodChoice, rows: Prepared | None) -> Method
     if prompts < FEWEST_TAUGHT:
         return None
     feedback = TAUGHT[like.method]
-    why = like.why.replace(f"auto took {like.method}", "auto took sft", 1)
+    why = like.reason.replace(f"auto took {like.method}", "auto took sft", 1)
     shown = f"a choice, so that a classifier that learns from the {feedback} shows its answer to {prompts:,} prompts"
     return MethodChoice("sft", f"{why}; answers are {shown}", {"feedback": feedback})
 

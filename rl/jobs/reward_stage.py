@@ -85,7 +85,7 @@ def reward_model_order(
         chosen.method,
         base_model=reward_base_model(base_model),
         knobs=chosen.knobs,
-        why=chosen.why,
+        reason=chosen.reason,
         actor=actor,
         stage_of=stage_of,
     )

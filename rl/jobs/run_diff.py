@@ -28,7 +28,7 @@ class RunsDiff:
 
     settings: list[RunDifference]
     outcomes: list[RunDifference]
-    same: int
+    identical: int
 
 
 def runs_diff(runs: Sequence[TrainingRun], series: Sequence[Mapping[str, Any]]) -> RunsDiff:
@@ -42,7 +42,7 @@ def runs_diff(runs: Sequence[TrainingRun], series: Sequence[Mapping[str, Any]]) 
     return RunsDiff(
         settings=differ,
         outcomes=[RunDifference(name, [known.get(name, NONE) for known in results]) for name in titles],
-        same=len(rows) - len(differ),
+        identical=len(rows) - len(differ),
     )
 
 

@@ -58,9 +58,9 @@ def _memory_check(order: TrainOrder, recipe: Recipe, hardware: Hardware) -> None
     needed = memory_estimate(base_model, least, 2 if METHODS[order.method].kind in ("pairs", "labels") else 1)
     if needed.gb is not None and needed.gb > MOST_OF_MEMORY * hardware.memory_gb:
         raise RunRefused(
-            f"--lora-r 0 trains every weight of {base_model}, which takes {needed.gb:g} GB ({needed.by}); this machine "
-            f"has {hardware.memory_gb:g} GB, of which a tenth is left to others. Train a LoRA adapter (--lora-r 16), "
-            "or a smaller base model"
+            f"--lora-r 0 trains every weight of {base_model}, which takes {needed.gb:g} GB ({needed.source}); this "
+            f"machine has {hardware.memory_gb:g} GB, of which a tenth is left to others. Train a LoRA adapter "
+            "(--lora-r 16), or a smaller base model"
         )
 
 

@@ -45,7 +45,7 @@ class Service:
     at_once: bool = False
     """Ended by KILL: a cluster told to stop waits for its training to end, and loses nothing when it does not."""
     process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
+    started_at: float = 0.0
     deaths: int = 0
     again_at: float = 0.0
 

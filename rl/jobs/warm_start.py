@@ -42,7 +42,7 @@ def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
 def _continued_recipe(recipe: Recipe, start: Policy) -> Recipe:
     """The recipe for going on from a policy's weights as they are: a LoRA, or whole tensors. Raises RunRefused."""
     whole = start.run is not None and start.run.recipe.get("lora_r") == 0
-    if whole and not recipe.may_train_whole:
+    if whole and not recipe.supports_full_finetuning:
         raise RunRefused(
             f"start_from {start.name}: it was fully fine-tuned (--lora-r 0), which dpo, kto and sft go on with; start "
             "from base, or from a policy with a LoRA adapter"

@@ -111,7 +111,7 @@ def fit(
         agent=agent.slug,
         mode=answers.mode,
         families=names,
-        answers=answers.met,
+        answers=answers.vocabulary,
         quoted=answers.quoted,
         rows=tuple(shared),
         columns=tuple(columns),
@@ -137,10 +137,10 @@ def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[
 def answer_rows(rows: Sequence[LinearChoice], answers: Answers) -> dict[str, int]:
     """Answer feature -> its row of weights. Of listed answers the words and texts that stand in two or more."""
     if answers.mode == CLOSED:
-        return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.met)}
+        return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.vocabulary)}
     counts: Counter[str] = Counter()
     for row in rows:
-        for answer in filter(None, (row.answer, row.other)):
+        for answer in filter(None, (row.answer, row.rejected)):
             counts.update(answer_features(answer_plain(answer)))
     kept = [name for name, count in counts.most_common(1000) if count >= LEAST_COUNT]
     return {name: place for place, name in enumerate(kept)}
@@ -192,7 +192,9 @@ def _matrix(
             made.append((i, [(place, 1.0) for place in own], 0, 1 - row.value))
             continue
         plain = answer_plain(row.answer)
-        others = [row.other] if row.other else [one for one in row.options if answer_plain(one) != plain]
+        others = (
+            [row.rejected] if row.rejected else [one for one in row.options if answer_plain(one) != plain]
+        )
         for other in others:
             apart = _difference(own, _places(other, answers, shared))
             # both orders of a difference say the same; one of either kind gives the two classes that are asked for

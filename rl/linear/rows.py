@@ -35,7 +35,7 @@ class LinearChoice:
     messages: Sequence[Mapping[str, Any]]
     answer: str
     """The preferred one, the one that was valued, or the one to give."""
-    other: str = ""
+    rejected: str = ""
     """Of a pair, the one that was not preferred."""
     value: float = 1.0
     """Value of the answer to people, in [0, 1]; 1 of preferred answers and of those to give."""
@@ -50,7 +50,7 @@ class Answers:
     """Source of an agent's possible answers: a closed set, or what each prompt lists."""
 
     mode: str
-    met: tuple[str, ...]
+    vocabulary: tuple[str, ...]
     """Distinct answers of the rows, the most frequent first, in the agent's own writing."""
     quoted: bool = False
     """Answers stand in their prompts."""
@@ -93,7 +93,7 @@ def _choices(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
     """(feedback, fields of a Choice or None) of a row; one of groups makes several."""
     if "chosen" in row:
         texts = [single_text(row[side]) for side in ("chosen", "rejected")]
-        return [(PAIRS, None if None in texts else {"answer": texts[0], "other": texts[1]})]
+        return [(PAIRS, None if None in texts else {"answer": texts[0], "rejected": texts[1]})]
     if "completions" in row:
         valued = zip(row["completions"], row["rewards"], strict=True)
         return [(SCORES, _value_row(completion, float(value))) for completion, value in valued]
@@ -141,7 +141,7 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
     written: dict[str, str] = {}
     prompts: dict[str, set[str]] = {}
     for row in rows:
-        for text in filter(None, (row.answer, row.other)):
+        for text in filter(None, (row.answer, row.rejected)):
             prompts.setdefault(answer_plain(text), set()).add(row.group)
             written.setdefault(answer_plain(text), text.strip())
     # by prompts: wordings that stand in many pairs of one prompt are met once

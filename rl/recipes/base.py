@@ -86,7 +86,7 @@ class Recipe(BasicRecipe):
 
     most_passes: ClassVar[int] = MOST_PASSES
     """Passes over the same rows that `min_steps` may ask for."""
-    may_train_whole: ClassVar[bool] = False
+    supports_full_finetuning: ClassVar[bool] = False
     """True where its trainer can do full fine-tuning (`lora_r` 0)."""
     epochs: float = 3.0
     """Passes over the training pairs; fractions allowed."""
@@ -154,7 +154,7 @@ class Recipe(BasicRecipe):
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
-        if self.whole and not self.may_train_whole:
+        if self.whole and not self.supports_full_finetuning:
             raise RecipeError(
                 "lora_r 0, full fine-tuning, is for dpo, kto and sft; this method takes a rank above 0"
             )

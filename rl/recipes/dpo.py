@@ -30,7 +30,7 @@ DPO_LOSSES = (
 class DPORecipe(AdapterRecipe):
     """Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290)."""
 
-    may_train_whole: ClassVar[bool] = True
+    supports_full_finetuning: ClassVar[bool] = True
 
     beta: float = 0.1
     """Strength of the pull towards the reference policy; smaller lets the policy move further."""

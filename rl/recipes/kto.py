@@ -12,7 +12,7 @@ from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
 class KTORecipe(AdapterRecipe):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): single responses, good or bad."""
 
-    may_train_whole: ClassVar[bool] = True
+    supports_full_finetuning: ClassVar[bool] = True
 
     beta: float = 0.1
     """Strength of the pull towards the base policy, above 0."""

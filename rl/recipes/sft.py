@@ -24,7 +24,7 @@ CLASSIFIER, FORM = "classifier", "form"
 class SFTRecipe(AdapterRecipe):
     """Supervised fine-tuning on what was written to be said or is well liked; the loss is on the response alone."""
 
-    may_train_whole: ClassVar[bool] = True
+    supports_full_finetuning: ClassVar[bool] = True
 
     most_passes: ClassVar[int] = 60
     """More than preferences get: what people wrote is to be said as it stands. 46 answers taught 27 % of unseen prompts

@@ -33,12 +33,12 @@ class ChecklistItem:
 class GateChecklist:
     """Result of the gate to a stage as it stands now. `unmet`: rules that refuse, or that nothing was compared yet."""
 
-    to: str
+    stage: str
     against: str
     unmet: list[ChecklistItem]
-    met: list[str] = field(default_factory=list)
+    passed_rules: list[str] = field(default_factory=list)
     """Titles of the rules that passed."""
-    not_asked: list[str] = field(default_factory=list)
+    not_applicable: list[str] = field(default_factory=list)
     """Titles of those that do not apply."""
     harmful: bool = False
     """True if a rule found harm, which more ratings do not lift."""
@@ -54,7 +54,7 @@ class GateChecklist:
     @property
     def conditions(self) -> int:
         """Number of the rules that applied, met or not."""
-        return len(self.unmet) + len(self.met)
+        return len(self.unmet) + len(self.passed_rules)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Promotion:
     @property
     def primary(self) -> str:
         """The stage that the one main button promotes to; empty where no gate opens."""
-        return next((check.to for check in self.checks if check.opens), "")
+        return next((check.stage for check in self.checks if check.opens), "")
 
     @property
     def may_rate_more(self) -> bool:
@@ -131,8 +131,8 @@ def _of_report(
         to,
         rival,
         unmet,
-        met=[rule_title(one.rule, to) for one in rest if one.outcome != NOT_APPLICABLE],
-        not_asked=[rule_title(one.rule, to) for one in rest if one.outcome == NOT_APPLICABLE],
+        passed_rules=[rule_title(one.rule, to) for one in rest if one.outcome != NOT_APPLICABLE],
+        not_applicable=[rule_title(one.rule, to) for one in rest if one.outcome == NOT_APPLICABLE],
         harmful=report.harmful,
         ratings=most,
     )
@@ -151,7 +151,7 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
         return 0, "More ratings do not lift this: it was found on answers. Train again, or on other data."
     if result.rule == "evidence":
         if distance is not None and distance.reached:
-            return 0, f"By now {distance.found:,} held-out prompts are rated: judge it again."
+            return 0, f"By now {distance.available:,} held-out prompts are rated: judge it again."
         further = distance.further if distance is not None else 0
         return (
             further,
@@ -176,7 +176,7 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
 def rated_until(wanted: int, held_out: int, min_evidence: int) -> int:
     """Rated prompts until `wanted` are held out, about, where `held_out` are now; from 20 on to the nearest ten."""
     prompts = round(held_out / share_held_out(held_out, min_evidence))
-    tally = SplitCounts(prompts=prompts, evaluated=round(0.1 * prompts), held_out=held_out)
+    tally = SplitCounts(prompts=prompts, eval=round(0.1 * prompts), holdout=held_out)
     further = prompts_until(wanted, tally, min_evidence)
     return further if further < 20 else round(further, -1)
 

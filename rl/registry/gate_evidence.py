@@ -58,9 +58,9 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
     return Evidence(
         against=evaluation.against,
         cases=[item for item in items_of(stored.get("cases", ())) if isinstance(item, Case)],
-        others={kind: items_of(items) for kind, items in stored.get("others", {}).items()},
-        barred=stored.get("barred", {}),
-        answered=[
+        other_kinds={kind: items_of(items) for kind, items in stored.get("others", {}).items()},
+        exclusions=stored.get("barred", {}),
+        answer_pairs=[
             AnswerPair(
                 one["valid"],
                 one["other_valid"],

@@ -25,7 +25,7 @@ class HeldOutAnswer:
 
     messages: Sequence[Mapping[str, Any]]
     answer: str
-    other: str
+    reference_answer: str
     valid: bool
     other_valid: bool
     outcome: str
@@ -35,7 +35,7 @@ class HeldOutAnswer:
 
     @property
     def same(self) -> bool:
-        return self.answer.strip() == self.other.strip()
+        return self.answer.strip() == self.reference_answer.strip()
 
 
 def evaluation_newest_paired(policy: Policy) -> Evaluation | None:
@@ -77,7 +77,7 @@ def _answer_pair(stored: Mapping[str, Any], leaning: float | None) -> HeldOutAns
     return HeldOutAnswer(
         messages=stored.get("messages", ()),
         answer=str(stored.get("answer", "")),
-        other=str(stored.get("other_answer", "")),
+        reference_answer=str(stored.get("other_answer", "")),
         valid=bool(stored.get("valid")),
         other_valid=bool(stored.get("other_valid")),
         outcome=outcome,

@@ -258,7 +258,7 @@ def ranking_of(
     prompts = [str(row["prompt_hash"]) for row in rows]
     scores = [score for (score,) in own]
     found = concordance(values, scores, prompts)
-    share = {**found.share.as_dict(), "n": len(rows), "what": what, "compared": found.compared}
+    share = {**found.share.as_dict(), "n": len(rows), "what": what, "compared": found.pair_count}
     if other is None:
         return _HeldOutRanking(share)
     difference = concordance_difference(values, scores, [score for (score,) in other], prompts)

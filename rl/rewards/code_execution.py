@@ -98,7 +98,7 @@ class CodeExecutionReward:
     def _run_tests(self, at: JailServer, language: str, code: str, tests: CodeTests) -> RewardValue:
         passed = cases = 0
         detail: dict[str, Any] = {"language": language}
-        if tests.units or tests.given:
+        if tests.units or tests.cases:
             verdict = tests_run(at, code, tests.as_program(), self.limits)
             if "unusable" in verdict:
                 return RewardValue(None, {"why": str(verdict["unusable"])})

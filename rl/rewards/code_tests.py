@@ -31,7 +31,7 @@ class CodeTests:
     """Run before the tests, on their side."""
     entry_point: str = ""
     """Function that is tested, where it is said."""
-    given: tuple[Mapping[str, Any], ...] = ()
+    cases: tuple[Mapping[str, Any], ...] = ()
     """Cases of data: {"call", "expected"} or {"args", "named", "expected"}."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Standard input, and what must be printed."""
@@ -40,7 +40,7 @@ class CodeTests:
         """Program that the tests' process reads."""
         return {
             "tests": list(self.units), "each_unit": self.each_unit, "setup": self.setup,
-            "entry_point": self.entry_point, "given": [dict(case) for case in self.given],
+            "entry_point": self.entry_point, "given": [dict(case) for case in self.cases],
         }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def code_tests(facts: Mapping[str, Any]) -> CodeTests | None:
             pairs.append(case)
         else:
             given.append(case)
-    return CodeTests(setup=setup, entry_point=entry_point, given=tuple(given), pairs=tuple(pairs))
+    return CodeTests(setup=setup, entry_point=entry_point, cases=tuple(given), pairs=tuple(pairs))
 
 
 def _text(value: Any) -> str:

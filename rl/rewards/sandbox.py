@@ -81,13 +81,13 @@ class SandboxResult:
     """None where it was stopped."""
     output: str
     """Both streams as they came, at most `Limits.output_bytes`."""
-    stopped: str
+    exceeded_limit: str
     """Limit that ended it: `wall time`, `cpu time`, `output`; empty where it ended by itself."""
     seconds: float
 
     @property
     def ok(self) -> bool:
-        return self.exit_code == 0 and not self.stopped
+        return self.exit_code == 0 and not self.exceeded_limit
 
 
 def run(

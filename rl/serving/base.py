@@ -98,7 +98,7 @@ class Model:
     """Empty: whatever file there is of this base model."""
     adapter: str = ""
     """The policy's adapter as a GGUF file, relative to RATCHET_HOME; empty: there is none (yet)."""
-    merged: str = ""
+    merged_file: str = ""
     """The policy as one whole GGUF file, base and adapter in one; serves where there is no adapter file."""
     adapter_sha256: str = ""
     merged_sha256: str = ""

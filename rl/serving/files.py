@@ -95,7 +95,7 @@ def files_present(model: Model) -> tuple[Path, Path | None] | None:
     whose = f"policy {model.name}"
     if base and adapter and adapter.is_file() and _is_whole(adapter, model.adapter_sha256, whose):
         return base, adapter
-    merged = settings.RATCHET_HOME / model.merged if model.merged else None
+    merged = settings.RATCHET_HOME / model.merged_file if model.merged_file else None
     if merged is not None and merged.is_file() and _is_whole(merged, model.merged_sha256, whose):
         return merged, None
     return None
@@ -118,7 +118,9 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
         )
         raise _missing_file_error(f"the base model {model.base_model}")
     _make("--policy", model.name, "--format", "gguf-lora")
-    damaged = any(path and (settings.RATCHET_HOME / path).is_file() for path in (model.adapter, model.merged))
+    damaged = any(
+        path and (settings.RATCHET_HOME / path).is_file() for path in (model.adapter, model.merged_file)
+    )
     raise _missing_file_error(f"the policy {model.name}", damaged=damaged)
 
 

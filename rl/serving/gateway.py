@@ -62,7 +62,7 @@ class Completion:
     tokens_out: int | None
     tool_calls: Sequence[Mapping[str, Any]] = ()
     created: int = field(default_factory=lambda: int(time.time()))
-    intended: str = ""
+    intended_policy: str = ""
     """The policy that was to answer; `policy` is another where that one failed and somebody stepped in."""
 
     recorded: bool = True
@@ -71,7 +71,7 @@ class Completion:
     @property
     def stepped_in(self) -> bool:
         """True if another policy answered than the one the request came to."""
-        return bool(self.intended) and self.intended != self.policy
+        return bool(self.intended_policy) and self.intended_policy != self.policy
 
 
 def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool = False) -> Completion:
@@ -190,7 +190,7 @@ def _completion(
 ) -> Completion:
     return Completion(
         id, target.agent, served.model.name, target.arm, text, reason, None, None, calls,
-        intended=target.models[0].name,
+        intended_policy=target.models[0].name,
     )  # fmt: skip
 
 
@@ -312,5 +312,5 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
         tokens_out=row.tokens_out,
         tool_calls=message.get("tool_calls", ()),
         created=int(row.created_at.timestamp()),
-        intended=row.metadata.get("serving", {}).get("meant", ""),
+        intended_policy=row.metadata.get("serving", {}).get("meant", ""),
     )

@@ -48,7 +48,7 @@ def model_of(policy: Policy) -> Model:
         policy.base_model,
         policy.base_model_hash,
         adapter=adapter.path if adapter else "",
-        merged=whole[0].path if whole else "",
+        merged_file=whole[0].path if whole else "",
         adapter_sha256=adapter.sha256 if adapter else "",
         merged_sha256=whole[0].sha256 if whole else "",
     )

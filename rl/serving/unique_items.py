@@ -42,7 +42,7 @@ class _Level:
     unique: bool = False
     literals: tuple[bytes, ...] | None = None
     """Of an array of different items that are listed, those that were not written yet."""
-    seen: frozenset[str] = frozenset()
+    items: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class UniqueItems:
         level = self.levels[-1]
         if not level.array and level.key is None:
             return self._top(replace(level, key=str(_value(raw))))
-        if level.unique and _canonical_form(raw) in level.seen:
+        if level.unique and _canonical_form(raw) in level.items:
             raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} stands in the array already")
         return self
 
@@ -142,12 +142,12 @@ class UniqueItems:
         if not level.unique or not raw:
             return self
         same = _canonical_form(raw)
-        if same in level.seen:
+        if same in level.items:
             raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} stands in the array already")
         left = level.literals
         if left is not None:
             left = tuple(literal for literal in left if _canonical_form(literal) != same)
-        return self._top(replace(level, seen=level.seen | {same}, literals=left))
+        return self._top(replace(level, items=level.items | {same}, literals=left))
 
     def _next_item(self) -> Self:
         level = self.levels[-1]

@@ -50,7 +50,7 @@ class Log:
     """Probability with which the logged choice was made, in (0, 1]."""
     target: Array
     """The judged policy's probability of the logged choice, in [0, 1]."""
-    unsupported: float = 0.0
+    support_deficiency: float = 0.0
     """Mean probability that the judged policy gives to choices the log could not have made, where that is known."""
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Overlap:
     max_weight: float
     mean_weight: float
     """1 in expectation where the log covers the policy."""
-    unsupported: float
+    support_deficiency: float
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Overlap:
             "ess": self.ess,
             "max_weight": self.max_weight,
             "mean_weight": self.mean_weight,
-            "unsupported": self.unsupported,
+            "unsupported": self.support_deficiency,
             "warnings": list(self.warnings),
         }
 
@@ -107,7 +107,7 @@ def overlap_of(log: Log) -> Overlap:
         warnings.append(f"only {rare} of {n} rewards differ from the most common one")
     if total and heaviest / total > HEAVY_SHARE:
         warnings.append(f"one decision carries {100 * heaviest / total:.0f} % of all weight")
-    return Overlap(n, ess, heaviest, total / n if n else math.nan, log.unsupported, tuple(warnings))
+    return Overlap(n, ess, heaviest, total / n if n else math.nan, log.support_deficiency, tuple(warnings))
 
 
 def unlike_most(rewards: Array) -> int:
@@ -122,10 +122,10 @@ def overlap_check(log: Log) -> Overlap:
         raise OffPolicyRefused(
             f"{found.n} decisions with propensity and reward, {MIN_DECISIONS} are needed to estimate from"
         )
-    if found.unsupported > MAX_UNSUPPORTED:
+    if found.support_deficiency > MAX_UNSUPPORTED:
         raise OffPolicyRefused(
-            f"the log does not cover the policy: {100 * found.unsupported:.0f} % of its choices were never possible "
-            "when it was logged; log with some exploration (epsilon or temperature above 0)"
+            f"the log does not cover the policy: {100 * found.support_deficiency:.0f} % of its choices were never "
+            "possible when it was logged; log with some exploration (epsilon or temperature above 0)"
         )
     if found.ess < MIN_ESS:
         raise OffPolicyRefused(
@@ -255,7 +255,7 @@ class LoggedChoice:
     propensity: float
     target: Array
     """(k,): the judged policy's probabilities, summing to 1."""
-    logged: Array | None = None
+    logging_probabilities: Array | None = None
     """(k,): the probabilities it was drawn by, where the whole distribution was recorded."""
     group: str = ""
     """Decisions of one group (the same prompt) are never on two sides of a fold."""
@@ -263,13 +263,13 @@ class LoggedChoice:
 
 def log_of(choices: Sequence[LoggedChoice]) -> Log:
     """The choices as a log; what no logged distribution supports is counted where it is known."""
-    known = [choice for choice in choices if choice.logged is not None]
-    missed = [float(choice.target[choice.logged <= 0].sum()) for choice in known]  # type: ignore[operator]
+    known = [choice for choice in choices if choice.logging_probabilities is not None]
+    missed = [float(choice.target[choice.logging_probabilities <= 0].sum()) for choice in known]  # type: ignore[operator]
     return Log(
         np.array([choice.reward for choice in choices], float),
         np.array([choice.propensity for choice in choices], float),
         np.array([choice.target[choice.chosen] for choice in choices], float),
-        unsupported=float(np.mean(missed)) if missed else 0.0,
+        support_deficiency=float(np.mean(missed)) if missed else 0.0,
     )
 
 
@@ -320,7 +320,7 @@ class Report:
     """All estimators on one log, with its overlap. `doubly_robust` is what the gate asks."""
 
     overlap: Overlap
-    logged: float
+    mean_reward: float
     """Mean reward that was earned."""
     estimates: dict[str, OffPolicyEstimate]
 
@@ -330,7 +330,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "logged": self.logged,
+            "logged": self.mean_reward,
             "overlap": self.overlap.as_dict(),
             **{name: estimate.as_dict() for name, estimate in self.estimates.items()},
         }

@@ -21,7 +21,7 @@ class Ranking:
 
     share: Interval
     """Of `compared`, those ranked as people did, a tie counting half; n is the rows that could be compared."""
-    compared: int
+    pair_count: int
     """Pairs of rows with different values."""
 
 
@@ -45,12 +45,12 @@ def concordance(
         (groups - 1) / groups * float(((replicates - replicates.mean()) ** 2).sum()) if groups > 1 else 0.0
     )
     # what the variance of C under no association comes to for so many rows, and for prompts with several rows less
-    most = min(3 * table.compared / (table.rows + 1), 1.5 * table.rows) * groups / table.rows
+    most = min(3 * table.pair_count / (table.rows + 1), 1.5 * table.rows) * groups / table.rows
     equivalent = min(share * (1 - share) / variance, most) if variance > 0 else most
     equivalent = max(equivalent, 1.0)
     z = float(scipy.stats.t.ppf(0.5 + confidence / 2, max(groups - 1, 1)))
     low, high = _wilson(share, equivalent, z)
-    return Ranking(Interval(share, low, high, table.rows), table.compared)
+    return Ranking(Interval(share, low, high, table.rows), table.pair_count)
 
 
 def concordance_difference(
@@ -89,14 +89,14 @@ class _Comparisons:
     """Sums over pairs of rows with different values, in all and of those that touch each prompt."""
 
     concordant: float
-    compared: int
+    pair_count: int
     rows: int
     concordant_by_prompt: np.ndarray
-    compared_by_prompt: np.ndarray
+    pair_count_by_prompt: np.ndarray
 
     @property
     def share(self) -> float:
-        return self.concordant / self.compared
+        return self.concordant / self.pair_count
 
     @classmethod
     def of(
@@ -128,7 +128,7 @@ class _Comparisons:
 
     def jackknife(self) -> np.ndarray:
         """The share with each prompt left out in turn; the share itself where nothing would be left."""
-        compared = self.compared - self.compared_by_prompt
+        compared = self.pair_count - self.pair_count_by_prompt
         safe = np.where(compared > 0, compared, 1.0)
         found: np.ndarray = np.where(
             compared > 0, (self.concordant - self.concordant_by_prompt) / safe, self.share

@@ -53,7 +53,7 @@ class Shape:
     """The architecture. Every matrix row is a multiple of 256 wide, because k-quants work in blocks of 256."""
 
     vocabulary: int = 2560
-    hidden: int = 256
+    hidden_size: int = 256
     intermediate: int = 512
     layers: int = 4
     heads: int = 4
@@ -194,7 +194,7 @@ def _model(shape: Shape, tokenizer: Any) -> Any:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
+            hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate,
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,

@@ -55,7 +55,7 @@ class TaskFigures:
     fewshot: int
     items: tuple[str, ...]
     """Hash of each item, as the harness gives it."""
-    own: tuple[float, ...]
+    policy: tuple[float, ...]
     base: tuple[float, ...]
 
 
@@ -283,7 +283,7 @@ def _figures(
                 metric=metric,
                 fewshot=int(task.config.num_fewshot or 0),
                 items=tuple(str(one["doc_hash"]) for one in sides[0]),
-                own=tuple(float(value) for value in values[0]),
+                policy=tuple(float(value) for value in values[0]),
                 base=tuple(float(value) for value in values[1]),
             )
     raise TaskRefused(

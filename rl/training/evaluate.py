@@ -179,22 +179,22 @@ def evaluate_policy(
     lead = lead_kind(counts, needed)
     outcome: dict[str, Any] = {
         "base_model": policy.base_model,
-        "samples": counts[PAIRS] if lead == PAIRS else len(evidence[lead].stored) if lead in evidence else 0,
-        "prompts_answered": len(work.asked),
+        "samples": counts[PAIRS] if lead == PAIRS else len(evidence[lead].records) if lead in evidence else 0,
+        "prompts_answered": len(work.prompts),
         **side_summary(work, own),
         "length_normalised": False,
-        "liked": liked_share(work.asked, work.verdicts(own)),
+        "liked": liked_share(work.prompts, work.verdicts(own)),
         "carried_by": lead,
         "evidence": evidence_figures(work, own, other, evidence, barred or {}),
-        "ground_truth": work.judge.ground_truth(work.asked, own.answers),
+        "ground_truth": work.judge.ground_truth(work.prompts, own.answers),
         "truncated": sum(score.truncated for pair in own.scores for score in pair)
         + sum(score.truncated for score in own.responses),
-        "errors": errors_of(rows, own.scores, work.asked, own.answers, work.judge, own.written),
+        "errors": errors_of(rows, own.scores, work.prompts, own.answers, work.judge, own.free_generations),
     }
     if baseline is not None:
         outcome["baseline"] = baseline_figures(baseline, work, more, checks, own, references[0], lead)
     if other is not None:
         outcome["comparison"] = comparison_figures(work, name, own, other, lead, evidence)
-        outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.asked, other.answers)
+        outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.prompts, other.answers)
         outcome["held_out"] = held_out_facts(work, own, other, evidence)
     return outcome

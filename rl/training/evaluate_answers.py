@@ -34,7 +34,7 @@ class HeldOutPrompt:
     row: Mapping[str, Any]
     liked: list[str] = field(default_factory=list)
     disliked: list[str] = field(default_factory=list)
-    written: list[str] = field(default_factory=list)
+    demonstrations: list[str] = field(default_factory=list)
     """Responses that people wrote themselves."""
 
     @property
@@ -62,7 +62,7 @@ def held_out_prompts(rows: Rows) -> list[HeldOutPrompt]:
                 prompt.liked.append(response_text(row, "chosen", number))
                 prompt.disliked.append(response_text(row, "rejected", number))
             elif kind == CORRECTIONS:
-                prompt.written.append(response_text(row, "completion", number))
+                prompt.demonstrations.append(response_text(row, "completion", number))
             elif kind in (LABELS, OUTCOMES):
                 side = prompt.liked if row["score"] > NEUTRAL else prompt.disliked
                 if row["score"] != NEUTRAL:
@@ -152,7 +152,7 @@ class AnswerJudge:
 
     def opinion(self, prompt: HeldOutPrompt, answer: str) -> float:
         done = self.action(answer)
-        liked = done in {self.action(response) for response in [*prompt.liked, *prompt.written]}
+        liked = done in {self.action(response) for response in [*prompt.liked, *prompt.demonstrations]}
         disliked = done in {self.action(response) for response in prompt.disliked}
         return 0.5 if liked == disliked else float(liked)
 
@@ -237,7 +237,7 @@ def errors_of(
         error = {
             "prompt": prompt.messages[-1]["content"],
             "answer": answer.text,
-            "expected": next(iter([*prompt.written, *prompt.liked]), ""),
+            "expected": next(iter([*prompt.demonstrations, *prompt.liked]), ""),
         }
         if problem is not None:
             invalid.append({**error, "reason": f"not a valid answer: {problem}"})

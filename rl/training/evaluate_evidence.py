@@ -35,7 +35,7 @@ class OtherEvidence:
     """Items of one kind and its figures."""
 
     kind: str
-    stored: list[dict[str, Any]]
+    records: list[dict[str, Any]]
     figures: dict[str, Any]
     effect: Effect | None = field(default=None, compare=False)
 
@@ -132,7 +132,7 @@ def answered_evidence(
 
 def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check:
     """Check that an answer does what one that people wrote does."""
-    written = {id(prompt.row): {judge.action(text) for text in prompt.written} for prompt in asked}
+    written = {id(prompt.row): {judge.action(text) for text in prompt.demonstrations} for prompt in asked}
 
     def check(rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float | None]:
         return [

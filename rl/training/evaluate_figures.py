@@ -35,21 +35,21 @@ def side_summary(work: EvaluationInput, side: Side) -> dict[str, Any]:
         "average_reward": mean_interval(rewards, bounds=(0.0, 1.0)).as_dict(),
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else None,
         "rewards_known": len(rewards) if work.judge.custom else sum(reward != NEUTRAL for reward in rewards),
-        **({"written": written_figures(work, side)} if side.written else {}),
+        **({"written": written_figures(work, side)} if side.free_generations else {}),
     }
 
 
 def written_figures(work: EvaluationInput, side: Side) -> dict[str, Any]:
     """The same figures of what it writes to the prompts whose answers are chosen from a list when it is served."""
-    asked = [work.asked[i] for i in side.written]
-    texts = list(side.written.values())
+    asked = [work.prompts[i] for i in side.free_generations]
+    texts = list(side.free_generations.values())
     problems = [work.judge.problem(prompt, text) for prompt, text in zip(asked, texts, strict=True)]
     rewards = [
         work.judge.reward(prompt, text.text, problem)
         for prompt, text, problem in zip(asked, texts, problems, strict=True)
     ]
     judged = work.rewardable
-    known = [reward for i, reward in zip(side.written, rewards, strict=True) if judged[i]]
+    known = [reward for i, reward in zip(side.free_generations, rewards, strict=True) if judged[i]]
     return {
         "valid_rate": wilson_interval(problems.count(None), len(problems)).as_dict(),
         "average_reward": mean_interval(known or rewards, bounds=(0.0, 1.0)).as_dict(),
@@ -98,7 +98,7 @@ def pairs_share(work: EvaluationInput, right: Sequence[bool]) -> dict[str, Any]:
         }
         for row, one in zip(work.rows, right, strict=True)
     ]
-    values = [float(item.own) for item in items_of(votes) if isinstance(item, Case)]
+    values = [float(item.policy_score) for item in items_of(votes) if isinstance(item, Case)]
     if all(value in (0.0, 1.0) for value in values):
         return wilson_interval(round(math.fsum(values)), len(values)).as_dict()
     return mean_interval(values, bounds=(0.0, 1.0)).as_dict()
@@ -132,8 +132,8 @@ def comparison_figures(
     return {
         "against": name,
         **side_summary(work, other),
-        "liked": liked_share(work.asked, work.verdicts(other)),
-        "liked_difference": liked_difference(work.asked, work.verdicts(own), work.verdicts(other)),
+        "liked": liked_share(work.prompts, work.verdicts(other)),
+        "liked_difference": liked_difference(work.prompts, work.verdicts(own), work.verdicts(other)),
         "kind": lead,
         **carried,
         "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
@@ -167,7 +167,7 @@ def evidence_figures(
             if other is None and kind not in (LABELS, OUTCOMES):
                 figures = {"prompts": figures["prompts"]}
             if kind not in (LABELS, OUTCOMES):
-                figures["own"] = side_figure(kind, evidence[kind].stored, "own")
+                figures["own"] = side_figure(kind, evidence[kind].records, "own")
             found[kind] = figures
         if kind in found and kind in barred:
             found[kind]["barred"] = barred[kind]
@@ -181,15 +181,15 @@ def held_out_facts(
     free = not work.judge.agent.structured and not work.judge.agent.answers
     written = {
         i: {
-            "written": own.written[i].text,
-            "written_valid": work.judge.problem(work.asked[i], own.written[i]) is None,
-            "other_written_valid": work.judge.problem(work.asked[i], other.written[i]) is None,
+            "written": own.free_generations[i].text,
+            "written_valid": work.judge.problem(work.prompts[i], own.free_generations[i]) is None,
+            "other_written_valid": work.judge.problem(work.prompts[i], other.free_generations[i]) is None,
         }
-        for i in own.written.keys() & other.written.keys()
+        for i in own.free_generations.keys() & other.free_generations.keys()
     }
     return {
         "cases": pair_cases(work, own, other),
-        "others": {kind: one.stored for kind, one in evidence.items()},
+        "others": {kind: one.records for kind, one in evidence.items()},
         "answers": [
             {
                 "prompt_hash": prompt.row.get("prompt_hash", ""),
@@ -204,7 +204,7 @@ def held_out_facts(
                 "loops": free and loops(own.answers[i].text),
                 **written.get(i, {}),
             }
-            for i, (prompt, judged) in enumerate(zip(work.asked, work.rewardable, strict=True))
+            for i, (prompt, judged) in enumerate(zip(work.prompts, work.rewardable, strict=True))
         ],
     }
 
@@ -224,7 +224,7 @@ def baseline_figures(
     reference, whatever the policy is compared with beside.
     """
     side = side_measured(baseline, work, Ticker(None, 0))
-    even = baseline.reference([row for _, row in work.scored])
+    even = baseline.reference([row for _, row in work.score_rows])
     evidence = other_evidence(work, rows, checks, side, None, (even, even))
     alone = other_evidence(work, rows, checks, own, None, (reference, reference))
     gains = [mine - theirs for mine, theirs in zip(work.rewards(own), work.rewards(side), strict=True)]

@@ -26,7 +26,7 @@ def verdicts_on(prompts: Sequence[HeldOutPrompt], answers: Sequence[str], judge:
     found: dict[int, float] = {}
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         done = judge.action(answer)
-        liked = sum(judge.action(text) == done for text in [*prompt.liked, *prompt.written])
+        liked = sum(judge.action(text) == done for text in [*prompt.liked, *prompt.demonstrations])
         disliked = sum(judge.action(text) == done for text in prompt.disliked)
         if liked + disliked:
             found[number] = liked / (liked + disliked)

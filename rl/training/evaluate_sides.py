@@ -49,7 +49,7 @@ class Side:
     problems: list[str | None]
     """Per answer, why it is not valid."""
     rewards: list[float]
-    written: dict[int, Generation]
+    free_generations: dict[int, Generation]
     """Of the prompts whose answer was chosen out of a list, by number, what it writes without one."""
 
     @property
@@ -62,8 +62,8 @@ class EvaluationInput:
     """Evidence and prompts that every side is asked about."""
 
     rows: Sequence[Mapping[str, Any]]
-    scored: Sequence[Scored]
-    asked: Sequence[HeldOutPrompt]
+    score_rows: Sequence[Scored]
+    prompts: Sequence[HeldOutPrompt]
     judge: AnswerJudge
     batch_size: int
     options: Options | None = None
@@ -76,7 +76,7 @@ class EvaluationInput:
         agent = self.judge.agent
         return [
             i
-            for i, prompt in enumerate(self.asked)
+            for i, prompt in enumerate(self.prompts)
             if not agent.answers and agent.choices(prompt.row.get("state"))
         ]
 
@@ -84,13 +84,13 @@ class EvaluationInput:
     def rewardable(self) -> list[bool]:
         """Per prompt asked, whether its reward can tell a good answer from a bad one."""
         return [
-            bool(self.judge.custom or prompt.liked or prompt.disliked or prompt.written)
-            for prompt in self.asked
+            bool(self.judge.custom or prompt.liked or prompt.disliked or prompt.demonstrations)
+            for prompt in self.prompts
         ]
 
     def verdicts(self, side: Side) -> Verdicts:
         """Verdicts of people on the answers of a side, by number of the prompt."""
-        return verdicts_on(self.asked, [answer.text for answer in side.answers], self.judge)
+        return verdicts_on(self.prompts, [answer.text for answer in side.answers], self.judge)
 
     def rewards(self, side: Side) -> list[float]:
         """Rewards of the answers to prompts that were judged; of all, where none was."""
@@ -99,7 +99,7 @@ class EvaluationInput:
 
     @property
     def size(self) -> int:
-        return len(self.rows) + len(self.scored) + len(self.asked)
+        return len(self.rows) + len(self.score_rows) + len(self.prompts)
 
 
 def answered_prompts(
@@ -138,7 +138,7 @@ class Ticker:
 
 def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick: Ticker) -> Side:
     """Scores of the evidence by one policy, and its answers with their problems and rewards."""
-    rows, asked, judge, batch_size = work.rows, work.asked, work.judge, work.batch_size
+    rows, asked, judge, batch_size = work.rows, work.prompts, work.judge, work.batch_size
     if not isinstance(policy, LinearSide):
         head_check(policy)
     scores: list[tuple[ResponseScore, ResponseScore]] = []
@@ -178,7 +178,7 @@ def responses_scored(
     policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick: Ticker
 ) -> list[ResponseScore]:
     """Scores of the rated and written answers by one policy; among their options where a side is linear."""
-    rows = [row for _, row in work.scored]
+    rows = [row for _, row in work.score_rows]
     if isinstance(policy, LinearSide) or work.options is not None:
         tick(len(rows))
         if isinstance(policy, LinearSide):
@@ -186,8 +186,8 @@ def responses_scored(
         assert work.options is not None
         return choice_scores(policy, rows, work.options, batch_size=work.batch_size)
     found: list[ResponseScore] = []
-    for start in range(0, len(work.scored), CHUNK):
-        items = [response_of(row, 0) for _, row in work.scored[start : start + CHUNK]]
+    for start in range(0, len(work.score_rows), CHUNK):
+        items = [response_of(row, 0) for _, row in work.score_rows[start : start + CHUNK]]
         found += score_responses(policy, items, batch_size=work.batch_size)
         tick(len(items))
     return found
@@ -197,7 +197,7 @@ def reference_responses(
     policy: LoadedPolicy, base: Sequence[ResponseScore], work: EvaluationInput
 ) -> Sequence[ResponseScore]:
     """Scores of the rated answers by the reference that a policy was trained against: the base's, or its warm-up's."""
-    rated = any(kind in (LABELS, OUTCOMES) for kind, _ in work.scored)
+    rated = any(kind in (LABELS, OUTCOMES) for kind, _ in work.score_rows)
     reference = reference_load(policy) if rated else None
     if reference is None:
         return base
@@ -210,7 +210,7 @@ def own_reference(
     """Scores of the rated answers by the reference of one side, where a side is linear: the even choice, or the model
     that an adapter was trained against."""
     if isinstance(policy, LinearSide):
-        return policy.reference([row for _, row in work.scored])
+        return policy.reference([row for _, row in work.score_rows])
     assert isinstance(policy, LoadedPolicy)
     if policy.adapter is None:
         return side.responses
@@ -233,9 +233,9 @@ def other_evidence(
     references: scores of the rated answers by the reference of either side, see `reference_responses`.
     """
     found: dict[str, OtherEvidence] = {}
-    for kind in dict.fromkeys(kind for kind, _ in work.scored):
-        at = [i for i, (one, _) in enumerate(work.scored) if one == kind]
-        of = [work.scored[i][1] for i in at]
+    for kind in dict.fromkeys(kind for kind, _ in work.score_rows):
+        at = [i for i, (one, _) in enumerate(work.score_rows) if one == kind]
+        of = [work.score_rows[i][1] for i in at]
         mine = [own.responses[i] for i in at]
         from_mine, from_theirs = ([scores[i] for i in at] for scores in references)
         theirs = [other.responses[i] for i in at] if other is not None else from_theirs
@@ -243,7 +243,7 @@ def other_evidence(
             found[kind] = written_evidence(of, mine, theirs if other is not None else mine)
         else:
             found[kind] = rated_evidence(kind, of, mine, theirs, from_mine, from_theirs)
-    answered = {prompt.key: i for i, prompt in enumerate(work.asked)}
+    answered = {prompt.key: i for i, prompt in enumerate(work.prompts)}
     for kind in KINDS:
         if kind in found or kind not in rows:
             continue

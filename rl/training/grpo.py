@@ -146,7 +146,7 @@ class GRPOTrainer:
         counts = {
             "samples": {"train": len(prompts.ids), "eval": len(held_out.ids)},
             "truncated": {"prompts": prompts.truncated, "completions": 0},
-            "left_out": {"repeated prompts": prompts.repeated} if prompts.repeated else {},
+            "left_out": {"repeated prompts": prompts.duplicates} if prompts.duplicates else {},
         }
         return trainer, [prompts.ids, held_out.ids], counts
 

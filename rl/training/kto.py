@@ -267,7 +267,7 @@ class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
 
     method = "kto"
     sft_weight: float
-    _mismatched: torch.Tensor | None = None
+    _mismatch_logps: torch.Tensor | None = None
     """[B] log-probabilities of the mismatched responses, where they came with the others."""
     logistic = False
     """True if the loss is `logistic_loss`, computed from what TRL's own has computed."""

@@ -106,7 +106,7 @@ class LabelModelFit:
 
     model: LabelModel
     figures: CalibrationFigures
-    stated: np.ndarray
+    fold_probabilities: np.ndarray
     """[n], probabilities of nested folds."""
 
 

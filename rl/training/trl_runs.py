@@ -253,7 +253,7 @@ class TokenizedTrainerMixin:
     """Watcher of the eval split; None: the run makes every step."""
     lazy_metrics: LazyMetrics | None = None
     """Metrics that wait on the device until they are logged; None: they are read at once."""
-    _unchecked: tuple[tuple[int, str, LazyScalar], ...] = ()
+    _pending_losses: tuple[tuple[int, str, LazyScalar], ...] = ()
     """Losses not checked for divergence yet: step, advice, value."""
 
     def _send_telemetry(self) -> None:
@@ -297,7 +297,7 @@ class TokenizedTrainerMixin:
         """Raises TrainingFailed for a loss that is not a number any more; with a lazy_metrics, when that is read."""
         step = self.state.global_step + 1
         if self.lazy_metrics is not None:
-            self._unchecked += ((step, advice, self.lazy_metrics.wrap(loss).item()),)
+            self._pending_losses += ((step, advice, self.lazy_metrics.wrap(loss).item()),)
         else:
             self._loss_finite(step, advice, float(loss.detach()))
 
@@ -313,7 +313,7 @@ class TokenizedTrainerMixin:
         """Fetch what waits on the device. Raises TrainingFailed for a loss among it that is not a number."""
         if self.lazy_metrics is None:
             return
-        unchecked, self._unchecked = self._unchecked, ()
+        unchecked, self._pending_losses = self._pending_losses, ()
         for step, advice, loss in unchecked:
             self._loss_finite(step, advice, float(loss))
         for metrics in self._metrics.values():

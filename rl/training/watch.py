@@ -52,7 +52,7 @@ class Watch:
     """Step of the last row that was not bad."""
     first: dict[str, float] = field(default_factory=dict)
     """The first value of each."""
-    held: dict[str, float] = field(default_factory=dict)
+    high_marks: dict[str, float] = field(default_factory=dict)
     """Of the shares `ended` and `valid`: the highest that PATIENCE rows in a row reached, at least the first. A run
     that learnt the form and loses it again has lost something, wherever it began."""
     _newest: list[Mapping[str, float]] = field(default_factory=list)
@@ -72,7 +72,9 @@ class Watch:
         for name in ("ended", "valid"):
             values = [one.get(name, math.nan) for one in self._newest]
             sustained = min(values) if len(values) == PATIENCE and all(map(math.isfinite, values)) else -1.0
-            self.held[name] = max(self.held.get(name, -1.0), self.first.get(name, -1.0), sustained)
+            self.high_marks[name] = max(
+                self.high_marks.get(name, -1.0), self.first.get(name, -1.0), sustained
+            )
         if not fault:
             self.bad, self.last_good = 0, step
         else:
@@ -96,7 +98,7 @@ class Watch:
             "valid": (VALID, "{0:.0f} % of answers are valid, {1:.0f} % were before"),
         }
         for name, (share, said) in words.items():
-            now, before = row.get(name, math.nan), self.held.get(name, math.nan)
+            now, before = row.get(name, math.nan), self.high_marks.get(name, math.nan)
             if before >= 0.25 and now < share * before:
                 return said.format(100 * now, 100 * before), False
         first = self.first.get("tokens", math.nan)

@@ -22,7 +22,7 @@ class Stations:
     decisions: str
     ratings: str
     training: str
-    judged: str
+    evaluation: str
     answers: str
 
 
@@ -43,7 +43,7 @@ def stations_of(card: AgentCard) -> Stations:
         "decisions": card.counts.decisions > 0,
         "ratings": card.newest is not None or card.counts.evidence >= feedback_minimum(),
         "training": card.newest is not None,
-        "judged": card.headline is not None,
+        "evaluation": card.headline is not None,
         "answers": card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION,
     }
     first = next((name for name, done in reached.items() if not done), None)
@@ -62,7 +62,7 @@ class GuideStep(NamedTuple):
     title: str
     state: str
     """DONE, NOW, OPEN or FAULT."""
-    after: str
+    effect: str
     """Effect of the step."""
     takes: str
     """About how long it takes."""
@@ -136,14 +136,15 @@ def step_next(card: AgentCard) -> LoopStep:
         return LoopStep("train", "There are ratings enough for a first training.")
     if headline_of(newest.metrics) is None:
         return LoopStep("judge", f"{newest.name} was not judged on held-out prompts yet.", newest.name)
-    refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.closed
+    refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.gate_refusal
     if newest.stage == Policy.Stage.CANDIDATE and not refused:
         return LoopStep("promote", f"{newest.name} is judged: promote or reject it.", newest.name)
-    before = f"The gate stayed closed to {newest.name}: {card.closed}. " if refused else ""
-    if card.buffer >= card.wanted:
+    before = f"The gate stayed closed to {newest.name}: {card.gate_refusal}. " if refused else ""
+    if card.buffer >= card.retrain_threshold:
         return LoopStep("train", f"{before}{card.buffer:,} {card.noun} are new since the last training.")
     return LoopStep(
-        "rate", f"{before}{card.wanted - card.buffer:,} more {card.noun} make the next training worth it."
+        "rate",
+        f"{before}{card.retrain_threshold - card.buffer:,} more {card.noun} make the next training worth it.",
     )
 
 

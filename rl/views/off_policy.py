@@ -22,10 +22,10 @@ METHODS = {
 class OffPolicySummary:
     """Either why nothing can be said, or the estimates, drawn, with what they rest on."""
 
-    refused: str = ""
+    refusal: str = ""
     forest: Forest | None = None
     decisions: int = 0
-    logged: str = ""
+    mean_reward: str = ""
     ess: str = ""
     max_weight: str = ""
     difference: str = ""
@@ -44,7 +44,7 @@ def off_policy_summary(evaluations: Iterable[Evaluation]) -> OffPolicySummary | 
 
 def _summary(found: dict[str, Any], against: str) -> OffPolicySummary:
     if "refused" in found:
-        return OffPolicySummary(refused=str(found["refused"]))
+        return OffPolicySummary(refusal=str(found["refused"]))
     lines = [_line(title, found[name]) for name, title in METHODS.items() if name in found]
     if other := found.get("against"):
         lines.append(_line(against or "the other", other["doubly_robust"], "level"))
@@ -52,7 +52,7 @@ def _summary(found: dict[str, Any], against: str) -> OffPolicySummary:
     return OffPolicySummary(
         forest=forest_of("Estimated reward", lines, lambda v: f"{v:.4g}", zero=False, share=True),
         decisions=int(found["decisions"]),
-        logged=f"{found['logged']:.3f}",
+        mean_reward=f"{found['logged']:.3f}",
         ess=f"{overlap['ess']:,.0f}",
         max_weight=f"{overlap['max_weight']:.3g}",
         difference=f"{difference['value']:+.3f} [{difference['low']:+.3f} to {difference['high']:+.3f}]"

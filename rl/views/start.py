@@ -130,7 +130,7 @@ def _judged_context(policy: Policy) -> dict[str, Any]:
         "policy": policy,
         "may_roll_back": rollback_possible(policy),
         "outcomes": counts_of(answers_compared(evaluation)) if evaluation else None,
-        "check": next((check for check in checks if check.to == Policy.Stage.CHAMPION), None),
+        "check": next((check for check in checks if check.stage == Policy.Stage.CHAMPION), None),
         "needed": feedback_minimum(),
     }
 
@@ -178,16 +178,16 @@ def _plan(card: AgentCard) -> dict[str, Any]:
             order = order_automatic(card.facts.slug)
             expected = order_estimate(order)
         except ValueError as refusal:
-            return {"refused": str(refusal)}
+            return {"refusal": str(refusal)}
         stage = expected.policy
         return {
-            "refused": expected.refusal,
+            "refusal": expected.refusal,
             "method": order.method.upper(),
-            "why": order.why.removeprefix(f"auto took {order.method}: "),
+            "reason": order.reason.removeprefix(f"auto took {order.method}: "),
             "samples": stage.samples,
             "steps": expected.steps,
             "seconds": STARTING_S + 60 * expected.minutes,
-            "doubt": stage.doubt,
+            "warning": stage.warning,
         }
 
     counts = card.counts

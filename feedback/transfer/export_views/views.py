@@ -108,7 +108,7 @@ def _by_id(told: Iterable[DecisionExport], selection: Selection) -> dict[str, Im
 class _Pair(NamedTuple):
     left: str
     right: str
-    said: ComparisonRow | None
+    comparison: ComparisonRow | None
     """None: the left one is better by what raters said of each."""
 
 
@@ -123,25 +123,25 @@ def _comparisons_with_decisions(
         for pair in piece:
             if not decisions.keys() >= {pair.left, pair.right}:
                 continue  # skipped as unreadable
-            preference = pair.said.preference if pair.said else "left"
+            preference = pair.comparison.preference if pair.comparison else "left"
             better = pair.right if preference == "right" else pair.left
             if floor and rewards.get(better, RAW_LOW - 1) < selection.min_reward:
                 left_out["below_min_reward"] += 1
                 continue
             left, right = decisions[pair.left], decisions[pair.right]
-            if pair.said is None:
+            if pair.comparison is None:
                 yield ImportedComparison(
                     0, f"{pair.left}~{pair.right}", left, right, preference="left", ordered=False
                 )
             else:
                 yield ImportedComparison(
                     line=0,
-                    key=pair.said.id,
+                    key=pair.comparison.id,
                     left=left,
                     right=right,
-                    **facts_of(pair.said, COMPARISON),
-                    created_at=_time(pair.said.created_at),
-                    id=uuid.UUID(pair.said.id),
+                    **facts_of(pair.comparison, COMPARISON),
+                    created_at=_time(pair.comparison.created_at),
+                    id=uuid.UUID(pair.comparison.id),
                 )
 
 

@@ -48,10 +48,10 @@ class Format:
     two_files: bool = False
     ratings_row: Callable[[Mapping[str, Any]], bool] = lambda row: False
     """True if a row can only be read with a row of the other file; of formats of two files."""
-    opened: Callable[[Path, ColumnMap | None], OpenFile] | None = None
+    open_file: Callable[[Path, ColumnMap | None], OpenFile] | None = None
     """Looks through a whole file before it is read, with a map of its columns; of formats whose columns have no fixed
     names."""
-    unverified: str = ""
+    untested_parts: str = ""
     """Parts that were not seen in a file written by the tool itself, as a sentence for the report."""
 
 
@@ -62,7 +62,7 @@ class OpenFile:
     records: Callable[[], Iterator[Record]]
     notes: tuple[str, ...]
     """Decisions about the file as a whole, as sentences for the report."""
-    field_of: Callable[[str], str | None]
+    field_lookup: Callable[[str], str | None]
     """Function from a column to the field it is read as; None where the column is ignored."""
 
 
@@ -72,7 +72,7 @@ def row_format(
     recognises: Callable[[Mapping[str, Any]], bool],
     records: RowRecords,
     shapes: tuple[RowShape, ...],
-    unverified: str = "",
+    untested_parts: str = "",
     verdicts: Collection[str] | None = None,
 ) -> Format:
     """A format of one file whose rows are read one by one; `verdicts` as `each_row` takes them."""
@@ -82,7 +82,7 @@ def row_format(
         recognises,
         lambda path, ratings_path: each_row(path, records, verdicts),
         shapes,
-        unverified=unverified,
+        untested_parts=untested_parts,
     )
 
 

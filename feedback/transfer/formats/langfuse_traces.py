@@ -166,7 +166,7 @@ def _comments(row: Mapping[str, Any]) -> Iterator[NamedScore]:
                 None,
                 text_or_empty(comment.get("author_email") or comment.get("author_name")) or "langfuse",
                 notes=text_of(comment["content"], "comment")[:20_000],
-                at=time_of(comment.get("created_at"), f"comments[{index}].created_at"),
+                scored_at=time_of(comment.get("created_at"), f"comments[{index}].created_at"),
             )
 
 
@@ -176,5 +176,5 @@ FORMAT = Format(
     recognises,
     read,
     (),
-    unverified="columns of observations exported from the pages are from the program's types",
+    untested_parts="columns of observations exported from the pages are from the program's types",
 )

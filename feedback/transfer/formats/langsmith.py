@@ -164,7 +164,7 @@ def _feedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         simulated=simulated,
         notes=text_of(row.get("comment") or "", "comment"),
         correction=plain_text(answer_of(correction, "correction")) if correction else None,
-        at=time_of(row.get("created_at"), "created_at"),
+        scored_at=time_of(row.get("created_at"), "created_at"),
     ).references(line, key, text_of(row["run_id"], "run_id"), text_or_empty(row.get("trace_id")))
 
 

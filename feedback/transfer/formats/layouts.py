@@ -58,7 +58,7 @@ class TableLayout:
     arms: tuple[str, ...] = ()
     """The different responses of a log of choices whose rows list none: the candidates of each choice."""
 
-    def field_of(self, column: str) -> str | None:
+    def field_lookup(self, column: str) -> str | None:
         """Field a column is read as; None where it is left out."""
         if any(one.column == column for one in self.verdicts):
             return next(one.kind for one in self.verdicts if one.column == column)
@@ -112,7 +112,7 @@ class _Finder:
     def __init__(self, survey: _Survey, columns: ColumnMap) -> None:
         self.survey, self.said = survey, columns
         self.ignored = set(columns.ignored_columns)
-        self.filled = {name for name, values in survey.columns.items() if values.filled}
+        self.filled = {name for name, values in survey.columns.items() if values.non_empty}
         self.found = {name: column for name, column in columns.columns_by_field().items() if name != "ignore"}
         self.taken = set(self.found.values()) | self.ignored
         self.by_name: dict[str, str] = {}
@@ -169,7 +169,7 @@ class _Finder:
         if columns.propensity is None or columns.response is None or columns.candidates is not None:
             return ()
         values = self.survey.columns[columns.response]
-        if values.many or values.structured or len(values.different) < 2:
+        if values.many or values.containers or len(values.different) < 2:
             return ()
         numbers = {text: number for text in values.different if (number := number_of_value(text)) is not None}
         if len(numbers) == len(values.different):
@@ -339,7 +339,7 @@ class _Finder:
             f"{column}.{key}"
             for column, values in self.survey.columns.items()
             if column not in (*self.taken, *unused) and normal(column) not in KNOWN
-            for key in sorted(values.verdicts_within)
+            for key in sorted(values.verdict_keys)
             if f"{column}.{key}" not in self.taken
         ]
         if within and not unused:

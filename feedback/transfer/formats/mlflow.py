@@ -119,7 +119,7 @@ def _assessments(value: Any) -> tuple[list[NamedScore], dict[str, Any], list[str
             "author": text_or_empty(source.get("source_id")),
             "simulated": not human,
             "notes": text_of(one.get("rationale") or "", f"{where}.rationale")[:20_000],
-            "at": time_of(one.get("create_time"), f"{where}.create_time"),
+            "scored_at": time_of(one.get("create_time"), f"{where}.create_time"),
             "binary": False,
         }
         feedback, expectation = one.get("feedback"), one.get("expectation")

@@ -94,7 +94,7 @@ def _score(name: str, author: str, entry: Mapping[str, Any]) -> NamedScore:
         author=author,
         simulated=entry.get("source") == MODEL_SOURCE,
         notes=text_of(entry.get("reason") or "", f"{name}.reason")[:20_000],
-        at=time_of(entry.get("last_updated_at") or entry.get("created_at"), f"{name}.last_updated_at"),
+        scored_at=time_of(entry.get("last_updated_at") or entry.get("created_at"), f"{name}.last_updated_at"),
         binary=False,
     )
 
@@ -108,7 +108,7 @@ def _comments(trace: Mapping[str, Any]) -> Iterator[NamedScore]:
                 None,
                 text_or_empty(comment.get("created_by")),
                 notes=text_of(comment["text"], "comment")[:20_000],
-                at=time_of(comment.get("created_at"), "comment.created_at"),
+                scored_at=time_of(comment.get("created_at"), "comment.created_at"),
             )
 
 
@@ -119,5 +119,5 @@ FORMAT = row_format(
     records,
     (),
     verdicts=("feedback_scores", "span_feedback_scores", "comments"),
-    unverified="keys from the program's own types; no file that Opik wrote was seen",
+    untested_parts="keys from the program's own types; no file that Opik wrote was seen",
 )

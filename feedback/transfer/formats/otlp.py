@@ -249,7 +249,7 @@ def _log(record: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
         label=text_of(label, "gen_ai.evaluation.score.label") if label else None,
         simulated=True,
         notes=text_of(notes or "", "gen_ai.evaluation.explanation")[:20_000],
-        at=time_of(at, "timeUnixNano"),
+        scored_at=time_of(at, "timeUnixNano"),
     ).references(line, own, text_of(target, "spanId", required=True), trace)
 
 

@@ -243,7 +243,7 @@ def _annotation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         author=text_or_empty(author),
         simulated=kind != "HUMAN",
         notes=text_of(explanation or "", "result.explanation")[:20_000],
-        at=time_of(row.get("updated_at") or row.get("created_at"), "updated_at"),
+        scored_at=time_of(row.get("updated_at") or row.get("created_at"), "updated_at"),
     ).references(line, key, text_of(target, "span_id"), text_or_empty(row.get("trace_id")))
 
 
@@ -264,5 +264,5 @@ FORMAT = Format(
     read,
     (),
     two_files=True,
-    unverified="cells of an exported data frame were not seen",
+    untested_parts="cells of an exported data frame were not seen",
 )

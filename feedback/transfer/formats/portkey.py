@@ -70,6 +70,6 @@ FORMAT = row_format(
     recognises,
     records,
     (),
-    unverified="columns from the documentation; a nested export was not seen",
+    untested_parts="columns from the documentation; a nested export was not seen",
     verdicts=(),
 )

@@ -67,7 +67,7 @@ def preview(
 
 
 def _preview(file: Reading, count: int, left_out: Collection[str] = ()) -> FilePreview:
-    field_of = file.opened.field_of if file.opened else None
+    field_of = file.open_file.field_lookup if file.open_file else None
     seen = tuple(
         ColumnSeen(
             name,

@@ -29,7 +29,7 @@ class Reading:
     ratings_path: Path | None = None
     notes: tuple[str, ...] = ()
     """Decisions about the file as a whole (such as the scale of its ratings), as sentences for the report."""
-    opened: OpenFile | None = None
+    open_file: OpenFile | None = None
 
     def records(self) -> Iterator[Record]:
         """Records of the file, row after row: decisions, comparisons, ratings, and rows refused or skipped.
@@ -38,7 +38,9 @@ class Reading:
         """
         refused = 0
         try:
-            found = self.opened.records() if self.opened else self.format.read(self.path, self.ratings_path)
+            found = (
+                self.open_file.records() if self.open_file else self.format.read(self.path, self.ratings_path)
+            )
             for number, record in enumerate(found, 1):
                 if isinstance(record, RowRefused):
                     refused += 1
@@ -89,17 +91,17 @@ def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) ->
     if ignored:
         with columns_dropped(ignored):
             chosen = asked or format_of(member.path, member.name)
-        if chosen.opened is None:
+        if chosen.open_file is None:
             _check_columns(member, ignored)
             return _read_one(member, chosen, (f"left out: {', '.join(ignored)}",))
     chosen = asked or format_of(member.path, member.name, columns)
-    if columns and chosen.opened is None:
-        with_map = ", ".join(format.name for format in ORDER if format.opened is not None)
+    if columns and chosen.open_file is None:
+        with_map = ", ".join(format.name for format in ORDER if format.open_file is not None)
         raise FormatRefused(
             f"{member.name}: format {chosen.name} has columns of fixed names; a map goes with --format {with_map}"
         )
     try:
-        opened = chosen.opened(member.path, columns) if chosen.opened else None
+        opened = chosen.open_file(member.path, columns) if chosen.open_file else None
     except FormatRefused as error:
         raise FormatRefused(str(error).replace(str(member.path), member.name)) from error
     return _read_one(member, chosen, opened.notes if opened else (), opened)
@@ -108,9 +110,9 @@ def _reading(member: Member, asked: Format | None, columns: ColumnMap | None) ->
 def _read_one(
     member: Member, chosen: Format, notes: tuple[str, ...], opened: OpenFile | None = None
 ) -> Reading:
-    if chosen.unverified:
-        notes = (*notes, f"{chosen.name}: {chosen.unverified}")
-    return Reading(member.name, member.path, chosen, notes=notes, opened=opened)
+    if chosen.untested_parts:
+        notes = (*notes, f"{chosen.name}: {chosen.untested_parts}")
+    return Reading(member.name, member.path, chosen, notes=notes, open_file=opened)
 
 
 def _check_columns(member: Member, ignored: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ Kind: TypeAlias = Literal["thumb", "stars", "score", "notes"]
 class Values:
     """Summary of a column over all rows: how many values, which of them while they are few, and of what kinds."""
 
-    filled: int = 0
+    non_empty: int = 0
     different: set[str] = field(default_factory=set)
     many: bool = False
     numbers: int = 0
@@ -62,20 +62,20 @@ class Values:
     fractions: int = 0
     low: float = float("inf")
     high: float = float("-inf")
-    structured: int = 0
+    containers: int = 0
     """Lists and objects."""
-    verdicts_within: set[str] = field(default_factory=set)
+    verdict_keys: set[str] = field(default_factory=set)
     """Keys of objects that look like a verdict and say something."""
 
     def add(self, value: Any) -> None:
         """Count a value; None and blank texts are none."""
         if value is None or (isinstance(value, str) and not value.strip()):
             return
-        self.filled += 1
+        self.non_empty += 1
         if isinstance(value, (list, dict)):
-            self.structured += 1
-            if isinstance(value, dict) and len(self.verdicts_within) < MOST_VALUES:
-                self.verdicts_within.update(
+            self.containers += 1
+            if isinstance(value, dict) and len(self.verdict_keys) < MOST_VALUES:
+                self.verdict_keys.update(
                     key for key in verdicts_in(value) if not isinstance(value[key], (list, dict))
                 )
             return
@@ -96,12 +96,12 @@ class Values:
     @property
     def all_numbers(self) -> bool:
         """True if every value is a number, but for words that say nothing."""
-        return 0 < self.numbers == self.filled - self.neutral
+        return 0 < self.numbers == self.non_empty - self.neutral
 
     def odd(self, understood: int) -> bool:
         """True if some values are not understood, but so few that they are mistakes: their rows are left out,
         and the others are read."""
-        odd = self.filled - self.neutral - understood
+        odd = self.non_empty - self.neutral - understood
         return 0 < odd <= ODD_SHARE * understood
 
     @property
@@ -110,7 +110,7 @@ class Values:
         else None."""
         said = {_plain(value) for value in self.different} - NEUTRAL_WORDS
         found = (pair for pair in YES_AND_NO if said and said <= set(pair))
-        return None if self.structured else next(found, None)
+        return None if self.containers else next(found, None)
 
     @property
     def says_good_or_bad(self) -> bool:
@@ -185,7 +185,7 @@ def verdicts_of(
 
 
 def _by_values(column: str, values: Values, kind: str) -> Verdicts | None:
-    if values.structured or not values.filled:
+    if values.containers or not values.non_empty:
         return None
     if values.all_numbers:
         return _by_numbers(column, values, kind)
@@ -208,7 +208,7 @@ def _by_values(column: str, values: Values, kind: str) -> Verdicts | None:
 
 
 def _odd_words(values: Values, understood: int) -> str:
-    count = values.filled - values.neutral - understood
+    count = values.non_empty - values.neutral - understood
     return f"; {count:,} other value{'' if count == 1 else 's'} left out, row by row"
 
 
@@ -326,8 +326,8 @@ def _unknown(column: str, values: Values, kind: str) -> str:
             f"{column}: scale unknown: numbers from {values.low:g} to {values.high:g}. Say the lowest and highest "
             f"value there can be, as in --map rating={column}:0..100, or --map ignore={column}"
         )
-    if values.structured:
-        within = next(iter(sorted(values.verdicts_within)), "PART")
+    if values.containers:
+        within = next(iter(sorted(values.verdict_keys)), "PART")
         return (
             f"{column}: expected {kind if kind == 'stars' else f'{kind}s'}, found lists or objects. Say which part of "
             f"them it is, as in --map rating={column}.{within}, or --map ignore={column}"

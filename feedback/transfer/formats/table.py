@@ -57,7 +57,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def table_open(path: Path, columns: ColumnMap | None, name: str = "") -> OpenFile:
     """A file with its columns known. Raises FormatRefused where they cannot be told."""
     layout = layout_of(rows(path, name), name or str(path), columns)
-    return OpenFile(lambda: each_row(path, partial(records, layout)), layout.notes, layout.field_of)
+    return OpenFile(lambda: each_row(path, partial(records, layout)), layout.notes, layout.field_lookup)
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
@@ -375,5 +375,5 @@ FORMAT = Format(
     recognises,
     read,
     (),
-    opened=table_open,
+    open_file=table_open,
 )

@@ -63,14 +63,14 @@ class NamedScore:
     """A word beside the number, such as pass or polite."""
     notes: str = ""
     correction: str | None = None
-    at: datetime | None = None
+    scored_at: datetime | None = None
     id: uuid.UUID | None = None
     """Id of the rating, where the file's is a UUID."""
     binary: bool = True
     """True if 0 and 1 are thumbs rather than the ends of a scale."""
 
     def at_time(self, at: datetime | None) -> NamedScore:
-        return replace(self, at=at)
+        return replace(self, scored_at=at)
 
     @property
     def rater(self) -> str:
@@ -91,7 +91,7 @@ class NamedScore:
         elif number is not None and self.binary and number in (0, 1) and not thumb:
             thumb = "up" if number else "down"
         if less and number is not None:
-            outcome = ImportedOutcome(outcome_name(name), number, self.at)
+            outcome = ImportedOutcome(outcome_name(name), number, self.scored_at)
         elif less and thumb:
             said = self.value if self.value is not None else self.label
             words["tags"] = (f"{name}: {str(said).lower()}"[:100],)
@@ -101,7 +101,7 @@ class NamedScore:
         elif number is not None and 0 <= number <= 1:
             words["score"], verdict = number, True
         elif number is not None:
-            outcome = ImportedOutcome(outcome_name(name), number, self.at)
+            outcome = ImportedOutcome(outcome_name(name), number, self.scored_at)
         label = self.value if isinstance(self.value, str) else self.label
         if isinstance(label, str) and label.strip() and not word_thumb(label):
             words["tags"], verdict = (f"{name}: {text_of(label, 'label')}"[:100],), True
@@ -114,7 +114,7 @@ class NamedScore:
         rating = ImportedRating(
             rater=self.rater,
             rater_kind="simulated" if self.simulated else "human",
-            created_at=self.at,
+            created_at=self.scored_at,
             id=self.id,
             **words,
         )

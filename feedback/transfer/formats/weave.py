@@ -211,5 +211,5 @@ FORMAT = Format(
     read,
     (),
     two_files=True,
-    unverified="keys from the program's own types; no file that Weave wrote was seen",
+    untested_parts="keys from the program's own types; no file that Weave wrote was seen",
 )

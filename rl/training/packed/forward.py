@@ -65,9 +65,10 @@ def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.
 
 def _flat_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
     row = packed.flat or flatten(packed)
-    at = row.kept if strategy is Strategy.FLEX_LAST_LAYER else None
+    at = row.state_index if strategy is Strategy.FLEX_LAST_LAYER else None
     prefix = Prefix(
-        0, None, kept=at, blocks=flex.block_mask(row), kept_blocks=None if at is None else flex.block_mask(row, at[0])
+        0, None, output_positions=at, blocks=flex.block_mask(row),
+        output_blocks=None if at is None else flex.block_mask(row, at[0]),
     )  # fmt: skip
     hidden = model.base_model(
         input_ids=row.ids,
@@ -77,7 +78,7 @@ def _flat_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.T
         prefix=prefix,
     ).last_hidden_state
     if at is None:
-        hidden = hidden.gather(1, row.kept[..., None].expand(-1, -1, hidden.shape[-1]))
+        hidden = hidden.gather(1, row.state_index[..., None].expand(-1, -1, hidden.shape[-1]))
     return hidden.view(packed.prompt_ids.shape[0], -1, hidden.shape[-1])
 
 
@@ -152,7 +153,7 @@ def _last_layer(
 ) -> Any:
     """The layer's forward; with a prefix that keeps positions, computed there only: [R, T, width] -> [R, 1 + S,
     width]."""
-    if not isinstance(prefix, Prefix) or prefix.kept is None:
+    if not isinstance(prefix, Prefix) or prefix.output_positions is None:
         if prefix is not None:
             kwargs["prefix"] = prefix
         return self.ratchet_stock_forward(
@@ -160,7 +161,7 @@ def _last_layer(
         )
     attention = self.self_attn
     rows, length, width = hidden_states.shape
-    at = prefix.kept[..., None]
+    at = prefix.output_positions[..., None]
     normed = self.input_layernorm(hidden_states)
     head = attention.head_dim
     query = attention.q_proj(normed.gather(1, at.expand(-1, -1, width))).view(rows, at.shape[1], -1, head)
@@ -178,15 +179,15 @@ def _last_layer(
     query, key = query.to(value.dtype), key.to(value.dtype)
     groups = query.shape[1] // key.shape[1]
     keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
-    if prefix.kept_blocks is not None:
-        seen = flex.attend(query, key, value, prefix.kept_blocks, attention.scaling)
+    if prefix.output_blocks is not None:
+        seen = flex.attend(query, key, value, prefix.output_blocks, attention.scaling)
     elif query.device.type == "cpu":  # few queries: plain products are quicker there, see BlockAttention
         scores = torch.matmul(query * attention.scaling, keys.transpose(-1, -2))
-        scores = scores.add_(additive(prefix.kept_mask, query.dtype))
+        scores = scores.add_(additive(prefix.output_mask, query.dtype))
         seen = torch.matmul(torch.softmax(scores, -1), values)
     else:
         seen = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=prefix.kept_mask, scale=attention.scaling
+            query, keys, values, attn_mask=prefix.output_mask, scale=attention.scaling
         )
     out = attention.o_proj(seen.transpose(1, 2).reshape(rows, at.shape[1], -1))
     residual = hidden_states.gather(1, at.expand(-1, -1, width)) + out

@@ -49,14 +49,14 @@ def split_evenly(rows: Sequence[dict[str, Any]], parts: int) -> list[list[dict[s
 class MicroBatcher:
     """Runs one step over its micro-batches and remembers what fits."""
 
-    trained: list[torch.nn.Parameter]
+    parameters: list[torch.nn.Parameter]
     """Parameters whose gradients a failed backward pass may have half written."""
     budget: int = 0
     """Tokens at once; 0 until something did not fit."""
     checkpoint: Callable[[], bool] = lambda: False
     """Turns gradient checkpointing on; false where it is on already."""
     say: Callable[[str], None] = lambda _: None
-    most: Callable[[int], int] | None = None
+    max_over_ranks: Callable[[int], int] | None = None
     """The greatest of several processes' counts; None: this process trains alone. Each micro-batch is a meeting of all
     processes, so they must make as many; a process that runs out of memory cannot halve its own."""
 
@@ -70,18 +70,18 @@ class MicroBatcher:
         error is the caller's.
         """
         waiting = list(micro_batches(rows, self.budget))
-        if self.most is not None and self.budget > 0:
-            waiting = split_evenly(rows, self.most(len(waiting)))
+        if self.max_over_ranks is not None and self.budget > 0:
+            waiting = split_evenly(rows, self.max_over_ranks(len(waiting)))
         total: torch.Tensor | None = None
         while waiting:
             part = waiting.pop(0)
-            before = [None if p.grad is None else p.grad.detach().clone() for p in self.trained]
+            before = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
             try:
                 loss = compute(part, len(part) / len(rows))
             except torch.OutOfMemoryError:
-                for parameter, gradient in zip(self.trained, before, strict=True):
+                for parameter, gradient in zip(self.parameters, before, strict=True):
                     parameter.grad = gradient
-                if self.most is not None or (len(part) == 1 and not self.checkpoint()):
+                if self.max_over_ranks is not None or (len(part) == 1 and not self.checkpoint()):
                     raise
                 self._shrink(part)
                 waiting = [*micro_batches([row for rest in (part, *waiting) for row in rest], self.budget)]

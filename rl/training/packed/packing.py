@@ -48,7 +48,7 @@ class Flat:
     """[T] int64: which prompt a token belongs to; -1 fills up."""
     segments: torch.Tensor
     """[T] int64: which completion of its prompt; -1 is the prompt itself."""
-    kept: torch.Tensor
+    state_index: torch.Tensor
     """[1, R * (1 + S)] int64: where the states lie that `Packed.sources` counts; a padded one lies at its prompt's
     end."""
 
@@ -228,7 +228,7 @@ def flatten(packed: PackedBatch) -> Flat:
         positions=pad(packed.positions(), 0)[None],
         documents=pad(documents, -1),
         segments=pad(segments, -1),
-        kept=kept.reshape(1, -1),
+        state_index=kept.reshape(1, -1),
     )
 
 

@@ -35,13 +35,13 @@ class Prefix:
     """P, the width of the prompt's part."""
     suffix_mask: torch.Tensor | None
     """[R, 1, S, P + S] bool."""
-    kept: torch.Tensor | None = None
+    output_positions: torch.Tensor | None = None
     """[R, 1 + S] int64, positions the last layer keeps; None where it keeps all."""
-    kept_mask: torch.Tensor | None = None
+    output_mask: torch.Tensor | None = None
     """[R, 1, 1 + S, P + S] bool."""
     blocks: BlockMask | None = None
     """Mask for FlexAttention, in place of `suffix_mask`."""
-    kept_blocks: BlockMask | None = None
+    output_blocks: BlockMask | None = None
     """Mask for FlexAttention, in place of `kept_mask`."""
 
 

@@ -20,7 +20,7 @@ class SharedPrompt:
     """Key tensors of each layer, [P, kv heads, T, head]."""
     values: list[torch.Tensor]
     """Value tensors of each layer, [P, kv heads, T, head]."""
-    closed: torch.Tensor
+    attention_bias: torch.Tensor
     """[P, 1, 1, T]: 0 where a prompt has a token, -inf where it is padded."""
     samples: int
 
@@ -36,7 +36,7 @@ class SharedPrompt:
         return type(self)(
             [keys[prompts] for keys in self.keys],
             [values[prompts] for values in self.values],
-            self.closed[prompts],
+            self.attention_bias[prompts],
             samples,
         )
 
@@ -51,7 +51,7 @@ class SharedPrompt:
         samples, group = self.samples, heads // shared
         own = (query * scale).view(rows, shared, group, width)
         together = own.view(prompts, samples, shared, group, width).transpose(1, 2).flatten(2, 3)
-        far = torch.matmul(together, prompt_keys.transpose(2, 3)) + self.closed
+        far = torch.matmul(together, prompt_keys.transpose(2, 3)) + self.attention_bias
         near = torch.matmul(own, key.transpose(2, 3)).view(prompts, samples, shared, group, -1)
         scores = torch.cat([far, near.transpose(1, 2).flatten(2, 3)], -1)
         weights = torch.softmax(scores, -1)

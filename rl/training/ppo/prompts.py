@@ -19,7 +19,7 @@ class Prompts:
     rows: list[Mapping[str, Any]]
     ids: list[list[int]]
     truncated: int
-    repeated: int
+    duplicates: int
 
 
 def prompts_encoded(

@@ -432,7 +432,9 @@ class PPOTrainer:
             seconds=round(seconds, 2),
             samples={"train": len(self.train_prompts.ids), "eval": len(self.eval_prompts.ids)},
             truncated={"prompts": self.train_prompts.truncated, "completions": 0},
-            left_out={"repeated prompts": self.train_prompts.repeated} if self.train_prompts.repeated else {},
+            left_out={"repeated prompts": self.train_prompts.duplicates}
+            if self.train_prompts.duplicates
+            else {},
             metrics=metrics,
             history=history,
             recipe=self.recipe.as_dict(),

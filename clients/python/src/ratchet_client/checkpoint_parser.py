@@ -52,7 +52,7 @@ class Checkpoint:
     session: str = ""
     """The app's id of the session; empty where the checkpoint names none."""
     agent: str = ""
-    at: str | None = None
+    created_at: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     """Messages as the app saved them, those that are messages at all; `parse_message` reads one."""
     tasks: list[Task] = field(default_factory=list)
@@ -127,7 +127,7 @@ def _context(value: dict[str, Any], context: Checkpoint) -> Checkpoint:
         context,
         session=session or context.session,
         agent=agent if isinstance(agent, str) else context.agent,
-        at=parse_time(value) or context.at,
+        created_at=parse_time(value) or context.created_at,
     )
 
 

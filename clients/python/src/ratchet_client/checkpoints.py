@@ -234,7 +234,7 @@ class CheckpointLoader:
             step |= {"n": number, "parent": None}
         for part in _parts(steps):
             times = [step["at"] for step in part if "at" in step] or (
-                [checkpoint.at] if checkpoint.at else []
+                [checkpoint.created_at] if checkpoint.created_at else []
             )
             body = {
                 "agent": agent,
