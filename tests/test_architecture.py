@@ -477,8 +477,8 @@ def _is_adjective(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 STANDARD_FIELDS = (
-    "accepted chosen created disliked dispreferred expected left liked observed packed padded preferred rejected shared "
-    "simulated since truncated until"
+    "accepted chosen created disliked dispreferred expected left liked observed packed padded preferred rejected "
+    "shared simulated since truncated until"
 )
 """Words of the field and of records everywhere; `left` is the side of a pair."""
 

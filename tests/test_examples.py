@@ -18,9 +18,9 @@ from rl.datasets.feedback_types import (
     RatingEvidence,
     RewardEvidence,
 )
-from rl.datasets.holdout import split_by_hash
 from rl.datasets.pairs import pairs_from_evidence
 from rl.recipes import RecipeError
+from tests.support.split_prompts import split_by_hash
 
 ONE, TWO = "0" * 64, "f" * 64
 """Prompt hashes of the train and of the holdout split."""

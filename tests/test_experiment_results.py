@@ -20,6 +20,7 @@ from rl.recipes.experiment_metrics import Guardrail, metric_of
 from rl.registry import service as registry
 from rl.statistics.contrasts import Moments, bandit_chances, ratio_mismatch_anytime_p
 from tests.support.evaluations import judged
+from tests.support.experiment_worlds import moments_of_counts
 from tests.support.experiments import expose, policy_of, running_of
 
 pytestmark = pytest.mark.django_db
@@ -149,8 +150,8 @@ def test_equal_arms_are_rarely_told_apart_by_the_whole_rule() -> None:
         up, failed = random.random(1000) < 0.4, random.random(1000) < 0.05
         for n in range(100, 1001, 50):
             arms = [new[:n], ~new[:n]]
-            ups = [Moments.of_counts(int(up[:n][arm].sum()), int(arm.sum())) for arm in arms]
-            fails = [Moments.of_counts(int(failed[:n][arm].sum()), int(arm.sum())) for arm in arms]
+            ups = [moments_of_counts(int(up[:n][arm].sum()), int(arm.sum())) for arm in arms]
+            fails = [moments_of_counts(int(failed[:n][arm].sum()), int(arm.sum())) for arm in arms]
             said = (
                 effect_of(ups[0], ups[1], rule).state,
                 guardrail_judge(fails[0], fails[1], guard, rule).state,
@@ -162,7 +163,7 @@ def test_equal_arms_are_rarely_told_apart_by_the_whole_rule() -> None:
 
 
 def test_where_less_is_better_a_fall_is_a_gain() -> None:
-    new, old = Moments.of_counts(100, 1000), Moments.of_counts(300, 1000)
+    new, old = moments_of_counts(100, 1000), moments_of_counts(300, 1000)
     assert effect_of(new, old, rule_of(metric=metric_of("error_rate"), goal="lower")).state == "better"
     assert effect_of(new, old, rule_of()).state == "worse"
 
@@ -170,7 +171,7 @@ def test_where_less_is_better_a_fall_is_a_gain() -> None:
 def test_an_arm_that_always_fails_is_harm_though_nothing_varies() -> None:
     guard = Guardrail(metric_of("error_rate"), "lower", 0.02)
     found = guardrail_judge(
-        Moments.of_counts(60, 60), Moments.of_counts(0, 60), guard, rule_of(guardrails=(guard,))
+        moments_of_counts(60, 60), moments_of_counts(0, 60), guard, rule_of(guardrails=(guard,))
     )
     assert found.state == "harm"
 

@@ -13,7 +13,7 @@ from feedback.services import decision_record, rating_submit
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.datasets.examples import examples_balanced, examples_from_evidence
 from rl.datasets.feedback_types import RatingEvidence
-from rl.datasets.holdout import split_by_hash
+from tests.support.split_prompts import split_by_hash
 from tests.test_commands import run
 
 pytestmark = pytest.mark.django_db

@@ -261,7 +261,7 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(
             response=RUDE,
             metadata={"answer": KIND},
         )
-    assert evidence_counts("own-bot")["tests"] == 32
+    assert evidence_counts("own-bot")[0]["tests"] == 32
     begun = registered("own-bot", base, adapter, method="sft")
     assert begun.run is not None
     begun.run.snapshot = demonstrations("own-bot", tmp_path / "shown.jsonl")

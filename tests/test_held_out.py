@@ -16,7 +16,7 @@ from tests.support.dataset_feedback import decide, prompts_in, rate
 
 @pytest.mark.django_db
 def test_an_agent_nobody_knows_has_no_evidence() -> None:
-    assert evidence_counts("nobody") == dict.fromkeys(KINDS, 0)
+    assert evidence_counts("nobody")[0] == dict.fromkeys(KINDS, 0)
 
 
 @pytest.mark.django_db
@@ -33,7 +33,7 @@ def test_held_out_prompts_are_counted_by_kind() -> None:
     # a correction is worth a pair too: it beats what it corrects
     rating_submit(decision=decide(held_out[7], "no"), rater="ann", correction="yes, of course")
     decide(held_out[8], "not rated")
-    counts = evidence_counts("helper")
+    counts = evidence_counts("helper")[0]
     assert counts == {
         "pairs": 3, "labels": 7, "corrections": 1, "tests": 0, "known": 0, "outcomes": 0, "rewards": 0,
     }  # fmt: skip
@@ -56,7 +56,7 @@ def test_prompts_that_are_not_text_are_no_evidence() -> None:
             agent="helper", messages=[{"role": "user", "content": content}], response="a cat"
         ).row
         rating_submit(decision=shown, rater="ann", thumb="up")
-    assert evidence_counts("helper")["labels"] == 3
+    assert evidence_counts("helper")[0]["labels"] == 3
 
 
 @pytest.mark.django_db

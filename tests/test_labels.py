@@ -19,7 +19,6 @@ from feedback.models import Decision, Suggestion
 from feedback.rating.suggestions import suggestion_of, suggestion_resolve
 from feedback.services import decision_record, rating_submit
 from rl.agents import widgets
-from rl.datasets.holdout import split_by_hash
 from rl.jobs.label import REWARD_MODEL, LabelRow, LabelsRefused, _stack, auto_label, rated_rows
 from rl.models import LabelRun
 from rl.models.runs import RunRefused
@@ -31,6 +30,7 @@ from rl.training.policy import load_policy
 from rl.training.ppo.named import rewards_of
 from rl.training.result import TrainingRefused
 from rl.training.scoring import score_responses
+from tests.support.split_prompts import split_by_hash
 from tests.support.tiny_models import tiny_adapter, tiny_model
 
 

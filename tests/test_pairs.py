@@ -19,9 +19,9 @@ from rl.datasets.feedback_types import (
     completion_of,
     rating_value,
 )
-from rl.datasets.holdout import split_by_hash
 from rl.datasets.pairs import REASONS, PairSet, pairs_from_evidence, sample_pairs
 from rl.recipes import RecipeError
+from tests.support.split_prompts import split_by_hash
 
 
 def pairs_split_by_hash(evidence: Iterable[Evidence], **knobs: Any) -> PairSet:

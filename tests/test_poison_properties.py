@@ -172,7 +172,7 @@ def read_by_datasets(agent: str) -> None:
             json.dumps(row)
         if agent == "helper" and kind == "pairs":
             assert any(row["chosen"] == "good" and row["rejected"] == "bad" for row in prepared.rows())
-    evidence_counts(agent)
+    evidence_counts(agent)[0]
     logged_choices(agent)
     rated_rows(agent)
     waiting_rows(agent, 100)

@@ -70,7 +70,7 @@ def test_near_identical_prompts_count_as_one_and_not_at_all_where_one_is_trained
 
     rated("holdout", "how do I reset my password?", "which plan is the cheapest?")
     rated("holdout", LONG.format("it"), LONG.format("this"))
-    assert evidence_counts("helper")["pairs"] == 3
+    assert evidence_counts("helper")[0]["pairs"] == 3
     found = held_out_of_database("helper", 30)
     assert (found.counts()["pairs"], len(found.rows["pairs"])) == (3, 4)
     rated("train", LONG.format("sometimes"))

@@ -24,10 +24,10 @@ from rl.datasets.holdout import (
     holdout_target,
     prompts_until,
     shares_in_force,
-    split_by_hash,
 )
 from rl.datasets.splits import splits_of, splits_store
 from rl.models import GateSettings, PromptSplit, Snapshot
+from tests.support.split_prompts import split_by_hash
 from tests.support.split_worlds import Growth, forgetful, looks_at, promoted_at
 
 

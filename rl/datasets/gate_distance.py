@@ -11,7 +11,7 @@ from feedback.cache import StampedCache
 from feedback.selectors import FeedbackCounts
 from rl.datasets import DatasetRefused, Prepared, snapshot_rows
 from rl.datasets.feedback_types import Split
-from rl.datasets.held_out import evidence_counted
+from rl.datasets.held_out import evidence_counts
 from rl.datasets.holdout import SplitCounts, prompts_until
 from rl.datasets.splits import min_evidence_of
 from rl.gates.evidence_kinds import LABELS, PAIRS, TESTS, lead_kind
@@ -71,7 +71,7 @@ def distance_of(counts: Mapping[str, int], tally: SplitCounts, needed: int) -> D
 
 def gate_distance(agent: str) -> Distance:
     """Of an agent's feedback as it is now; nothing is written."""
-    counts, tally = evidence_counted(agent)
+    counts, tally = evidence_counts(agent)
     return distance_of(counts, tally, min_evidence_of(agent))
 
 

@@ -280,13 +280,8 @@ def good_chars(rows: Mapping[str, Rows]) -> dict[str, Any]:
     return {"value": math.exp(mean) - 1, "n": len(lengths)}
 
 
-def evidence_counts(agent: str) -> dict[str, int]:
-    """Held-out prompts with evidence of each kind (KINDS); all zero for an agent without decisions."""
-    return evidence_counted(agent)[0]
-
-
-def evidence_counted(agent: str) -> tuple[dict[str, int], SplitCounts]:
-    """The same counts, and how many prompts with evidence stand on which side.
+def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
+    """Held-out prompts with evidence of each kind (KINDS), and how many prompts with evidence stand on which side.
 
     Reads the database alone, no file and no model. `rewards` is always 0 here: which reward function judges is said
     when a policy is evaluated.

@@ -115,11 +115,6 @@ def draw_split(prompt_hash: str, shares: Shares) -> Split:
     return "eval" if position >= 1 - shares.holdout - shares.eval else "train"
 
 
-def split_by_hash(prompt_hash: str) -> Split:
-    """The rule before shares depended on counts: 80 % train, 10 % eval, 10 % holdout."""
-    return draw_split(prompt_hash, Shares(SHARE, SHARE))
-
-
 def no_clusters(prompt_hashes: Sequence[str]) -> Mapping[str, str]:
     """No two prompts are near-identical."""
     return {}

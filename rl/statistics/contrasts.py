@@ -32,19 +32,6 @@ class Moments:
         return self.variance / self.n
 
     @classmethod
-    def of_sums(cls, total: float, squares: float, n: int) -> Moments:
-        """From the sum and the sum of squares of n values; the unbiased variance."""
-        if n < 2:
-            return cls(n, total / n if n else math.nan, math.nan)
-        return cls(n, total / n, (squares - total**2 / n) / (n - 1))
-
-    @classmethod
-    def of_counts(cls, successes: int, n: int) -> Moments:
-        """Of a proportion: variance p (1 - p)."""
-        share = successes / n if n else math.nan
-        return cls(n, share, share * (1 - share))
-
-    @classmethod
     def of_ratio(cls, sums: Sequence[float], counts: Sequence[float]) -> Moments:
         """Of a mean over decisions where units made several: sum of `sums` over sum of `counts`, units independent.
 
@@ -108,30 +95,6 @@ def uplift(new: Moments, old: Moments) -> Contrast:
 
 
 # --- Fixed horizon: valid at one look, planned beforehand ---------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FixedTest:
-    """A test that may be looked at once."""
-
-    interval: Difference
-    p: float
-
-
-NOTHING = FixedTest(Difference(0.0, 0.0, 0.0), 1.0)
-"""Result without information: no variance, or too few units."""
-
-
-def welch(new: Moments, old: Moments, alpha: float = 0.05, *, relative: bool = False) -> FixedTest:
-    """Two-sided t test with unequal variances (Welch 1947), of the difference or the relative uplift."""
-    if not (new.informative and old.informative):
-        return NOTHING
-    found = uplift(new, old) if relative else difference(new, old)
-    df = (new.error + old.error) ** 2 / (new.error**2 / (new.n - 1) + old.error**2 / (old.n - 1))
-    spread = math.sqrt(found.error)
-    half = float(scipy.stats.t.ppf(1 - alpha / 2, df)) * spread
-    p = 2 * float(scipy.stats.t.sf(abs(found.value) / spread, df))
-    return FixedTest(Difference(found.value, found.value - half, found.value + half), p)
 
 
 # --- Always valid -------------------------------------------------------------------------------------------

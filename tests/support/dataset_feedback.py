@@ -7,8 +7,7 @@ from typing import Any
 from feedback.models import Decision, prompt_hash
 from feedback.services import decision_record, rating_submit
 from rl.datasets.feedback_types import Split
-from rl.datasets.holdout import split_by_hash
-from tests.support.split_prompts import stand
+from tests.support.split_prompts import split_by_hash, stand
 
 
 def decide(prompt: str, response: str, agent: str = "helper", **facts: Any) -> Decision:

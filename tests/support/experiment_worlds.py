@@ -8,13 +8,19 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from rl.statistics.contrasts import half_width
+from rl.statistics.contrasts import Moments, half_width
 from rl.statistics.offpolicy import LoggedChoice, OffPolicyRefused, report
 from rl.statistics.propensities import Draw
 
 LOOK_EVERY = 10
 MIN_UNITS = 50
 """Units per arm before anything is said: the default of an experiment."""
+
+
+def moments_of_counts(successes: int, n: int) -> Moments:
+    """Moments of a proportion: variance p (1 - p)."""
+    share = successes / n
+    return Moments(n, share, share * (1 - share))
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,6 @@ def number_in(text: str) -> float | None:
     return number if math.isfinite(number) and "_" not in text else None
 
 
-_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-
-
 def truth_of(value: Any) -> bool | None:
     """true or false, said as such, as 1 or 0, or in a cell as a word; None where it is neither."""
     if isinstance(value, bool):
