@@ -22,9 +22,9 @@ from rl.online.pipeline import TrainingPipeline
 from rl.recipes import RECIPES, RecipeError, recipe_named
 from tests.support.api_client import ApiClient
 from tests.support.dataset_feedback import decide, feed
+from tests.support.dpo_runs import HARDWARE
 from tests.support.stub_ollama import OllamaServer
 from tests.support.tiny_models import tiny_adapter, tiny_model
-from tests.test_dpo import HARDWARE
 
 pytestmark = pytest.mark.django_db
 

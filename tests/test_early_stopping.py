@@ -29,8 +29,8 @@ from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModelTrainer
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
+from tests.support.dpo_runs import HARDWARE, ListenerCallback, some_pairs
 from tests.support.tiny_models import tiny_model
-from tests.test_dpo import HARDWARE, ListenerCallback, some_pairs
 
 QUICK: dict[str, Any] = {
     "batch_size": 4, "learning_rate": 1e-2, "lora_r": 4, "lora_alpha": 8, "max_length": 96,

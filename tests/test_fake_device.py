@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support import fake_device_run
+from tests.support.dpo_runs import HARDWARE
 from tests.support.tiny_models import tiny_model
-from tests.test_dpo import HARDWARE
 
 ROOT = Path(__file__).resolve().parent.parent
 

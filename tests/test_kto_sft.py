@@ -19,8 +19,8 @@ from rl.training.policy import generate, load_policy
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
+from tests.support.dpo_runs import HARDWARE, ListenerCallback, some_pairs
 from tests.support.tiny_models import tiny_model
-from tests.test_dpo import HARDWARE, ListenerCallback, some_pairs
 
 CHART, TABLE = '{"widget": "line_chart"}', '{"widget": "table"}'
 

@@ -17,8 +17,8 @@ from rl.training.packed.layer_compilation import Buckets, widths_fit
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import pack
 from rl.training.packed.strategies import Strategy
+from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
 from tests.support.tiny_models import tiny_model
-from tests.test_dpo import QUICK, a_trainer, some_pairs
 from tests.test_prefix_attention import a_policy, some_items
 
 

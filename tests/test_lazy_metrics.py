@@ -19,8 +19,8 @@ from rl.training.packed.strategies import Strategy
 from rl.training.packed.trl_forward import EXTRAS
 from rl.training.pair_trainer import PairTrainer
 from rl.training.result import TrainingFailed
+from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
 from tests.support.tiny_models import tiny_model
-from tests.test_dpo import QUICK, a_trainer, some_pairs
 from tests.test_prefix_attention import a_policy, some_items
 
 

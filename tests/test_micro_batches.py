@@ -11,8 +11,8 @@ import torch
 
 from rl.training import pair_trainer
 from rl.training.packed.micro_batches import MicroBatcher, micro_batches
+from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
 from tests.support.tiny_models import tiny_model
-from tests.test_dpo import QUICK, a_trainer, some_pairs
 
 
 def row(tokens: int) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from rl.training.result import TrainingRefused
 from rl.training.scoring import score_encoded
 from rl.training.sft import SFTTrainer
 from tests.support.dataset_feedback import feed, prompts_in, rate
+from tests.support.dpo_runs import HARDWARE, a_trainer, some_pairs
 from tests.support.tiny_models import tiny_model
-from tests.test_dpo import HARDWARE, a_trainer, some_pairs
 from tests.test_grpo import groups
 from tests.test_kto_sft import KTO, SFT, demonstrations, labels
 from tests.test_ppo import ROWS, Length

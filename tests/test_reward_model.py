@@ -22,8 +22,8 @@ from rl.training.result import TrainingRefused
 from rl.training.reward_metrics import held_out_metrics
 from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model
 from rl.training.score_trainer import reward_loss, row_accuracy
+from tests.support.dpo_runs import HARDWARE, some_pairs
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
-from tests.test_dpo import HARDWARE, some_pairs
 
 CHART, TABLE = '{"widget": "line_chart"}', '{"widget": "table"}'
 

@@ -168,7 +168,7 @@ def test_a_server_scores_without_torch_in_its_web_process(tmp_path: Path) -> Non
 
     from rl.recipes import RewardModelRecipe
     from rl.training.reward_model import train_reward_model
-    from tests.test_dpo import HARDWARE
+    from tests.support.dpo_runs import HARDWARE
 
     rows = [
         {

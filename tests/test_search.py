@@ -19,8 +19,8 @@ from rl.training.progress import Silent
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.search import SearchTrainer, tries_of
 from tests.support.dataset_feedback import feed
+from tests.support.dpo_runs import HARDWARE
 from tests.support.tiny_models import tiny_model
-from tests.test_dpo import HARDWARE
 
 
 def test_the_first_try_is_the_recipe_and_no_two_are_alike() -> None:

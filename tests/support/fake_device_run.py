@@ -30,8 +30,8 @@ from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModel, RewardModelTrainer
 from rl.training.scoring import score_pairs
 from rl.training.sft import SFTTrainer
-from tests import test_dpo, test_grpo, test_kto_sft, test_ppo, test_reward_model
-from tests.support import fake_device
+from tests import test_grpo, test_kto_sft, test_ppo, test_reward_model
+from tests.support import dpo_runs, fake_device
 
 Found = dict[str, Any]
 
@@ -56,12 +56,12 @@ def history(result: TrainResult) -> Found:
 
 def dpo(base: str, folder: Path, hardware: Hardware) -> Found:
     """Trained, evaluated on the way, then loaded and asked."""
-    recipe = dataclasses.replace(test_dpo.QUICK, max_steps=3, eval_steps=3)
+    recipe = dataclasses.replace(dpo_runs.QUICK, max_steps=3, eval_steps=3)
     trainer = DPOTrainer(recipe, base, output_dir=folder, hardware=hardware)
-    result = trainer.train(test_dpo.some_pairs(12), test_dpo.some_pairs(4, seed=1))
+    result = trainer.train(dpo_runs.some_pairs(12), dpo_runs.some_pairs(4, seed=1))
     policy = load_policy(base, adapter=result.checkpoint, hardware=hardware)
-    rows = test_dpo.some_pairs(12, seed=2)
-    judged = evaluate_policy(policy, rows, agent=test_dpo.WIDGETS, against="base", generate_samples=4)
+    rows = dpo_runs.some_pairs(12, seed=2)
+    judged = evaluate_policy(policy, rows, agent=dpo_runs.WIDGETS, against="base", generate_samples=4)
     answers = [answer["answer"] for answer in judged["held_out"]["answers"]]
     states = embeddings(policy, [(row["prompt"], row["chosen"]) for row in rows[:3]])
     return history(result) | {
@@ -88,9 +88,9 @@ def reward_model(base: str, folder: Path, hardware: Hardware) -> Found:
     """Trained, its facts counted, then loaded and asked."""
     recipe = dataclasses.replace(test_reward_model.RECIPE, max_steps=3)
     trainer = RewardModelTrainer(recipe, base, output_dir=folder, hardware=hardware)
-    result = trainer.train(test_dpo.some_pairs(24), test_dpo.some_pairs(8, seed=1))
+    result = trainer.train(dpo_runs.some_pairs(24), dpo_runs.some_pairs(8, seed=1))
     model = RewardModel.load(Path(result.checkpoint), hardware)
-    rows = test_dpo.some_pairs(4, seed=2)
+    rows = dpo_runs.some_pairs(4, seed=2)
     return history(result) | {"scores": model.scores([(row["prompt"], row["chosen"]) for row in rows])}
 
 
@@ -117,7 +117,7 @@ def grpo_logged(base: str, folder: Path, hardware: Hardware) -> Found:
 
 def estimates(base: str, folder: Path, hardware: Hardware) -> Found:
     """An estimate before training, measured on the device."""
-    told = training_estimates.dpo(base, test_dpo.QUICK, test_dpo.some_pairs(12), hardware=hardware)
+    told = training_estimates.dpo(base, dpo_runs.QUICK, dpo_runs.some_pairs(12), hardware=hardware)
     assert told.minutes
     assert told.memory_gb
     return {"steps": [told.steps]}
@@ -152,7 +152,7 @@ def refusals() -> dict[str, str]:
 
 def main() -> None:
     base, folder = sys.argv[1], Path(sys.argv[2])
-    hardware = dataclasses.replace(test_dpo.HARDWARE, device=fake_device.NAME)
+    hardware = dataclasses.replace(dpo_runs.HARDWARE, device=fake_device.NAME)
     found: dict[str, Any] = {}
     with fake_device.install():
         said = refusals()

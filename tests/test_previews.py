@@ -1,0 +1,154 @@
+"""Decisions as the rating page shows them: conversations, choices, trees, whatever an app sent; escaped, and blind."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.test import Client
+
+from feedback.explorer.previews import preview_of, text_blocks, turns_of
+from tests.support.rating_page import rater as rater
+from tests.support.rating_page import record, scenario
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_rater_is_blind_to_the_policy(rater: Client) -> None:
+    record(policy="assistant-v312", arm="arm-b", unit="user-7", run_id="run-9", propensity=0.25)
+    html = rater.get("/rate/").text
+    assert "Open Settings." in html
+    for hidden in ("assistant-v312", "arm-b", "user-7", "run-9", "0.25"):
+        assert hidden not in html
+
+
+def test_what_the_simulated_rater_likes_is_not_shown(rater: Client) -> None:
+    facts = scenario("filer")
+    assert facts["state"]["filed_in"]
+    record(**facts)
+    assert "filed_in" not in rater.get("/rate/").text
+
+
+def test_the_system_prompt_is_folded_away_and_the_user_prominent(rater: Client) -> None:
+    record(
+        messages=[
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "How do I reset it?"},
+            {"role": "assistant", "content": "Reset what?"},
+            {"role": "user", "content": [{"type": "text", "text": "The password"}]},
+        ]
+    )
+    html = rater.get("/rate/").text
+    assert re.search(r"<details class=\"system\"><summary>[^<]+</summary><div[^>]*>Be kind\.", html)
+    assert re.findall(r'<div class="turn (\w+)"', html) == ["user", "other", "user", "response"]
+    assert "The password" in html
+
+
+def test_of_a_long_conversation_the_last_turns_are_unfolded(rater: Client) -> None:
+    record(messages=[{"role": "user", "content": f"turn {number}"} for number in range(9)])
+    page = rater.get("/rate/").text
+    folded, _, shown = page[page.index("earlier") :].partition("</details>")
+    assert "5 earlier messages" in folded
+    assert re.findall(r"turn (\d)<", folded) == list("01234")
+    assert re.findall(r"turn (\d)<", shown) == list("5678")
+
+
+@pytest.mark.parametrize(
+    ("slug", "sign"),
+    [
+        ("widgets", '<svg class="drawing'),
+        ("fixtures", "screen-app"),
+        ("filer", 'class="tree"'),
+        ("assistant", "turn response"),
+    ],
+)
+def test_each_built_in_agent_has_its_preview(rater: Client, slug: str, sign: str) -> None:
+    record(**scenario(slug))
+    html = rater.get("/rate/").text
+    assert sign in html
+    assert "{&quot;" not in re.sub(r"<option.*?</option>", "", html), "raw JSON outside the correction"
+
+
+def test_the_chosen_folder_is_marked_in_the_tree(rater: Client) -> None:
+    facts = scenario("filer") | {"response": '{"folder": "Mail Oakwood"}'}
+    facts["candidates"] = ['{"folder": "Mail Oakwood"}', '{"folder": "Letters/2024"}']
+    preview = preview_of(record(**facts), "folder")
+    assert [(folder.name, folder.depth, folder.chosen) for folder in preview.tree] == [
+        ("Letters", 0, False),
+        ("2024", 1, False),
+        ("Mail Oakwood", 0, True),
+    ]
+
+
+def test_an_agent_without_a_file_is_shown_as_text(rater: Client) -> None:
+    record("support-bot", response="Sure.")
+    assert "turn response" in rater.get("/rate/").text
+
+
+@pytest.mark.parametrize("kind", ["no-such-preview", "../../../etc/passwd", "_raw", ""])
+def test_a_preview_without_a_template_falls_back_to_text(kind: str) -> None:
+    preview = preview_of(record(), kind)
+    assert preview.template == "feedback/preview/text.html"
+
+
+@pytest.mark.parametrize(
+    "response", ["<script>alert(1)</script>", '{"widget": ', "[1, 2]", '{"a": "x", "b": "y"}', ""]
+)
+def test_an_unreadable_choice_is_shown_as_it_is_and_escaped(rater: Client, response: str) -> None:
+    record(**scenario("widgets") | {"response": response})
+    html = rater.get("/rate/").text
+    assert 'class="raw"' in html
+    assert "<script>alert" not in html
+    assert re.sub(r"[<>&\"]", "", response)[:10] in html.replace("&quot;", "").replace("&lt;", "").replace(
+        "&gt;", ""
+    )
+
+
+def test_a_choice_that_was_not_listed_says_so(rater: Client) -> None:
+    record(**scenario("widgets") | {"response": '{"widget": "hologram"}'})
+    html = rater.get("/rate/").text
+    assert "hologram is not among the 4 listed" in html
+    assert 'class="undrawn"' in html
+
+
+def test_texts_of_an_app_are_escaped_everywhere(rater: Client) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    facts = scenario("widgets")
+    facts["state"] = facts["state"] | {"question": evil, "context": {evil: evil}, "widgets": [evil]}
+    facts |= {"candidates": None, "response": '{"widget": "table"}', "messages": evil}
+    record(**facts)
+    record("bot", messages=[{"role": evil, "content": evil}], response=evil)
+    for agent in ("widgets", "bot"):
+        assert "<img" not in rater.get(f"/rate/?agent={agent}").text
+
+
+def test_made_up_scenarios_are_called_so(rater: Client) -> None:
+    record(**scenario("widgets"), source="simulation")
+    assert "made-up scenario" in rater.get("/rate/").text
+
+
+def test_the_page_carries_no_inline_script_or_style(rater: Client) -> None:
+    record(**scenario("widgets"))
+    html = rater.get("/rate/").text
+    assert "default-src 'none'" in html
+    assert re.findall(r"<script(?![^>]*\bsrc=)", html) == []
+    assert re.findall(r"<style|\sstyle=|\son\w+=", html) == []
+
+
+def test_messages_of_any_shape_are_readable() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "search"}]}
+    turns = turns_of([call, "odd", {"content": {"a": 1}}])
+    assert [turn.role for turn in turns] == ["assistant", ""]
+    assert '"search"' in turns[0].text
+    assert '"a": 1' in turns[1].text
+
+
+def test_code_fences_become_blocks() -> None:
+    blocks = text_blocks("Like so:\n```python\nprint(1)\n```\nDone.")
+    assert [(block.text, block.code) for block in blocks] == [
+        ("Like so:", False),
+        ("print(1)", True),
+        ("Done.", False),
+    ]
+    assert [block.code for block in text_blocks("```\nnever closed")] == [True]
+    assert [block.text for block in text_blocks("plain")] == ["plain"]
