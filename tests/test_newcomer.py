@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.newcomer import FORECASTS, OPTIONS, PHASE, SOILS, best_watering, data_lines
+from benchmarks.nursery.agent import FORECASTS, OPTIONS, SOILS, best_watering, data_lines
+from benchmarks.nursery.pages import PHASE
 from feedback.transfer.import_ import file_import
 
 
