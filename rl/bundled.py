@@ -1,4 +1,4 @@
-"""Folders of the bundled base model and of the former ones that policies were trained on. Pure."""
+"""Folders of the bundled base models: the default one, and those beside it that are named by their hash. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ BUNDLED = "bundled"
 BUNDLED_MODEL = Path(__file__).resolve().parent / "bundled_model"
 """The model shipped with the project: config, safetensors, tokenizer, chat template."""
 
-FORMER_MODELS = Path(__file__).resolve().parent / "former_models"
-"""Other bundled models, former ones and second ones, each in a folder named by the start of its hash: policies stay on
-theirs."""
+BUNDLED_ALTERNATIVES = Path(__file__).resolve().parent / "bundled_alternatives"
+"""Bundled models beside the default one, each in a folder named by the start of its hash: one that was the default
+once, as policies stay on theirs, or one to choose by `bundled@<digits>`."""
 
 FIRST_HASH = "sha256:c2e900d014b182dc78fe3f86e28be66c9e7a9999284193b5806a2562adcc3138"
 """Of the first bundled model: reward and label models on it did not note a hash."""
@@ -27,10 +27,10 @@ def base_named(base_model: str, base_model_hash: str) -> str:
 
 
 def resolve_base_model(name: str) -> str:
-    """`bundled` becomes the shipped model's directory, `bundled@<digits>` that of a former one of this hash, where
+    """`bundled` becomes the shipped model's directory, `bundled@<digits>` that of the one of this hash, where
     there is one; any other name or path stays as it is."""
     base, _, digits = name.partition("@")
     if base != BUNDLED:
         return name
-    former = FORMER_MODELS / digits[:DIGITS]
-    return str(former if digits and former.is_dir() else BUNDLED_MODEL)
+    alternative = BUNDLED_ALTERNATIVES / digits[:DIGITS]
+    return str(alternative if digits and alternative.is_dir() else BUNDLED_MODEL)

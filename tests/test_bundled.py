@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl import bundled
-from rl.bundled import FIRST_HASH, FORMER_MODELS, base_named, resolve_base_model
+from rl.bundled import BUNDLED_ALTERNATIVES, FIRST_HASH, base_named, resolve_base_model
 from rl.recipes import Recipe
 from rl.training.hardware import Hardware
 from rl.training.model_files import PolicyLoadError, base_check, base_hash, base_of
@@ -25,7 +25,7 @@ def test_only_the_bundled_base_is_named_by_its_hash():
 
 
 def test_every_bundled_model_that_was_ever_shipped_is_found_by_its_hash():
-    for folder in FORMER_MODELS.glob("*"):
+    for folder in BUNDLED_ALTERNATIVES.glob("*"):
         assert base_hash(str(folder)).removeprefix("sha256:").startswith(folder.name)
         assert resolve_base_model(f"bundled@{folder.name}") == str(folder)
     assert base_hash(resolve_base_model(base_named("bundled", FIRST_HASH))) == FIRST_HASH
@@ -37,7 +37,7 @@ def made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pa
     """An adapter on the bundled base, which was then made anew, and the folder of former ones, still empty."""
     first, second = tiny_model(tmp_path / "first", "llama"), tiny_model(tmp_path / "second", "llama", seed=1)
     monkeypatch.setattr(bundled, "BUNDLED_MODEL", first)
-    monkeypatch.setattr(bundled, "FORMER_MODELS", tmp_path / "former")
+    monkeypatch.setattr(bundled, "BUNDLED_ALTERNATIVES", tmp_path / "former")
     policy = load_policy("bundled", hardware=HARDWARE, trainable=True, recipe=Recipe(lora_r=4))
     adapter_save(policy, tmp_path / "adapter", agent="widgets", method="dpo")
     monkeypatch.setattr(bundled, "BUNDLED_MODEL", second)

@@ -14,7 +14,7 @@ from django.conf import settings
 
 from backend import notifications
 from backend.installation import PROGRAM
-from rl.bundled import BUNDLED_MODEL, FORMER_MODELS
+from rl.bundled import BUNDLED_ALTERNATIVES, BUNDLED_MODEL
 from rl.checksums import FileDamaged, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, RewardModelVersion, Snapshot
@@ -142,11 +142,11 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
     yield _folder_finding(
         "the bundled base model", BUNDLED_MODEL, "check it out again: git checkout rl/bundled_model"
     )
-    for folder in sorted(FORMER_MODELS.glob("*")):
+    for folder in sorted(BUNDLED_ALTERNATIVES.glob("*")):
         yield _folder_finding(
-            f"the former base model {folder.name}",
+            f"the bundled base model {folder.name}",
             folder,
-            "check it out again: git checkout rl/former_models",
+            "check it out again: git checkout rl/bundled_alternatives",
         )
     for folder in sorted((settings.RATCHET_HOME / "exports" / "bases").glob("*")):
         yield _folder_finding(
