@@ -37,7 +37,7 @@ KINDS = {
     "exporters": Kind("EXPORTER", "rl.export.exporters:exporter_register"),
     "formats": Kind("FORMAT", "feedback.transfer.formats.order:format_register"),
     "methods": Kind("METHOD", "rl.recipes.methods:method_register"),
-    "rewards": Kind("REWARD", "rl.rewards.named:reward_register"),
+    "rewards": Kind("REWARD", "rl.rewards.catalogue:reward_register"),
 }
 """Kind -> what it needs. The group of its entry points is `ratchet.<kind>`, its setting `RATCHET_<KIND>`."""
 

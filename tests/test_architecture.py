@@ -32,7 +32,7 @@ TORCH = {
 DJANGO = {"django", "rest_framework", "django_q", "unfold"}
 PURE = [
     "rl.agents",
-    "rl.bundled",
+    "rl.bundled_models",
     "rl.checksums",
     "rl.datasets.examples",
     "rl.datasets.feedback_types",
@@ -90,7 +90,7 @@ LAYERS = {
         "admin api management templatetags urls",
     ],
     "rl": [
-        "bundled checksums statistics",
+        "bundled_models checksums statistics",
         "agents",
         "linear recipes rewards",
         "gates",
@@ -490,6 +490,27 @@ WIRE_CLASSES = (
 """Classes whose fields are the keys of a file or of an answer of the API: a rename there is one for users."""
 
 
+STANDARD_MODULES = {"packed"}
+"""Of packed rows, as the field calls several sequences in one row."""
+
+
+def test_modules_are_named_by_nouns() -> None:
+    """No package or module is a participle or a relation alone, and none ends in a participle, which says nothing of
+    what was done to."""
+    parts = {
+        (name, part)
+        for name in PROJECT
+        for part in name.split(".")
+        if part.strip("_") not in STANDARD_MODULES
+    }
+    odd = [
+        f"{name}: {part}"
+        for name, part in sorted(parts)
+        if part in RELATIONS.split() or is_participle(part.rpartition("_")[2])
+    ]
+    assert odd == [], "\n".join(odd)
+
+
 @pytest.mark.slow
 def test_fields_are_named_by_nouns() -> None:
     """No field of a dataclass or a tuple is a participle or a relation alone; flags are adjectives."""
@@ -606,7 +627,7 @@ def test_the_training_packages_runs_without_django() -> None:
         "import sys\n"
         # not there at all, rather than not imported: a library below us imports Django where it finds it
         "sys.modules['django'] = sys.modules['feedback'] = None\n"
-        "import rl.training.dpo, rl.training.evaluate, rl.export.gguf, rl.export.merged, rl.export.lora\n"
+        "import rl.training.dpo, rl.training.evaluate, rl.export.gguf, rl.export.merged_model, rl.export.lora\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

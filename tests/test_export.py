@@ -17,10 +17,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl.export import artifact, merged
+from rl.export import artifact, merged_model
 from rl.export.artifact import ExportRefused, exported_file, staged_file, staged_folder
 from rl.export.lora import export_lora
-from rl.export.merged import export_merged
+from rl.export.merged_model import export_merged
 from rl.export.source import source_open
 from rl.export.weights import Adapter
 from rl.training.model_files import base_hash
@@ -242,7 +242,7 @@ def test_merging_keeps_the_base_type(tmp_path: Path) -> None:
 def test_large_models_are_written_in_shards(
     llama: Path, llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merged, "SHARD_BYTES", 150_000)
+    monkeypatch.setattr(merged_model, "SHARD_BYTES", 150_000)
     export_merged(None, llama_lora, tmp_path / "out")
     shards = sorted(tmp_path.glob("out/model-*.safetensors"))
     assert len(shards) == 4

@@ -37,7 +37,7 @@ from django.core.management import get_commands, load_command_class
 from backend.plugins import plugins
 from feedback.transfer.formats import SHAPES
 from rl.agents import AGENTS
-from rl.rewards.named import reward_names
+from rl.rewards.catalogue import reward_names
 
 def choices(command, option):
     parser = load_command_class(get_commands()[command], command).create_parser("manage.py", command)

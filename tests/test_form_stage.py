@@ -17,7 +17,7 @@ from rl.jobs import form_stage, lifecycle, train
 from rl.jobs.lifecycle import TrainOrder
 from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
-from rl.rewards.named import AUTO
+from rl.rewards.catalogue import AUTO
 from rl.training import preflight
 from rl.training.preflight import AnswerCheck
 from tests.support.tiny_models import tiny_model

@@ -17,7 +17,7 @@ from rl.agents import get_agent
 from rl.checksums import file_sum
 from rl.datasets import prepare_training_dataset
 from rl.datasets.feedback_types import Split
-from rl.datasets.held_out import evidence_counts
+from rl.datasets.held_out_evidence import evidence_counts
 from rl.evaluation.judges import barred_reason, rewards_of_training
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.management.commands.evaluate_model import kind_cells

@@ -24,10 +24,10 @@ from rl.models import LabelRun
 from rl.models.runs import RunRefused
 from rl.reward_models.specs import rewards_located
 from rl.rewards.base import RewardSample
-from rl.rewards.named import RewardRefused, reward_named
+from rl.rewards.catalogue import RewardRefused, reward_named
 from rl.training.labels import LabelModel, LearnedReward, embeddings, figures_of, label_fit, logits, margins
 from rl.training.policy import load_policy
-from rl.training.ppo.named import rewards_of
+from rl.training.ppo.reward_specs import rewards_of
 from rl.training.result import TrainingRefused
 from rl.training.scoring import score_responses
 from tests.support.split_prompts import split_by_hash

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rl.statistics.bounded import mean_bounds
 from rl.statistics.offpolicy import (
     Log,
     LoggedChoice,
@@ -28,6 +27,7 @@ from rl.statistics.offpolicy import (
     snips,
 )
 from rl.statistics.propensities import Draw, propensity_fault
+from rl.statistics.skewed_means import mean_bounds
 from tests.support.experiment_worlds import LOG_WORLDS, coverage, draws
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data"

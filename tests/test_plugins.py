@@ -30,7 +30,7 @@ from rl.recipes.base import DATASET_KINDS
 from rl.recipes.benchmark_tasks import BENCHMARKS, task_folder, task_names
 from rl.recipes.methods import METHODS, RECIPES, method_named, policy_methods
 from rl.rewards.base import RewardSample
-from rl.rewards.named import REWARDS, RewardRefused, reward_names, rewards_named
+from rl.rewards.catalogue import REWARDS, RewardRefused, reward_names, rewards_named
 
 ROOT = Path(__file__).resolve().parent.parent
 Module = Callable[[str, str], str]

@@ -23,7 +23,7 @@ from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_stream
 from feedback.transfer.export_views import Selection
 from rl.datasets import DatasetTooSmall, prepare_training_dataset
-from rl.datasets.held_out import evidence_counts
+from rl.datasets.held_out_evidence import evidence_counts
 from rl.datasets.reward_records import rewards_calculate
 from rl.evaluation.off_policy import logged_choices
 from rl.jobs.label import rated_rows, waiting_rows

@@ -13,8 +13,8 @@ from rl.rewards.base import RewardSample
 from rl.training.hardware import Hardware
 from rl.training.policy import load_policy
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.named import rewards_of
 from rl.training.ppo.reward_role import SharedRewardModel, fits
+from rl.training.ppo.reward_specs import rewards_of
 from rl.training.ppo.shared_base import POLICY, REWARD, VALUE, SharedBase, adapter_of
 from rl.training.result import TrainingRefused
 from rl.training.reward_model import RewardModel, train_reward_model

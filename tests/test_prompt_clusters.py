@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from feedback.models import Decision, prompt_hash
-from rl.datasets.held_out import evidence_counts, held_out_of_database
+from rl.datasets.held_out_evidence import evidence_counts, held_out_of_database
 from rl.datasets.prompt_clusters import cluster_report, cluster_text, clusters_of
 from rl.models import Snapshot
 from rl.registry.service import policy_evaluated

@@ -15,7 +15,7 @@ from rl.datasets import DatasetRefused, prepare_training_dataset
 from rl.models import Snapshot, TrainingRun
 from rl.rewards.answers import AnswerMatchReward, answer_of
 from rl.rewards.base import RewardSample
-from rl.rewards.named import rewards_named
+from rl.rewards.catalogue import rewards_named
 from rl.rewards.rows import facts_of, rows_rewarded
 from tests.test_commands import run
 from tests.test_train_ppo import base

@@ -12,7 +12,7 @@ from rl.jobs import lifecycle, reward_stage, train
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models import service as reward_models
-from rl.rewards.named import AUTO
+from rl.rewards.catalogue import AUTO
 from tests.support.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.django_db, pytest.mark.training]

@@ -17,7 +17,7 @@ from rl.management.simulation import simulate
 from rl.models import Policy, TrainingRun
 from rl.recipes import GRPO_CONFIG, PPO_CONFIG, DPORecipe
 from rl.rewards.base import RewardSample, RewardValue
-from rl.rewards.named import rewards_named
+from rl.rewards.catalogue import rewards_named
 from rl.rewards.rows import rows_rewarded
 from rl.rewards.teachability import teaching_fault
 from rl.training.encoding import EncodedResponse

@@ -11,7 +11,7 @@ from feedback.cache import StampedCache
 from feedback.selectors import FeedbackCounts
 from rl.datasets import DatasetRefused, Prepared, snapshot_rows
 from rl.datasets.feedback_types import Split
-from rl.datasets.held_out import evidence_counts
+from rl.datasets.held_out_evidence import evidence_counts
 from rl.datasets.holdout import SplitCounts, prompts_until
 from rl.datasets.splits import min_evidence_of
 from rl.gates.evidence_kinds import LABELS, PAIRS, TESTS, lead_kind

@@ -31,6 +31,7 @@ from rl.datasets.feedback_types import rating_value
 from rl.models import RewardRecord, RewardSettings
 from rl.recipes import DATASET_CONFIG
 from rl.rewards.base import RAW_LOW, RewardSample
+from rl.rewards.catalogue import reward_named
 from rl.rewards.horizons import (
     DecisionFeedback,
     HorizonPlan,
@@ -38,7 +39,6 @@ from rl.rewards.horizons import (
     outcomes_parsed,
     rewards_over_time,
 )
-from rl.rewards.named import reward_named
 from rl.rewards.sandbox import IsolationUnavailable
 
 logger = logging.getLogger("rl.rewards")

@@ -10,7 +10,7 @@ from rl.datasets.buffer import buffer_ids, feedback_read, feedback_resolve
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import LEARNER
 from rl.recipes import BasicRecipe
-from rl.rewards.named import MODEL
+from rl.rewards.catalogue import MODEL
 
 
 def run_feedback_resolve(

@@ -12,7 +12,7 @@ from rl.models import Policy
 from rl.reward_models.specs import rewards_located
 from rl.rewards import answers as right_answers
 from rl.rewards.base import RewardFunction
-from rl.rewards.named import LEARNED, MODEL, rewards_named
+from rl.rewards.catalogue import LEARNED, MODEL, rewards_named
 from rl.rewards.rows import rows_rewarded
 
 Check = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], list[float | None]]
@@ -52,7 +52,7 @@ def tests_check(agent: str) -> Check:
 
 def rewards_check(specs: str, agent: str) -> Check:
     """The mean reward in [0, 1] of what applies, of located specs separated by commas; the models are loaded once."""
-    from rl.training.ppo.named import rewards_of
+    from rl.training.ppo.reward_specs import rewards_of
 
     functions: list[RewardFunction] = rewards_of(specs)
 

@@ -21,7 +21,7 @@ from feedback.explorer.exposures import (
 from feedback.storage.problem_rows import RowReader
 from rl.agents import get_agent
 from rl.datasets.feedback_types import rating_value
-from rl.datasets.near_identical import prompt_words
+from rl.datasets.near_duplicates import prompt_words
 from rl.datasets.splits import splits_store
 from rl.models import RewardRecord, RewardSettings, ServingSettings
 from rl.rewards.horizons import outcomes_parsed

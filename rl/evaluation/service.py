@@ -1,4 +1,4 @@
-"""Judge a policy on held-out prompts: the door to the furnace's evaluation. Torch is imported in functions alone."""
+"""Judge a policy on held-out prompts: entry point to `rl.training.evaluate`. Torch is imported in functions alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.conf import settings
 
 from feedback.selectors import raters_by_prompt
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.datasets.held_out import (
+from rl.datasets.held_out_evidence import (
     HeldOut,
     good_chars,
     held_out_of_database,
@@ -75,7 +75,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Figures of a policy on evidence it never trained on, with their 95 % intervals; stored as an Evaluation row.
 
-    Raises EvaluationRefused, DatasetRefused, RegistryRefused and the furnace's PolicyLoadError.
+    Raises EvaluationRefused, DatasetRefused, RegistryRefused and the training package's PolicyLoadError.
     """
     report = progress or _unheard
     report(0, 0, "loading the libraries")

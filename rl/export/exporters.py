@@ -35,7 +35,7 @@ class Exporter:
 EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter
     for exporter in (
-        Exporter("merged", "rl.export.merged:export_merged", "a Hugging Face folder with the adapter merged in"),
+        Exporter("merged", "rl.export.merged_model:export_merged", "a Hugging Face folder with the adapter merged in"),
         Exporter("lora", "rl.export.lora:export_lora", "the adapter's folder, for PEFT"),
         Exporter("onnx", "rl.export.onnx:export_onnx", "an ONNX folder in float32"),
         Exporter(

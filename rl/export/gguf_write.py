@@ -18,7 +18,7 @@ from rl.export.gguf_identity import Identity
 from rl.export.gguf_names import FAMILIES, TensorLayout, layout_notes, layout_of
 from rl.export.gguf_runtime import FILE_TYPES
 from rl.export.gguf_tokenizer import Vocabulary, chat_template_with, vocabulary_of
-from rl.export.merged import merged_write
+from rl.export.merged_model import merged_write
 from rl.export.source import Source
 
 WIDTH = {"f32": 4, "f16": 2, "bf16": 2}

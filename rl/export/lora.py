@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from rl.bundled import base_named
+from rl.bundled_models import base_named
 from rl.export.artifact import (
     ExportedFile,
     ExportRefused,
@@ -47,7 +47,7 @@ The SHA-256 of each file stands in `export.json`.
 CARD, CARD_TAG = "README.md", "preference-learning"
 """Model card beside an adapter, and the tag by which one of ours is told from PEFT's template."""
 
-_BUNDLED = "from rl.bundled import resolve_base_model  # the model that comes with Ratchet\n\n"
+_BUNDLED = "from rl.bundled_models import resolve_base_model  # the model that comes with Ratchet\n\n"
 
 
 def export_lora(

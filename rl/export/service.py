@@ -84,7 +84,7 @@ def export_form_check(policy: Policy, form: str) -> None:
 def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
     """Write, check against the original, and note in the registry. Nothing half-made is left where it fails.
 
-    Raises ExportOrderRefused, RegistryRefused, the export room's ExportRefused and the furnace's PolicyLoadError.
+    Raises ExportOrderRefused, RegistryRefused, the writers' ExportRefused and the training package's PolicyLoadError.
     """
     if order.policy is None and order.checkpoint is None and order.base_model and order.format == "gguf":
         return base_export(order.base_model, order.quantization, progress)
@@ -217,7 +217,7 @@ def ollama_register(
     parameters: dict[str, Any] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> dict[str, Any]:
-    """Make a GGUF file a model of the server at OLLAMA_HOST. Raises the export room's ExportRefused."""
+    """Make a GGUF file a model of the server at OLLAMA_HOST. Raises the export package's ExportRefused."""
     from rl.export.ollama import export_to_ollama
 
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from rl.bundled import base_named, resolve_base_model
+from rl.bundled_models import base_named, resolve_base_model
 from rl.export.artifact import ExportRefused
 from rl.export.weights import Adapter, BaseWeights, MergedWeights, adapter_open
 from rl.training.model_files import base_hash

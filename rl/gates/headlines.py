@@ -73,7 +73,7 @@ def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     "difference", "words"}, and for `rated answers` "of", "least", "most"; None where nobody rated one of them.
 
     By the off-policy estimate where recorded propensities carry one from people's verdicts without a warning, else by
-    the verdicts on held-out answers that do what its answers do (`rl.training.evaluate_liked`).
+    the verdicts on held-out answers that do what its answers do (`rl.training.evaluate_approval`).
     """
     comparison = figures.get("comparison") or {}
     log = figures.get("off_policy") or {}

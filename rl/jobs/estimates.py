@@ -26,7 +26,7 @@ from rl.models.runs import RunRefused
 from rl.recipes import DATASET_CONFIG, recipe_named
 from rl.recipes.methods import dataset_kind, method_named
 from rl.reward_models.service import reward_model_valid
-from rl.rewards.named import AUTO, opened_in_training
+from rl.rewards.catalogue import AUTO, opened_in_training
 
 SECONDS_PER_STEP = 0.5
 """Default seconds of a step where no run has finished yet: the bundled base with the cpu preset took 0.48 s

@@ -1,5 +1,5 @@
-"""The auto-labeller: from people's ratings to suggested ratings. A door to the training room: torch inside functions
-alone."""
+"""The auto-labeller: from people's ratings to suggested ratings. An entry point to the training package: torch inside
+functions alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def auto_label(
     The label model reads an embedding of prompt and response. Where the agent has a champion or a reward model, what
     these say is stacked on top, fitted on held-out prompts alone, which they never saw, and used where that lowers the
     Brier score. Simulated ratings, and those that accepted a suggestion, teach nothing.
-    Raises LabelsRefused, and the training room's TrainingRefused and PolicyLoadError.
+    Raises LabelsRefused, and the training package's TrainingRefused and PolicyLoadError.
     """
     from rl.training import labels
     from rl.training.policy import load_policy

@@ -361,7 +361,7 @@ class PhaseRecorder:
 
 
 class RunListener:
-    """Writes what the furnace says into the run's rows, and passes it on to the progress bar."""
+    """Writes what the training says into the run's rows, and passes it on to the progress bar."""
 
     def __init__(self, run: TrainingRun, stop: threading.Event, progress: ProgressCallback | None) -> None:
         self.run = run

@@ -15,8 +15,8 @@ from rl.models.agent_definitions import agent_served
 from rl.recipes import DATASET_CONFIG
 from rl.recipes.methods import METHODS, RLHF, method_named
 from rl.rewards.answers import COLUMNS as ANSWER_COLUMNS
+from rl.rewards.catalogue import AUTO
 from rl.rewards.code_tests import EXPECTED, TESTS
-from rl.rewards.named import AUTO
 
 PAIRED_SHARE = 0.25
 """Share of the judged responses that must stand in pairs for DPO: below, most of what people said stands on single

@@ -15,7 +15,7 @@ from rl.reward_models.service import (
     reward_model_judge,
     reward_model_valid,
 )
-from rl.rewards.named import AUTO, MODEL
+from rl.rewards.catalogue import AUTO, MODEL
 
 METHOD = "reward_model"
 """Of the stage's run."""

@@ -16,7 +16,7 @@ from rl.datasets.reward_records import RewardsRefused
 from rl.datasets.run_feedback import run_rewards_resolve
 from rl.jobs import linear as linear_runs
 from rl.jobs.code_version import code_version
-from rl.jobs.distributed import FollowerEnded, Launch, SingleProcess, launch_join
+from rl.jobs.distributed_runs import FollowerEnded, Launch, SingleProcess, launch_join
 from rl.jobs.form_stage import form_stage_run
 from rl.jobs.hardware import hardware_of
 from rl.jobs.lifecycle import (
@@ -49,7 +49,7 @@ from rl.reward_models.service import (
     reward_model_judge,
     reward_model_register,
 )
-from rl.rewards.named import RewardRefused
+from rl.rewards.catalogue import RewardRefused
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware

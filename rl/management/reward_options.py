@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from rl.recipes import Method
-from rl.rewards.named import reward_names
+from rl.rewards.catalogue import reward_names
 
 
 def rewards_add(parser: CommandParser, method: Method) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from backend import next_steps
 from backend.command import RatchetCommand
 from rl.jobs import train
-from rl.jobs.distributed import FollowerEnded
+from rl.jobs.distributed_runs import FollowerEnded
 from rl.jobs.estimates import agent_for
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.plan import train_plan

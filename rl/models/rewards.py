@@ -13,8 +13,8 @@ from django.utils import timezone
 from feedback.selectors import SLUG_PATTERN
 from rl.agents.base import HORIZONS, RewardFacts
 from rl.recipes import DATASET_CONFIG
+from rl.rewards.catalogue import RewardRefused, reward_named
 from rl.rewards.horizons import outcomes_parsed, weights_checked
-from rl.rewards.named import RewardRefused, reward_named
 
 agent_slug = RegexValidator(SLUG_PATTERN)
 WEIGHTS = RewardFacts().weights

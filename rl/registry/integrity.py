@@ -14,7 +14,7 @@ from django.conf import settings
 
 from backend import notifications
 from backend.installation import PROGRAM
-from rl.bundled import BUNDLED_ALTERNATIVES, BUNDLED_MODEL
+from rl.bundled_models import BUNDLED_ALTERNATIVES, BUNDLED_MODEL
 from rl.checksums import FileDamaged, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, RewardModelVersion, Snapshot

@@ -11,7 +11,7 @@ from rl.models import LabelRun, RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused, run_folder
 from rl.registry import service as registry
 from rl.reward_models.service import reward_model_folder, reward_model_get
-from rl.rewards.named import LEARNED, rewards_named
+from rl.rewards.catalogue import LEARNED, rewards_named
 
 
 def rewards_located(specs: str, agent: str) -> str:

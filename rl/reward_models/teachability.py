@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 
 from rl.models.runs import RunRefused
-from rl.rewards.named import opened_in_training, rewards_named
+from rl.rewards.catalogue import opened_in_training, rewards_named
 from rl.rewards.teachability import teaching_fault
 
 TEACHING_ROWS = 200

@@ -24,7 +24,7 @@ from rl.rewards import jail
 from rl.rewards.sandbox import PROBE, IsolationUnavailable, Limits, isolation_fault
 from rl.rewards.syscalls import filter_program
 
-SERVER = Path(__file__).parent / "walled" / "server.py"
+SERVER = Path(__file__).parent / "sandbox_programs" / "server.py"
 FIRST_UID, UIDS = 60_000, 4_000
 """Users that programs run as where the server is root's: one each, so that the limit of processes is each one's own."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from django.conf import settings
 
 from backend.installation import command_arguments
-from rl.bundled import base_named
+from rl.bundled_models import base_named
 from rl.checksums import FileDamaged, file_check, sums_read
 from rl.models.serving import IN_PROCESS
 from rl.registry.integrity import damage_notify

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl.statistics import Difference
-from rl.statistics.bounded import mean_bounds
+from rl.statistics.skewed_means import mean_bounds
 
 Array = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rl.bundled import BUNDLED_MODEL, resolve_base_model
+from rl.bundled_models import BUNDLED_MODEL, resolve_base_model
 from rl.checksums import sums_write
 from rl.training.base_corpus import tokenizer_text
 from rl.training.base_words import PROMPT_WORDS

@@ -23,6 +23,7 @@ from rl.training.evaluate_answers import (
     errors_of,
     held_out_prompts,
 )
+from rl.training.evaluate_approval import liked_share
 from rl.training.evaluate_evidence import (
     GENERATED,
     Check,
@@ -39,7 +40,6 @@ from rl.training.evaluate_figures import (
     pairs_of_prompts,
     side_summary,
 )
-from rl.training.evaluate_liked import liked_share
 from rl.training.evaluate_sides import (
     EvaluationInput,
     Ticker,
@@ -89,7 +89,7 @@ def evaluate_policy(
     - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function, of prompts that
       people judged: 1 for an answer they preferred, 0 for one they only rejected or that is not valid, 0.5 for others.
     - rewards_known: answers that this says anything of; 0 where free text matched nothing that anybody judged.
-    - liked: share of the answers that people would like (rl.training.evaluate_liked), or None where nobody rated one.
+    - liked: share of the answers that people would like (rl.training.evaluate_approval), or None without ratings.
     - ground_truth: share of answers that are right, over the prompts whose right answer the agent knows, or None.
     - evidence: per kind (rl.gates.evidence_kinds.KINDS) its figures; `carried_by` names the kind that carries the
       comparison: see `lead_kind`, with `needed` prompts and without the kinds that are `barred` (with the reason why).

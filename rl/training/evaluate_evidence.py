@@ -15,7 +15,7 @@ from rl.agents.base import Agent
 from rl.gates.effects import ConcordanceEffect, Effect, effect_of, items_of
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, REWARDS, TESTS
 from rl.statistics import mean_interval, wilson_interval
-from rl.statistics.calibrated import CalibratedProbabilities, cross_fitted
+from rl.statistics.calibration import CalibratedProbabilities, cross_fitted
 from rl.training.encoding import prompt_messages, response_text
 from rl.training.evaluate_answers import AnswerJudge, HeldOutPrompt, prompt_key, slices_of
 from rl.training.scoring import ResponseScore

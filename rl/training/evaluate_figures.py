@@ -13,8 +13,8 @@ from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
 from rl.gates.report import Case
 from rl.statistics import mcnemar_exact, mean_interval, wilson_interval
 from rl.training.evaluate_answers import Rows, loops, slices_of
+from rl.training.evaluate_approval import liked_difference, liked_share
 from rl.training.evaluate_evidence import Check, OtherEvidence, hash_of, side_figure
-from rl.training.evaluate_liked import liked_difference, liked_share
 from rl.training.evaluate_sides import EvaluationInput, Side, Ticker, other_evidence, side_measured
 from rl.training.linear_side import LinearSide
 from rl.training.scoring import ResponseScore

@@ -16,6 +16,7 @@ from rl.training.evaluate_answers import (
     generate_answers,
     held_out_prompts,
 )
+from rl.training.evaluate_approval import Verdicts, verdicts_on
 from rl.training.evaluate_evidence import (
     CHECKED,
     GENERATED,
@@ -28,7 +29,6 @@ from rl.training.evaluate_evidence import (
     response_of,
     written_evidence,
 )
-from rl.training.evaluate_liked import Verdicts, verdicts_on
 from rl.training.linear_side import LinearSide, Options, choice_scores
 from rl.training.policy import Generation, LoadedPolicy, reference_load
 from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses

@@ -17,9 +17,9 @@ from rl.training.folder import failures_explained, folder_prepare, same_run_chec
 from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.ppo.judge import Judge
-from rl.training.ppo.named import rewards_of
 from rl.training.ppo.probing import rewardable_prompts
 from rl.training.ppo.prompts import Prompts, prompts_encoded
+from rl.training.ppo.reward_specs import rewards_of
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.run_context import RunOptions, base_load, run_context
 from rl.training.scoring import head_check

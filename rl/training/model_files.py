@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from rl.bundled import FIRST_HASH, base_named, resolve_base_model
+from rl.bundled_models import FIRST_HASH, base_named, resolve_base_model
 from rl.checksums import FileDamaged, sums_check
 
 FACTS = "ratchet.json"

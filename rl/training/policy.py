@@ -21,7 +21,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from rl.agents.base import Message
-from rl.bundled import base_named
+from rl.bundled_models import base_named
 from rl.checksums import sums_write
 from rl.recipes import Recipe
 from rl.training.encoding import Encoder

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from backend.redirects import redirect_back
 from rl.charts.gate_reports import sheet_lines
-from rl.datasets.near_identical import near_identical_prompts
+from rl.datasets.near_duplicates import near_identical_prompts
 from rl.export.service import ExportOrderRefused, export_form_check, export_forms
 from rl.gates.figures import headline_of, share_of
 from rl.jobs.lifecycle import follow_up_place

@@ -123,11 +123,11 @@ HACKS: dict[str, str] = {
         "def mix(a, b): return None"
     ),
     "the serialiser patched": (
-        "import sys\nwire = sys.modules.get('rl.rewards.walled.wire')\nhost = sys.modules.get('rl.rewards.walled.answer_host')\n"
+        "import sys\nwire = sys.modules.get('rl.rewards.sandbox_programs.wire')\nhost = sys.modules.get('rl.rewards.sandbox_programs.answer_host')\n"
         "for module in (wire, host):\n    if module: module.encode = lambda *a, **k: True\ndef mix(a, b): return None"
     ),
     "the tests' process imported and patched": (
-        "import sys\ntests = sys.modules.get('rl.rewards.walled.tests_host')\nif tests:\n    tests.same = lambda *a: True\n"
+        "import sys\ntests = sys.modules.get('rl.rewards.sandbox_programs.tests_host')\nif tests:\n    tests.same = lambda *a: True\n"
         "    tests.Tests._check = lambda *a: None\n    tests.run({'tests': ['assert True'] * 4}, 0, 1, 1)\n"
         "def mix(a, b): return None"
     ),

@@ -14,7 +14,7 @@ import torch
 from peft import get_peft_model
 
 from rl.recipes import GRPORecipe, PPORecipe
-from rl.rewards.named import AUTO, MODEL
+from rl.rewards.catalogue import AUTO, MODEL
 from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
 from rl.training.estimates import (
     HELD_OUT_SHARE,

@@ -28,9 +28,9 @@ from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
 from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
 from rl.training.ppo.judge import Judge, Judgement
-from rl.training.ppo.named import rewards_of
 from rl.training.ppo.probing import rewardable_prompts, rewards_probe, valid_share
 from rl.training.ppo.prompts import prompts_encoded
+from rl.training.ppo.reward_specs import rewards_of
 from rl.training.ppo.rollout import Rollout, Sampling, draw_seed, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
 from rl.training.ppo.step import (

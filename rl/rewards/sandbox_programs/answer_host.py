@@ -10,7 +10,7 @@ import builtins
 from types import FunctionType, ModuleType
 from typing import Any
 
-from rl.rewards.walled.wire import ITEMS, WireLine, decode, encode
+from rl.rewards.sandbox_programs.wire import ITEMS, WireLine, decode, encode
 
 NAME = "answer"
 """Name of the module that the code is; not `__main__`, so that what stands below that guard is not run."""

@@ -17,11 +17,11 @@ from rl.rewards.formats import AgentReward, FormatComplianceReward, SyntaxValida
 from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
 
 MODEL = "model:"
-"""Prefix of a trained reward model, `model:RUN_OR_PATH`; the training room opens those itself."""
+"""Prefix of a trained reward model, `model:RUN_OR_PATH`; the training package opens those itself."""
 
 
 LEARNED = "learned"
-"""The reward learnt from people's ratings; the training room opens its folder, `learned:FOLDER`, itself too."""
+"""The reward learnt from people's ratings; the training package opens its folder, `learned:FOLDER`, itself too."""
 
 
 AUTO = "auto"
@@ -29,7 +29,7 @@ AUTO = "auto"
 
 
 def opened_in_training(spec: str) -> bool:
-    """True if a spec is a trained model, which only the training room can open."""
+    """True if a spec is a trained model, which only the training package can open."""
     return spec in (LEARNED, AUTO) or spec.startswith((MODEL, f"{LEARNED}:"))
 
 

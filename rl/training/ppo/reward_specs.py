@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl.rewards.base import RewardFunction
-from rl.rewards.named import AUTO, LEARNED, MODEL, rewards_named
+from rl.rewards.catalogue import AUTO, LEARNED, MODEL, rewards_named
 from rl.training.labels import LearnedReward
 from rl.training.ppo.reward_role import SharedRewardModel, fits
 from rl.training.ppo.shared_base import SharedBase

@@ -19,8 +19,8 @@ import unittest
 from collections.abc import Iterator
 from typing import Any
 
-from rl.rewards.walled.cases import CHECK, AssertCase, Pytest, Rewriter, json_equal, names_of
-from rl.rewards.walled.wire import WireLine, decode, encode
+from rl.rewards.sandbox_programs.cases import CHECK, AssertCase, Pytest, Rewriter, json_equal, names_of
+from rl.rewards.sandbox_programs.wire import WireLine, decode, encode
 
 ANSWER_MODULES = frozenset(
     ("solution", "main", "answer", "submission", "candidate", "your_module", "student", "program")

@@ -22,7 +22,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "rl.rewards.walled"
+PACKAGE = "rl.rewards.sandbox_programs"
 FDS = 5
 LIFELINE, PROGRAM, SOURCE, TARGET, VERDICT = range(FDS)
 
@@ -43,7 +43,7 @@ def module_load(name: str, path: Path) -> Any:
 
 
 def package_load(folder: Path) -> None:
-    """The programs as modules of `rl.rewards.walled`, without the packages above it."""
+    """The programs as modules of `rl.rewards.sandbox_programs`, without the packages above it."""
     for name in ("rl", "rl.rewards", PACKAGE):
         module = sys.modules[name] = types.ModuleType(name)
         module.__path__ = []

@@ -1,6 +1,6 @@
 """What a retrain costs when a tenth of the feedback is new: with the caches of earlier runs, and without.
 
-    python benchmarks/retrain_grown.py [--model tiny|100m] [--pairs 64] [--rounds 3]
+    python benchmarks/retrain_growth.py [--model tiny|100m] [--pairs 64] [--rounds 3]
 
 Trains on `pairs`, then on a tenth more, twice in turn: once with the folder that keeps tokens and reference
 log-probabilities between runs, once with none. One pass over the data each; the second run is timed, load of the model

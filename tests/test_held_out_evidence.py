@@ -9,7 +9,7 @@ import pytest
 from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
 from rl.datasets.feedback_types import SPLITS
-from rl.datasets.held_out import evidence_counts, good_chars, held_out_of_database
+from rl.datasets.held_out_evidence import evidence_counts, good_chars, held_out_of_database
 from rl.gates.evidence_kinds import KINDS, lead_kind
 from tests.support.dataset_feedback import decide, prompts_in, rate
 

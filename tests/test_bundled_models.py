@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rl import bundled
-from rl.bundled import BUNDLED_ALTERNATIVES, FIRST_HASH, base_named, resolve_base_model
+from rl import bundled_models
+from rl.bundled_models import BUNDLED_ALTERNATIVES, FIRST_HASH, base_named, resolve_base_model
 from rl.recipes import Recipe
 from rl.training.hardware import Hardware
 from rl.training.model_files import PolicyLoadError, base_check, base_hash, base_of
@@ -36,11 +36,11 @@ def test_every_bundled_model_that_was_ever_shipped_is_found_by_its_hash():
 def made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """An adapter on the bundled base, which was then made anew, and the folder of former ones, still empty."""
     first, second = tiny_model(tmp_path / "first", "llama"), tiny_model(tmp_path / "second", "llama", seed=1)
-    monkeypatch.setattr(bundled, "BUNDLED_MODEL", first)
-    monkeypatch.setattr(bundled, "BUNDLED_ALTERNATIVES", tmp_path / "former")
+    monkeypatch.setattr(bundled_models, "BUNDLED_MODEL", first)
+    monkeypatch.setattr(bundled_models, "BUNDLED_ALTERNATIVES", tmp_path / "former")
     policy = load_policy("bundled", hardware=HARDWARE, trainable=True, recipe=Recipe(lora_r=4))
     adapter_save(policy, tmp_path / "adapter", agent="widgets", method="dpo")
-    monkeypatch.setattr(bundled, "BUNDLED_MODEL", second)
+    monkeypatch.setattr(bundled_models, "BUNDLED_MODEL", second)
     return tmp_path / "adapter", tmp_path / "former"
 
 
