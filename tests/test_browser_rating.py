@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from feedback.models import Rating
-from feedback.rating import views
+from feedback.rating import service
 from feedback.rating.suggestions import suggestion_counts, suggestions_record
 from rl.management import simulation
 from tests.support.browser import Opener, browser, opener, rated, record, standing
@@ -180,13 +180,13 @@ def test_the_next_card_is_there_before_the_server_has_answered(
         record(number)
     page = opener()
     expect(page.locator("#stage[data-ahead]")).to_be_attached()
-    go_on, submit = threading.Event(), views.rating_submit
+    go_on, submit = threading.Event(), service.rating_submit
 
     def held(**facts: Any) -> Any:
         assert go_on.wait(30)
         return submit(**facts)
 
-    monkeypatch.setattr(views, "rating_submit", held)
+    monkeypatch.setattr(service, "rating_submit", held)
     page.keyboard.press("ArrowUp")
     expect(page.locator(".turn.response")).to_contain_text("answer 2")
     assert Rating.objects.count() == 0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django import forms
 from django.http import QueryDict
 
-from feedback.models import Decision, Preference, Thumb
+from feedback.models import Decision, Preference, Rating, Thumb
 from feedback.storage import field_types
 from feedback.storage.bodies import Field
 from feedback.storage.facts import RATING
@@ -84,6 +84,21 @@ class RatingForm(SentForm):
             "tags": tags_sent(self.data),
             **{field.name: self.cleaned_data[field.name] for field in PAGE_FIELDS},
         }
+
+
+def form_values(last: Rating | None) -> dict[str, Any]:
+    """Form values of a rater's newest rating of a decision: a withdrawn one is filled in again, ready to be changed."""
+    withdrawn = last is not None and last.withdrawn
+    if last is not None and last.withdrawn:
+        last = last.supersedes
+    if last is None:
+        return {"tags": [], "correction": "", "verdict": ""}
+    return {
+        **{field.name: getattr(last, field.name) for field in PAGE_FIELDS},
+        "tags": list(last.tags),
+        "correction": last.correction or "",
+        "verdict": "" if withdrawn else str(last.stars or last.thumb),
+    }
 
 
 class FieldInput(NamedTuple):

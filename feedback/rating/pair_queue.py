@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from feedback.explorer.search import DecisionFilter, one_of
 from feedback.models import Comparison, Decision, RaterKind
-from feedback.selectors import comparisons_standing
+from feedback.selectors import comparisons_standing, decision_get
 
 LOOK = 5_000
 """Decisions looked through at a time for prompts that were answered in more than one way."""
@@ -108,6 +108,14 @@ def pairs_waiting(
         rows = Decision.objects.in_bulk([left, right])
         return PairsWaiting(QueuedPair(rows[left], rows[right]), len(candidates))
     return PairsWaiting(None, 0)
+
+
+def pair_get(left: uuid.UUID, right: uuid.UUID) -> QueuedPair | None:
+    """Two decisions as a pair, on the sides they are named on; None unless both answer the same prompt."""
+    first, second = decision_get(left), decision_get(right)
+    if first is None or second is None or first.prompt_hash != second.prompt_hash or first == second:
+        return None
+    return QueuedPair(first, second)
 
 
 def compared_today(rater: str, agent: str = "") -> int:

@@ -16,14 +16,14 @@ from django.views.decorators.http import require_http_methods, require_POST
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.search import DecisionFilter
-from feedback.models import Comparison
 from feedback.rating.forms import ComparisonForm, rating_id
-from feedback.rating.pair_queue import QueuedPair, compared_today, pair_key, pairs_waiting
-from feedback.rating.views import NOTICES, SKIP_LIMIT, UNDO_LIMIT, queue_filter, wants_card
-from feedback.selectors import decision_get
-from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit, comparison_withdraw
+from feedback.rating.pair_queue import QueuedPair, compared_today, pair_get, pair_key, pairs_waiting
+from feedback.rating.service import comparison_undo
+from feedback.rating.session import SKIP_LIMIT, UNDO_LIMIT, SessionIds
+from feedback.rating.views import NOTICES, queue_filter, wants_card
+from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit
 
-UNDO_KEY, SKIP_KEY = "pairs_undo", "pairs_skipped"
+UNDO, SKIPPED = SessionIds("pairs_undo", UNDO_LIMIT), SessionIds("pairs_skipped", SKIP_LIMIT)
 SAID = {
     "left": "Saved: A is better",
     "right": "Saved: B is better",
@@ -49,7 +49,7 @@ def pairs(request: HttpRequest) -> HttpResponse:
     if request.GET.get("pair"):
         return _card(request, within, _pair_or_404(request.GET["pair"]), said=notice)
     if after := request.GET.get("after"):
-        waiting = pairs_waiting(request.user.get_username(), within, [*_skip_ids(request), after])
+        waiting = pairs_waiting(request.user.get_username(), within, [*SKIPPED.read(request), after])
         return _card(request, within, waiting.pair) if waiting.pair else HttpResponse(status=204)
     return _card(request, within, said=notice)
 
@@ -60,22 +60,14 @@ def pairs(request: HttpRequest) -> HttpResponse:
 def pairs_undo(request: HttpRequest) -> HttpResponse:
     """Take the last comparison of this session back, and show its pair again."""
     within = queue_filter(request)
-    done = list(request.session.get(UNDO_KEY, []))
-    rater = request.user.get_username()
-    while done:
-        said = Comparison.objects.filter(pk=done.pop(), rater=rater).select_related("left", "right").first()
-        request.session[UNDO_KEY] = done
-        if said is None:
-            continue
-        try:
-            comparison_withdraw(said)
-        except FeedbackConflict:
-            continue  # replaced or taken back in another window: the one before it is meant
-        pair = QueuedPair(said.left, said.right)
-        if wants_card(request):
-            return _card(request, within, pair, said=NOTICES["undone"], notes=said.notes)
-        return _to_page(within, pair=f"{said.left_id}~{said.right_id}", said="undone")
-    return _next_response(request, within, "nothing")
+    comparison, earlier = comparison_undo(request.user.get_username(), UNDO.read(request))
+    UNDO.write(request, earlier)
+    if comparison is None:
+        return _next_response(request, within, "nothing")
+    if wants_card(request):
+        pair = QueuedPair(comparison.left, comparison.right)
+        return _card(request, within, pair, said=NOTICES["undone"], notes=comparison.notes)
+    return _to_page(within, pair=f"{comparison.left_id}~{comparison.right_id}", said="undone")
 
 
 @login_required
@@ -85,10 +77,10 @@ def pairs_skip(request: HttpRequest) -> HttpResponse:
     """Put a pair aside for this session, or (`all=1`) bring back those put aside."""
     within = queue_filter(request)
     if request.POST.get("all"):
-        request.session[SKIP_KEY] = []
+        SKIPPED.write(request, [])
         return _next_response(request, within, "")
-    key = _pair_or_404(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}").key
-    request.session[SKIP_KEY] = [*(k for k in _skip_ids(request) if k != key), key][-SKIP_LIMIT:]
+    pair = _pair_or_404(f"{request.POST.get('left', '')}~{request.POST.get('right', '')}")
+    SKIPPED.append(request, pair.key)
     return _next_response(request, within, "skipped")
 
 
@@ -108,26 +100,20 @@ def _store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     except FeedbackRefused as refusal:
         return _card(request, within, pair, fault=str(refusal), notes=notes, status=400)
     if written.created:
-        done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
-        request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
+        UNDO.append(request, str(written.row.pk))
     return _next_response(request, within, form.cleaned_data["preference"])
 
 
-def _skip_ids(request: HttpRequest) -> list[str]:
-    skipped: list[str] = request.session.get(SKIP_KEY, [])
-    return skipped
-
-
 def _pair_or_404(text: str) -> QueuedPair:
-    """Two ids with ~ between, left and right as they are shown; both decisions answer the same prompt."""
+    """Two ids with ~ between, left and right as they are shown."""
     left, _, right = text.partition("~")
     try:
-        first, second = decision_get(uuid.UUID(left)), decision_get(uuid.UUID(right))
+        pair = pair_get(uuid.UUID(left), uuid.UUID(right))
     except ValueError:
-        first = second = None
-    if first is None or second is None or first.prompt_hash != second.prompt_hash or first == second:
+        pair = None
+    if pair is None:
         raise Http404("no such pair of decisions")
-    return QueuedPair(first, second)
+    return pair
 
 
 def _next_response(request: HttpRequest, within: DecisionFilter, said: str) -> HttpResponse:
@@ -157,7 +143,7 @@ def _card(
 ) -> HttpResponse:
     """The page, or its card alone; without a pair the next one that waits."""
     rater = request.user.get_username()
-    waiting = pairs_waiting(rater, within, _skip_ids(request))
+    waiting = pairs_waiting(rater, within, SKIPPED.read(request))
     pair = pair or waiting.pair
     today = compared_today(rater, within.agent)
     context: dict[str, Any] = {
@@ -166,8 +152,8 @@ def _card(
         "today": today,
         "waiting": waiting.count,
         "total": max(1, today + waiting.count),
-        "skipped": len(_skip_ids(request)),
-        "undo": len(request.session.get(UNDO_KEY, [])),
+        "skipped": len(SKIPPED.read(request)),
+        "undo": len(UNDO.read(request)),
         "said": said,
         "fault": fault,
         "notes": notes,

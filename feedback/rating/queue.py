@@ -169,11 +169,15 @@ def decision_take(
     within: DecisionFilter = EVERYTHING,
     skip: Collection[uuid.UUID | str] = (),
     after: Decision | None = None,
+    ahead: Decision | None = None,
 ) -> Decision | None:
     """The next decision, put into the rater's hand: nobody else is shown it for LEASE, unless more ratings are wanted.
 
-    Where another rater takes the same one at the same moment, the next after it.
+    Where another rater takes the same one at the same moment, the next after it. ahead: the decision that the rater
+    sees already, which comes first if it still waits.
     """
+    if ahead is not None and is_waiting(rater, ahead) and lease_take(rater, ahead.pk):
+        return ahead
     passed = {str(pk) for pk in skip}
     while (decision := next_decision(rater, within, passed, after)) is not None:
         if lease_take(rater, decision.pk):

@@ -22,26 +22,31 @@ from feedback.accounts.sign_in import signin_link_check, signin_link_redeem
 from feedback.accounts.sign_in_brake import link_allowed, link_failed
 from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.search import DecisionFilter, narrowed_of
-from feedback.models import Decision, Rating
-from feedback.rating.forms import ACCEPTING, PAGE_FIELDS, RatingForm, page_inputs, rating_id, tags_sent
+from feedback.models import Decision
+from feedback.rating.forms import (
+    PAGE_FIELDS,
+    STARS,
+    RatingForm,
+    form_values,
+    page_inputs,
+    rating_id,
+    tags_sent,
+)
 from feedback.rating.queue import (
     LEASE,
     decision_take,
-    is_waiting,
     lease_release,
     lease_take,
     queue_progress,
     rating_last,
 )
-from feedback.rating.suggestions import suggestion_of, suggestion_reopen, suggestion_resolve
+from feedback.rating.service import SuggestionChanged, rating_give, rating_undo
+from feedback.rating.session import SKIP_LIMIT, UNDO_LIMIT, SessionIds
+from feedback.rating.suggestions import suggestion_of
 from feedback.selectors import decision_get
-from feedback.services import FeedbackConflict, FeedbackRefused, rating_submit, rating_withdraw
+from feedback.services import FeedbackConflict, FeedbackRefused
 
-UNDO_KEY, SKIP_KEY = "rate_undo", "rate_skipped"
-UNDO_LIMIT = 10
-"""Ratings of a session that can be taken back one after another."""
-SKIP_LIMIT = 500
-"""Decisions a session remembers as put aside; the one put aside first comes back first."""
+UNDO, SKIPPED = SessionIds("rate_undo", UNDO_LIMIT), SessionIds("rate_skipped", SKIP_LIMIT)
 
 
 def queue_filter(request: HttpRequest) -> DecisionFilter:
@@ -95,7 +100,7 @@ def card_in_place(request: HttpRequest, agent: str) -> dict[str, Any]:
     """Context of `feedback/_card.html` on a page other than the queue's: the next decision of an agent that waits for
     this rater; empty where none does. Without scripts the card's forms lead back to that page (`back`)."""
     within = DecisionFilter(agent=agent)
-    decision = decision_take(request.user.get_username(), within, request.session.get(SKIP_KEY, []))
+    decision = decision_take(request.user.get_username(), within, SKIPPED.read(request))
     if decision is None:
         return {}
     return _card_context(request, decision, within) | {"back": request.get_full_path()}
@@ -115,15 +120,15 @@ def _card_context(
         "within": within,
         "decision": decision,
         "progress": queue_progress(rater, within),
-        "skipped": len(request.session.get(SKIP_KEY, [])),
-        "undo": len(request.session.get(UNDO_KEY, [])),
+        "skipped": len(SKIPPED.read(request)),
+        "undo": len(UNDO.read(request)),
         "said": said,
         "fault": fault,
         "lease_minutes": int(LEASE.total_seconds() // 60),
         **filter_context(request, within),
     }
     if decision is not None:
-        kept = kept if kept is not None else _earlier_form(rater, decision)
+        kept = kept if kept is not None else form_values(rating_last(rater, decision))
         shown = preview_context(decision)
         suggested = shown["facts"].suggested_tags
         context |= shown | {
@@ -138,35 +143,19 @@ def _card_context(
     return context
 
 
-def _earlier_form(rater: str, decision: Decision) -> dict[str, Any]:
-    """Form values of this rater's earlier rating: a withdrawn one is filled in again, ready to be changed."""
-    last: Rating | None = rating_last(rater, decision)
-    withdrawn = last is not None and last.withdrawn
-    if last is not None and last.withdrawn:
-        last = last.supersedes
-    if last is None:
-        return {"tags": [], "correction": "", "verdict": ""}
-    return {
-        **{field.name: getattr(last, field.name) for field in PAGE_FIELDS},
-        "tags": list(last.tags),
-        "correction": last.correction or "",
-        "verdict": "" if withdrawn else str(last.stars or last.thumb),
-    }
-
-
 def _next_response(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> HttpResponse:
     """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
     if not wants_card(request):
         return _to_page(request, within, said=said)
-    rater = request.user.get_username()
-    decision = None
-    if shown := request.headers.get("X-Ratchet-Shown"):
-        # our script had the next card already and shows it: that one it is, if it still waits for this rater
-        decision = _decision_or_404(shown)
-        if not is_waiting(rater, decision) or not lease_take(rater, decision.pk):
-            decision = None
-    decision = decision or decision_take(rater, within, request.session.get(SKIP_KEY, []))
-    return _card(request, decision, within, said=said)
+    # our script had the next card already and shows it
+    ahead = request.headers.get("X-Ratchet-Shown")
+    decision = decision_take(
+        request.user.get_username(),
+        within,
+        SKIPPED.read(request),
+        ahead=_decision_or_404(ahead) if ahead else None,
+    )
+    return _card(request, decision, within, said=_notice(said))
 
 
 def _to_page(request: HttpRequest, within: DecisionFilter, **query: str) -> HttpResponseRedirect:
@@ -201,7 +190,7 @@ def rate(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         return _rate_store(request, within)
     rater = request.user.get_username()
-    skipped = request.session.get(SKIP_KEY, [])
+    skipped = SKIPPED.read(request)
     if request.GET.get("after"):
         decision = decision_take(rater, within, skipped, after=_decision_or_404(request.GET["after"]))
         return _card(request, decision, within) if decision else HttpResponse(status=204)
@@ -211,13 +200,13 @@ def rate(request: HttpRequest) -> HttpResponse:
         lease_take(rater, decision.pk)  # asked for by name it is shown, whoever else has it
     else:
         decision = decision_take(rater, within, skipped)
-    return _card(request, decision, within, said=NOTICES.get(said) or _saved_text(said))
+    return _card(request, decision, within, said=_notice(said))
 
 
-def _saved_text(verdict: str) -> str:
-    return SAID.get(verdict) or (
-        f"Saved: {verdict} of 5 stars" if verdict in ("1", "2", "3", "4", "5") else ""
-    )
+def _notice(done: str) -> str:
+    """Words for what was done: an undo, a skip, or the verdict that was saved."""
+    stars = f"Saved: {done} of 5 stars" if done in STARS else ""
+    return NOTICES.get(done) or SAID.get(done) or stars
 
 
 def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
@@ -232,33 +221,18 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     if not form.is_valid():
         return _card(request, decision, within, fault=form.fault(), kept=kept, status=400)
     verdict = form.cleaned_data["verdict"]
-    facts = form.facts(decision)
-    if verdict == "correct" and facts["correction"] is None:
-        fault = "A correction differs from the response: change it first, then save it"
-        return _card(request, decision, within, fault=fault, kept=kept, status=400)
-    accepted = verdict in ACCEPTING
-    if accepted:
-        suggested = suggestion_of(decision)
-        if suggested is None or suggested.thumb != ACCEPTING[verdict]:
-            # it was settled or made anew since the page was shown: nobody accepts what they did not see
-            fault = "The suggestion is another one now: rate it here"
-            return _card(request, decision, within, fault=fault, kept=kept, status=409)
     try:
-        written = rating_submit(rater=request.user.get_username(), **facts)
+        written = rating_give(request.user.get_username(), decision, verdict, form.facts(decision))
     except FeedbackConflict:
         # the page was sent before with another button: what was pressed first counts
         fault = "You rated this already; rate it again here to replace that"
         return _card(request, decision, within, fault=fault, status=409)
     except FeedbackRefused as refusal:
-        return _card(request, decision, within, fault=str(refusal), kept=kept, status=400)
-    lease_release(request.user.get_username(), decision.pk)
+        status = 409 if isinstance(refusal, SuggestionChanged) else 400
+        return _card(request, decision, within, fault=str(refusal), kept=kept, status=status)
     if written.created:
-        suggestion_resolve(decision, written.row, accepted=accepted)
-        done = [*request.session.get(UNDO_KEY, []), str(written.row.pk)]
-        request.session[UNDO_KEY] = done[-UNDO_LIMIT:]
-    if wants_card(request):
-        return _next_response(request, within, said=_saved_text(verdict))
-    return _to_page(request, within, said=verdict)
+        UNDO.append(request, str(written.row.pk))
+    return _next_response(request, within, said=verdict)
 
 
 @login_required
@@ -267,26 +241,13 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
 def rate_undo(request: HttpRequest) -> HttpResponse:
     """Take the last rating of this session back, and show its decision again."""
     within = queue_filter(request)
-    done = list(request.session.get(UNDO_KEY, []))
-    rater = request.user.get_username()
-    while done:
-        rating = Rating.objects.filter(pk=done.pop(), rater=rater).select_related("decision").first()
-        request.session[UNDO_KEY] = done
-        if rating is None:
-            continue
-        try:
-            rating_withdraw(rating)
-            suggestion_reopen(rating)
-        except FeedbackConflict:
-            # replaced or taken back in another window: the one before it is meant
-            continue
-        lease_take(rater, rating.decision_id)
-        if wants_card(request):
-            return _card(request, rating.decision, within, said=NOTICES["undone"])
-        return _to_page(request, within, decision=str(rating.decision_id), said="undone")
+    rating, earlier = rating_undo(request.user.get_username(), UNDO.read(request))
+    UNDO.write(request, earlier)
+    if rating is None:
+        return _next_response(request, within, said="nothing")
     if wants_card(request):
-        return _next_response(request, within, said=NOTICES["nothing"])
-    return _to_page(request, within, said="nothing")
+        return _card(request, rating.decision, within, said=NOTICES["undone"])
+    return _to_page(request, within, decision=str(rating.decision_id), said="undone")
 
 
 @login_required
@@ -296,15 +257,12 @@ def rate_skip(request: HttpRequest) -> HttpResponse:
     """Put a decision aside for this session, or (`all=1`) bring back those put aside."""
     within = queue_filter(request)
     if request.POST.get("all"):
-        request.session[SKIP_KEY] = []
+        SKIPPED.write(request, [])
         return _next_response(request, within)
     decision = _decision_or_404(request.POST.get("decision", ""))
-    aside = [pk for pk in request.session.get(SKIP_KEY, []) if pk != str(decision.pk)]
-    request.session[SKIP_KEY] = [*aside, str(decision.pk)][-SKIP_LIMIT:]
+    SKIPPED.append(request, str(decision.pk))
     lease_release(request.user.get_username(), decision.pk)
-    if wants_card(request):
-        return _next_response(request, within, said=NOTICES["skipped"])
-    return _to_page(request, within, said="skipped")
+    return _next_response(request, within, said="skipped")
 
 
 @never_cache

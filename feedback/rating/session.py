@@ -1,0 +1,33 @@
+"""Ids that a rater's session keeps: what was put aside, and what can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.http import HttpRequest
+
+UNDO_LIMIT = 10
+"""Ratings of a session that can be taken back one after another."""
+SKIP_LIMIT = 500
+"""Decisions a session remembers as put aside; the one put aside first comes back first."""
+
+
+@dataclass(frozen=True)
+class SessionIds:
+    """A list of ids under a key of the session, the newest last; beyond `limit` the oldest are dropped."""
+
+    key: str
+    limit: int
+
+    def read(self, request: HttpRequest) -> list[str]:
+        ids: list[str] = request.session.get(self.key, [])
+        return ids
+
+    def write(self, request: HttpRequest, ids: Sequence[str]) -> None:
+        request.session[self.key] = list(ids)
+
+    def append(self, request: HttpRequest, added: str) -> None:
+        """Put an id last, where it stood before or not."""
+        ids = [pk for pk in self.read(request) if pk != added]
+        self.write(request, [*ids, added][-self.limit :])
