@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Prefetch
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -17,8 +16,8 @@ from backend.rest.views import ApiView
 from rl.api.loop import OF_AGENT, PAGING
 from rl.api.training import agent_checked
 from rl.experiments.results import results_cached, results_represent
-from rl.experiments.traffic import ExperimentRefused
-from rl.models import Arm, Experiment
+from rl.experiments.traffic import ExperimentRefused, experiments_with_arms
+from rl.models import Experiment
 
 STATUS = parameter(
     "status", {"type": "string", "enum": list(Experiment.Status.values)}, "Only those with this status"
@@ -38,7 +37,7 @@ class Experiments(ApiView):
     )
     def get(self, request: Request) -> Response:
         given = parameters(request, ("agent", "status", *PAGE_PARAMETERS))
-        found = _with_arms()
+        found = experiments_with_arms()
         if "agent" in given:
             found = found.filter(agent=agent_checked(given["agent"]))
         if "status" in given:
@@ -63,7 +62,7 @@ class ExperimentResults(ApiView):
     )
     def get(self, request: Request, pk: int) -> Response:
         parameters(request, ())
-        found = _with_arms().filter(pk=pk).first() if pk < 2**63 else None
+        found = experiments_with_arms().filter(pk=pk).first() if pk < 2**63 else None
         if found is None:
             raise Refused(
                 f"no experiment {pk}", code="not_found", status=404, fields={"id": "does not exist"}
@@ -72,10 +71,6 @@ class ExperimentResults(ApiView):
             return Response(results_represent(results_cached(found)))
         except ExperimentRefused as refusal:
             raise Refused(str(refusal), code="conflict", status=409) from refusal
-
-
-def _with_arms() -> Any:
-    return Experiment.objects.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
 
 
 def experiment_represent(experiment: Experiment) -> dict[str, Any]:

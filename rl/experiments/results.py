@@ -17,6 +17,7 @@ from rl.experiments.past_values import Adjustment, adjustment_of
 from rl.experiments.traffic import arms_of
 from rl.experiments.values import Values, metric_values
 from rl.experiments.verdicts import (
+    BETTER,
     COLLECTING,
     ArmEffect,
     GuardrailResult,
@@ -96,6 +97,15 @@ class Results:
     @property
     def challengers(self) -> list[ArmResult]:
         return [result for result in self.arms if not result.arm.is_control]
+
+    @property
+    def winners(self) -> list[ArmResult]:
+        """Challengers that are shown to be better and can be made champion."""
+        return [
+            result
+            for result in self.challengers
+            if result.verdict == BETTER and result.arm.policy is not None
+        ]
 
     @property
     def leader(self) -> ArmResult:

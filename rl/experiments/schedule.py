@@ -155,6 +155,17 @@ def arm_promote(
     return moved
 
 
+def winner_promote(experiment: Experiment, arm: str | None = None, *, actor: str, reason: str = "") -> Policy:
+    """Make the policy of the arm of that name the champion, of the leading arm where none is named, by results that are
+    read now. Raises ExperimentRefused and RegistryRefused."""
+    results = results_of(experiment)
+    named = {result.name: result for result in results.challengers}
+    winner = results.leader if arm is None else named.get(arm)
+    if winner is None:
+        raise ExperimentRefused(f"expected one of {', '.join(named)}")
+    return arm_promote(experiment, winner, results, actor=actor, reason=reason)
+
+
 # --- A bandit -----------------------------------------------------------------------------------------------
 
 

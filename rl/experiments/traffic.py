@@ -15,7 +15,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
-from django.db.models import Prefetch
+from django.db.models import Prefetch, QuerySet
 from django.utils import timezone
 
 from backend.installation import PROGRAM
@@ -60,10 +60,17 @@ def plan_of(agent: str) -> AssignmentPlan:
 
     An experiment one of whose policies was taken out of service takes no units; the clock stops it.
     """
-    champion = Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).values_list("name", flat=True).first()
-    running = _with_arms(Experiment.objects.filter(agent=agent, status=Status.RUNNING).order_by("pk"))
+    running = experiments_with_arms(
+        Experiment.objects.filter(agent=agent, status=Status.RUNNING).order_by("pk")
+    )
     plans = tuple(experiment_plan(one) for one in running if not out_of_service(one))
-    return AssignmentPlan(agent, champion or BASE, plans)
+    return AssignmentPlan(agent, _default_answer(agent), plans)
+
+
+def _default_answer(agent: str) -> str:
+    """Name of the agent's champion, else of the base."""
+    champion = Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).values_list("name", flat=True).first()
+    return champion or BASE
 
 
 def experiment_plan(experiment: Experiment) -> ExperimentPlan:
@@ -88,8 +95,10 @@ def out_of_service(experiment: Experiment) -> list[str]:
     ]
 
 
-def _with_arms(experiments: Any) -> Any:
-    return experiments.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
+def experiments_with_arms(experiments: QuerySet[Experiment] | None = None) -> QuerySet[Experiment]:
+    """Experiments, all of them where none are given, each with its arms and their policies."""
+    rows = Experiment.objects.all() if experiments is None else experiments
+    return rows.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
 
 
 def experiments_running(agent: str | None = None) -> list[Experiment]:
@@ -97,12 +106,12 @@ def experiments_running(agent: str | None = None) -> list[Experiment]:
     found = Experiment.objects.filter(status=Status.RUNNING)
     if agent is not None:
         found = found.filter(agent=agent)
-    return list(_with_arms(found.order_by("pk")))
+    return list(experiments_with_arms(found.order_by("pk")))
 
 
 def experiment_get(name: str) -> Experiment:
     """The experiment of that name, with its arms. Raises ExperimentRefused, naming those there are."""
-    found: Experiment | None = _with_arms(Experiment.objects.filter(name=name)).first()
+    found: Experiment | None = experiments_with_arms(Experiment.objects.filter(name=name)).first()
     if found is None:
         names = list(Experiment.objects.values_list("name", flat=True)[:5])
         there = f"there are {', '.join(names)}" if names else "there are none yet"
@@ -120,6 +129,30 @@ class ArmOrder:
     policy: str
     name: str
     weight: float = 1.0
+
+
+def policies_eligible() -> QuerySet[Policy]:
+    """Policies that an experiment may name, by agent, the newest first."""
+    return Policy.objects.exclude(stage=Stage.REJECTED).order_by("agent", "-pk")
+
+
+def experiment_draft(
+    name: str, challengers: Sequence[str], *, actor: str, agent: str = "", control: str = "", **settings: Any
+) -> Experiment:
+    """Make a draft of policies against a control: the agent's champion where none is named, the base where there is
+    no champion. Without `agent` it is the first challenger's. Raises ExperimentRefused."""
+    if not agent:
+        first = Policy.objects.filter(name__in=challengers[:1]).first()
+        if first is None:
+            raise ExperimentRefused("expected a policy to try")
+        agent = first.agent
+    names = (
+        ["challenger"] if len(challengers) == 1 else [f"challenger-{n + 1}" for n in range(len(challengers))]
+    )
+    arms = [ArmOrder(policy, arm) for policy, arm in zip(challengers, names, strict=True)]
+    return experiment_create(
+        agent, name, [ArmOrder(control or _default_answer(agent), "control"), *arms], actor=actor, **settings
+    )
 
 
 def experiment_create(
@@ -309,7 +342,7 @@ def event(
 def experiment_lock(experiment: Experiment) -> Experiment:
     """The experiment as it stands, locked until the transaction ends."""
     Experiment.objects.select_for_update().get(pk=experiment.pk)
-    found: Experiment = _with_arms(Experiment.objects.filter(pk=experiment.pk)).get()
+    found: Experiment = experiments_with_arms(Experiment.objects.filter(pk=experiment.pk)).get()
     return found
 
 

@@ -7,37 +7,37 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
 from django.core.paginator import Paginator
-from django.db.models import Prefetch
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from rl.experiments.results import experiment_verdict, results_cached, results_of
-from rl.experiments.schedule import arm_promote
+from rl.experiments.results import experiment_verdict, results_cached
+from rl.experiments.schedule import winner_promote
 from rl.experiments.summary import VERDICTS, summarize
 from rl.experiments.traffic import (
     ANSWERING,
-    ArmOrder,
     ExperimentRefused,
-    experiment_create,
+    arms_of,
+    experiment_draft,
     experiment_ramp,
     experiment_start,
     experiment_stop,
+    experiments_with_arms,
     out_of_service,
+    policies_eligible,
     ramps_remaining,
 )
-from rl.models import Arm, Experiment, Policy
+from rl.models import Experiment
 from rl.recipes.experiment_metrics import METRICS
 from rl.registry import service as registry
-from rl.statistics.assignment import BASE, RAMP
+from rl.statistics.assignment import RAMP
 
 PER_PAGE = 30
 READ, CHANGE = "rl.view_experiment", "rl.change_experiment"
 
 
 def _experiment_or_404(**by: Any) -> Experiment:
-    arms = Prefetch("arms", Arm.objects.select_related("policy"))
-    experiment: Experiment | None = Experiment.objects.filter(**by).prefetch_related(arms).first()
+    experiment = experiments_with_arms().filter(**by).first()
     if experiment is None:
         raise Http404("no such experiment")
     return experiment
@@ -48,14 +48,11 @@ def _experiment_or_404(**by: Any) -> Experiment:
 @require_safe
 def experiments(request: HttpRequest) -> HttpResponse:
     """Experiments, newest first, those that run with their verdict; `?agent=` and `?page=`."""
-    rows = Experiment.objects.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
+    rows = experiments_with_arms()
     if agent := request.GET.get("agent"):
         rows = rows.filter(agent=agent)
     page = Paginator(rows.order_by("-pk"), PER_PAGE).get_page(request.GET.get("page"))
     listed = [(row, *_verdict(row)) for row in page.object_list]
-    policies = list(
-        Policy.objects.exclude(stage=Policy.Stage.REJECTED).order_by("agent", "-pk").values("name", "stage")
-    )
     return render(
         request,
         "rl/experiments.html",
@@ -63,7 +60,7 @@ def experiments(request: HttpRequest) -> HttpResponse:
             "page": page,
             "listed": listed,
             "agent": agent,
-            "policies": policies,
+            "policies": policies_eligible().values("name", "stage"),
             "metrics": METRICS.values(),
             "ramps": RAMP,
             "may_change": request.user.has_perm(CHANGE),
@@ -99,11 +96,7 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
             "ramps": ramps_remaining(found) if may else [],
             "may_start": may and found.status == Experiment.Status.DRAFT,
             "may_stop": may and found.status != Experiment.Status.STOPPED,
-            "winners": [
-                one.name
-                for one in results.challengers
-                if one.verdict == "better" and one.arm.policy is not None
-            ]
+            "winners": [one.name for one in results.winners]
             if may and found.status == Experiment.Status.RUNNING
             else [],
             "idle": out_of_service(found),
@@ -117,8 +110,6 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
 def experiment_new(request: HttpRequest) -> HttpResponse:
     """A draft out of the form's fields."""
     sent = request.POST
-    challenger, control = sent.get("challenger", ""), sent.get("control", "")
-    policy = Policy.objects.filter(name=challenger).first()
     settings: dict[str, Any] = {"ramp": _parse_int(sent.get("ramp", "")), "metric": sent.get("metric", "")}
     if outcome := sent.get("outcome", "").strip():
         settings["metric"] = f"outcome:{outcome}"
@@ -126,25 +117,22 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
         if value := sent.get(name, "").strip():
             settings[name] = value
     try:
-        if policy is None:
-            raise ExperimentRefused("expected a policy to try")
-        if not control:
-            champion = registry.champion_of(policy.agent)
-            control = champion.name if champion else BASE
-        made = experiment_create(
-            policy.agent,
+        made = experiment_draft(
             sent.get("name", "").strip(),
-            [ArmOrder(control, "control"), ArmOrder(challenger, "challenger")],
+            [sent.get("challenger", "")],
+            control=sent.get("control", ""),
             actor=request.user.get_username(),
             **settings,
         )
     except ExperimentRefused as refusal:
         messages.error(request, str(refusal))
         return redirect("experiments")
-    if policy.stage not in ANSWERING:
-        messages.error(
-            request, f"{policy.name} is {policy.stage}: promote it to challenger before you start."
-        )
+    for arm in arms_of(made):
+        if arm.policy is not None and not arm.is_control and arm.policy.stage not in ANSWERING:
+            messages.error(
+                request,
+                f"{arm.policy.name} is {arm.policy.stage}: promote it to challenger before you start.",
+            )
     return redirect("experiment", made.pk)
 
 
@@ -167,7 +155,8 @@ def experiment_change(request: HttpRequest, pk: int) -> HttpResponse:
             experiment_stop(found, actor=actor, reason=reason)
             said = f"{found.name} is stopped: everybody gets the champion."
         elif action == "promote":
-            said = _promote(found, request.POST.get("arm", ""), actor, reason)
+            policy = winner_promote(found, request.POST.get("arm", ""), actor=actor, reason=reason)
+            said = f"{policy.name} is champion now; {found.name} is over."
         else:
             raise ExperimentRefused(f"expected start, ramp, stop or promote, found {action[:40]!r}")
     except (ExperimentRefused, registry.RegistryRefused) as refusal:
@@ -175,15 +164,6 @@ def experiment_change(request: HttpRequest, pk: int) -> HttpResponse:
     else:
         messages.success(request, said)
     return redirect("experiment", pk)
-
-
-def _promote(found: Experiment, name: str, actor: str, reason: str) -> str:
-    results = results_of(found)  # not what was believed a moment ago
-    winner = next((one for one in results.challengers if one.name == name), None)
-    if winner is None:
-        raise ExperimentRefused(f"expected one of {', '.join(one.name for one in results.challengers)}")
-    policy = arm_promote(found, winner, results, actor=actor, reason=reason)
-    return f"{policy.name} is champion now; {found.name} is over."
 
 
 def _parse_int(text: str) -> int:

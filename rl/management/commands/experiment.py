@@ -13,10 +13,9 @@ from rl.experiments import schedule
 from rl.experiments.results import results_of, results_represent
 from rl.experiments.summary import adjustment_text, effect_interval_text, interval_text
 from rl.experiments.traffic import (
-    ArmOrder,
     ExperimentRefused,
     assign,
-    experiment_create,
+    experiment_draft,
     experiment_get,
     experiment_ramp,
     experiment_start,
@@ -25,7 +24,7 @@ from rl.experiments.traffic import (
 from rl.models import Experiment
 from rl.recipes.experiment_metrics import METRICS
 from rl.registry import service as registry
-from rl.statistics.assignment import BASE, RAMP
+from rl.statistics.assignment import RAMP
 
 ACTOR = "experiment"
 
@@ -112,10 +111,7 @@ class Command(RatchetCommand):
             return experiment_represent(experiment_ramp(experiment, options["to"], actor=ACTOR))
         if action == "stop":
             return experiment_represent(experiment_stop(experiment, actor=ACTOR, reason=options["reason"]))
-        results = results_of(experiment)
-        policy = schedule.arm_promote(
-            experiment, results.leader, results, actor=ACTOR, reason=options["reason"]
-        )
+        policy = schedule.winner_promote(experiment, actor=ACTOR, reason=options["reason"])
         return {"policy": policy.name, "stage": str(policy.stage), "experiment": experiment.name}
 
     def _start(self, options: dict[str, Any]) -> Experiment:
@@ -126,16 +122,6 @@ class Command(RatchetCommand):
             agent = _agent(options)
             if not options["challenger"]:
                 raise CommandError("experiment start takes --challenger POLICY")
-            champion = registry.champion_of(agent)
-            control = options["control"] or (champion.name if champion else BASE)
-            challengers = options["challenger"]
-            names = [f"challenger-{n}" for n in range(1, len(challengers) + 1)]
-            arms = [
-                ArmOrder(policy, arm)
-                for policy, arm in zip(
-                    challengers, names if len(challengers) > 1 else ["challenger"], strict=True
-                )
-            ]
             settings = {
                 name: options[name]
                 for name in ("metric", "goal", "ramp", "group")
@@ -145,8 +131,13 @@ class Command(RatchetCommand):
                 settings["allocation"] = Experiment.Allocation.THOMPSON
             if options["promote_winner"]:
                 settings["on_win"] = Experiment.OnWin.PROMOTE
-            draft = experiment_create(
-                agent, name, [ArmOrder(control, "control"), *arms], actor=ACTOR, **settings
+            draft = experiment_draft(
+                name,
+                options["challenger"],
+                agent=agent,
+                control=options["control"] or "",
+                actor=ACTOR,
+                **settings,
             )
         return experiment_start(experiment_get(draft.name), actor=ACTOR)
 
