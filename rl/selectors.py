@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from django.conf import settings
-from django.db.models import Max, Prefetch, QuerySet
+from django.db.models import Max, Prefetch, Q, QuerySet
 from django.utils import timezone
 
-from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_cached
-from rl.agents import agent_facts
-from rl.agents.base import AgentFacts
+from feedback.selectors import SLUG_PATTERN, FeedbackCounts, feedback_counts, feedback_counts_cached
+from rl.agents import AGENTS, agent_facts
+from rl.agents.base import Agent, AgentFacts
 from rl.charts.lineage import Descent, Lineage, lineage_of
 from rl.charts.versions import Versions, versions_of
 from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
@@ -19,7 +20,17 @@ from rl.datasets.gate_distance import MOST_COUNTED, Distance, gate_distances_cac
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS
 from rl.gates.figures import Headline, Share, headline_of, is_number, share_of
 from rl.gates.headlines import TITLES
-from rl.models import Artifact, Evaluation, Experiment, LearnerSettings, Policy, PolicyEvent, TrainingRun
+from rl.models import (
+    AgentDefinition,
+    Artifact,
+    Evaluation,
+    Experiment,
+    LearnerSettings,
+    Policy,
+    PolicyEvent,
+    TrainingRun,
+)
+from rl.models.agent_definitions import agent_served
 from rl.models.learner_config import learner_defaults
 from rl.models.runs import LEARNER, TRAINING
 
@@ -63,10 +74,7 @@ class AgentCard:
     @property
     def works(self) -> bool:
         """True if its run is at work, or waits for it."""
-        return self.run is not None and self.run.status in (
-            TrainingRun.Status.QUEUED,
-            TrainingRun.Status.RUNNING,
-        )
+        return self.run is not None and self.run.is_unfinished
 
     @property
     def evidence(self) -> list[tuple[str, int]]:
@@ -149,6 +157,55 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
         )
         for slug in sorted(slugs)
     ]
+
+
+NEWEST_SHOWN = 5
+"""Policies, runs and experiments of an agent that its page lists."""
+
+
+@dataclass(frozen=True)
+class AgentOverview:
+    """One agent with what its page lists, the newest first."""
+
+    agent: Agent
+    is_defined: bool
+    """True if a row of the admin defines it."""
+    counts: FeedbackCounts
+    buffer: int
+    """Pieces of feedback that no policy learnt from yet."""
+    distance: Distance | None
+    champion: Policy | None
+    waiting: Policy | None
+    """The newest policy that stands before a gate."""
+    policies: Sequence[Policy]
+    runs: Sequence[TrainingRun]
+    experiments: Sequence[Experiment]
+    charts: Sequence[Versions]
+
+
+def agent_overview(slug: str) -> AgentOverview | None:
+    """An agent with a file or a definition, or any slug that decided something or was trained; None for another."""
+    counts = feedback_counts_cached()
+    defined = AgentDefinition.objects.filter(slug=slug).exists()
+    runs = TrainingRun.objects.filter(agent=slug).order_by("-pk")
+    known = slug in counts or slug in AGENTS or defined or runs.exists()
+    if not known or not re.fullmatch(SLUG_PATTERN, slug):
+        return None
+    policies = list(Policy.objects.filter(agent=slug).defer("adapter_path").order_by("pk"))
+    before_gate = (Policy.Stage.CANDIDATE, Policy.Stage.CHALLENGER)
+    return AgentOverview(
+        agent=agent_served(slug),
+        is_defined=defined,
+        counts=counts.get(slug, NO_FEEDBACK),
+        buffer=buffer_sizes_cached().get(slug, 0),
+        distance=gate_distances_cached({slug: counts[slug]}).get(slug) if slug in counts else None,
+        champion=next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None),
+        waiting=next((policy for policy in policies[::-1] if policy.stage in before_gate), None),
+        policies=policies[::-1][:NEWEST_SHOWN],
+        runs=list(runs[:NEWEST_SHOWN]),
+        experiments=list(Experiment.objects.filter(agent=slug).order_by("-pk")[:NEWEST_SHOWN]),
+        charts=policy_charts(policies),
+    )
 
 
 def loop_closed() -> bool:
@@ -263,6 +320,28 @@ def run_series(run: TrainingRun) -> dict[str, list[tuple[int, float]]]:
             if is_number(value):
                 series.setdefault(renamed.get(name, name), []).append((metric.step, float(value)))
     return series
+
+
+def policy_compared_first(policies: Sequence[Policy]) -> str:
+    """Name of the policy that the newest is first compared with: the champion, or the one before it. Newest first."""
+    others = sorted(policies[1:], key=lambda policy: policy.stage != Policy.Stage.CHAMPION)
+    return others[0].name if others else ""
+
+
+def policy_ancestors(policy: Policy) -> list[Policy]:
+    """From the first ancestor to this one."""
+    line, seen = [policy], {policy.pk}
+    while line[-1].parent is not None and line[-1].parent.pk not in seen:
+        line.append(line[-1].parent)
+        seen.add(line[-1].pk)
+    return line[::-1]
+
+
+def policy_relatives(policy: Policy) -> list[Policy]:
+    """Its ancestors, itself, and what descends from them directly, oldest first."""
+    line = policy_ancestors(policy)
+    near = Policy.objects.filter(Q(parent__in=line) | Q(pk__in=[one.pk for one in line]))
+    return list(near.select_related("parent").order_by("pk"))
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def train(run_id: int) -> str:
         status = command_run([f"train_{run.method}", "--queued", str(run_id), "--json"], log)
         run.refresh_from_db()
         given_back = run.status == Status.QUEUED and run.dispatched_at is None
-        over = run.status not in (Status.QUEUED, Status.RUNNING)
+        over = not run.is_unfinished
         if status > 0 and not (given_back or over or _claimed_by_another(run)):
             _fail(run, status)
         elif status < 0 or given_back:

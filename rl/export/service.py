@@ -1,4 +1,4 @@
-"""Write a policy in the form another program reads: the door to the export room, and the note in the registry."""
+"""Write a policy in the form another program reads: entry point to the writers, and the note in the registry."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from backend.file_locks import file_lock
 from rl.checksums import sums_write
 from rl.evaluation.service import base_of
 from rl.export.exporters import ADAPTER, EXPORTERS, LINEAR, exporters_of
+from rl.jobs.lifecycle import follow_up_place
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
-from rl.models import Policy
+from rl.models import Policy, TrainingRun
+from rl.models.runs import RunRefused
 from rl.registry import service as registry
 from rl.registry.integrity import adapter_folder
 from rl.serving.base import BASE, Model
@@ -79,6 +81,24 @@ def export_form_check(policy: Policy, form: str) -> None:
     """Raises ExportOrderRefused for a form that `export_forms` does not list."""
     if form not in (known := [name for forms in export_forms(policy).values() for name, _ in forms]):
         raise ExportOrderRefused(f"expected one of {', '.join(known)}; found {form!r:.40}")
+
+
+POLICY_JOBS = {"judge": TrainingRun.FollowUp.JUDGE, "export": TrainingRun.FollowUp.EXPORT}
+"""Names of the jobs that a button has the workers do for a policy."""
+
+
+def policy_job_place(policy: Policy, job: str, *, export_as: str = "") -> TrainingRun:
+    """Have the workers judge or export a policy (POLICY_JOBS); `export_as` is a form of an export, empty its usual
+    files. Raises RunRefused and ExportOrderRefused."""
+    wanted = POLICY_JOBS.get(job)
+    if wanted is None:
+        raise RunRefused(f"expected one of {', '.join(POLICY_JOBS)}; found {job!r:.40}")
+    if policy.run is None:
+        raise RunRefused(f"{policy.name} was made by no run of this server; use the command instead")
+    form = export_as if wanted == TrainingRun.FollowUp.EXPORT else ""
+    if form:
+        export_form_check(policy, form)
+    return follow_up_place(policy.run, wanted, export_as=form)
 
 
 def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:

@@ -172,6 +172,11 @@ class TrainingRun(models.Model):
         return ((self.finished_at or timezone.now()) - self.started_at).total_seconds()
 
     @property
+    def is_unfinished(self) -> bool:
+        """True if it is at work, or waits for a worker."""
+        return self.status in (self.Status.QUEUED, self.Status.RUNNING)
+
+    @property
     def is_followed(self) -> bool:
         """True if its policy still waits to be judged or exported, or that is being done."""
         return self.status == self.Status.SUCCEEDED and self.follow_up in self.FOLLOW_UP_PENDING

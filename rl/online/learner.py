@@ -175,7 +175,7 @@ class OnlineLearner:
             learner_checked(wanted)
         except RecipeError as fault:
             return False, str(fault)
-        if last is not None and last.status in (Status.QUEUED, Status.RUNNING):
+        if last is not None and last.is_unfinished:
             return False, f"run {last.pk} is {last.status}"
         pause = timedelta(hours=wanted.retrain_interval_hours)
         due = last.created_at + pause if last else None

@@ -12,8 +12,10 @@ from typing import Any
 from django.db.models import Q
 
 from feedback.explorer.previews import glimpse_of
+from feedback.models import Decision
 from feedback.recording.recorder import Storage
 from feedback.selectors import decisions_of
+from feedback.services import comparison_submit, rating_submit
 from rl.models import Policy
 from rl.models.agent_definitions import agent_served
 from rl.serving.base import BASE, ServingRefused
@@ -40,6 +42,11 @@ class Question:
 
     text: str
     candidates: tuple[str, ...] = ()
+
+    @classmethod
+    def of_decision(cls, decision: Decision, system: str, candidates: tuple[str, ...] = ()) -> Question:
+        """The prompt of a recorded decision, as it may be typed again."""
+        return cls(question_text(decision.messages, decision.state, system), candidates)
 
     def order(self, agent: str, policy: str, actor: str) -> DecideOrder:
         """The order of a decision by one policy. Raises ServingRefused for an empty question."""
@@ -143,6 +150,21 @@ def _ask(agent: str, question: Question, policy: str, actor: str) -> PlaygroundA
             refusal=f"it answered {made.facts['response'][:400]!r}; the database is away and takes it in later",
         )
     return PlaygroundAnswer(policy, uuid.UUID(made.facts["id"]))
+
+
+def answers_recorded(agent: str, ids: Sequence[uuid.UUID]) -> list[Decision]:
+    """The agent's decisions with these ids, in their order; those that are not stored are left out."""
+    rows = {row.pk: row for row in decisions_of(agent).filter(pk__in=ids)}
+    return [rows[pk] for pk in ids if pk in rows]
+
+
+def answer_rate(answer: Decision, others: Sequence[Decision], verdict: str, rater: str) -> None:
+    """Rate an answer (`up`, `down`), or prefer it to all others of its question (`best`). Raises FeedbackRefused."""
+    if verdict == "best":
+        for other in others:
+            comparison_submit(left=answer, right=other, preference="left", rater=rater)
+    else:
+        rating_submit(decision=answer, thumb=verdict, rater=rater)
 
 
 def policies_offered(agent: str, named: Sequence[str] = ()) -> list[tuple[str, str]]:

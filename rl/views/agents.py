@@ -3,48 +3,35 @@
 from __future__ import annotations
 
 import json
-import re
+from dataclasses import fields
 from typing import Any
 
 from django.contrib.auth.decorators import login_required, permission_required
-from django.db.models import Avg, Count, Model, Q
+from django.db.models import Model
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.cache import CostAwareCache
 from feedback.models import AgentSettings
-from feedback.selectors import SLUG_PATTERN, feedback_counts_cached
 from rl.agents import AGENTS
 from rl.agents.base import Agent
 from rl.agents.inference import InferredAgent
-from rl.datasets.buffer import buffer_sizes_cached
-from rl.datasets.gate_distance import gate_distances_cached
-from rl.datasets.reward_records import RewardsRefused, reward_plan
+from rl.charts.calibration import SIDE, calibration_dots
+from rl.datasets.reward_summary import reward_summary
 from rl.gates.figures import headline_of, share_of
 from rl.jobs.label import label_model_summary
 from rl.models import (
     AgentDefinition,
-    Experiment,
     GateSettings,
     LearnerSettings,
     Policy,
-    RewardRecord,
     RewardSettings,
-    TrainingRun,
 )
-from rl.models.agent_definitions import agent_served
 from rl.models.learner_config import learner_settings
 from rl.registry.checklist import gate_checklists
-from rl.selectors import FIGURES, NO_FEEDBACK, policy_versions
-
-RUNS_SHOWN = 5
-CHARTS = tuple((figure, title) for figure, title, _ in FIGURES)
-
-WAITING = (Policy.Stage.CANDIDATE, Policy.Stage.CHALLENGER)
-"""Stages before which a gate stands still."""
+from rl.selectors import agent_overview
 
 SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
     (AgentSettings, "agent", "Collecting and rating"),
@@ -61,41 +48,24 @@ SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
 @require_safe
 def agent(request: HttpRequest, slug: str) -> HttpResponse:
     """One agent. Any slug that decided something has a page, and so has every agent with a file or a definition."""
-    counts = feedback_counts_cached()
-    defined = AgentDefinition.objects.filter(slug=slug).exists()
-    known = slug in counts or slug in AGENTS or defined or TrainingRun.objects.filter(agent=slug).exists()
-    if not re.fullmatch(SLUG_PATTERN, slug) or not known:
+    overview = agent_overview(slug)
+    if overview is None:
         raise Http404(f"no agent {slug}")
-    found = agent_served(slug)
-    policies = list(Policy.objects.filter(agent=slug).defer("adapter_path").order_by("pk"))
-    champion = next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None)
-    waiting = next((one for one in policies[::-1] if one.stage in WAITING), None)
+    champion, waiting = overview.champion, overview.waiting
     may_see = request.user.has_perm("rl.view_policy")
+    schema = overview.agent.response_schema()
     context = {
-        "waiting": waiting,
-        "checks": gate_checklists(waiting, [Policy.Stage.CHAMPION]) if waiting and may_see else [],
+        **{field.name: getattr(overview, field.name) for field in fields(overview)},
         "slug": slug,
-        "agent": found,
-        "origin": _origin(found, defined),
-        "counts": counts.get(slug, NO_FEEDBACK),
-        "buffer": buffer_sizes_cached().get(slug, 0),
+        "checks": gate_checklists(waiting, [Policy.Stage.CHAMPION]) if waiting and may_see else [],
+        "origin": _origin(overview.agent, overview.is_defined),
         "learner": learner_settings(slug),
-        "distance": gate_distances_cached({slug: counts[slug]}).get(slug) if slug in counts else None,
-        "champion": champion,
         "headline": headline_of(champion.metrics) if champion else None,
-        "policies": policies[::-1][:RUNS_SHOWN],
-        "charts": [
-            c for figure, title in CHARTS if (c := policy_versions(policies, figure, title)) is not None
-        ],
-        "runs": TrainingRun.objects.filter(agent=slug).order_by("-pk")[:RUNS_SHOWN],
-        "experiments": Experiment.objects.filter(agent=slug).order_by("-pk")[:RUNS_SHOWN],
-        "schema": json.dumps(schema, ensure_ascii=False, indent=2)
-        if (schema := found.response_schema())
-        else "",
-        "inferred": isinstance(found, InferredAgent),
-        "example": _example(found),
+        "schema": json.dumps(schema, ensure_ascii=False, indent=2) if schema else "",
+        "inferred": isinstance(overview.agent, InferredAgent),
+        "example": _example(overview.agent),
         "rewards": reward_summary(slug),
-        "labels": labels_card(slug),
+        "labels": _labels(slug),
         "settings": _settings(request, slug),
     }
     return render(request, "rl/agent.html", context)
@@ -120,60 +90,20 @@ def _example(found: Agent) -> dict[str, Any] | None:
     return {"asked": asked, "answer": next(iter(found.candidates(scenario.state)), "")}
 
 
-CURVE = 200
-"""Side of the drawn calibration curve."""
-
-
-def labels_card(slug: str) -> dict[str, Any] | None:
-    """Suggested ratings with their calibration curve drawn on a square of CURVE; None where none was ever made."""
-    found = label_model_summary(slug)
-    if not found["figures"]:
+def _labels(slug: str) -> dict[str, Any] | None:
+    """Suggested ratings with their calibration curve; None where none was ever made."""
+    labels = label_model_summary(slug)
+    if not labels["figures"]:
         return None
-    most = max(point["n"] for point in found["figures"]["curve"])
-    dots = [
-        {
-            "x": round(CURVE * point["stated"], 1),
-            "y": round(CURVE * (1 - point["observed"]), 1),
-            "r": round(3 + 7 * (point["n"] / most) ** 0.5, 1),
-            "words": f"stated {point['stated']:.2f}, observed {point['observed']:.2f}, {point['n']} ratings",
-        }
-        for point in found["figures"]["curve"]
-    ]
-    settled = found["accepted"] + found["agreed"] + found["overruled"]
     return {
-        **found,
-        "dots": dots,
-        "side": CURVE,
-        "settled": settled,
-        "accepted_text": share_of(found, "accepted_share"),
-        "right_text": share_of(found, "right_share"),
-        "accuracy": share_of(found["figures"], "accuracy"),
+        **labels,
+        "dots": calibration_dots(labels["figures"]["curve"]),
+        "side": SIDE,
+        "settled": labels["accepted"] + labels["agreed"] + labels["overruled"],
+        "accepted_text": share_of(labels, "accepted_share"),
+        "right_text": share_of(labels, "right_share"),
+        "accuracy": share_of(labels["figures"], "accuracy"),
     }
-
-
-_means: CostAwareCache[dict[str, Any]] = CostAwareCache()
-
-
-def reward_summary(slug: str) -> dict[str, Any]:
-    """Mean rewards of an agent's decisions, a little old where there are many, and how they are made."""
-    newest = RewardRecord.objects.filter(agent=slug, superseded_by__isnull=True)
-    means = _means.get(
-        slug,
-        lambda: newest.order_by().aggregate(
-            n=Count("raw"),
-            raw=Avg("raw"),
-            immediate=Avg("immediate"),
-            delayed=Avg("delayed"),
-            strategic=Avg("strategic"),
-            simulated=Count("pk", filter=Q(simulated=True)),
-        ),
-    )
-    try:
-        facts = reward_plan(slug).facts
-    except RewardsRefused as refusal:
-        return {**means, "fault": str(refusal)}
-    horizons = [(name, weight, means[name]) for name, weight in facts.weights.items()]
-    return {**means, "horizons": horizons, "functions": facts.functions, "outcomes": facts.outcomes}
 
 
 def _settings(request: HttpRequest, slug: str) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.page_context import preview_context
 from feedback.models import Decision, Rating
-from feedback.selectors import decisions_of, ratings_standing
-from feedback.services import FeedbackRefused, comparison_submit, rating_submit
+from feedback.selectors import ratings_standing
+from feedback.services import FeedbackRefused
 from rl.models.agent_definitions import agent_served
 from rl.serving.base import ServingRefused
 from rl.serving.known_agents import AgentUnknown, agent_check
@@ -26,11 +26,12 @@ from rl.serving.playground import (
     MAX_POLICIES,
     PlaygroundAnswer,
     Question,
+    answer_rate,
+    answers_recorded,
     examples_recent,
     playground_ask,
     policies_default,
     policies_offered,
-    question_text,
     system_prompt_recorded,
     writes_text,
 )
@@ -60,17 +61,15 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
         except ServingRefused as refusal:
             fault = str(refusal)
     elif ids := _ids(sent.get("answers", "")):
-        answers = [PlaygroundAnswer(row.policy, row.pk) for row in _decisions_by_ids(slug, ids)]
+        answers = [PlaygroundAnswer(row.policy, row.pk) for row in answers_recorded(slug, ids)]
         fault = (
             "" if len(answers) == len(ids) else f"{len(ids) - len(answers)} of these answers are not stored"
         )
-    rows = _decisions_by_ids(slug, [answer.decision for answer in answers if answer.decision])
-    like = rows[0] if rows else _decision(slug, sent.get("decision", ""))
+    rows = answers_recorded(slug, [answer.decision for answer in answers if answer.decision])
+    like = rows[:1] or answers_recorded(slug, _ids(sent.get("decision", ""))[:1])
     system = system_prompt_recorded(slug)
-    if like is not None and not question.text:
-        question = Question(
-            question_text(like.messages, like.state, system), _lines(sent.get("candidates", ""))
-        )
+    if like and not question.text:
+        question = Question.of_decision(like[0], system, question.candidates)
     context = {
         "slug": slug,
         "title": agent_served(slug).title,
@@ -100,17 +99,13 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
 def playground_rate(request: HttpRequest, slug: str) -> HttpResponse:
     """Rate one answer (`up`, `down`), or prefer it to all others of the question (`best`); back to the answers."""
     ids = _ids(request.POST.get("answers", ""))
-    rows = {str(row.pk): row for row in _decisions_by_ids(slug, ids)}
+    rows = {str(row.pk): row for row in answers_recorded(slug, ids)}
     row = rows.pop(request.POST.get("decision", ""), None)
     if row is None:
         raise Http404("expected one of the answers that are shown")
     rater, verdict = request.user.get_username(), request.POST.get("verdict", "")
     try:
-        if verdict == "best":
-            for other in rows.values():
-                comparison_submit(left=row, right=other, preference="left", rater=rater)
-        else:
-            rating_submit(decision=row, thumb=verdict, rater=rater)
+        answer_rate(row, list(rows.values()), verdict, rater)
     except FeedbackRefused as refusal:
         messages.error(request, f"{refusal}: {'; '.join(refusal.fields.values())}".rstrip(": "))
     else:
@@ -147,17 +142,6 @@ def _ids(text: str) -> list[uuid.UUID]:
         return [uuid.UUID(part) for part in text.split(",") if part][:MAX_POLICIES]
     except ValueError as error:
         raise Http404("expected ids of decisions, with commas") from error
-
-
-def _decisions_by_ids(slug: str, ids: Sequence[uuid.UUID]) -> list[Decision]:
-    """The agent's decisions with these ids, in their order."""
-    found = {row.pk: row for row in decisions_of(slug).filter(pk__in=ids)}
-    return [found[pk] for pk in ids if pk in found]
-
-
-def _decision(slug: str, text: str) -> Decision | None:
-    found = _decisions_by_ids(slug, _ids(text)[:1])
-    return found[0] if found else None
 
 
 def _answers(

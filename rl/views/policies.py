@@ -6,7 +6,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
-from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
@@ -14,16 +13,22 @@ from django.views.decorators.http import require_POST, require_safe
 from backend.redirects import redirect_back
 from rl.charts.gate_reports import sheet_lines
 from rl.datasets.near_duplicates import near_identical_prompts
-from rl.export.service import ExportOrderRefused, export_form_check, export_forms
+from rl.export.service import ExportOrderRefused, export_forms, policy_job_place
 from rl.gates.figures import headline_of, share_of
-from rl.jobs.lifecycle import follow_up_place
-from rl.models import Policy, PolicyEvent, TrainingRun
+from rl.models import Policy, PolicyEvent
 from rl.models.runs import RunRefused
 from rl.registry import service as registry
 from rl.registry.checklist import promotion_of
 from rl.registry.diff import policy_diff
 from rl.registry.gate_evidence import comparison_newest
-from rl.selectors import policy_charts, policy_lineage, policy_overview
+from rl.selectors import (
+    policy_ancestors,
+    policy_charts,
+    policy_compared_first,
+    policy_lineage,
+    policy_overview,
+    policy_relatives,
+)
 from rl.views.benchmarks import policy_benchmarks
 from rl.views.off_policy import off_policy_summary
 
@@ -52,17 +57,11 @@ def policies(request: HttpRequest) -> HttpResponse:
             "charts": policy_charts(found[::-1]),
             "lineage": policy_lineage(agent, found[::-1]),
             "names": [policy.name for policy in found],
-            "beside": _compared_policy(found),
+            "beside": policy_compared_first(found),
         }
         for agent, found in agents.items()
     ]  # fmt: skip
     return render(request, "rl/policies.html", {"agents": shown, "asked": asked})
-
-
-def _compared_policy(found: list[Policy]) -> str:
-    """Name of the policy the newest is first compared with: the champion, or the one before it."""
-    others = sorted(found[1:], key=lambda policy: policy.stage != Policy.Stage.CHAMPION)
-    return others[0].name if others else ""
 
 
 def _row(policy: Policy) -> dict[str, Any]:
@@ -100,8 +99,8 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "clusters": next(filter(None, map(near_identical_prompts, overview.evaluations)), None),
             "judged": judged,
             "sheet": sheet_lines(judged.verdicts.get("verdicts", [])) if judged else [],
-            "ancestors": _ancestors(found),
-            "lineage": policy_lineage(found.agent, _relatives(found)),
+            "ancestors": policy_ancestors(found),
+            "lineage": policy_lineage(found.agent, policy_relatives(found)),
             "others": list(others.values_list("name", flat=True)[:NEWEST]),
             "promotion": promotion_of(found, may_move=may),
             "may_work": may and found.run is not None,
@@ -112,41 +111,14 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
     )
 
 
-def _relatives(policy: Policy) -> list[Policy]:
-    """Its ancestors, itself, and what descends from them directly, oldest first."""
-    line = _ancestors(policy)
-    near = Policy.objects.filter(Q(parent__in=line) | Q(pk__in=[one.pk for one in line]))
-    return list(near.select_related("parent").order_by("pk"))
-
-
-def _ancestors(policy: Policy) -> list[Policy]:
-    """From the first ancestor to this one."""
-    line, seen = [policy], {policy.pk}
-    while line[-1].parent is not None and line[-1].parent.pk not in seen:
-        line.append(line[-1].parent)
-        seen.add(line[-1].pk)
-    return line[::-1]
-
-
-JOBS = {"judge": TrainingRun.FollowUp.JUDGE, "export": TrainingRun.FollowUp.EXPORT}
-
-
 @login_required
 @permission_required(MOVE, raise_exception=True)
 @require_POST
 def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
     """Have a policy judged or exported by the workers: `job=judge`, or `job=export` with `as=gguf:q8_0`."""
     found = get_object_or_404(Policy.objects.select_related("run"), name=name)
-    wanted = JOBS.get(request.POST.get("job", ""))
     try:
-        if wanted is None:
-            raise RunRefused(f"expected one of {', '.join(JOBS)}; found {request.POST.get('job', '')!r:.40}")
-        if found.run is None:
-            raise RunRefused(f"{found.name} was made by no run of this server; use the command instead")
-        export_as = request.POST.get("as", "") if wanted == TrainingRun.FollowUp.EXPORT else ""
-        if export_as:
-            export_form_check(found, export_as)
-        follow_up_place(found.run, wanted, export_as=export_as)
+        policy_job_place(found, request.POST.get("job", ""), export_as=request.POST.get("as", ""))
     except (RunRefused, ExportOrderRefused) as refusal:
         messages.error(request, str(refusal))
     else:

@@ -127,10 +127,8 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "left_out": _omissions(found),
             "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
             "eta": run_eta_s(found),
-            "live": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
-            or found.is_followed,
-            "may_cancel": found.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
-            and request.user.has_perm("rl.change_trainingrun"),
+            "live": found.is_unfinished or found.is_followed,
+            "may_cancel": found.is_unfinished and request.user.has_perm("rl.change_trainingrun"),
             "log": run_log_tail(found) if request.user.has_perm("rl.view_trainingrun") else "",
             "libraries": sorted(found.libraries.items()),
             "hardware": sorted(

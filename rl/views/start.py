@@ -25,7 +25,7 @@ from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import DEFAULT_AGENT, ImportRefused, order_import
 from feedback.transfer.trial import too_large, upload_mapped, upload_try
 from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
-from rl.jobs.estimates import order_automatic, order_estimate
+from rl.jobs.estimates import automatic_plan
 from rl.models import Policy
 from rl.registry.checklist import promotion_of
 from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_newest_paired
@@ -171,31 +171,10 @@ _plans: StampedCache[dict[str, Any]] = StampedCache()
 
 
 def _plan(card: AgentCard) -> dict[str, Any]:
-    """Method, minutes and doubt of the training that a button would start now; or why it would be refused."""
-
-    def plan() -> dict[str, Any]:
-        try:
-            order = order_automatic(card.facts.slug)
-            expected = order_estimate(order)
-        except ValueError as refusal:
-            return {"refusal": str(refusal)}
-        stage = expected.policy
-        return {
-            "refusal": expected.refusal,
-            "method": order.method.upper(),
-            "reason": order.reason.removeprefix(f"auto took {order.method}: "),
-            "samples": stage.samples,
-            "steps": expected.steps,
-            "seconds": STARTING_S + 60 * expected.minutes,
-            "warning": stage.warning,
-        }
-
-    counts = card.counts
-    return _plans.get_unless(card.facts.slug, (counts.decisions, counts.evidence, counts.newest_at), plan)
-
-
-STARTING_S = 40
-"""Seconds that a worker takes to load the libraries and the model, beside the steps: 38 were measured on two cores."""
+    """The training that a button would start now, planned anew when there is new feedback."""
+    slug, counts = card.facts.slug, card.counts
+    stamp = (counts.decisions, counts.evidence, counts.newest_at)
+    return _plans.get_unless(slug, stamp, lambda: automatic_plan(slug))
 
 
 # --- Bringing decisions -------------------------------------------------------------------------------------
