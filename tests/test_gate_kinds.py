@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,15 @@ def test_a_loss_on_another_kind_of_evidence_closes_the_gate() -> None:
         evidence(labels=LIKED, tests=[Case(0.0, 1.0)] * 4 + [Case(1.0, 1.0)] * 28), BOUNDS
     ).passed
     assert gate_judge(evidence(labels=LIKED, tests=lost[:29]), BOUNDS).passed
+
+
+def test_a_base_that_finds_right_answers_likelier_and_does_not_give_them_is_beaten_by_corrections() -> None:
+    # of 33 prompts the base orders 32 pairs rightly, as the right text is the shorter one, and answers 18 rightly
+    pairs = [Case(1.0, 1.0)] * 32 + [Case(1.0, 0.0)]
+    answers: list[Item] = [Case(1.0, 1.0)] * 18 + [Case(1.0, 0.0)] * 15
+    found = Evidence("base", pairs, other_kinds={CORRECTIONS: answers}, discrete=True)
+    assert gate_judge(found, BOUNDS).passed
+    assert not gate_judge(replace(found, discrete=False), BOUNDS).passed
 
 
 def test_a_reward_model_does_not_judge_what_was_trained_on_it() -> None:

@@ -88,6 +88,21 @@ def test_the_kind_that_carries_is_fixed_by_numbers_of_prompts(counts: dict[str, 
     assert lead_kind(counts, 30) == lead
 
 
+@pytest.mark.parametrize(
+    ("counts", "lead"),
+    [
+        ({"pairs": 33, "labels": 47, "corrections": 33}, "corrections"),
+        ({"pairs": 90, "corrections": 40}, "pairs"),  # less than half of the most
+        ({"pairs": 33, "corrections": 29}, "pairs"),  # too few
+    ],
+)
+def test_of_answers_that_are_the_same_or_not_corrections_go_before_pairs(
+    counts: dict[str, int], lead: str
+) -> None:
+    assert lead_kind(counts, 30, discrete=True) == lead
+    assert lead_kind(counts, 30) == "pairs"
+
+
 def test_the_length_of_good_answers_is_that_of_chosen_liked_and_written_ones() -> None:
     said = [{"role": "assistant", "content": "x" * 15}]
     rows: dict[str, list[dict[str, Any]]] = {

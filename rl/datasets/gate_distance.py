@@ -17,6 +17,7 @@ from rl.datasets.splits import min_evidence_of
 from rl.gates.evidence_kinds import LABELS, PAIRS, TESTS, lead_kind
 from rl.gates.report import GateBounds
 from rl.models import GateSettings, RewardRecord, Snapshot
+from rl.models.agent_definitions import agent_served
 
 TELLING = 5
 """Held-out prompts with evidence from which their share among all held-out ones is taken to go on like that."""
@@ -57,9 +58,11 @@ class Distance:
         }  # fmt: skip
 
 
-def distance_of(counts: Mapping[str, int], tally: SplitCounts, needed: int) -> Distance:
+def distance_of(
+    counts: Mapping[str, int], tally: SplitCounts, needed: int, *, discrete: bool = False
+) -> Distance:
     """Pure. counts: held-out prompts by kind of evidence; tally: all prompts with evidence, by side."""
-    kind = lead_kind(counts, needed)
+    kind = lead_kind(counts, needed, discrete=discrete)
     found = counts.get(kind, 0)
     if found >= needed:
         return Distance(found, needed, kind, 0)
@@ -72,7 +75,7 @@ def distance_of(counts: Mapping[str, int], tally: SplitCounts, needed: int) -> D
 def gate_distance(agent: str) -> Distance:
     """Of an agent's feedback as it is now; nothing is written."""
     counts, tally = evidence_counts(agent)
-    return distance_of(counts, tally, min_evidence_of(agent))
+    return distance_of(counts, tally, min_evidence_of(agent), discrete=agent_served(agent).discrete)
 
 
 def distance_of_prepared(prepared: Prepared, agent: str) -> Distance | None:

@@ -44,6 +44,7 @@ from rl.gates.evidence_kinds import (
     telling_counts,
 )
 from rl.models import Snapshot
+from rl.models.agent_definitions import agent_served
 from rl.recipes import DATASET_CONFIG
 from rl.rewards import answers as right_answers
 from rl.rewards.code_tests import EXPECTED
@@ -114,14 +115,14 @@ class HeldOut:
             for kind, rows in self.rows.items()
         }
 
-    def lead(self, needed: int) -> str:
-        """The kind that carries the accuracy rule."""
+    def lead(self, needed: int, *, discrete: bool = False) -> str:
+        """The kind that carries the accuracy rule (`rl.gates.evidence_kinds.lead_kind`)."""
         alike = [
             kind
             for kind in (LABELS, OUTCOMES)
             if all_alike(float(row["score"]) for row in self.rows.get(kind, ()))
         ]
-        return lead_kind(telling_counts(self.counts(), alike), needed)
+        return lead_kind(telling_counts(self.counts(), alike), needed, discrete=discrete)
 
 
 def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> HeldOut:
@@ -137,7 +138,7 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     found.rows, found.spare = _with_clusters(rows, clusters, prompts.sides, found.left_out), prompts.spare
     found.clusters = cluster_report(clusters, prompts.sides)
     if found.rows:
-        lead = found.lead(needed)
+        lead = found.lead(needed, discrete=agent_served(agent).discrete)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
         found.snapshot = prepared.snapshot
     return found

@@ -282,4 +282,4 @@ def lead_of(evidence: Evidence, bounds: GateBounds) -> str:
         for kind in counts
     }
     alike = [kind for kind, values in rated.items() if all_alike(values)]
-    return lead_kind(telling_counts(counts, alike), bounds.min_evidence)
+    return lead_kind(telling_counts(counts, alike), bounds.min_evidence, discrete=evidence.discrete)

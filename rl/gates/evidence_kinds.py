@@ -50,7 +50,7 @@ UNITS = {CORRECTIONS: "nats per token", REWARDS: "of reward"}
 """Kind -> the unit of its figures where they are not shares."""
 
 HALF = 0.5
-"""Pairs carry the accuracy rule from this share of the prompts of the largest other kind on."""
+"""Share of the prompts of the largest other kind from which on a kind that goes before others carries the rule."""
 
 
 def telling_counts(counts: Mapping[str, int], alike: Collection[str]) -> dict[str, int]:
@@ -69,11 +69,14 @@ def all_alike(values: Iterable[float]) -> bool:
     return len(set(values)) == 1
 
 
-def lead_kind(counts: Mapping[str, int], needed: int) -> str:
-    """The kind that carries the accuracy rule, by numbers of held-out prompts alone and by no policy's figures.
+def lead_kind(counts: Mapping[str, int], needed: int, *, discrete: bool = False) -> str:
+    """The kind that carries the accuracy rule, by numbers of held-out prompts and the kind of agent alone, never by a
+    policy's figures.
 
     Pairs, where there are enough (`needed`) and at least half as many as of any other kind: the two answers of a pair
-    belong to one prompt, so nothing but the answers can tell them apart. Otherwise the kind with the most prompts, ties
+    belong to one prompt, so nothing but the answers can tell them apart. Where the agent is `discrete`, corrections go
+    before them by the same numbers: what it answers is compared with the right answer, and not the likelihoods of two
+    texts that it may never write, of which the shorter is the likelier. Otherwise the kind with the most prompts, ties
     in the order of KINDS. Reward functions carry it only where no other kind has enough: they can be asked about any
     number of prompts, and are not what people said.
     """
@@ -82,7 +85,8 @@ def lead_kind(counts: Mapping[str, int], needed: int) -> str:
     most = max(known.values())
     if machine and most < needed and machine > most:
         return REWARDS
-    if known[PAIRS] >= needed and known[PAIRS] >= HALF * most:
-        return PAIRS
+    for kind in (CORRECTIONS, PAIRS) if discrete else (PAIRS,):
+        if known[kind] >= needed and known[kind] >= HALF * most:
+            return kind
     # max returns the first of equals, and KINDS is in the order of preference
     return max(known, key=known.__getitem__)

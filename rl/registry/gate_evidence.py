@@ -81,6 +81,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         golden=[GoldenResult(**case) for case in stored.get("golden", ())],
         off_policy=Difference(**off_policy) if off_policy else None,
         attempt=attempt_of(evaluation),
+        discrete=stored.get("discrete", False),
     )
 
 

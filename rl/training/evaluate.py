@@ -176,7 +176,7 @@ def evaluate_policy(
         kind for kind in (LABELS, OUTCOMES) if all_alike(float(row["score"]) for row in more.get(kind, ()))
     ]
     counts = telling_counts({kind: n for kind, n in counts.items() if kind not in (barred or {})}, alike)
-    lead = lead_kind(counts, needed)
+    lead = lead_kind(counts, needed, discrete=agent.discrete)
     outcome: dict[str, Any] = {
         "base_model": policy.base_model,
         "samples": counts[PAIRS] if lead == PAIRS else len(evidence[lead].records) if lead in evidence else 0,

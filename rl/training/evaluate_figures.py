@@ -188,6 +188,7 @@ def held_out_facts(
         for i in own.free_generations.keys() & other.free_generations.keys()
     }
     return {
+        "discrete": work.judge.agent.discrete,
         "cases": pair_cases(work, own, other),
         "others": {kind: one.records for kind, one in evidence.items()},
         "answers": [

@@ -15,7 +15,7 @@ from backend.disks import file_replace
 from rl.datasets.gate_distance import gate_distance
 from rl.datasets.prompt_clusters import cluster_text
 from rl.evaluation.service import EvaluationOrder, evaluate
-from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
+from rl.gates.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
 from rl.gates.evidence_kinds import MEASURES as EVIDENCE_MEASURES
 from rl.gates.headlines import TITLES, baseline_text, liked_of, right_answer_figure
 from rl.models import Policy
@@ -226,6 +226,8 @@ def evidence_text(result: dict[str, Any]) -> str:
             return f"Judged on {prompts:,} held-out pairs, each of its own prompt."
         return f"Judged on {pairs:,} held-out pairs of {prompts:,} prompts, each prompt with one vote."
     pairs = evidence.get(PAIRS, {}).get("prompts", 0)
+    if lead == CORRECTIONS and pairs:
+        return f"Judged on {prompts:,} held-out prompts to which people wrote the answer: are the policy's the same?"
     none = f"only {pairs:,} of the held-out prompts have" if pairs else "no held-out prompt has"
     return (
         f"{result['agent']}: {none} two answers of which one is preferred, so there "
