@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feedback.erasure.withdrawals import WithdrawalSelection, selection_read
 from feedback.explorer.decision_facts import reward_query
 from feedback.explorer.listing import decision_ids_matching, rating_query
 from feedback.explorer.search import DecisionFilter, narrowed_of
-from feedback.storage.validation import Check
+from feedback.storage.validation import Check, FeedbackRefused
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,16 @@ def search_read(given: Mapping[str, Any]) -> DecisionSearch:
     q = check.text("q", given.get("q", "").strip(), limit=200)
     check.raise_faults("search")
     return DecisionSearch(within, q, rated, reward_query(given.get("min_reward", "")))
+
+
+def selection_chosen(search: DecisionSearch | None, ids: Sequence[str]) -> WithdrawalSelection:
+    """Decisions to withdraw: all that a search finds, else those that were ticked.
+
+    Raises FeedbackRefused where there are none, or where the search is everything.
+    """
+    if search is not None and not search.parts:
+        raise FeedbackRefused("Narrow the list first: without a search every decision would be withdrawn")
+    chosen = tuple(search.ids()) if search is not None else selection_read({"ids": ids}).ids
+    if not chosen:
+        raise FeedbackRefused("Nothing was chosen: tick decisions first, or withdraw all that a search finds")
+    return WithdrawalSelection(ids=chosen)

@@ -17,14 +17,12 @@ from django.views.decorators.http import require_POST
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.erasure.artifacts import trained_text
 from feedback.erasure.withdrawals import (
-    WithdrawalSelection,
     WithdrawalUnknown,
     decision_restore,
     decision_withdraw,
     decisions_withdraw,
-    selection_read,
 )
-from feedback.explorer.decision_search import search_read
+from feedback.explorer.decision_search import search_read, selection_chosen
 from feedback.explorer.listing import MATCHING
 from feedback.storage.validation import FeedbackRefused
 
@@ -76,8 +74,10 @@ def decisions_take_out(request: HttpRequest) -> HttpResponse:
     given = request.POST
     search: dict[str, str] = {}
     try:
-        search = search_read(given).parts
-        selection = _selection(request)
+        found = search_read(given)
+        search = found.parts
+        in_search = given.get("which") == "found"
+        selection = selection_chosen(found if in_search else None, given.getlist("id"))
     except FeedbackRefused as refusal:
         messages.error(request, "; ".join(refusal.fields.values()) or str(refusal))
         return redirect(_list(search))
@@ -87,15 +87,14 @@ def decisions_take_out(request: HttpRequest) -> HttpResponse:
         messages.warning(request, "Nothing to withdraw: what was chosen is withdrawn already.")
         return redirect(_list(search))
     if given.get("confirm") != "on" or given.get("count") != str(tried.decisions):
-        found = given.get("which") == "found"
         context: dict[str, Any] = {
             "tried": tried,
             "trained": trained_text(tried.trained_on) if tried.trained_on else "",
             "reason": reason,
             "which": given.get("which", ""),
             "search": search,
-            "ids": [] if found else [str(pk) for pk in selection.ids],
-            "most": f"{MATCHING:,}" if found and len(selection.ids) == MATCHING else "",
+            "ids": [] if in_search else [str(pk) for pk in selection.ids],
+            "most": f"{MATCHING:,}" if in_search and len(selection.ids) == MATCHING else "",
             "changed": given.get("confirm") == "on",
             "back": _list(search),
         }
@@ -107,20 +106,6 @@ def decisions_take_out(request: HttpRequest) -> HttpResponse:
         request, f"{many} withdrawn (withdrawal {done.withdrawal}): nothing learns from them.{learnt}"
     )
     return redirect(_list(search))
-
-
-def _selection(request: HttpRequest) -> WithdrawalSelection:
-    """The decisions that were chosen. Raises FeedbackRefused where none were, or the search is everything."""
-    if request.POST.get("which") == "found":
-        search = search_read(request.POST)
-        if not search.parts:
-            raise FeedbackRefused("Narrow the list first: without a search every decision would be withdrawn")
-        ids = tuple(search.ids())
-    else:
-        ids = selection_read({"ids": request.POST.getlist("id")}).ids
-    if not ids:
-        raise FeedbackRefused("Nothing was chosen: tick decisions first, or withdraw all that a search finds")
-    return WithdrawalSelection(ids=ids)
 
 
 def _list(search: dict[str, str]) -> str:
