@@ -29,8 +29,9 @@ def after_gate_stays_closed(agent: str, further: int = 0) -> str:
 def after_harm(policy: str, agent: str, reason: str) -> str:
     """The gate found harm, which more ratings do not mend."""
     return (
-        f"the gate stays closed ({reason}): train again with other knobs (--learning-rate, --epochs) or more ratings "
-        f"(/rate/?agent={agent}); what an operator takes on: {PROGRAM} policy promote {policy} --force --reason WHY"
+        f"it did not pass the gate ({reason}): train again with other knobs (--learning-rate, --epochs) or "
+        f"more ratings (/rate/?agent={agent}); to promote it anyway, on record: {PROGRAM} policy promote "
+        f"{policy} --force --reason WHY"
     )
 
 
@@ -43,8 +44,8 @@ def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
     """kind: of the policy; a linear one has a single format."""
     form = "" if kind == "linear" else " --format gguf --quantization q4_k_m"
     return (
-        f'ask it: POST /v1/chat/completions with "model": "{agent}" (make serve, docs/gateway.md); or take it '
-        f"elsewhere: {PROGRAM} export_model --policy {policy}{form}"
+        f'ask it: POST /v1/chat/completions with "model": "{agent}" (make serve, docs/gateway.md); or export it '
+        f"for another server: {PROGRAM} export_model --policy {policy}{form}"
     )
 
 
@@ -57,9 +58,9 @@ def after_export(format: str, path: str) -> str:
         "gguf-lora": f"llama-server -m BASE.gguf --lora {path} --port 8080",
         "merged": f"python -m rl.checksums {folder} && vllm serve {folder}   (or another program)",
         "lora": f"peft.PeftModel.from_pretrained(base_model, '{folder}')   (or vllm serve BASE --enable-lora)",
-        "linear": f"python -m json.tool {path}   (docs/linear.md says how a program reads it)",
+        "linear": f"python -m json.tool {path}   (docs/linear.md explains the file)",
         "onnx": f"rl.export.onnx.session_open('{folder}')   (or onnxruntime.InferenceSession('{path}'))",
-    }.get(format, "docs/export.md says what reads it")
+    }.get(format, "docs/export.md names programs that read it")
 
 
 def after_benchmark(policy: str, agent: str, *, asked: bool) -> str:
@@ -67,6 +68,6 @@ def after_benchmark(policy: str, agent: str, *, asked: bool) -> str:
     if asked:
         return f"{PROGRAM} policy promote {policy}"
     return (
-        f"look at /policies/{policy}/; to have the gate ask for these tasks, list them at /admin/rl/gatesettings/ "
-        f"(benchmarks) for {agent}"
+        f"see /policies/{policy}/; to make the gate require these tasks, list them for {agent} at "
+        "/admin/rl/gatesettings/ (benchmarks)"
     )

@@ -228,10 +228,10 @@ def _stopped_beside(runs: dict[str, TrainingRun]) -> dict[str, TrainingRun]:
 def _learner(waiting: int, wanted: LearnerSettings) -> str:
     """State of the online learner for a buffer of this size, in words."""
     if not settings.ENABLE_ONLINE_LEARNING or not wanted.enabled:
-        return "online learning is off: somebody starts the next training"
+        return "online learning is off: start the next training yourself"
     if waiting >= wanted.min_samples_to_retrain:
-        return "the next training is about to start"
-    return f"{wanted.min_samples_to_retrain - waiting:,} more start the next training"
+        return "the next training starts soon"
+    return f"{wanted.min_samples_to_retrain - waiting:,} more until the next training"
 
 
 VERSIONS_SHOWN = 20
@@ -240,7 +240,7 @@ VERSIONS_SHOWN = 20
 
 FIGURES = (
     ("liked", "Liked answers", True),
-    ("known_answer", "Right by the known answer", True),
+    ("known_answer", "Correct by the known answer", True),
     ("preference_accuracy", "Preference accuracy", True),
     *((kind, TITLES[kind], True) for kind in (LABELS, OUTCOMES, TESTS)),
     ("average_reward", "Average reward", False),

@@ -399,7 +399,7 @@ def test_a_refused_promotion_shows_why_and_changes_nothing(move: Move) -> None:
     policy = make_policy(difference={"value": 0.01, "low": -0.05, "high": 0.07})
     html = move(policy, "champion")
     assert policy.stage == "candidate"
-    assert "no gain beyond chance is shown" in html
+    assert "not shown to be better" in html
 
 
 def test_a_promotion_by_force_needs_a_reason(move: Move) -> None:

@@ -160,7 +160,7 @@ def test_a_renamed_agent_takes_everything_along(ratchet_home: Path, tmp_path: Pa
     done = command("rename", "helper", "desk")
     assert (before.pop("next"), done.pop("next")) == (
         "python manage.py agent rename helper desk",
-        "let your app send desk",
+        "make your app send desk",
     )
     assert done == {**before, "dry_run": False}
     assert done["rows"]["decisions"] == 26
@@ -215,8 +215,8 @@ def test_what_cannot_be_renamed_is_refused_in_words() -> None:
         ("helper", "desk", "there is an agent 'desk' already"),
         ("helper", "helper", "is called 'helper' already"),
         ("helper", "Not A Slug", "expected a slug such as support-bot"),
-        ("helper", "filer", "filer is an agent with a file of its own"),
-        ("widgets", "gadgets", "its name stands in the code"),
+        ("helper", "filer", "filer is the name of a built-in or plugin agent"),
+        ("widgets", "gadgets", "its name is defined in code"),
         ("nobody", "anybody", "nothing is recorded of an agent 'nobody'"),
     ):
         with pytest.raises(AgentRefused, match=why):
@@ -367,7 +367,7 @@ def test_the_page_renames_and_deletes_for_operators_alone(client: Any) -> None:
     assert client.get("/agents/nobody/change/").status_code == 404
     taken = client.post("/agents/helper/change/", {"action": "rename", "new": "filer"})
     assert taken.status_code == 409
-    assert "file of its own" in taken.content.decode()
+    assert "built-in or plugin agent" in taken.content.decode()
     done = client.post("/agents/helper/change/", {"action": "rename", "new": "desk"})
     assert done["Location"] == "/agents/desk/"
     mistyped = client.post("/agents/desk/change/", {"action": "delete", "name": "des"})

@@ -187,7 +187,7 @@ def test_policy_and_base_are_scored_on_the_same_items_and_kept(
     assert [one["task"] for one in shown.json()] == ["ratchet_format", "words"]
     page = admin_client.get(f"/policies/{policy.name}/").content.decode()
     assert "Points ahead of the base on the same items" in page
-    assert found["next"].startswith("look at /policies/")
+    assert found["next"].startswith("see /policies/")
 
 
 def registry_sum(policy: Policy) -> str:
@@ -342,7 +342,7 @@ def test_a_task_may_have_a_bound_of_its_own() -> None:
     assert not asked(0, 4, 196, listed="words=0.01").passed
     assert asked(0, 9, 191, listed="words=0.1").passed
     for bad in ("words=much", "words=2", "=0.1"):
-        with pytest.raises(GateError, match="benchmarks must be names"):
+        with pytest.raises(GateError, match="benchmarks: expected names of tasks"):
             GateBounds(benchmarks=bad)
         with pytest.raises(ValidationError):
             GateSettings(agent="widgets", benchmarks=bad).clean()
@@ -376,7 +376,7 @@ def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
         == "words was not run: run `python manage.py benchmark_model --policy widgets-v9 --tasks words`"
     )
     assert reasons[1] == ""
-    assert reasons[2].startswith("words has changed since it was run (")
+    assert reasons[2].startswith("the task words has changed since it was run (")
     assert reasons[2].endswith(f"--tasks {folder}`")
     with pytest.raises(registry.RegistryRefused, match="has changed since"):
         registry.policy_promote(policy, actor="test")

@@ -100,7 +100,10 @@ def test_watch_outlives_an_outage_and_says_it_once(
     assert len(ticks) == 50
     assert told == []
     assert [record.message.partition(";")[0] for record in log.records] == [
-        "the database is away, and the clock looks again in 0.5 s: DatabaseAway: the connection is closed"
+        (
+            "the database cannot be reached, and online learning checks again in 0.5 s: DatabaseAway: the "
+            "connection is closed"
+        )
     ]
 
 

@@ -91,7 +91,7 @@ def test_a_dry_run_trains_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--set", "beta"], "knob=value"),
+        (["--set", "beta"], "KNOB=VALUE"),
         (["--set", "nope=1"], "no knob 'nope'"),
         (["--beta", "-1"], "beta must be above 0"),
         (["--loss", "nonsense"], "loss must be one of"),

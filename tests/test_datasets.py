@@ -286,7 +286,7 @@ def test_an_agent_nobody_heard_of_is_refused_with_those_known() -> None:
 
 
 def test_with_no_decisions_at_all_it_says_so() -> None:
-    with pytest.raises(DatasetRefused, match="nothing has been decided yet"):
+    with pytest.raises(DatasetRefused, match="no decisions are recorded yet"):
         prepare_training_dataset("helper")
 
 

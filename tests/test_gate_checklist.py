@@ -82,7 +82,7 @@ def test_too_few_prompts_are_named_with_what_is_needed() -> None:
     judged(policy, both=4, wins=6, losses=0, neither=0)
     (champion,) = gate_checklists(policy, BOTH[:1])
     evidence = next(item for item in champion.unmet if item.rule == "evidence")
-    assert evidence.words == "10 held-out prompts were judged, 30 are needed"
+    assert evidence.words == "10 held-out prompts, at least 30 are needed"
     assert not champion.opens
     assert not champion.harmful
 
@@ -94,7 +94,7 @@ def test_a_gain_that_is_not_shown_says_how_many_prompts_would_show_it() -> None:
     (gain,) = champion.unmet
     assert gain.rule == "accuracy"
     found = re.search(
-        r"about ([\d,]+) held-out prompts show it, which is some ([\d,]+) more rated", gain.missing
+        r"about ([\d,]+) held-out prompts are needed, that is about ([\d,]+) more rated", gain.missing
     )
     assert found is not None
     assert champion.ratings == int(found[2].replace(",", ""))
@@ -116,7 +116,7 @@ def test_harm_is_not_lifted_by_ratings() -> None:
     (champion,) = gate_checklists(policy, BOTH[:1])
     assert [item.rule for item in champion.unmet] == ["kl"]
     assert champion.harmful
-    assert "More ratings do not lift this" in champion.unmet[0].missing
+    assert "More ratings will not change this" in champion.unmet[0].missing
 
 
 # --- The page ---------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_a_refused_promotion_is_kept_with_its_report_and_shown_as_the_verdict() 
     )
     event = policy.events.get(kind="gated")
     assert (event.actor, event.verdicts["passed"], event.verdicts["to"]) == ("operator", False, "champion")
-    assert "no gain beyond chance is shown" in event.reason
+    assert "not shown to be better" in event.reason
     assert "asked by operator: it stayed closed." in words(html)
     assert "stays candidate" in html
 
@@ -169,7 +169,7 @@ def test_a_refusal_without_a_comparison_is_kept_too() -> None:
         client_of("operator").post(f"/policies/{policy.name}/move/", {"move": "champion"}, follow=True).text
     )
     assert policy.events.get(kind="gated").verdicts["passed"] is False
-    assert words(html).count("no comparison shows that it is better") >= 2
+    assert words(html).count("it was not compared with base yet") >= 2
 
 
 def test_a_move_that_no_stage_allows_asks_no_gate() -> None:

@@ -122,7 +122,7 @@ def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     assert evaluation.snapshot is not None
     assert evaluation.snapshot.kind == Snapshot.Kind.SCORES
     verdicts = {verdict.rule: verdict for verdict in policy_judge(policy).verdicts}  # type: ignore[union-attr]
-    assert verdicts["evidence"].words == "40 held-out prompts with thumbs, stars or scores were judged"
+    assert verdicts["evidence"].words == "40 held-out prompts with thumbs, stars or scores"
     assert verdicts["accuracy"].outcome == "passed"
     # one lower bound everywhere
     policy.refresh_from_db()
@@ -132,8 +132,8 @@ def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     said = capsys.readouterr().out
     assert said.startswith("People would like 100.0 % [83.9, 100.0] of its answers")
     assert (
-        "own-bot: no held-out prompt has two answers of which one is preferred, so there are no pairs to compare. "
-        "Judged on labels instead, thumbs, stars and scores on single answers: 40 held-out prompts."
+        "own-bot: no held-out prompt has a preferred and a rejected answer, so there are no pairs. "
+        "Evaluated on labels instead, thumbs, stars and scores on single answers: 40 held-out prompts."
     ) in said
     assert "Better than base: +" in said
 
@@ -144,9 +144,7 @@ def test_shuffled_thumbs_promote_nothing(base: Path, tmp_path: Path) -> None:
     rated("own-bot", questions(40, "holdout"), shuffled=True)
     policy = registered("own-bot", base, learnt(base, rows, tmp_path / "run"))
     evaluate(EvaluationOrder(policy=policy.name, compare_base=True))
-    with pytest.raises(
-        registry.RegistryRefused, match=r"no gain beyond chance is shown: .* in concordance with"
-    ):
+    with pytest.raises(registry.RegistryRefused, match=r"not shown to be better: .* in concordance with"):
         registry.policy_promote(policy, actor="test")
 
 

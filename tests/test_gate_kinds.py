@@ -45,7 +45,7 @@ LIKED = thumbs([2.0 + i / 10 for i in range(20)], [i / 10 for i in range(20)])
 def test_thumbs_carry_the_gate_where_there_are_no_pairs() -> None:
     sheet = gate_judge(evidence(labels=LIKED), BOUNDS)
     assert sheet.passed
-    assert sheet.verdicts[0].words == "40 held-out prompts with thumbs, stars or scores were judged"
+    assert sheet.verdicts[0].words == "40 held-out prompts with thumbs, stars or scores"
     said = sheet.verdicts[1]
     assert said.words.startswith(
         "+50.0 points in concordance with thumbs, stars and scores against old, lower bound "
@@ -58,14 +58,14 @@ def test_twenty_nine_prompts_are_not_evidence_however_often_they_were_rated() ->
     items = [RatedAnswer(f"p{i}", float(j), float(j)) for i in range(29) for j in range(2)]
     said = verdict(rules.rule_evidence, evidence(labels=items))
     assert not said.passed
-    assert said.words == "29 held-out prompts with thumbs, stars or scores were judged, 30 are needed"
+    assert said.words == "29 held-out prompts with thumbs, stars or scores, at least 30 are needed"
 
 
 def test_answers_that_were_all_liked_wait_for_one_that_was_not() -> None:
     said = verdict(rules.rule_accuracy, evidence(labels=thumbs([1.0 + i for i in range(40)], [])))
     assert (said.passed, said.waits) == (False, True)
     assert said.words == (
-        "the answers to 40 held-out prompts were all rated alike: nothing tells better from worse"
+        "all answers to the 40 held-out prompts have the same rating, so nothing can be compared"
     )
 
 
@@ -75,7 +75,7 @@ def test_thumbs_that_are_all_alike_do_not_keep_other_evidence_from_leading() -> 
     written: list[Item] = [Case(1, 0) for _ in range(40)]
     assert gate_judge(evidence(labels=up, corrections=written), BOUNDS).passed
     said = verdict(rules.rule_evidence, evidence(labels=up, corrections=written[:29]))
-    assert said.words == "29 held-out prompts with answers that people wrote were judged, 30 are needed"
+    assert said.words == "29 held-out prompts with answers that people wrote, at least 30 are needed"
     # a single one that was not liked makes them evidence again
     mixed = [*up, *thumbs([], [0.0])]
     assert verdict(rules.rule_evidence, evidence(labels=mixed, corrections=written)).words.startswith("101 ")
@@ -102,7 +102,7 @@ def test_log_likelihood_of_what_people_wrote_is_told_in_nats_per_token() -> None
 def test_a_loss_on_another_kind_of_evidence_closes_the_gate() -> None:
     lost = [Case(0.0, 1.0)] * 8 + [Case(1.0, 1.0)] * 24
     sheet = gate_judge(evidence(labels=LIKED, tests=lost), BOUNDS)
-    assert sheet.reason == "worse by other evidence: -25.0 points in tests passed over 32 prompts"
+    assert sheet.reason == "worse by other kinds of evidence: -25.0 points in tests passed over 32 prompts"
     assert sheet.harmful
     # a coin falls so four times running in one of sixteen, and 29 prompts are not asked
     assert gate_judge(
@@ -128,7 +128,7 @@ def test_a_reward_model_does_not_judge_what_was_trained_on_it() -> None:
     )
     sheet = gate_judge(barred, BOUNDS)
     assert not sheet.passed
-    assert "rewards do not count: it was trained on them" in sheet.verdicts[0].words
+    assert "rewards are not used: it was trained on them" in sheet.verdicts[0].words
 
 
 def test_thumbs_of_one_rater_do_not_carry_alone() -> None:
@@ -139,7 +139,7 @@ def test_thumbs_of_one_rater_do_not_carry_alone() -> None:
     ]
     said = verdict(rules.rule_raters, evidence(labels=alone))
     assert not said.passed
-    assert said.words.startswith("the gain rests on one rater: without mallory's 60 of 120 prompts it is")
+    assert said.words.startswith("the gain depends on one rater: without mallory's 60 of 120 prompts it is")
 
 
 def test_a_slice_and_what_is_older_are_judged_by_thumbs_too() -> None:
@@ -147,7 +147,8 @@ def test_a_slice_and_what_is_older_are_judged_by_thumbs_too() -> None:
     found = evidence(labels=[*LIKED, *lost])
     assert "worse on slice topic:b: -50.0 points over 24 prompts" in verdict(rules.rule_slices, found).words
     assert verdict(rules.rule_forgetting, found).words == (
-        "it forgot: -50.0 points in concordance with thumbs, stars and scores on 24 prompts with older feedback"
+        "worse on older feedback: -50.0 points in concordance with thumbs, stars and scores on 24 "
+        "prompts with older feedback"
     )
 
 

@@ -69,7 +69,7 @@ def test_what_passes_at_the_first_attempt_may_be_luck_at_the_tenth() -> None:
     assert verdict(rules.rule_accuracy, evidence(cases(40, 9, 1))).passed
     tenth = verdict(rules.rule_accuracy, evidence(cases(40, 9, 1), attempt=10))
     assert not tenth.passed
-    assert "attempt 10 on this holdout" in tenth.words
+    assert "comparison 10 on these held-out prompts" in tenth.words
 
 
 def test_a_margin_asks_for_more_than_being_better() -> None:
@@ -148,7 +148,7 @@ def test_what_the_champion_knew_must_not_be_forgotten() -> None:
     sheet = gate_judge(aged(wins=1, losses=8), BOUNDS)
     # 10 of 512 ways of nine fair coins show eight heads or more: 0.0195
     assert sheet.reason == (
-        "it forgot: on 30 prompts with older feedback 73.3 % are right, 96.7 % of champion's"
+        "worse on older feedback: on 30 prompts with older feedback it is right in 73.3 %, champion in 96.7 %"
     )
     assert gate_judge(aged(wins=1, losses=5), BOUNDS).passed  # 7 of 64: chance
 
@@ -168,7 +168,7 @@ def test_one_failing_golden_case_closes_the_gate() -> None:
 def test_a_gain_that_only_one_rater_sees_is_refused() -> None:
     alone = [*cases(0, 20, 0, raters=("mallory",)), *cases(20, 5, 5, raters=("ada",))]
     shared = [*cases(0, 20, 0, raters=("mallory",)), *cases(20, 10, 1, raters=("ada",))]
-    assert "rests on one rater: without mallory's 20" in verdict(rules.rule_raters, evidence(alone)).words
+    assert "depends on one rater: without mallory's 20" in verdict(rules.rule_raters, evidence(alone)).words
     assert verdict(rules.rule_raters, evidence(shared)).outcome == rules.PASSED
 
 
@@ -194,7 +194,9 @@ def test_what_may_be_chance_waits_for_more_and_harm_does_not() -> None:
     many = verdict(gate_answers.rule_valid, evidence(answer_pairs=[good] * 195 + [bad] * 5))
     assert (passed.passed, passed.figures["p"]) == (True, 1 / 8)
     assert (waits.passed, waits.waits, waits.figures["p"]) == (False, True, 1 / 16)
-    assert waits.words.endswith(": a loss of 12.1 points is not ruled out, 10 are allowed")
+    assert waits.words.endswith(
+        ": a loss of up to 12.1 points cannot be ruled out (one-sided 90 % interval, allowed: 10)"
+    )
     assert more.passed
     assert (many.passed, many.waits, many.figures["p"]) == (False, False, 1 / 32)
     assert not gate_judge(evidence(cases(5, 0, 0)), BOUNDS).harmful

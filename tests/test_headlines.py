@@ -44,7 +44,7 @@ def test_the_share_of_liked_answers_names_its_estimator_and_what_it_takes_for_gr
     rated = {
         **RATED,
         "estimator": "rated answers",
-        "assumes": "it is chance which answers to a prompt were rated",
+        "assumes": "which answers to a prompt were rated is random",
     }
     theirs = {**rated, "value": 0.3, "low": 0.2, "high": 0.41}
     found = liked_of(
@@ -52,9 +52,9 @@ def test_the_share_of_liked_answers_names_its_estimator_and_what_it_takes_for_gr
     )
     assert found is not None
     assert found["words"] == (
-        "People would like 70.0 % [60.0, 79.0] of its answers, 30.0 % [20.0, 41.0] of base's: of 120 answers 90 are "
-        "ones that people rated. If it is chance which answers to a prompt were rated; else at least 52.5 % and at "
-        "most 77.5 %."
+        "People would like 70.0 % [60.0, 79.0] of its answers, 30.0 % [20.0, 41.0] of base's (90 of its "
+        "120 answers are rated; assuming that which answers to a prompt were rated is random; without that "
+        "assumption 52.5 % to 77.5 %)."
     )
     assert liked_of({"liked": None, "off_policy": {"refused": "no log"}}) is None
 
@@ -87,7 +87,7 @@ def test_the_known_answer_is_told_with_its_gain() -> None:
     found = right_answer_figure(figures)
     assert found is not None
     assert found["words"] == (
-        "Right by the known answer in 61.0 % [51.0, 70.0] of 100 prompts, base in 20.0 %: +41.0 points [+31.0, +50.0], "
-        "paired."
+        "Correct by the known answer in 61.0 % [51.0, 70.0] of 100 prompts, base in 20.0 %, a paired "
+        "difference of +41.0 points [+31.0, +50.0]."
     )
     assert right_answer_figure({"ground_truth": None}) is None

@@ -413,12 +413,13 @@ def test_the_words_of_a_classifier_name_its_figure_and_how_far_the_policy_is_fro
         "average_reward_difference": {"value": -0.25, "low": -0.3, "high": -0.2},
     }  # fmt: skip
     assert baseline_text({"baseline": baseline}) == (
-        "A simple classifier of the same 1,000 training rows gets 97.0 % [93.0, 99.0] preference accuracy, the policy "
-        "by the same measure 50.0 %. Its answers are worth 0.900 [0.800, 1.000] on average (1 liked, 0.5 not rated, 0 "
-        "disliked), the policy's 0.250 less (difference -0.300 to -0.200)."
+        "A simple classifier of the same 1,000 training rows gets 97.0 % [93.0, 99.0] preference accuracy, "
+        "the policy by the same measure 50.0 %. Average reward of the classifier's answers: 0.900 [0.800, "
+        "1.000] (1 liked, 0.5 not rated, 0 disliked); the policy's is 0.250 less (difference -0.300 to "
+        "-0.200)."
     )
     assert baseline_text({}) == ""
-    assert baseline_text({"baseline": {"refused": "why"}}) == "No simple classifier beside it: why."
+    assert baseline_text({"baseline": {"refused": "why"}}) == "No simple classifier to compare with: why."
 
 
 @pytest.mark.slow

@@ -241,7 +241,9 @@ def test_a_gate_refuses_what_would_have_earned_less() -> None:
     policy_of("filer-v1", Policy.Stage.CHAMPION)
     candidate = policy_of("filer-v2", Policy.Stage.CANDIDATE)
     judged(candidate, "filer-v1", off_policy={"value": -0.2, "low": -0.3, "high": -0.1})
-    with pytest.raises(registry.RegistryRefused, match=r"off-policy estimate of its reward is -0\.200"):
+    with pytest.raises(
+        registry.RegistryRefused, match=r"off-policy estimate of its reward minus the champion's: -0\.200"
+    ):
         registry.policy_promote(candidate, actor="ann")
 
 
@@ -277,11 +279,11 @@ def test_the_policys_page_shows_the_estimate_or_why_there_is_none(logs: Any) -> 
     client.force_login(User.objects.create_superuser("root"))
     evaluated(policy, {"refused": "the log does not cover the policy"})
     page = re.sub(r"<[^>]*>", " ", client.get("/policies/filer-v2/").text)
-    assert "No estimate of what it would have earned: the log does not cover the policy" in page
+    assert "No off-policy estimate: the log does not cover the policy" in page
     figures, _ = off_policy(logs["explored"], scores(1, 240), scores(0, 240), WARM)
     evaluated(policy, figures)
     page = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", client.get("/policies/filer-v2/").text))
-    assert "on 240 held-out decisions that other policies took" in page
+    assert "on 240 held-out decisions of other policies" in page
     assert "doubly robust" in page
     assert "Effective decisions" in page
     assert off_policy_summary([]) is None
@@ -289,5 +291,7 @@ def test_the_policys_page_shows_the_estimate_or_why_there_is_none(logs: Any) -> 
 
 def test_the_command_says_it_in_a_sentence(logs: Any) -> None:
     figures, _ = off_policy(logs["explored"], scores(1, 240), scores(0, 240), WARM)
-    assert off_policy_text(figures).startswith("On 240 logged decisions it would have earned 0.")
+    assert off_policy_text(figures).startswith(
+        "Off-policy estimate on 240 logged decisions: average reward 0."
+    )
     assert off_policy_text({"refused": "too few"}) == "No off-policy estimate: too few."

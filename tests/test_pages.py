@@ -91,9 +91,9 @@ def test_a_card_counts_what_an_agent_that_nobody_rates_learns_from(rater: Client
         decision_record(agent="filer", messages=f"p {number}", response="r", tags=["demonstration"])
     text = words(rater.get("/").text)
     assert "Demonstrations 12" in text
-    assert "12 demonstrations show what to answer" in text
+    assert "12 demonstrations are recorded" in text
     assert "Outcomes 1 and 1 trace " in text
-    assert "8 more outcomes make a first training possible" in text
+    assert "8 more outcomes are needed for a first training" in text
     assert text.count("Ratings 0 none yet") == text.count("none yet") == 1  # the librarian's
     page = words(rater.get("/agents/widgets/").text)
     assert "outcomes 1" in page
@@ -131,7 +131,7 @@ def test_the_champion_is_shown_with_its_accuracy_against_the_base(rater: Client)
     html = rater.get("/").text
     text = words(html)
     assert "Answers widgets-v9 champion" in text
-    assert f"Next: {newer.name} was not judged" in text
+    assert f"Next: {newer.name} was not evaluated" in text
     assert "93.4\u202f% [87.1 to 96.8] of 96 held-out prompts" in text
     assert "base 53.4\u202f% (+40.0 points)" in text
     assert '<rect class="range" x="87.10%" y="9" width="9.70%"' in html
@@ -209,7 +209,7 @@ def test_the_start_page_does_not_count_again_on_each_visit(
 def test_a_policy_that_the_gate_refused_waits_for_no_promotion(rater: Client) -> None:
     PolicyEvent.objects.create(policy=make_policy(**JUDGED), kind="gated", actor="loop", reason="it forgot")
     text = rater.get("/").text
-    assert "The gate stayed closed to widgets-v9: it forgot. " in text
+    assert "widgets-v9 did not pass the gate: it forgot. " in text
     assert "promote or reject it" not in text
 
 

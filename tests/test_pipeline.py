@@ -94,7 +94,7 @@ def test_what_harms_is_rejected_with_its_reason(policy: Policy, doors: Doors) ->
     assert (outcome.stage, doors.exported) == ("rejected", [])
     assert (
         policy.events.get(kind="rejected").reason
-        == "KL to its reference 9.00 nats per token of its own answers, 2 allowed"
+        == "KL to its reference 9.00 nats per token of its answers, at most 2 is allowed"
     )
 
 
@@ -102,7 +102,7 @@ def test_what_lacks_evidence_stays_a_candidate(policy: Policy, doors: Doors) -> 
     doors.found = {"both": 2, "wins": 8, "neither": 0}
     outcome = follow(policy)
     assert (outcome.stage, outcome.passed) == ("candidate", False)
-    assert outcome.reason == "10 held-out prompts were judged, 30 are needed"
+    assert outcome.reason == "10 held-out prompts, at least 30 are needed"
 
 
 def test_where_nothing_can_be_judged_that_is_on_record(policy: Policy, doors: Doors) -> None:

@@ -50,7 +50,7 @@ def test_the_database_keeps_one_champion_per_agent() -> None:
 def test_no_gain_no_promotion() -> None:
     candidate = policy(both=30, wins=6, losses=4, neither=0)
     with pytest.raises(
-        registry.RegistryRefused, match=r"no gain beyond chance is shown: \+5\.0 points.*against base"
+        registry.RegistryRefused, match=r"not shown to be better: \+5\.0 points.*against base"
     ):
         registry.policy_promote(candidate, actor="ann")
     candidate.refresh_from_db()
@@ -88,7 +88,7 @@ def test_rollback_puts_the_previous_champion_back() -> None:
 
 def test_rollback_without_an_earlier_champion_is_refused() -> None:
     registry.policy_promote(policy("widgets-v1"), actor="ann")
-    with pytest.raises(registry.RegistryRefused, match="replaced no champion"):
+    with pytest.raises(registry.RegistryRefused, match="no predecessor"):
         registry.policy_rollback("widgets", actor="bob")
 
 
@@ -138,14 +138,14 @@ def test_a_gate_that_refuses_puts_its_sheet_on_record_and_moves_nothing() -> Non
     sheet = registry.policy_gated(candidate, "champion", actor="loop")
     event = candidate.events.get(kind="gated")
     assert [verdict.rule for verdict in sheet.refusals] == ["kl"]
-    assert event.reason == "KL to its reference 7.50 nats per token of its own answers, 2 allowed"
+    assert event.reason == "KL to its reference 7.50 nats per token of its answers, at most 2 is allowed"
     candidate.refresh_from_db()
     assert candidate.stage == "candidate"
 
 
 def test_an_agents_own_bounds_are_used() -> None:
     GateSettings.objects.create(agent="widgets", min_evidence=41)
-    with pytest.raises(registry.RegistryRefused, match="40 held-out prompts were judged, 41 are needed"):
+    with pytest.raises(registry.RegistryRefused, match="40 held-out prompts, at least 41 are needed"):
         registry.policy_promote(policy(), actor="ann")
 
 

@@ -359,7 +359,7 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     policy = make_policy("shop")
     address = f"/policies/{policy.name}/"
     text = words(operator.get(address).text)
-    assert "Judge it on held-out prompts" in text
+    assert "Evaluate on held-out prompts" in text
     assert "Export as" in text
     assert "Q4_K_M" in text.upper()
     assert operator.post(f"{address}follow-up/", {"job": "judge"}).headers["Location"] == address

@@ -109,7 +109,7 @@ def _only_agent(source: str) -> str:
         return "assistant"
     known = selectors.agent_slugs()
     if len(known) != 1:
-        there = f"found {', '.join(known)}" if known else "nothing has been decided yet"
+        there = f"found {', '.join(known)}" if known else "no decisions are recorded yet"
         raise DatasetRefused(f"expected the name of an agent, or decisions of a single one; {there}")
     return known[0]
 

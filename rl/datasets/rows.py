@@ -54,7 +54,7 @@ def source_opened(
     if source == "db":
         known = selectors.agent_slugs()
         if agent not in known:
-            there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
+            there = f"known are {', '.join(known)}" if known else "no decisions are recorded yet"
             raise DatasetRefused(
                 f"no decision of agent {agent!r} is recorded; {there}. Record decisions first, or import a file: "
                 f"`{PROGRAM} import_feedback FILE --agent {agent}`"

@@ -35,7 +35,7 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """
     known = [one.reward - one.other_reward for one in evidence.answer_pairs if one.judged]
     if not known:
-        return RuleResult("reward", NOT_APPLICABLE, "no prompt was answered by both that rewards speak of")
+        return RuleResult("reward", NOT_APPLICABLE, "no held-out prompt has rewarded answers of both")
     found = mean_interval(known, 1 - 2 * UNSEEN, bounds=(-1.0, 1.0))
     assert found.value is not None  # there is at least one
     assert found.low is not None
@@ -46,10 +46,14 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     if luck <= HARM:
         return RuleResult(
             "reward", REFUSED,
-            f"the average reward fell by {-found.value:.3f} over {found.n} prompts, beyond chance", figures,
+            f"the average reward fell by {-found.value:.3f} over {found.n} prompts, more than chance "
+                f"explains (p = {luck:.3g})", figures,
         )  # fmt: skip
     if found.low < bound:
-        words = f"{words}: that it fell by {-found.low:.3f} is not ruled out, {-bound:g} is allowed"
+        words = (
+            f"{words}, but a fall of up to {-found.low:.3f} cannot be ruled out (one-sided 90 % interval, "
+            f"allowed: {-bound:g})"
+        )
         return RuleResult("reward", REFUSED, words, figures, waits=True)
     return RuleResult("reward", PASSED, words, figures)
 
@@ -62,7 +66,7 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     answers are free text that says the same over and over, as more feedback or a larger base may lift it.
     """
     if not evidence.answer_pairs:
-        return RuleResult("valid", NOT_APPLICABLE, "no prompt was answered by both")
+        return RuleResult("valid", NOT_APPLICABLE, "no held-out prompt was answered by both")
     n = len(evidence.answer_pairs)
     both = sum(one.valid and one.other_valid for one in evidence.answer_pairs)
     wins = sum(one.valid and not one.other_valid for one in evidence.answer_pairs)
@@ -85,17 +89,22 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         )
         figures |= {"written": own, "against_written": other}
         words += (
-            f", {len(written)} of them chosen out of a list as they are served (written without one "
-            f"{100 * own:.1f} and {100 * other:.1f} % are)"
+            f", {len(written)} of them chosen from the list of candidates, as in serving (as free text "
+            f"{100 * own:.1f} % and {100 * other:.1f} % are valid)"
         )
     if luck <= HARM:
-        return RuleResult("valid", REFUSED, f"{words}: a loss beyond chance", figures)
+        return RuleResult(
+            "valid", REFUSED, f"{words}: a larger loss than chance explains (p = {luck:.3g})", figures
+        )
     if (looping := sum(one.loops for one in evidence.answer_pairs) / n) > MOST_LOOPING:
-        words += f", but {100 * looping:.0f} % say the same over and over, {100 * MOST_LOOPING:g} are allowed"
+        words += f", but {100 * looping:.0f} % repeat themselves (allowed: {100 * MOST_LOOPING:g} %)"
         return RuleResult("valid", REFUSED, words, {**figures, "looping": looping}, waits=True)
     if found.low < -bounds.max_invalid_gain:
-        allowed = f"{100 * bounds.max_invalid_gain:g} are allowed"
-        words += f": a loss of {-100 * found.low:.1f} points is not ruled out, {allowed}"
+        allowed = f"allowed: {100 * bounds.max_invalid_gain:g}"
+        words += (
+            f": a loss of up to {-100 * found.low:.1f} points cannot be ruled out (one-sided 90 % interval, "
+            f"{allowed})"
+        )
         return RuleResult("valid", REFUSED, words, figures, waits=True)
     return RuleResult("valid", PASSED, words, figures)
 
@@ -108,23 +117,26 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     more likely than the reference does, in nats per token, the lower end of its interval.
     """
     if evidence.kl is None:
-        words = "no distance to a base model was measured: its answers are a closed set, or it is linear and has none"
+        words = (
+            "no KL was measured: its answers are chosen from a closed set, or it is linear and has no base "
+            "model"
+        )
         return RuleResult("kl", NOT_APPLICABLE, words)
     way = 0.0
     if evidence.written_gain is not None:
         way = max(evidence.written_gain.low, 0.0)
     figures = {"value": evidence.kl, "bound": bounds.max_kl, "written": way}
-    allowed = f"{bounds.max_kl + way:.3g} allowed"
-    words = f"KL to its reference {evidence.kl:.2f} nats per token of its own answers, {allowed}"
+    allowed = f"at most {bounds.max_kl + way:.3g} is allowed"
+    words = f"KL to its reference {evidence.kl:.2f} nats per token of its answers, {allowed}"
     if way:
-        words += f", {way:.3g} of it as what people wrote lies that far from it"
+        words += f" ({way:.3g} of that because people's own answers are that far from the reference)"
     return RuleResult("kl", PASSED if evidence.kl <= bounds.max_kl + way else REFUSED, words, figures)
 
 
 def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Every decision that must be right is right."""
     if not evidence.golden:
-        return RuleResult("golden", NOT_APPLICABLE, "no golden cases are listed for this agent")
+        return RuleResult("golden", NOT_APPLICABLE, "this agent has no golden cases")
     failed = [case for case in evidence.golden if not case.passed]
     figures = {"n": len(evidence.golden), "failed": [dataclasses.asdict(case) for case in failed]}
     if failed:
@@ -132,7 +144,7 @@ def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         return RuleResult(
             "golden", REFUSED, f"{len(failed)} of {len(evidence.golden)} golden cases fail: {names}", figures
         )
-    return RuleResult("golden", PASSED, f"all {len(evidence.golden)} golden cases are right", figures)
+    return RuleResult("golden", PASSED, f"all {len(evidence.golden)} golden cases pass", figures)
 
 
 def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -143,7 +155,7 @@ def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """
     own = [math.log(one.chars + 1) for one in evidence.answer_pairs]
     if not own:
-        return RuleResult("length", NOT_APPLICABLE, "no prompt was answered by both")
+        return RuleResult("length", NOT_APPLICABLE, "no held-out prompt was answered by both")
     n = len(own)
     mean = math.fsum(own) / n
     ratio = math.exp(mean - math.fsum(math.log(one.other_chars + 1) for one in evidence.answer_pairs) / n)
@@ -152,10 +164,15 @@ def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     passed = _similar(ratio, bounds)
     if evidence.good_chars is not None and evidence.good_chars[1] >= bounds.min_slice:
         figures["good"] = math.exp(mean) / (evidence.good_chars[0] + 1)
-        words += f", {figures['good']:.2f} times as long as those that people wrote, chose or liked"
+        words += f", {figures['good']:.2f} times as long as answers that people wrote, chose or liked"
         passed = passed or _similar(figures["good"], bounds)
     if not passed:
-        return RuleResult("length", REFUSED, f"{words}, {bounds.max_length_ratio:g} is allowed", figures)
+        return RuleResult(
+            "length",
+            REFUSED,
+            f"{words} (allowed: {1 / bounds.max_length_ratio:.2g} to {bounds.max_length_ratio:g})",
+            figures,
+        )
     return RuleResult("length", PASSED, words, figures)
 
 
@@ -171,6 +188,9 @@ def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
             "off_policy", NOT_APPLICABLE, "no decisions with propensities and rewards to estimate from"
         )
     figures = {**found.as_dict(), "bound": -bounds.max_off_policy_loss}
-    said = f"the off-policy estimate of its reward is {found.value:+.3f} from the champion's"
+    said = (
+        f"off-policy estimate of its reward minus the champion's: {found.value:+.3f} [{found.low:+.3f}, "
+        f"{found.high:+.3f}]"
+    )
     worse = found.value < -bounds.max_off_policy_loss or found.high < 0
     return RuleResult("off_policy", REFUSED if worse else PASSED, said, figures)

@@ -41,14 +41,18 @@ def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
         }  # fmt: skip
         words = f"{points(effect.value)} on {task} over {effect.n} items"
         if interval.high < -bound:
-            lost.append(f"{words}, {100 * bound:g} may be lost")
+            lost.append(f"{words} (allowed loss: {100 * bound:g})")
         elif interval.low < -bound:
             open_.append(
-                f"{words}: a loss of {-100 * interval.low:.1f} is not ruled out, {100 * bound:g} may be lost"
+                f"{words}: a loss of up to {-100 * interval.low:.1f} cannot be ruled out (allowed loss: "
+                f"{100 * bound:g})"
             )
     if lost or open_ or absent:
         return RuleResult("benchmarks", REFUSED, "; ".join([*lost, *open_, *absent]), figures, waits=not lost)
     said = ", ".join(f"{points(one['value'])} on {task}" for task, one in figures.items())
     return RuleResult(
-        "benchmarks", PASSED, f"no listed benchmark lost its bound against the base: {said}", figures
+        "benchmarks",
+        PASSED,
+        f"no listed benchmark is worse than the base model's by more than allowed: {said}",
+        figures,
     )

@@ -20,7 +20,7 @@ KINDS: dict[str, str] = {
     CORRECTIONS: "answers that people wrote: corrections and demonstrations",
     TESTS: "prompts with tests that an answer passes or fails",
     KNOWN: "prompts whose right answer is known to the agent",
-    OUTCOMES: "rewards of answers by their outcomes, where nobody gave a verdict",
+    OUTCOMES: "rewards of answers from their outcomes, where nobody rated them",
     REWARDS: "reward functions and reward models on generated answers",
 }
 """Kind -> what it counts, in the order in which kinds with the same number of prompts are taken. What people said goes
@@ -30,8 +30,8 @@ RATED, OFF_POLICY = "rated answers", "off-policy"
 """Estimators of the share of answers that people would like."""
 
 ASSUMPTIONS = {
-    RATED: "it is chance which answers to a prompt were rated",
-    OFF_POLICY: "logged answers were drawn with the propensities on record",
+    RATED: "which answers to a prompt were rated is random",
+    OFF_POLICY: "logged answers were sampled with the recorded propensities",
 }
 """Estimator -> what it takes for granted."""
 

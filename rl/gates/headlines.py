@@ -22,22 +22,24 @@ TITLES = {
     LABELS: "Concordance with ratings",
     CORRECTIONS: "Agreement with what people wrote",
     TESTS: "Tests passed",
-    KNOWN: "Right by the known answer",
+    KNOWN: "Correct by the known answer",
     OUTCOMES: "Concordance with outcomes",
     REWARDS: "Reward of its answers",
 }
 """Kind of evidence -> what its figure is called."""
 
 EXPLANATIONS = {
-    PAIRS: "share of held-out pairs where the preferred answer is held more likely, each prompt with one vote",
+    PAIRS: "share of held-out pairs whose chosen answer the policy finds more likely than the rejected one, "
+    "each prompt with one vote",
     LABELS: (
-        "how often it moved probability towards the better rated of two held-out answers; 50 % is a coin, and where "
-        "whom it is compared with stands"
+        "of two held-out answers, how often it raised the probability of the better rated one more than "
+        "the policy it is compared with; 50 % is chance"
     ),
-    CORRECTIONS: "how its answers agree with held-out answers that people wrote",
+    CORRECTIONS: "how well its answers agree with held-out answers that people wrote",
     TESTS: "share of held-out prompts whose tests its answers pass",
     KNOWN: "share of held-out prompts whose known answer it gives",
-    OUTCOMES: "how often it moved probability towards the one of two held-out answers that earned more; 50 % is a coin",
+    OUTCOMES: "of two held-out answers, how often it raised the probability of the one with the higher "
+    "reward more than the policy it is compared with; 50 % is chance",
     REWARDS: "mean reward of its answers to held-out prompts",
 }
 """Kind of evidence -> what its figure means."""
@@ -104,10 +106,13 @@ def _liked_words(found: Mapping[str, Any], against: str) -> str:
     if (theirs := found.get("against")) and theirs.get("value") is not None:
         words += f", {_share(theirs)} of {against}'s"
     if found["estimator"] == OFF_POLICY:
-        return f"{words}: off-policy, by {found['n']:,} rated choices, if {found['assumes']}."
+        return (
+            f"{words} (off-policy estimate from {found['n']:,} rated choices, assuming that "
+            f"{found['assumes']})."
+        )
     words += (
-        f": of {found['of']:,} answers {found['n']:,} are ones that people rated. If {found['assumes']}; else at least "
-        f"{100 * found['least']:.1f} % and at most {100 * found['most']:.1f} %"
+        f" ({found['n']:,} of its {found['of']:,} answers are rated; assuming that {found['assumes']}; "
+        f"without that assumption {100 * found['least']:.1f} % to {100 * found['most']:.1f} %)"
     )
     return f"{words}."
 
@@ -123,14 +128,17 @@ def right_answer_figure(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     if not own or own.get("value") is None:
         return None
     found = dict(own)
-    words = f"Right by the known answer in {_share(own)} of {own['n']:,} prompts"
+    words = f"Correct by the known answer in {_share(own)} of {own['n']:,} prompts"
     theirs = {"value": kind["against_value"]} if "against_value" in kind else comparison.get("ground_truth")
     if comparison and theirs and theirs.get("value") is not None:
         found |= {"against": theirs, "difference": kind.get("difference")}
         words += f", {comparison['against']} in {_share(theirs)}"
     if found.get("difference"):
         gain = found["difference"]
-        words += f": {100 * gain['value']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}], paired"
+        words += (
+            f", a paired difference of {100 * gain['value']:+.1f} points [{100 * gain['low']:+.1f}, "
+            f"{100 * gain['high']:+.1f}]"
+        )
     return found | {"words": f"{words}."}
 
 
@@ -143,7 +151,7 @@ def baseline_text(figures: Mapping[str, Any]) -> str:
     where an evaluation has none."""
     found = figures.get("baseline") or {}
     if "refused" in found:
-        return f"No simple classifier beside it: {found['refused']}."
+        return f"No simple classifier to compare with: {found['refused']}."
     leading = headline(found)
     if leading is None or "trained_on" not in found:
         return ""
@@ -157,9 +165,10 @@ def baseline_text(figures: Mapping[str, Any]) -> str:
     reward, apart = found.get("average_reward"), found.get("average_reward_difference")
     if reward and reward.get("low") is not None and apart and apart.get("low") is not None:
         words += (
-            f". Its answers are worth {reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}] on average (1 "
-            f"liked, 0.5 not rated, 0 disliked), the policy's {abs(apart['value']):.3f} "
-            f"{'more' if apart['value'] >= 0 else 'less'} (difference {apart['low']:+.3f} to {apart['high']:+.3f})"
+            f". Average reward of the classifier's answers: {reward['value']:.3f} [{reward['low']:.3f}, "
+            f"{reward['high']:.3f}] (1 liked, 0.5 not rated, 0 disliked); the policy's is "
+            f"{abs(apart['value']):.3f} {'more' if apart['value'] >= 0 else 'less'} (difference "
+            f"{apart['low']:+.3f} to {apart['high']:+.3f})"
         )
     return f"{words}."
 

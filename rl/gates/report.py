@@ -20,15 +20,15 @@ OLDER, NEWER = "feedback:older", "feedback:newer"
 RULE_TITLES = {
     "evidence": "Enough held-out prompts",
     "accuracy": "Better than what it replaces",
-    "other_evidence": "No loss by other evidence",
-    "raters": "Not one rater's gain alone",
+    "other_evidence": "Not worse by other kinds of evidence",
+    "raters": "Gain does not depend on one rater",
     "reward": "Reward does not fall",
     "valid": "Answers stay valid",
     "kl": "Stays near its reference",
-    "slices": "No group of prompts gets worse",
-    "forgetting": "Nothing is forgotten",
+    "slices": "No slice of prompts gets worse",
+    "forgetting": "Not worse on older feedback",
     "golden": "Golden cases",
-    "length": "Answers stay as long",
+    "length": "Length of answers stays similar",
     "off_policy": "Off-policy estimate",
     "benchmarks": "Benchmarks",
 }
@@ -100,8 +100,8 @@ class GateBounds:
                 found[name] = bound
             elif listed:
                 raise GateError(
-                    f"benchmarks must be names of tasks with commas between, each with its own bound if it has one "
-                    f"(ratchet_format, arc_easy=0.02); found {listed!r}"
+                    "benchmarks: expected names of tasks separated by commas, each with a bound of its own "
+                    f"if wanted (ratchet_format, arc_easy=0.02); found {listed!r}"
                 )
         return found
 

@@ -82,11 +82,11 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     found = prompts_of(evidence.items(lead))
     counts = {kind: n for kind in KINDS if (n := prompts_of(evidence.items(kind)))}
     figures = {"prompts": found, "needed": bounds.min_evidence, "kind": lead, "kinds": counts}
-    words = f"{found} held-out prompts{COUNTED[lead]} were judged"
-    if barred := [f"{kind} do not count: {why}" for kind, why in evidence.exclusions.items()]:
+    words = f"{found} held-out prompts{COUNTED[lead]}"
+    if barred := [f"{kind} are not used: {why}" for kind, why in evidence.exclusions.items()]:
         words += f" ({'; '.join(barred)})"
     if found < bounds.min_evidence:
-        words += f", {bounds.min_evidence} are needed"
+        words += f", at least {bounds.min_evidence} are needed"
         return RuleResult("evidence", REFUSED, words, figures, waits=True)
     return RuleResult("evidence", PASSED, words, figures)
 
@@ -102,13 +102,13 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     lead = lead_of(evidence, bounds)
     items = evidence.items(lead)
     if not items:
-        return RuleResult("accuracy", REFUSED, "no held-out prompt was judged on both sides", waits=True)
+        return RuleResult("accuracy", REFUSED, "no held-out prompt has evidence on both policies", waits=True)
     effect = effect_of(lead, items)
     if effect is None:
         n = prompts_of(items)
         return RuleResult(
             "accuracy", REFUSED,
-            f"the answers to {n} held-out prompts were all rated alike: nothing tells better from worse",
+            f"all answers to the {n} held-out prompts have the same rating, so nothing can be compared",
             {"kind": lead, "n": n}, waits=True,
         )  # fmt: skip
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
@@ -130,12 +130,14 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
         worse = effect.worse(bounds.alpha) <= bounds.alpha
         words = f"worse than {evidence.against}: {gain}" if worse else f"not worse: {gain}"
         return RuleResult("accuracy", REFUSED if worse else PASSED, words, figures)
-    limit = f"lower bound {amount(effect, bound.low)} at attempt {evidence.attempt} on this holdout"
+    limit = (
+        f"lower bound {amount(effect, bound.low)} (comparison {evidence.attempt} on these held-out prompts)"
+    )
     if ahead and luck is not None and luck <= alpha:
         return RuleResult("accuracy", PASSED, f"{gain}, {limit}", figures)
     return RuleResult(
         "accuracy", REFUSED,
-        f"no gain beyond chance is shown: {gain}, {limit}, must be above {amount(effect, bounds.margin)}",
+        f"not shown to be better: {gain}, {limit}, which must be above {amount(effect, bounds.margin)}",
         figures, waits=True,
     )  # fmt: skip
 
@@ -168,9 +170,13 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Rule
         if effect.value < 0 and p <= level:
             lost.append(f"{amount(effect, effect.value)} {MEASURES[kind]} over {effect.n} prompts")
     if lost:
-        return RuleResult("other_evidence", REFUSED, f"worse by other evidence: {'; '.join(lost)}", figures)
+        return RuleResult(
+            "other_evidence", REFUSED, f"worse by other kinds of evidence: {'; '.join(lost)}", figures
+        )
     said = ", ".join(f"{amount(effect, effect.value)} {MEASURES[kind]}" for kind, effect in effects.items())
-    return RuleResult("other_evidence", PASSED, f"no loss beyond chance by other evidence: {said}", figures)
+    return RuleResult(
+        "other_evidence", PASSED, f"not shown to be worse by other kinds of evidence: {said}", figures
+    )
 
 
 def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -183,20 +189,18 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     items = evidence.items(lead)
     known = [item for item in items if item.raters]
     if not known:
-        return RuleResult("raters", NOT_APPLICABLE, "it is not known who judged the held-out prompts")
+        return RuleResult("raters", NOT_APPLICABLE, "the raters of the held-out prompts are not recorded")
     count: dict[str, int] = {}
     for item in known:
         for rater in set(item.raters):
             count[rater] = count.get(rater, 0) + 1
     frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(known)]
     if len(count) < 2:
-        return RuleResult("raters", NOT_APPLICABLE, "all held-out prompts were judged by one rater")
+        return RuleResult("raters", NOT_APPLICABLE, "one rater rated all held-out prompts")
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     whole = effect_of(lead, known, items)
     if whole is None or whole.better(alpha) > alpha:
-        return RuleResult(
-            "raters", NOT_APPLICABLE, "there is no gain beyond chance yet that could rest on one rater"
-        )
+        return RuleResult("raters", NOT_APPLICABLE, "no gain is shown yet, so none can depend on one rater")
     figures: dict[str, Any] = {"raters": len(count), "without": {}}
     alone = []
     for rater in sorted(frequent):
@@ -215,11 +219,11 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         rater, left = alone[0]
         return RuleResult(
             "raters", REFUSED,
-            f"the gain rests on one rater: without {rater}'s {count[rater]} of {len(known)} prompts it is "
+            f"the gain depends on one rater: without {rater}'s {count[rater]} of {len(known)} prompts it is "
             f"{amount(left, left.value)}",
             figures,
         )  # fmt: skip
-    return RuleResult("raters", PASSED, "the gain stands without any one frequent rater", figures)
+    return RuleResult("raters", PASSED, "the gain does not depend on any one rater", figures)
 
 
 def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -256,7 +260,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             f"worse on slice {name}: {amount(effect, change)} over {effect.n} prompts{others}",
             figures,
         )
-    return RuleResult("slices", PASSED, f"none of {len(judged)} slices is worse", figures)
+    return RuleResult("slices", PASSED, f"none of the {len(judged)} slices is worse", figures)
 
 
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -269,7 +273,8 @@ def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
         return RuleResult(
             "forgetting",
             NOT_APPLICABLE,
-            f"{n} held-out prompts have feedback that {evidence.against} knew, {bounds.min_slice} are asked",
+            f"{n} held-out prompts have feedback older than {evidence.against}, at least "
+            f"{bounds.min_slice} are needed",
         )
     own, other = effect.sides
     p = effect.worse()
@@ -279,11 +284,11 @@ def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
     said = f"{amount(effect, effect.value)} {MEASURES[lead]} on {n} prompts with older feedback"
     if isinstance(effect, TableEffect):
         said = (
-            f"on {n} prompts with older feedback {100 * own:.1f} % are right, {100 * other:.1f} % of "
-            f"{evidence.against}'s"
+            f"on {n} prompts with older feedback it is right in {100 * own:.1f} %, {evidence.against} in "
+            f"{100 * other:.1f} %"
         )
     if effect.value < 0 and p <= 0.05:
-        return RuleResult("forgetting", REFUSED, f"it forgot: {said}", figures)
+        return RuleResult("forgetting", REFUSED, f"worse on older feedback: {said}", figures)
     return RuleResult("forgetting", PASSED, said, figures)
 
 

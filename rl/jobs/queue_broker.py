@@ -26,6 +26,6 @@ class WaitingOrm(ORM):
         try:
             return super().dequeue()
         except (OperationalError, InterfaceError) as error:
-            outage.report("the database is away, and the workers wait for it", error)
+            outage.report("the database cannot be reached, and the workers wait for it", error)
             time.sleep(PAUSE_S)
             return None

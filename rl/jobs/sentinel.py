@@ -59,7 +59,7 @@ class SteadySentinel(Sentinel):
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
         except (OperationalError, InterfaceError) as error:
-            outage.report("the database is away, and nothing is scheduled", error)
+            outage.report("the database cannot be reached, and nothing is scheduled meanwhile", error)
             return
         scheduler(broker=self.broker)
 

@@ -58,7 +58,7 @@ def demo(bar: Callable[[str], AbstractContextManager[ProgressReporter]], *, seed
         )
     if training["status"] != "succeeded":
         return {"simulation": asdict(simulated), "training": training}
-    with bar("3/5 judging on held-out prompts, against the base") as shown:
+    with bar("3/5 evaluating on held-out prompts, against the base model") as shown:
         evaluation = evaluate(
             EvaluationOrder(policy=training["policy"], compare_base=True, actor="demo"),
             shown.update,

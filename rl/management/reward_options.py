@@ -17,7 +17,7 @@ def rewards_add(parser: CommandParser, method: Method) -> None:
         "--reward",
         action="append",
         metavar="SPEC",
-        help="What is rewarded, repeatable, the mean counts: model:RUN_OR_PATH (a reward model), "
+        help="Reward function, repeatable (their mean is the reward): model:RUN_OR_PATH (a reward model), "
         f"{', '.join(reward_names())}, learned, or a dotted path to a function (default: agent). "
         "Example: --reward agent --reward model:17",
     )
@@ -27,15 +27,16 @@ def rewards_add(parser: CommandParser, method: Method) -> None:
     parser.add_argument(
         "--kl-coef",
         type=float,
-        help=f"Price of one nat of distance from the base, in units of reward. Example: --kl-coef 0.1 "
-        f"(presets: {defaults})",
+        help="KL coefficient: penalty per nat of KL divergence from the reference, in units of reward. "
+        f"Example: --kl-coef 0.1 (presets: {defaults})",
     )
     parser.add_argument(
         "--data",
         type=Path,
         dest="data_file",
         metavar="F",
-        help="The same as --data-file; prompts with their tests or answers will do. Example: --data prompts.jsonl",
+        help="The same as --data-file; here also a file of prompts with tests or right answers. Example: "
+        "--data prompts.jsonl",
     )
 
 

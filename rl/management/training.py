@@ -23,14 +23,20 @@ from rl.registry import service as registry
 from rl.registry.gate_evidence import rival_name
 
 SHARED_KNOBS = {
-    "epochs": "Passes over the training pairs. Example: --epochs 2",
-    "max_steps": "Stop after so many optimiser steps. Example: --max-steps 50",
-    "batch_size": "Pairs per micro-batch. Example: --batch-size 8",
+    "epochs": "Passes over the training rows; fractions allowed. Example: --epochs 2",
+    "max_steps": "Number of optimiser steps, in place of --epochs; -1: by --epochs. Example: --max-steps 50",
+    "batch_size": "Rows per micro-batch. Example: --batch-size 8",
     "learning_rate": "Peak learning rate. Example: --learning-rate 5e-5",
-    "lora_r": "Rank of the LoRA adapter; 0 trains the weights themselves (dpo, kto, sft). Example: --lora-r 16",
-    "max_length": "Tokens of prompt and response kept. Example: --max-length 1024",
-    "checkpoints": "newest, or epoch to keep the adapter of each whole epoch too. Example: --checkpoints epoch",
-    "seed": "Seed of data order and initial weights. Example: --seed 1",
+    "lora_r": "Rank of the LoRA adapter; 0 is full fine-tuning (dpo, kto, sft). Example: --lora-r 16",
+    "max_length": (
+        "Most tokens of prompt and response together; longer rows lose the oldest prompt tokens. Example: "
+        "--max-length 1024"
+    ),
+    "checkpoints": (
+        "Checkpoints to keep: newest, or epoch for the adapter of each epoch too. Example: --checkpoints "
+        "epoch"
+    ),
+    "seed": "Seed of data order and initial adapter weights. Example: --seed 1",
 }
 """Knobs that are options of every method whose recipe has them -> what `--help` says of each."""
 
@@ -60,20 +66,23 @@ class TrainCommand(RatchetCommand):
         parser.add_argument(
             "--agent",
             metavar="SLUG",
-            help="Whose feedback to learn from (default: the only agent that has any).",
+            help="Agent whose feedback is trained on (default: the only one). Example: --agent widgets",
         )
 
     def _add_knobs(self, parser: CommandParser) -> None:
         """Options that are knobs of the recipe, with each preset's value."""
         add, presets = parser.add_argument, self.row.presets
         add(
-            "--config", choices=list(presets), help="Preset of knobs (default: chosen by the hardware found)."
+            "--config",
+            choices=list(presets),
+            help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
         )
         if self.row.adapter:
             add(
                 "--model",
                 metavar="NAME_OR_PATH",
-                help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL).",
+                help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL). Example: "
+                "--model bundled",
             )
         for knob, text in self._knobs.items():
             defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
@@ -91,7 +100,7 @@ class TrainCommand(RatchetCommand):
             action="append",
             default=[],
             metavar="KNOB=VALUE",
-            help="Any other knob of the recipe; repeatable. Example: --set warmup_ratio=0.2",
+            help="Set any knob of the recipe; repeatable. Example: --set warmup_ratio=0.2",
         )
 
     def _add_dataset(self, parser: CommandParser) -> None:
@@ -100,31 +109,33 @@ class TrainCommand(RatchetCommand):
             "--source",
             choices=["db", "file"],
             default="db",
-            help="Learn from the database (default) or from a file.",
+            help="Source of the feedback: db, the database (default), or file.",
         )
         add(
             "--data-file",
             type=Path,
             metavar="F",
-            help="File of pairs or ratings in any known format; implies --source file.",
+            help="File of pairs or ratings in any known format; implies --source file. Example: --data-file "
+            "pairs.jsonl",
         )
         add(
             "--ratings-file",
             type=Path,
             metavar="F",
-            help="Ratings that belong to --data-file, for formats of two files.",
+            help="Ratings to --data-file, for formats with two files. Example: --ratings-file ratings.json",
         )
         add(
             "--min-samples",
             type=int,
             metavar="N",
-            help=f"Fewest training pairs to start with (default {DATASET_CONFIG['min_samples']}).",
+            help="Least number of training rows; with fewer the training is refused (default "
+            f"{DATASET_CONFIG['min_samples']}). Example: --min-samples 50",
         )
         add(
             "--max-samples",
             type=int,
             metavar="N",
-            help="At most so many training pairs, drawn by hash (default: all).",
+            help="Train on at most N rows, sampled by hash (default: all). Example: --max-samples 500",
         )
 
     def _add_run(self, parser: CommandParser) -> None:
@@ -133,43 +144,48 @@ class TrainCommand(RatchetCommand):
             "--output",
             type=Path,
             metavar="DIR",
-            help="Folder for the adapter (default: RATCHET_HOME/policies/<agent>/<policy>).",
+            help="Folder to write the policy to (default: RATCHET_HOME/policies/<agent>/<policy>). Example: "
+            "--output out/widgets",
         )
         if self.row.adapter:
             add(
                 "--no-quantization",
                 action="store_true",
-                help="Load the base in full precision even where the preset says 4-bit.",
+                help="Load the base model in full precision (default: as the preset says).",
             )
         add(
             "--resume",
             type=int,
             metavar="RUN",
-            help="Go on with a killed, cancelled or failed run. Example: --resume 17",
+            help="Resume a killed, cancelled or failed run from its newest checkpoint. Example: --resume 17",
         )
         add(
             "--queued",
             type=int,
             metavar="RUN",
-            help="Train a run that was asked for over REST and waits; the other options stand in it. "
+            help="Train a queued run (requested over REST or a page) with the options stored in it. "
             "Example: --queued 17",
         )
         add(
             "--dry-run",
             action="store_true",
-            help="Build the dataset, print counts, recipe and estimates; train nothing.",
+            help="Build the dataset, print counts, recipe and estimated steps, minutes and memory; train "
+            "nothing.",
         )
 
     def _add_exports(self, parser: CommandParser) -> None:
         add = parser.add_argument
-        add("--export", action="store_true", help="Export to GGUF when trained.")
+        add("--export", action="store_true", help="Export the policy to GGUF after training.")
         add(
-            "--quantization", default="q4_k_m", metavar="Q", help="Quantisation of --export (default q4_k_m)."
+            "--quantization",
+            default="q4_k_m",
+            metavar="Q",
+            help="Quantization of --export (default q4_k_m). Example: --quantization q8_0",
         )
         add(
             "--register-ollama",
             action="store_true",
-            help="Export, and make the file a model of the Ollama server at OLLAMA_HOST.",
+            help="Export to GGUF and create a model from it on the Ollama server at OLLAMA_HOST.",
         )
 
     @property
@@ -202,9 +218,9 @@ class TrainCommand(RatchetCommand):
                 result = train.train(order, bar.update, self.note)
         if result["status"] == "cancelled":
             raise CommandError(
-                f"run {result['run']} stopped at step {result['steps']} of {result['total_steps']} "
-                "and kept its checkpoint; "
-                f"go on with: python manage.py train_{self.method} --resume {result['run']}"
+                f"run {result['run']} stopped at step {result['steps']} of {result['total_steps']} and kept "
+                "its checkpoint; resume with: python manage.py train_{self.method} --resume "
+                "{result['run']}"
             )
         if (options.get("export") or options.get("register_ollama")) and result["policy"]:
             from rl.export.service import ExportOrder, export
@@ -233,7 +249,7 @@ class TrainCommand(RatchetCommand):
         for assignment in options["set"]:
             knob, separator, value = assignment.partition("=")
             if not separator:
-                raise RecipeError(f"--set takes knob=value, found {assignment!r}")
+                raise RecipeError(f"expected --set KNOB=VALUE, found {assignment!r}")
             knobs[knob.strip()] = value.strip()
         if options.get("no_quantization"):
             knobs["quantization"] = "none"
@@ -298,7 +314,11 @@ class TrainCommand(RatchetCommand):
             self.console.print(table)
             return
         figures = {name: value for name, value in result["metrics"].items() if name in SHOWN}
-        best = f", the weights of step {result['best_step']:,} kept" if result.get("best_step") else ""
+        best = (
+            (f", weights of the best evaluation (step {result['best_step']:,})")
+            if result.get("best_step")
+            else ""
+        )
         if self.row.adapter:
             table.add_row("steps", f"{result['steps']:,} in {result['seconds']:.0f} s{best}")
         else:
@@ -353,7 +373,7 @@ class TrainCommand(RatchetCommand):
 def preflight_text(looks: Mapping[str, Mapping[str, Any]]) -> str:
     """`valid: 13 % before, 96 % after (24 asked)` of the looks at a policy's answers, one or two."""
     shares = ", ".join(f"{100 * look['share']:.0f} % {when}" for when, look in looks.items())
-    return f"valid: {shares} ({next(iter(looks.values()))['asked']} asked)"
+    return f"valid: {shares} ({next(iter(looks.values()))['asked']} sampled)"
 
 
 def search_text(one: Mapping[str, Any], figure: str) -> str:
@@ -374,12 +394,12 @@ SHOWN = {
     "brier": "Brier score",
     "calibration_error": "calibration error",
     "kl": "kl",
-    "log_ratio": "log-ratio to the base",
+    "log_ratio": "log-ratio to the base model",
     "eval_loss": "eval loss",
     "eval_rewards/accuracies": "eval accuracy",
     "reward": "reward",
     "eval_reward_before": "held-out reward before",
     "eval_reward": "held-out reward",
-    "eval_kl": "held-out kl to the base",
+    "eval_kl": "held-out KL to the base model",
 }
 """Final figures worth a place in the table, and what to call them there."""

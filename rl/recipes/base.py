@@ -313,7 +313,7 @@ class AdapterRecipe(Recipe):
 
 
 SEARCH = {
-    "search": "Try so many recipes (learning rate, passes, beta) on the eval split and keep the best. "
+    "search": "Number of recipes (learning rate, epochs, beta) to try; the best on the eval split is kept. "
     "Example: --search 8"
 }
 """The option of the methods whose recipes can be compared on the eval split."""

@@ -112,11 +112,13 @@ METHOD = Method(
     DPO_CONFIG,
     "rl.training.dpo:DPOTrainer",
     "rl.training.estimates:dpo",
-    help="Learn from preference pairs with direct preference optimisation and enter the result in the registry. "
+    help="Train a policy on preference pairs by direct preference optimisation (DPO) and register it. "
     "Example: manage.py train_dpo --agent widgets",
     options=SEARCH
     | {
-        "beta": "Strength of the pull towards the base policy, above 0. Example: --beta 0.1",
-        "loss": "sigmoid, ipo, hinge, robust, ... Example: --loss ipo",
+        "beta": "Weight of staying near the reference policy, above 0. Example: --beta 0.1",
+        "loss": (
+            "Loss: sigmoid, ipo, hinge, robust, ... (docs/training-dpo.md lists all). Example: --loss ipo"
+        ),
     },
 )

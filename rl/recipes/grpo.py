@@ -153,17 +153,22 @@ METHOD = Method(
     GRPO_CONFIG,
     "rl.training.grpo:GRPOTrainer",
     "rl.training.ppo.estimate:grpo",
-    help="Answer each prompt several times, have the answers rewarded, and learn from those that beat the others of "
-    "their group (group relative policy optimisation); enter the result in the registry. "
-    "Example: manage.py train_grpo --agent filer --reward agent",
+    help="Train a policy by group relative policy optimisation (GRPO): sample several responses per "
+    "prompt, reward them, and favour those above their group's mean; register it. Example: manage.py "
+    "train_grpo --agent filer --reward agent",
     options={
-        "num_generations": "Answers to each prompt that compete. Example: --num-generations 8",
-        "max_new_tokens": "Most tokens of a response. Example: --max-new-tokens 64",
-        "temperature": "Temperature of sampling, above 0. Example: --temperature 0.9",
+        "num_generations": "Sampled responses per prompt (the group). Example: --num-generations 8",
+        "max_new_tokens": "Most tokens of a sampled response. Example: --max-new-tokens 64",
+        "temperature": "Sampling temperature, above 0. Example: --temperature 0.9",
     },
     flags={
         "logged": Flag(
-            "mode", "logged", "Sample nothing: learn from prompts here that have several rated answers."
+            "mode",
+            "logged",
+            (
+                "Sample nothing: train on recorded prompts that have several rated responses (default: "
+                "sample)."
+            ),
         )
     },
     rewarded=True,

@@ -75,11 +75,11 @@ METHOD = Method(
     KTO_CONFIG,
     "rl.training.kto:KTOTrainer",
     "rl.training.estimates:kto",
-    help="Learn from thumbs without pairs by Kahneman-Tversky optimisation and enter the result in the registry. "
-    "Example: manage.py train_kto --agent widgets",
+    help="Train a policy on thumbs, stars and scores of single responses by Kahneman-Tversky optimisation "
+    "(KTO) and register it. Example: manage.py train_kto --agent widgets",
     options=SEARCH
     | {
-        "beta": "Strength of the pull towards the base policy, above 0. Example: --beta 0.1",
-        "loss": "kto, apo_zero_unpaired or logistic. Example: --loss kto",
+        "beta": "Weight of staying near the reference policy, above 0. Example: --beta 0.1",
+        "loss": "Loss: kto, apo_zero_unpaired or logistic. Example: --loss kto",
     },
 )

@@ -46,12 +46,22 @@ METHOD = Method(
     LINEAR_CONFIG,
     "rl.linear.fit:fit",
     "",
-    help="Learn which answer to choose with regularised logistic regression, without a base model and within seconds, "
-    "and enter the result in the registry. Example: manage.py train_linear --agent widgets",
+    help="Train a linear policy (regularised logistic regression) that chooses among listed candidates, "
+    "without a base model and within seconds, and register it. Example: manage.py train_linear --agent "
+    "widgets",
     options={
-        "feedback": "auto, pairs, scores (thumbs too) or corrections. Example: --feedback scores",
-        "penalty": "Inverse strength of the L2 penalty, or auto. Example: --penalty 0.3",
-        "features": "words, crossed, parts, or auto. Example: --features crossed",
+        "feedback": (
+            "Kind of feedback: auto, pairs, scores (also thumbs and stars) or corrections. Example: "
+            "--feedback scores"
+        ),
+        "penalty": (
+            "Inverse strength of the L2 penalty (scikit-learn's C), or auto: cross-validated. Example: "
+            "--penalty 0.3"
+        ),
+        "features": (
+            "Features of a prompt: words, crossed (pairs of fields), parts (parts of words), or auto. "
+            "Example: --features crossed"
+        ),
     },
     adapter=False,
 )

@@ -193,14 +193,14 @@ METHOD = Method(
     PPO_CONFIG,
     "rl.training.ppo:PPOTrainer",
     "rl.training.ppo.estimate:ppo",
-    help="Answer prompts, have the answers rewarded, and learn to earn more with proximal policy optimisation; enter "
-    "the result in the registry. Example: manage.py train_ppo --agent filer --reward agent",
+    help="Train a policy by proximal policy optimisation (PPO): sample responses, reward them, and update "
+    "towards higher reward; register it. Example: manage.py train_ppo --agent filer --reward agent",
     options={
         "mini_batch_size": "Responses per optimiser step. Example: --mini-batch-size 4",
         "ppo_epochs": "Passes over each batch of responses. Example: --ppo-epochs 4",
-        "samples_per_prompt": "Responses to each prompt of a batch. Example: --samples-per-prompt 4",
-        "max_new_tokens": "Most tokens of a response. Example: --max-new-tokens 64",
-        "temperature": "Temperature of sampling, above 0. Example: --temperature 0.9",
+        "samples_per_prompt": "Sampled responses per prompt of a batch. Example: --samples-per-prompt 4",
+        "max_new_tokens": "Most tokens of a sampled response. Example: --max-new-tokens 64",
+        "temperature": "Sampling temperature, above 0. Example: --temperature 0.9",
     },
     rewarded=True,
     kl_knob="init_kl_coef",

@@ -46,12 +46,15 @@ METHOD = Method(
     REWARD_MODEL_CONFIG,
     "rl.training.reward_model:RewardModelTrainer",
     "rl.training.estimates:reward_model",
-    help="Learn to score responses from preferences, scores or thumbs; later runs use it as --reward model:RUN. "
+    help="Train a reward model on preferences, scores or thumbs; later runs use it as --reward model:RUN. "
     "Example: manage.py train_reward_model --agent widgets --objective pairwise",
     options={
-        "objective": "pairwise, regression or binary. Example: --objective binary",
-        "architecture": "causal (a score head on the base) or encoder (DeBERTa and its like, by --model). "
-        "Example: --architecture encoder",
+        "objective": (
+            "Objective: pairwise (preferences), regression (scores) or binary (thumbs). Example: "
+            "--objective binary"
+        ),
+        "architecture": "causal (a score head on the base model) or encoder (such as DeBERTa, given by "
+        "--model). Example: --architecture encoder",
     },
     policy=False,
 )

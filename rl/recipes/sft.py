@@ -79,7 +79,7 @@ METHOD = Method(
     SFT_CONFIG,
     "rl.training.sft:SFTTrainer",
     "rl.training.estimates:sft",
-    help="Learn to answer as people showed: from corrections and highly rated responses. "
-    "Example: manage.py train_sft --agent widgets",
+    help="Train a policy by supervised fine-tuning (SFT) on corrections, demonstrations and highly rated "
+    "responses, and register it. Example: manage.py train_sft --agent widgets",
     options=SEARCH,
 )

@@ -33,14 +33,14 @@ def refusal(agent: str, new: str | None) -> str:
     """Reason why an agent cannot be renamed or deleted (new: None) now; "" where it can."""
     run = TrainingRun.objects.filter(agent=agent, status__in=UNDER_WAY).order_by("pk").first()
     if run is not None:
-        return f"run {run.pk} of {agent} is {run.status}: cancel it, or wait for its end"
+        return f"run {run.pk} of {agent} is {run.status}: cancel it or wait until it ends"
     if new is None:
         running = Experiment.objects.filter(agent=agent, status=Experiment.Status.RUNNING).first()
         return f"experiment {running.name} of {agent} is running: stop it first" if running else ""
     if agent in AGENTS and agent != new:
-        return f"{agent} is an agent with a file of its own: its name stands in the code"
+        return f"{agent} is a built-in or plugin agent: its name is defined in code and cannot be changed"
     if new in AGENTS:
-        return f"{new} is an agent with a file of its own; choose another name"
+        return f"{new} is the name of a built-in or plugin agent; choose another name"
     return ""
 
 

@@ -34,9 +34,9 @@ def benchmark_stale(result: BenchmarkResult) -> str:
     except TaskRefused as refusal:
         return str(refusal)
     if task is None:
-        return f"{result.task} comes neither with this version nor with an installed package any more"
+        return f"{result.task} is no longer part of this version or of an installed package"
     if task.sha256 != result.task_sha256:
-        return f"{result.task} has changed since it was run ({result.created_at:%Y-%m-%d %H:%M} UTC)"
+        return f"the task {result.task} has changed since it was run ({result.created_at:%Y-%m-%d %H:%M} UTC)"
     return ""
 
 

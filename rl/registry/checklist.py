@@ -148,29 +148,31 @@ def rule_title(rule: str, to: str) -> str:
 def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance | None) -> tuple[int, str]:
     """Rated prompts that a rule is away from passing, about, and the same in words."""
     if not result.waits:
-        return 0, "More ratings do not lift this: it was found on answers. Train again, or on other data."
+        return 0, "More ratings will not change this. Train again with other knobs or other data."
     if result.rule == "evidence":
         if distance is not None and distance.reached:
-            return 0, f"By now {distance.available:,} held-out prompts are rated: judge it again."
+            return 0, f"{distance.available:,} held-out prompts are rated now: evaluate again."
         further = distance.further if distance is not None else 0
         return (
             further,
-            f"About {further:,} more rated prompts." if further else "Rate more, then judge it again.",
+            f"About {further:,} more rated prompts." if further else "Rate more, then evaluate again.",
         )
     if result.rule == "accuracy" and (n := result.figures.get("n")):
         wanted = prompts_for_gain(result.figures, bounds.alpha)
         if wanted is None:
-            return 0, "It was measured no better than what it would replace: train again on more ratings."
+            return 0, "The measured difference is not above zero: train again on more ratings."
         if wanted >= MOST:
-            return 0, "The gain is too small to be shown by any number of ratings worth giving: train again."
+            return 0, (
+                "The measured gain is too small to be shown with a realistic number of ratings: train again."
+            )
         if wanted <= n:
-            return 0, "Judge it again: as many prompts may do."
+            return 0, "Evaluate again: the present number of prompts may suffice."
         ratings = rated_until(wanted, n, bounds.min_evidence)
         return ratings, (
-            f"If the gain stays as measured, about {wanted:,} held-out prompts show it, which is some {ratings:,} more "
-            "rated prompts; then judge it again."
+            f"If the gain stays as measured, about {wanted:,} held-out prompts are needed, that is about "
+            f"{ratings:,} more rated prompts; then evaluate again."
         )
-    return 0, "Rate more, then judge it again."
+    return 0, "Rate more, then evaluate again."
 
 
 def rated_until(wanted: int, held_out: int, min_evidence: int) -> int:

@@ -64,7 +64,7 @@ def _recipe(run: TrainingRun | None) -> dict[str, Any]:
 
 def _figures(policy: Policy) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, title in (("liked", "liked answers"), ("known_answer", "right by the known answer")):
+    for name, title in (("liked", "liked answers"), ("known_answer", "correct by the known answer")):
         if (share := share_of(policy.metrics, name)) is not None:
             found[title] = share.percent + (f" [{share.interval}]" if share.interval else "")
     if (leading := headline_of(policy.metrics)) is not None and leading.kind != PAIRS:
@@ -79,7 +79,7 @@ def _figures(policy: Policy) -> dict[str, Any]:
             said = f"{share.percent}{f' [{share.interval}]' if share.interval else ''}"
         found[name.replace("_", " ")] = said
     if leading is not None and leading.gain:
-        found["gain when judged"] = (
+        found["gain in its evaluation"] = (
             f"{leading.gain} over {policy.metrics.get('against')} [{leading.gain_interval}]"
         )
     found["stage"] = str(policy.stage)

@@ -60,19 +60,19 @@ def answers_compared(evaluation: Evaluation) -> list[HeldOutAnswer]:
 
 def _answer_pair(stored: Mapping[str, Any], leaning: float | None) -> HeldOutAnswer:
     own, other = stored.get("reward"), stored.get("other_reward")
-    outcome, words = TIE, "nothing tells the two apart"
+    outcome, words = TIE, "no rating, reward or right answer distinguishes the two"
     if stored.get("valid") != stored.get("other_valid"):
         outcome = WIN if stored.get("valid") else LOSS
         words = "only one of the answers is valid"
     elif stored.get("judged") and own is not None and other is not None and abs(own - other) > CLOSE:
         outcome = WIN if own > other else LOSS
-        words = f"by what people said of the answers: {own:.2g} against {other:.2g}"
+        words = f"rated answers: {own:.2g} against {other:.2g}"
     elif leaning:
         outcome = WIN if leaning > 0 else LOSS
         words = (
-            "it finds what people preferred likelier than the other side does"
+            "it gives the chosen answer a higher probability than the other policy does"
             if leaning > 0
-            else "the other side finds what people preferred likelier"
+            else "the other policy gives the chosen answer a higher probability"
         )
     return HeldOutAnswer(
         messages=stored.get("messages", ()),

@@ -90,8 +90,8 @@ def damage_notify(damage: FileDamaged, whose: str) -> None:
 def stand_in_notify(agent: str, intended: str, answered: str) -> None:
     """Log who answers in place of a damaged policy and send a notice, once per process and pair of them."""
     text = (
-        f"{agent}: {intended} is damaged and does not answer; {answered} answers in its place until its file is "
-        f"whole again: {PROGRAM} policy verify {intended}"
+        f"{agent}: the file of {intended} is damaged; {answered} answers in its place until it is restored. "
+        f"For details: {PROGRAM} policy verify {intended}"
     )
     facts = {"agent": agent, "intended": intended, "answered": answered}
     _tell(f"{agent}:{intended}:{answered}", "damaged_policy_replaced", text, **facts)
@@ -132,7 +132,7 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
             "snapshot",
             path,
             snapshot.sha256,
-            f"{RESTORE}, or prepare a new dataset",
+            f"{RESTORE}, or build a new dataset by training again",
         )
     for version in RewardModelVersion.objects.order_by("pk"):
         folder = settings.RATCHET_HOME / version.path
@@ -150,7 +150,7 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
         )
     for folder in sorted((settings.RATCHET_HOME / "exports" / "bases").glob("*")):
         yield _folder_finding(
-            f"base {folder.name[:20]}", folder, "remove the file: it is made again when it is needed"
+            f"base {folder.name[:20]}", folder, "delete the file: it is written again when needed"
         )
 
 

@@ -30,7 +30,7 @@ def policy_card(policy: Policy) -> str:
     run = TrainingRun.objects.select_related("snapshot").filter(policy=policy).first()
     lines = [
         *_kind(policy),
-        f"- set out to beat: {policy.parent.name if policy.parent else 'the base model'}",
+        f"- compared with: {policy.parent.name if policy.parent else 'the base model'}",
         "",
         "## Data",
         "",
@@ -99,12 +99,12 @@ def _is_full_fine_tuning(policy: Policy) -> bool:
 def _data(run: TrainingRun | None) -> list[str]:
     snapshot = run.snapshot if run else None
     if run is None or snapshot is None:
-        return ["Not known: it was not trained by a run of this registry."]
+        return ["Not known: it was not trained by a run recorded here."]
     counts = ", ".join(f"{count} {split}" for split, count in snapshot.counts.items())
     left = ", ".join(f"{count} {reason}" for reason, count in snapshot.left_out.items()) or "nothing"
     return [
-        f"- learnt from {run.feedback_count} ratings, comparisons, outcomes, traces and demonstrations",
-        f"- {snapshot.feedback_count} ratings and comparisons were looked at, "
+        f"- trained on {run.feedback_count} ratings, comparisons, outcomes, traces and demonstrations",
+        f"- {snapshot.feedback_count} ratings and comparisons were read, "
         f"{100 * snapshot.simulated_share:.0f} % of them simulated",
         f"- {snapshot.kind}: {counts}",
         f"- left out: {left}",
@@ -142,7 +142,7 @@ def _figures(policy: Policy) -> list[str]:
 
 def _headline(found: Headline | None) -> str:
     if found is None:
-        return "- nothing tells better from worse in what was held out"
+        return "- the held-out evidence has no ratings that differ, so nothing is compared"
     interval = f" [{found.interval}]" if found.interval else ""
     prompts = f", n = {found.figure.n}" if found.figure.n else ""
     text = f"- {found.title.lower()}: {found.text}{interval}{prompts} ({found.explanation})"
@@ -165,7 +165,7 @@ def _gate(policy: Policy) -> list[str]:
         .first()
     )
     if event is None:
-        return ["Not judged yet."]
+        return ["No gate report yet."]
     forced = [f"**Promoted by force** by {event.actor}: {event.reason}", ""] if event.forced else []
     return forced + [
         f"- {verdict['rule']}: {verdict['outcome']}, {verdict['words']}"
@@ -175,17 +175,18 @@ def _gate(policy: Policy) -> list[str]:
 
 def _limits(policy: Policy, run: TrainingRun | None) -> list[str]:
     limits = [
-        "- It was judged on held-out prompts of the same agent; other prompts are another matter.",
-        "- What raters like is not what is true: the figures measure agreement with raters.",
+        "- It was evaluated on held-out prompts of this agent only; results on other prompts may differ.",
+        "- The figures measure agreement with raters, not truth.",
     ]
     snapshot = run.snapshot if run else None
     if snapshot is not None and snapshot.simulated_share > 0:
         limits.append(
-            "- Part of the feedback is simulated: the figures say nothing of people to that extent."
+            "- Part of the feedback is simulated: to that extent the figures say nothing about "
+            "people's preferences."
         )
     found = headline_of(policy.metrics)
     if found is not None and found.figure.n is not None and found.figure.n < 100:
-        limits.append(f"- Only {found.figure.n} {found.of}: small losses would not have shown.")
+        limits.append(f"- Only {found.figure.n} {found.of}: small losses cannot be detected.")
     return limits
 
 

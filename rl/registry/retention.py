@@ -68,7 +68,7 @@ def policies_prune(agent: str, *, actor: str) -> list[Policy]:
                 policy=policy,
                 kind=PolicyEvent.Kind.PRUNED,
                 actor=actor,
-                reason="not in service, not among the newest or the best",
+                reason="not in use, and neither among the newest nor the best",
                 verdicts={"bytes": freed},
             )
         logger.info("%s: files removed, %.1f MB", policy.name, freed / 1e6)

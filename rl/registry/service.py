@@ -206,15 +206,15 @@ def policy_promote(
     from are written first (`policy_prepare`), so that who is told of the promotion can ask it. Raises RegistryRefused.
     """
     if to not in (Stage.CHALLENGER, Stage.CHAMPION):
-        raise RegistryRefused(f"{policy.name} can be promoted to challenger or champion, not to {to!r}")
+        raise RegistryRefused(f"{policy.name}: expected promotion to challenger or champion, found {to!r}")
     if force and not reason.strip():
-        raise RegistryRefused("a forced promotion needs a reason; it is kept on record")
+        raise RegistryRefused("a promotion by force needs a reason, which is kept on record; found none")
     sheet = policy_judge(policy, to if live is None else Stage.CHALLENGER)
     if to in MOVES[policy.stage]:
         if not force and (fault := _gate_fault(policy, sheet)):
             _refusal_record(policy, to, fault, sheet, actor=actor)
             raise RegistryRefused(
-                f"{policy.name} stays {policy.stage}: {fault}, or promote it by force with a reason"
+                f"{policy.name} stays {policy.stage}: {fault}; or promote it by force with a reason"
             )
         try:
             _prepare(policy, force=force)
@@ -255,7 +255,7 @@ def _gate_fault(policy: Policy, sheet: GateReport | None) -> str:
     found = (
         f"its newest evaluation is against {newest}, not {rival}"
         if newest
-        else "no comparison shows that it is better"
+        else f"it was not compared with {rival} yet"
     )
     return f"{found}; run `{PROGRAM} evaluate_model --policy {policy.name} {option}`"
 
@@ -275,7 +275,7 @@ def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:
 def policy_reject(policy: Policy, *, actor: str, reason: str) -> Policy:
     """End a candidate or challenger for good."""
     if not reason.strip():
-        raise RegistryRefused("a rejection needs a reason")
+        raise RegistryRefused("expected a reason for the rejection, found none")
     return _move(policy, Stage.REJECTED, kind=Kind.REJECTED, actor=actor, reason=reason)
 
 
@@ -297,7 +297,7 @@ def policy_rollback(agent: str, *, actor: str, reason: str = "") -> Policy:
             raise RegistryRefused(f"agent {agent} has no champion to roll back from")
         earlier = champions_before(agent)
         if not earlier:
-            raise RegistryRefused(f"{present.name} replaced no champion that could be put back")
+            raise RegistryRefused(f"{present.name} has no predecessor to roll back to")
         _move(present, Stage.RETIRED, kind=Kind.ROLLED_BACK, actor=actor, reason=reason or "rolled back")
         return _move(
             earlier[0],
@@ -355,7 +355,7 @@ def _move(
     except IntegrityError as error:
         # two promotions at once: the database keeps one champion per agent
         raise RegistryRefused(
-            f"another policy of {policy.agent} was promoted at the same moment; look again"
+            f"another policy of {policy.agent} was promoted at the same time; reload and try again"
         ) from error
     policy.refresh_from_db()
     return policy

@@ -296,7 +296,7 @@ def gate_fault(version: RewardModelVersion) -> str:
     """Reason why it may not become champion, as words; empty where it may."""
     ranking = version.ranking
     if not ranking:
-        return f"it was not judged: {PROGRAM} reward_model judge {version.name}"
+        return f"it was not evaluated: {PROGRAM} reward_model judge {version.name}"
     if not ranks_above_chance(ranking):
         return (
             f"it is no better than chance: it {ranking_text(ranking)}, and the interval holds 50 %; rate more at "

@@ -69,12 +69,14 @@ class GuideStep(NamedTuple):
 
 
 GUIDE = (
-    ("bring", "Bring decisions", "You see what each line is read as and take it in; then you rate.", "a minute"),
-    ("rate", "Rate", "From {needed} ratings on a first training can begin.", "5 seconds a rating"),
-    ("train", "Train", "The new policy is then judged on prompts it never saw.", "a few minutes"),
+    ("bring", "Bring decisions", "You see how each line is read and import it; then you rate.", "a minute"),
+    ("rate", "Rate", "A first training needs {needed} ratings.", "5 seconds a rating"),
+    ((
+        "train"
+    ), "Train", "The new policy is then evaluated on held-out prompts, which it never saw.", "a few minutes"),
     ("compare", "Compare", "The gate says whether the new policy is shown to be better.", "a minute"),
-    ("promote", "Promote", "The champion answers for the agent from then on.", "seconds"),
-    ("ask", "Ask it", "Each answer is a recorded decision, and can be rated: round again.", "seconds"),
+    ("promote", "Promote", "From then on the champion answers for the agent.", "seconds"),
+    ("ask", "Ask it", "Each answer is recorded as a decision and can be rated in turn.", "seconds"),
 )  # fmt: skip
 """Steps of the guided start: key, title, what happens after it, about how long it takes."""
 
@@ -124,27 +126,27 @@ def step_next(card: AgentCard) -> LoopStep:
         waits = run is not None and run.status == TrainingRun.Status.QUEUED
         return LoopStep("watch", "Its training waits for a worker." if waits else "It is being trained.")
     if newest is None and not card.counts.decisions:
-        return LoopStep("record", "No decision was recorded yet.")
+        return LoopStep("record", "No decisions are recorded yet.")
     if newest is None and card.counts.evidence < feedback_minimum():
         further = feedback_minimum() - card.counts.evidence
-        return LoopStep("rate", f"{further} more {card.noun} make a first training possible.")
+        return LoopStep("rate", f"{further} more {card.noun} are needed for a first training.")
     if run is not None and run.status in STOPPED:
-        return LoopStep("look", f"The newest training was {run.status}; its page says why.")
+        return LoopStep("look", f"The newest training was {run.status}; its page has the reason.")
     if newest is None and feedback < feedback_minimum():
         return LoopStep("train", _unrated_source(card))
     if newest is None:
-        return LoopStep("train", "There are ratings enough for a first training.")
+        return LoopStep("train", "There are enough ratings for a first training.")
     if headline_of(newest.metrics) is None:
-        return LoopStep("judge", f"{newest.name} was not judged on held-out prompts yet.", newest.name)
+        return LoopStep("judge", f"{newest.name} was not evaluated on held-out prompts yet.", newest.name)
     refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.gate_refusal
     if newest.stage == Policy.Stage.CANDIDATE and not refused:
-        return LoopStep("promote", f"{newest.name} is judged: promote or reject it.", newest.name)
-    before = f"The gate stayed closed to {newest.name}: {card.gate_refusal}. " if refused else ""
+        return LoopStep("promote", f"{newest.name} is evaluated; promote or reject it.", newest.name)
+    before = f"{newest.name} did not pass the gate: {card.gate_refusal}. " if refused else ""
     if card.buffer >= card.retrain_threshold:
         return LoopStep("train", f"{before}{card.buffer:,} {card.noun} are new since the last training.")
     return LoopStep(
         "rate",
-        f"{before}{card.retrain_threshold - card.buffer:,} more {card.noun} make the next training worth it.",
+        f"{before}{card.retrain_threshold - card.buffer:,} more {card.noun} until the next training.",
     )
 
 
@@ -152,7 +154,7 @@ def _unrated_source(card: AgentCard) -> str:
     """Source of a first training where hardly anybody rates."""
     counts = card.counts
     if counts.demonstrations >= feedback_minimum():
-        return f"{counts.demonstrations:,} demonstrations show what to answer: enough for a first training."
+        return f"{counts.demonstrations:,} demonstrations are recorded, enough for a first training."
     found = " and ".join(f"{count:,} {name}" for name, count in card.evidence)
     return f"{found} are recorded: run {PROGRAM} calculate_rewards, then train."
 

@@ -14,8 +14,8 @@ from feedback.erasure.artifacts import trained_text
 
 class Command(RatchetCommand):
     help = (
-        "Rename an agent with all that is recorded, set and trained of it, or delete it. Deleting is refused where "
-        "something was trained for it, unless forced. Example: manage.py agent rename support-bot helpdesk"
+        "Rename or delete an agent with its decisions, settings and policies. Deleting an agent that "
+        "has runs or policies needs --force. Example: manage.py agent rename support-bot helpdesk"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -24,22 +24,29 @@ class Command(RatchetCommand):
         rename = commands.add_parser(
             "rename", help="Give an agent another name. Example: agent rename filer sorter"
         )
-        rename.add_argument("agent", metavar="AGENT", help="The agent's slug now.")
-        rename.add_argument("new", metavar="NEW", help="The slug it gets: one that no agent has.")
-        rename.add_argument("--dry-run", action="store_true", help="Say what would move; change nothing.")
+        rename.add_argument("agent", metavar="AGENT", help="Present slug of the agent.")
+        rename.add_argument("new", metavar="NEW", help="New slug; no other agent may have it.")
+        rename.add_argument(
+            "--dry-run", action="store_true", help="Print what would be renamed; change nothing."
+        )
         delete = commands.add_parser(
-            "delete", help="Remove all of an agent. Example: agent delete filer --dry-run"
+            "delete", help="Delete an agent and all its data. Example: agent delete filer --dry-run"
         )
         for sub in (rename, delete):
             sub.add_argument(
-                "--json", action="store_true", default=argparse.SUPPRESS, help="As before the action."
+                "--json",
+                action="store_true",
+                default=argparse.SUPPRESS,
+                help="The same as --json before the action.",
             )
         delete.add_argument("agent", metavar="AGENT", help="The agent's slug.")
-        delete.add_argument("--dry-run", action="store_true", help="Say what would go; remove nothing.")
+        delete.add_argument(
+            "--dry-run", action="store_true", help="Print what would be deleted; delete nothing."
+        )
         delete.add_argument(
             "--force",
             action="store_true",
-            help="Delete it although something was trained for it: its runs and policies go, too (default: refuse).",
+            help="Delete its runs and policies too (default: refuse if there are any).",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +70,7 @@ class Command(RatchetCommand):
             self.stdout.write(f"  {path}")
         if result["action"] == "rename":
             self.stdout.write(
-                "Policies keep their names. An app that still sends the old name makes a new agent of that name"
+                "Policies keep their names. An app that still sends the old name creates a new agent with it"
             )
             return
         if result.get("trained"):
@@ -72,7 +79,9 @@ class Command(RatchetCommand):
     def next_step(self, result: dict[str, Any]) -> str:
         if result["action"] == "rename":
             again = f"python manage.py agent rename {result['agent']} {result['new']}"
-            return again if result["dry_run"] else f"let your app send {result['new']}"
+            return again if result["dry_run"] else f"make your app send {result['new']}"
         if result["dry_run"]:
             return f"python manage.py agent delete {result['agent']}{' --force' if result['trained'] else ''}"
-        return "import or record what the next agent does: python manage.py import_feedback FILE --agent SLUG"
+        return (
+            "record or import decisions of another agent: python manage.py import_feedback FILE --agent SLUG"
+        )

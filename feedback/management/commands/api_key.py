@@ -15,31 +15,32 @@ from feedback.models import ApiKey
 
 class Command(RatchetCommand):
     help = (
-        "Make, list and revoke API keys. A key is printed once, when it is made; only its hash is kept. "
-        "Example: manage.py api_key create support-app --scopes ingest,rate"
+        "Create, list and revoke API keys. A key is printed once, when it is created; only its hash is "
+        "stored. Example: manage.py api_key create support-app --scopes ingest,rate"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke")
-        create = actions.add_parser("create", help="Make a key and print it, this once.")
-        create.add_argument("name", help="What it is for; unique. Example: support-app")
+        create = actions.add_parser("create", help="Create a key and print it once.")
+        create.add_argument("name", help="Name of the key, unique: what it is for. Example: support-app")
         create.add_argument(
             "--scopes",
             required=True,
             metavar="SCOPES",
-            help="What it may do, separated by commas: ingest (record decisions, outcomes, traces), rate (rate and "
-            "compare, as itself), rate_as (on behalf of others, whom `rater` names), read (find, read, export), "
-            "operate (train, promote). Example: --scopes ingest,rate",
+            help="Permissions, separated by commas: ingest (record decisions, outcomes, traces), rate "
+            "(rate and compare, as itself), rate_as (on behalf of others, whom `rater` names), read "
+            "(find, read, export), operate (train, promote). Example: --scopes ingest,rate",
         )
-        listing = actions.add_parser(
-            "list", help="Show every key: its scopes, when it was used last, revoked or not."
-        )
-        revoke = actions.add_parser("revoke", help="End a key, within seconds and for good.")
+        listing = actions.add_parser("list", help="List all keys with scopes, last use, and whether revoked.")
+        revoke = actions.add_parser("revoke", help="Revoke a key for good; it is refused within seconds.")
         revoke.add_argument("name", help="The key's name. Example: support-app")
         for sub in (create, listing, revoke):
             sub.add_argument(
-                "--json", action="store_true", default=argparse.SUPPRESS, help="As before the action."
+                "--json",
+                action="store_true",
+                default=argparse.SUPPRESS,
+                help="The same as --json before the action.",
             )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -53,14 +54,14 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         if result["action"] == "create":
-            self.note(f"Key {result['name']}, scopes {', '.join(result['scopes'])}. It is not shown again:")
+            self.note(f"Key {result['name']}, scopes {', '.join(result['scopes'])}. It is shown only once:")
             self.stdout.write(result["key"])
             self.note("Send it as the header Authorization: Bearer KEY; docs/api.md has the calls")
         elif result["action"] == "revoke":
             self.stdout.write(f"Key {result['name']} is revoked.")
         elif not result["keys"]:
             self.stdout.write(
-                "No keys yet. Make one: python manage.py api_key create NAME --scopes ingest,rate"
+                "No keys yet. Create one: python manage.py api_key create NAME --scopes ingest,rate"
             )
         else:
             table = Table(box=None, padding=(0, 2, 0, 0))

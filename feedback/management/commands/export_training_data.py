@@ -36,8 +36,9 @@ def _limit(text: str) -> int:
 
 class Command(RatchetCommand):
     help = (
-        "Write decisions and what was said of them to a file, in any of the formats that import_feedback reads. "
-        "Example: manage.py export_training_data --agent widgets --format trl --output pairs.jsonl"
+        "Write decisions with their ratings, comparisons and outcomes to a file, in a format that "
+        "import_feedback reads too. Example: manage.py export_training_data --agent widgets --format trl "
+        "--output pairs.jsonl"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -47,17 +48,15 @@ class Command(RatchetCommand):
             "--agent",
             dest="agent",
             metavar="SLUG",
-            help="Whose feedback (default: every agent's). Example: --agent widgets",
+            help="Agent whose feedback is written (default: all). Example: --agent widgets",
         )
         parser.add_argument(
             "--format",
             default="ratchet",
             choices=list(formats.SHAPES),
             metavar="F",
-            help=(
-                "Which format (default ratchet, which loses nothing): "
-                f"{', '.join(formats.SHAPES)}. Example: --format trl-unpaired"
-            ),
+            help="Format (default ratchet, which is lossless): "
+            f"{', '.join(formats.SHAPES)}. Example: --format trl-unpaired",
         )
         parser.add_argument(
             "--output",
@@ -68,27 +67,25 @@ class Command(RatchetCommand):
             "--limit",
             type=_limit,
             default=1000,
-            help="At most so many samples, the newest ones; 0 for all (default 1000). Example: --limit 0",
+            help="Write at most N samples, newest first; 0 for all (default 1000). Example: --limit 0",
         )
         parser.add_argument(
             "--min-reward",
             type=_reward,
             default=RAW_LOW,
-            help=(
-                "Only decisions with at least this raw reward, from -2 to 2; of pairs the better one (default -2.0: "
-                "also those without a reward). Example: --min-reward 0.5"
-            ),
+            help="Only decisions with at least this raw reward, from -2 to 2; for pairs, that of the chosen "
+            "response (default -2.0: also those without a reward). Example: --min-reward 0.5",
         )
         parser.add_argument(
             "--require-feedback",
             action="store_true",
-            help="Only decisions that somebody rated or compared, or that an outcome was measured of.",
+            help="Only decisions with a rating, comparison or outcome (default: all decisions).",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         agent, known = options["agent"], agent_slugs()
         if agent is not None and agent not in known:
-            there = f"known are {', '.join(known)}" if known else "nothing has been decided yet"
+            there = f"known are {', '.join(known)}" if known else "no decisions are recorded yet"
             raise FeedbackExportRefused(f"no decision of agent {agent!r} is recorded; {there}")
         path = Path(options["output"] or filename(options["format"], agent))
         limit = options["limit"] or None
@@ -100,7 +97,7 @@ class Command(RatchetCommand):
         )
         report = file_export(path, options["format"], selection, limit=limit)
         if report.truncated:
-            self.note(f"--limit {limit} left some out: --limit 0 writes all")
+            self.note(f"--limit {limit} left some samples out; --limit 0 writes all")
         return report.as_dict()
 
     def show(self, result: dict[str, Any]) -> None:

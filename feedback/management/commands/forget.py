@@ -15,9 +15,9 @@ from feedback.erasure.service import unit_forget
 
 class Command(RatchetCommand):
     help = (
-        "Erase the decisions of one unit (a user, a session) with all that was said of them and every copy of their "
-        "text: spool, refused rows, snapshots, evaluations, runs, logs. Lists what was trained on them. "
-        "Example: manage.py forget --unit user-17 --dry-run"
+        "Erase all decisions of one unit (a user, a session) with their feedback and every copy of their "
+        "text: outbox, refused rows, snapshots, evaluations, runs, logs. Lists the policies trained on "
+        "them. Example: manage.py forget --unit user-17 --dry-run"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -26,7 +26,7 @@ class Command(RatchetCommand):
             "--unit", required=True, help="The unit, exactly as the app sent it. Example: --unit user-17"
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="Count and list; remove nothing (default: remove)."
+            "--dry-run", action="store_true", help="Count and list; erase nothing (default: erase)."
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -39,22 +39,23 @@ class Command(RatchetCommand):
             table.add_row(name.replace("_", " "), f"{result[name]:,}")
         self.console.print(table)
         if result["places"]:
-            self.stdout.write(
-                "And where its text stands:" if result["dry_run"] else "And where its text stood:"
-            )
+            self.stdout.write("Copies of its text:" if result["dry_run"] else "Copies of its text, erased:")
             table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
             for name, count in result["places"].items():
                 table.add_row(name, f"{count:,}")
             self.console.print(table)
         if result["not_compacted"]:
             self.stdout.write(
-                f"The database's own files may still hold removed rows: {result['not_compacted']}. Run "
-                "`manage.py dbshell` and VACUUM when nothing else reads"
+                "The database's own files may still hold removed rows: "
+                f"{result['not_compacted']}. Run VACUUM in `manage.py dbshell` when no other "
+                "process uses the database"
             )
         if not result["snapshots"]:
             self.stdout.write("No training snapshot held its prompts.")
             return
-        self.stdout.write("Training snapshots with its prompts, and what was trained on them (weights stay):")
+        self.stdout.write(
+            "Snapshots with its prompts, and what was trained on them (trained weights are not changed):"
+        )
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("snapshot", "agent", "rows", "file", "policies"):
             table.add_column(column)
@@ -69,4 +70,8 @@ class Command(RatchetCommand):
         if result["dry_run"]:
             return f"python manage.py forget --unit {shlex.quote(result['unit'])}"
         policies = sorted({name for found in result["snapshots"] for name in found["policies"]})
-        return f"retire what was trained on it, and train anew: {', '.join(policies)}" if policies else ""
+        return (
+            (f"retire the policies trained on it, and train new ones: {', '.join(policies)}")
+            if policies
+            else ""
+        )

@@ -16,9 +16,10 @@ from feedback.transfer.import_report import ImportReport, next_steps, total_of
 
 class Command(RatchetCommand):
     help = (
-        "Read decisions and what people thought of them from files of other programs. A file is imported whole or not "
-        "at all; importing it again adds nothing; undo_import takes it back. An import that stores nothing, or leaves "
-        "out more than it stores, exits with 1. Example: manage.py import_feedback export.json --agent support-bot"
+        "Import decisions and feedback from files of other programs. A file is imported whole or not "
+        "at all; importing it again adds nothing; undo_import removes it. Exits with 1 if nothing was "
+        "stored, or less than was left out. Example: manage.py import_feedback export.json --agent "
+        "support-bot"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -27,68 +28,64 @@ class Command(RatchetCommand):
             "files",
             nargs="+",
             metavar="FILE",
-            help="JSON, JSON lines, CSV, TSV or Parquet; as it is, or compressed as gzip, zstd or zip.",
+            help="JSON, JSON lines, CSV, TSV or Parquet; plain, or compressed as gzip, zstd or zip. "
+            "Example: ratings.csv",
         )
         parser.add_argument(
             "--format",
             default="auto",
             choices=["auto", *dict.fromkeys([*formats.FORMATS, *formats.SHAPES])],
             metavar="F",
-            help=(
-                "Which format the files are of (default auto: recognised by their rows): "
-                f"{', '.join(formats.FORMATS)}, or a name that export_training_data writes. Example: --format trl"
-            ),
+            help="Format of the files (default auto: recognised by their rows): "
+            f"{', '.join(formats.FORMATS)}, or a name that export_training_data writes. Example: "
+            "--format trl",
         )
         parser.add_argument(
             "--agent",
             metavar="SLUG",
-            help=(
-                "Whose decisions they become (default: what the file says, else "
-                f"{import_.DEFAULT_AGENT}). Example: --agent support-bot"
-            ),
+            help="Agent that the decisions are stored for (default: the file's, else "
+            f"{import_.DEFAULT_AGENT}). Example: --agent support-bot",
         )
         parser.add_argument(
             "--map",
             default="",
             metavar="FIELD=COLUMN,...",
-            help=(
-                "Which column holds what (default: told by the columns' names); a name with dots is a path into a "
-                "row. Example: --map prompt=question,response=answer,rating=stars"
-            ),
+            help="Map fields to columns (default: recognised by the columns' names); dots in a name are "
+            "a path into nested rows. Example: --map prompt=question,response=answer,rating=stars",
         )
         parser.add_argument(
             "--rater",
             metavar="COLUMN",
-            help="The column that names the rater (default: told by its name). Example: --rater annotator",
+            help="Column with the rater's name (default: recognised by its name). Example: --rater annotator",
         )
         parser.add_argument(
             "--ratings-file",
             metavar="F",
-            help="The ratings, where the format keeps them in a second file. Example: --ratings-file ratings.json",
+            help="File of the ratings, for formats with two files. Example: --ratings-file ratings.json",
         )
         parser.add_argument(
             "--licence",
             default="",
             metavar="NAME",
-            help="Licence of the data, kept with the import (default: none stated). Example: --licence CC-BY-4.0",
+            help="Licence of the data, stored with the import (default: none). Example: --licence CC-BY-4.0",
         )
         parser.add_argument(
             "--simulated",
             action="store_true",
-            help="The verdicts were given by a model or a script: mark them so (default: by people).",
+            help="Mark the ratings as simulated: given by a model or a script (default: by people).",
         )
         parser.add_argument(
             "--skip-bad",
             action="store_true",
-            help="Leave out rows that cannot be read, instead of refusing their file (default: refuse).",
+            help="Leave out rows that cannot be read (default: refuse the file).",
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="Say what would be imported and change nothing."
+            "--dry-run", action="store_true", help="Print what would be imported; change nothing."
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["ratings_file"] and len(options["files"]) > 1:
-            raise CommandError("--ratings-file belongs to one FILE, found several; import them one by one")
+            raise CommandError("expected one FILE with --ratings-file, found several; import them one by one")
         columns = ColumnMap.parse(options["map"], options["rater"])
         reports: list[ImportReport] = []
         for file in formats.decisions_before_feedback(options["files"]):

@@ -16,8 +16,8 @@ SHOWN = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "trac
 
 class Command(RatchetCommand):
     help = (
-        "List the files that were imported, newest first: what each brought, who imported it and when, and whether it "
-        "was undone. Example: manage.py imports --agent support-bot"
+        "List imported files, newest first: what each contained, who imported it and when, and whether "
+        "it was undone. Example: manage.py imports --agent support-bot"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -26,14 +26,14 @@ class Command(RatchetCommand):
             "--agent",
             default="",
             metavar="SLUG",
-            help="Of this agent alone (default: of all). Example: --agent filer",
+            help="Only imports of this agent (default: all). Example: --agent filer",
         )
         parser.add_argument(
             "--limit",
             type=int,
             default=50,
             metavar="N",
-            help="How many at most (default 50). Example: --limit 10",
+            help="List at most N imports (default 50). Example: --limit 10",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         if not result["imports"]:
-            self.stdout.write("Nothing was imported yet.")
+            self.stdout.write("No imports yet.")
             return
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("import", "file", "format", "agent", "brought", "by", "at", ""):

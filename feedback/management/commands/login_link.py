@@ -13,8 +13,8 @@ from feedback.accounts.sign_in import signin_link
 
 class Command(RatchetCommand):
     help = (
-        "Print a link that signs one person in, once; the person is added when missing, and the first one may open "
-        "the admin. Example: manage.py login_link --user ada"
+        "Print a sign-in link for one person, good for one use. A new person is added; the first one "
+        "may open the admin. Example: manage.py login_link --user ada"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,7 +25,8 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--base-url",
             default="http://localhost:8000",
-            help="Where people open Ratchet (default: http://localhost:8000). Example: --base-url https://ratchet.example",
+            help="Address under which people open Ratchet (default: http://localhost:8000). Example: "
+            "--base-url https://ratchet.example",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -13,22 +13,24 @@ from feedback.storage.sampling import ratings_wanted_refresh
 
 class Command(RatchetCommand):
     help = (
-        "Let decisions recorded before wait for as many ratings as the agent's settings ask for now (ratings wanted, "
-        "overlap). Saving the settings does it by itself where an agent has no more than 20,000 decisions. "
-        "Example: manage.py renew_queue --agent support-bot"
+        "Apply the agent's present collection settings (ratings wanted, overlap) to decisions recorded "
+        "earlier. Saving the settings does this itself for agents with up to 20,000 decisions. Example: "
+        "manage.py renew_queue --agent support-bot"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--agent", required=True, help="Whose decisions. Example: --agent support-bot")
+        parser.add_argument(
+            "--agent", required=True, help="Agent whose decisions are updated. Example: --agent support-bot"
+        )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         agent = options["agent"]
         if not Decision.objects.filter(agent=agent).exists():
             raise CommandError(
-                f"expected an agent that decided something, found {agent!r}; `agent` is its slug"
+                f"expected an agent with recorded decisions, found {agent!r}; `agent` is its slug"
             )
         return {"agent": agent, "changed": ratings_wanted_refresh(agent)}
 
     def show(self, result: dict[str, Any]) -> None:
-        self.stdout.write(f"{result['changed']:,} decisions wait for another number of ratings now.")
+        self.stdout.write(f"{result['changed']:,} decisions now have another number of wanted ratings.")

@@ -18,9 +18,9 @@ from feedback.explorer.text_index import (
 
 class Command(RatchetCommand):
     help = (
-        "An index that finds a text among all decisions at once, on PostgreSQL. Without it a search looks through "
-        "20,000 decisions a page; with it recording a decision takes the database about three times as long. "
-        "Example: manage.py text_index make"
+        "Create, drop or show the PostgreSQL trigram index for text search over all decisions. Without it, "
+        "a search reads 20,000 decisions per page; with it, writing a decision takes the database about "
+        "three times as long. Example: manage.py text_index make"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -28,7 +28,7 @@ class Command(RatchetCommand):
         parser.add_argument(
             "action",
             choices=["make", "drop", "status"],
-            help="Make it, take it away, or say whether it is there.",
+            help="make: create the index; drop: remove it; status: print whether it exists.",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +43,6 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         if result["exists"]:
-            self.stdout.write(f"The index of texts is there, {result['bytes'] / 1e6:,.1f} MB.")
+            self.stdout.write(f"The text index exists, {result['bytes'] / 1e6:,.1f} MB.")
         else:
-            self.stdout.write("There is no index of texts: a search looks through 20,000 decisions a page.")
+            self.stdout.write("There is no text index: a search reads 20,000 decisions per page.")

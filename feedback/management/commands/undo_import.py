@@ -17,9 +17,9 @@ COUNTS = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdraw
 
 class Command(RatchetCommand):
     help = (
-        "Take an import back: its decisions, ratings, comparisons, outcomes and traces go; decisions that people rated "
-        "here since, or that another import added to, stay. Refused where something was trained on it, unless forced. "
-        "Example: manage.py undo_import 7 --dry-run"
+        "Undo an import: remove its decisions, ratings, comparisons, outcomes and traces. Decisions that "
+        "were rated here since, or that another import added to, stay. If something was trained on the "
+        "import, --force is needed. Example: manage.py undo_import 7 --dry-run"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -33,7 +33,8 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--force",
             action="store_true",
-            help="Take it back although something was trained on it (default: refuse). What was learnt stays learnt.",
+            help="Undo it although something was trained on it (default: refuse). Trained policies are not "
+            "changed.",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +50,7 @@ class Command(RatchetCommand):
         return {**done.as_dict(), "undone": not done.dry_run}
 
     def show(self, result: dict[str, Any]) -> None:
-        what = "Would take back" if result["dry_run"] else "Took back"
+        what = "Would undo" if result["dry_run"] else "Took back"
         counts = ", ".join(count_text(result[name], name) for name in COUNTS if result[name]) or "nothing"
         self.stdout.write(f"{what} import {result['batch']} ({result['file']}): {counts}")
         if result["decisions_kept"]:

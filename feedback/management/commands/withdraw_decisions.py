@@ -19,9 +19,9 @@ LISTED = 50
 
 class Command(RatchetCommand):
     help = (
-        "Take decisions out of datasets, queues, counts and exports: those that meet everything given. They stay on "
-        "record, and --restore puts them back. Lists what was trained on them. "
-        "Example: manage.py withdraw_decisions --unit load-test --dry-run"
+        "Exclude decisions from datasets, queues, counts and exports: those that match all options given. "
+        "They stay on record; --restore includes them again. Lists what was trained on them. Example: "
+        "manage.py withdraw_decisions --unit load-test --dry-run"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -33,35 +33,50 @@ class Command(RatchetCommand):
             action="append",
             default=[],
             metavar="UUID",
-            help="A decision; repeatable. Example: --id 6f1c... ",
+            help="Id of a decision; repeatable. Example: --id 6f1c... ",
         )
-        add("--batch", type=int, metavar="N", help="Brought by the import of this number. Example: --batch 7")
+        add(
+            "--batch",
+            type=int,
+            metavar="N",
+            help="Decisions of the import with this number. Example: --batch 7",
+        )
         add(
             "--agent",
             default="",
             metavar="SLUG",
-            help="Of this agent (default: of all). Example: --agent filer",
+            help="Decisions of this agent (default: of all). Example: --agent filer",
         )
         add(
             "--unit",
             default="",
-            help="Decided for this unit, exactly as the app sent it. Example: --unit user-17",
+            help="Decisions for this unit (user or session), exactly as the app sent it. Example: --unit "
+            "user-17",
         )
-        add("--source", default="", help="From this source: app, gateway, ... Example: --source simulation")
-        add("--since", default="", metavar="TIME", help="Recorded at or after. Example: --since 2026-11-01")
+        add(
+            "--source",
+            default="",
+            help="Decisions of this source: app, gateway, ... Example: --source simulation",
+        )
+        add(
+            "--since",
+            default="",
+            metavar="TIME",
+            help="Recorded at this time or later, ISO 8601. Example: --since 2026-11-01",
+        )
         add(
             "--until",
             default="",
             metavar="TIME",
-            help="Recorded before. Example: --until 2026-11-02T10:00:00Z",
+            help="Recorded before this time, ISO 8601. Example: --until 2026-11-02T10:00:00Z",
         )
-        add("--reason", default="", help='Why, for the record. Example: --reason "load test"')
+        add("--reason", default="", help='Reason, kept on record. Example: --reason "load test"')
         add("--dry-run", action="store_true", help="Count and list; withdraw nothing (default: withdraw).")
         add(
             "--restore",
             type=int,
             metavar="N",
-            help="Put the decisions of withdrawal N back. Example: --restore 3",
+            help="Undo withdrawal N. Example: --restore 3",
         )
         add("--list", action="store_true", help="List the withdrawals, newest first.")
 
@@ -92,18 +107,18 @@ class Command(RatchetCommand):
                 f"{done} {count_text(result['decisions'], 'decisions')}{f': {agents}' if agents else ''}."
             )
             if result["trained_on"]:
-                self.stdout.write(f"  {trained_text(result['trained_on'])}; what was learnt stays learnt")
+                self.stdout.write(f"  {trained_text(result['trained_on'])}; trained policies are not changed")
 
     def next_step(self, result: dict[str, Any]) -> str:
         if result.get("withdrawal"):
-            return f"python manage.py withdraw_decisions --restore {result['withdrawal']} puts them back"
+            return f"python manage.py withdraw_decisions --restore {result['withdrawal']} includes them again"
         if result.get("dry_run") and result.get("decisions"):
-            return "the same without --dry-run"
+            return "to withdraw them: the same command without --dry-run"
         return "python manage.py withdraw_decisions --list" if "withdrawals" not in result else ""
 
     def _show_list(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
-            self.stdout.write("Nothing was withdrawn yet.")
+            self.stdout.write("No withdrawals yet.")
             return
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("withdrawal", "decisions", "selected by", "reason", "by", "at", ""):

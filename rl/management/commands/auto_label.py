@@ -13,8 +13,9 @@ from rl.jobs.estimates import agent_for
 
 class Command(RatchetCommand):
     help = (
-        "Train a label model on people's ratings and suggest ratings, with calibrated confidence, for decisions that "
-        "wait for one; a person accepts or overrules them on /rate/. Example: manage.py auto_label --agent support-bot"
+        "Train a label model on people's ratings and suggest ratings, with calibrated probabilities, "
+        "for decisions not rated yet; a person accepts or overrules each on /rate/. Example: manage.py "
+        "auto_label --agent support-bot"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -29,14 +30,21 @@ class Command(RatchetCommand):
             type=int,
             default=label.SUGGESTED,
             metavar="N",
-            help="Newest waiting decisions to suggest a rating for (default %(default)s).",
+            help="How many unrated decisions to suggest a rating for, newest first (default %(default)s). "
+            "Example: --limit 200",
         )
         parser.add_argument(
             "--base-model",
             metavar="NAME_OR_PATH",
-            help="Whose embeddings are read (default: the champion's base, else RATCHET_BASE_MODEL).",
+            help="Base model whose embeddings are features (default: the champion's base model, else "
+            "RATCHET_BASE_MODEL). Example: --base-model bundled",
         )
-        parser.add_argument("--seed", type=int, default=42, help="Draws the folds (default 42).")
+        parser.add_argument(
+            "--seed",
+            type=int,
+            default=42,
+            help="Seed of the cross-validation folds (default 42). Example: --seed 7",
+        )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         with self.bar("reading") as bar:
@@ -54,9 +62,9 @@ class Command(RatchetCommand):
     def show(self, result: dict[str, Any]) -> None:
         found = result["figures"]
         self.stdout.write(
-            f"{result['labels']}: learnt from {result['ratings']:,} ratings by people; on ratings left out it is right "
-            f"in {100 * found['accuracy']:.1f} %, Brier score {found['brier']:.3f} ({found['brier_base']:.3f} without "
-            f"it), calibration error {found['calibration_error']:.3f}."
+            f"{result['labels']}: trained on {result['ratings']:,} ratings by people; on held-out ratings "
+            f"it is right in {100 * found['accuracy']:.1f} %, Brier score {found['brier']:.3f} "
+            f"({found['brier_base']:.3f} without it), calibration error {found['calibration_error']:.3f}."
         )
         for name, why in result["left_out"].items():
             self.stdout.write(f"Not used: {name} ({why}).")

@@ -13,8 +13,9 @@ from backend.command import RatchetCommand
 
 class Command(RatchetCommand):
     help = (
-        "Write the database and all of RATCHET_HOME that cannot be made anew into a folder, as of one moment and while "
-        "the server runs; every file is read again and checked. Example: manage.py backup /backups/2026-11-22"
+        "Copy the database and the files of RATCHET_HOME (without caches) to a folder: one consistent "
+        "state, also while the server runs; every copied file is read back and checked. Example: "
+        "manage.py backup /backups/2026-11-22"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -39,12 +40,16 @@ class Command(RatchetCommand):
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(
             f"{result['folder']}: {result['files']} files, {result['bytes'] / 1e6:,.1f} MB, "
-            f"{result['decisions']:,} decisions; every file was read again and is whole"
+            f"{result['decisions']:,} decisions; every file was read back and matches its checksum"
         )
         if result["vanished"]:
             self.stdout.write(
-                f"{len(result['vanished'])} files were removed by the server meanwhile and are left out"
+                f"{len(result['vanished'])} files are not in the backup: the server removed "
+                "them while it was made"
             )
 
     def next_step(self, result: dict[str, Any]) -> str:
-        return f"copy it to another machine; try it: RATCHET_HOME=NEW python manage.py restore {result['folder']}"
+        return (
+            "copy it to another machine; to test it, restore it into an empty folder: RATCHET_HOME=NEW "
+            f"python manage.py restore {result['folder']}"
+        )

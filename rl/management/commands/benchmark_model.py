@@ -16,8 +16,9 @@ from rl.registry.gate_evidence import gate_bounds
 
 class Command(RatchetCommand):
     help = (
-        "Run benchmark tasks (lm-evaluation-harness) for a policy and its base on the same items, and keep the figures "
-        "in the registry. Example: manage.py benchmark_model --policy widgets-v312 --tasks ratchet_format"
+        "Run benchmark tasks (lm-evaluation-harness) for a policy and its base model on the same "
+        "items, and store the results with the policy. Example: manage.py benchmark_model --policy "
+        "widgets-v312 --tasks ratchet_format"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -32,35 +33,47 @@ class Command(RatchetCommand):
         add(
             "--tasks",
             metavar="LIST",
-            help="Tasks with commas between: names that come with the project "
-            f"({', '.join(bundled_names())}: the default)"
-            + (f", with installed packages ({', '.join(BENCHMARKS)})" if BENCHMARKS else "")
-            + ", paths of task folders, names the harness knows. "
+            help=f"Tasks, separated by commas: bundled ones ({', '.join(bundled_names())}: the default)"
+            + (f", of installed packages ({', '.join(BENCHMARKS)})" if BENCHMARKS else "")
+            + ", paths of task folders, or tasks of the harness. "
             "Example: --tasks ratchet_options,./tasks/billing",
         )
-        add("--limit", type=int, metavar="N", help="First N items of each task alone (default: all).")
+        add(
+            "--limit",
+            type=int,
+            metavar="N",
+            help="Only the first N items of each task (default: all). Example: --limit 100",
+        )
         add(
             "--fewshot",
             type=int,
             metavar="N",
-            help="Solved examples before each item (default: as the task says, else none).",
+            help="Solved examples before each item (default: what the task defines, else 0). Example: "
+            "--fewshot 5",
         )
-        add("--batch-size", type=int, default=16, metavar="N", help="Items asked at once (default 16).")
+        add(
+            "--batch-size",
+            type=int,
+            default=16,
+            metavar="N",
+            help="Items per batch (default 16). Example: --batch-size 4",
+        )
         add(
             "--no-chat-template",
             action="store_true",
-            help="Ask in plain text, as published figures of base models are; the default asks as the policy is asked.",
+            help="Send items as plain text, as published results of base models do (default: as chat "
+            "messages, as the policy is served).",
         )
         add(
             "--hub",
             action="store_true",
-            help="Fetch what is not in the hub's cache (default: fetch nothing).",
+            help="Download data sets that are not in the Hugging Face cache (default: no downloads).",
         )
         add(
             "--quantization",
             choices=["none", "4bit"],
             default="none",
-            help="Load the base in 4-bit (default none).",
+            help="Load the base model in 4-bit (default none). Example: --quantization 4bit",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +110,7 @@ class Command(RatchetCommand):
         first = result["benchmarks"][0]
         self.stdout.write(
             f"± is one standard error. By {first['harness']}, "
-            f"{'as chat messages' if first['chat_template'] else 'in plain text'}; kept with the policy."
+            f"{'as chat messages' if first['chat_template'] else 'in plain text'}; stored with the policy."
         )
         for note in result["notes"]:
             self.stdout.write(note)

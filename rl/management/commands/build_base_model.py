@@ -12,8 +12,8 @@ from backend.command import RatchetCommand
 
 class Command(RatchetCommand):
     help = (
-        "Train the small base model that is shipped with Ratchet, from nothing, and measure it; a build that was "
-        "cut off goes on."
+        "Train the bundled base model from random weights and evaluate it; an interrupted build is "
+        "resumed. Example: manage.py build_base_model --output var/my-base"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,10 +25,13 @@ class Command(RatchetCommand):
             type=Path,
             default=BUNDLED_MODEL,
             metavar="DIR",
-            help="Directory for the model files (default: the shipped model's). Example: --output var/my-base",
+            help="Directory for the model files (default: the bundled model's). Example: --output "
+            "var/my-base",
         )
         parser.add_argument(
-            "--force", action="store_true", help="Replace a model that is already there (default: refuse)."
+            "--force",
+            action="store_true",
+            help="Replace the model in the output directory (default: refuse).",
         )
         parser.add_argument(
             "--steps",
@@ -42,7 +45,7 @@ class Command(RatchetCommand):
             type=int,
             default=BATCH_SIZE,
             metavar="N",
-            help="Examples of a step (default: %(default)s, for one core; a GPU takes hundreds). "
+            help="Examples per step (default: %(default)s, for one core; hundreds fit a GPU). "
             "Example: --batch-size 256",
         )
         parser.add_argument(
@@ -70,7 +73,7 @@ class Command(RatchetCommand):
                 batch_size=options["batch_size"],
                 progress=lambda step, steps, loss: bar.update(step, steps, f"loss {loss:.3f} nats"),
             )
-        self.note("measuring it on the built-in agents' prompts")
+        self.note("evaluating it on the built-in agents' prompts")
         return {**built, "agents": base_measure.base_model_measure(output, seed=options["seed"])}
 
     def show(self, result: dict[str, Any]) -> None:

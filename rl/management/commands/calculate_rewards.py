@@ -20,8 +20,8 @@ from rl.datasets.reward_records import (
 
 class Command(RatchetCommand):
     help = (
-        "Calculate the rewards of decisions that have none yet, or on which something was said or measured since. "
-        "What was calculated before stays as history. Example: manage.py calculate_rewards --agent-type filer"
+        "Calculate the rewards of decisions that have none, or that got ratings or outcomes since. "
+        "Earlier rewards stay as history. Example: manage.py calculate_rewards --agent-type filer"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -37,27 +37,33 @@ class Command(RatchetCommand):
             "--all",
             action="store_true",
             dest="everything",
-            help="Also those already calculated, after a change of weights or functions (default: pending alone).",
+            help="Calculate all again, after a change of weights or reward functions (default: only pending "
+            "ones).",
         )
         parser.add_argument(
             "--outcome",
             action="append",
             default=[],
             metavar="NAME=GOOD:BAD",
-            help="Say first what an outcome of the agent is worth: the value that is all right, and the one that is "
-            "all wrong, straight in between; kept in its reward settings, repeatable, and all rewards are "
-            "calculated again. Append :strategic for what it led to in the end. Example: --agent desk --outcome "
-            "solved=1:0 --outcome minutes=5:60",
+            help="Define an outcome's reward first: GOOD is the value with reward 1, BAD the one with "
+            "reward 0, linear in between. Stored in the agent's reward settings; then all rewards are "
+            "calculated again. Repeatable. Append :strategic for long-term outcomes. Example: --agent "
+            "desk --outcome solved=1:0 --outcome minutes=5:60",
         )
         parser.add_argument(
-            "--limit", type=int, metavar="N", help="At most so many (default: all). Example: --limit 1000"
+            "--limit",
+            type=int,
+            metavar="N",
+            help="Calculate at most N rewards (default: all). Example: --limit 1000",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["limit"] is not None and options["limit"] < 1:
-            raise RewardsRefused(f"--limit takes a number of at least 1, found {options['limit']}")
+            raise RewardsRefused(f"expected --limit of at least 1, found {options['limit']}")
         if options["outcome"] and not options["agent"]:
-            raise RewardsRefused("--outcome says what an outcome of one agent is worth: give --agent too")
+            raise RewardsRefused(
+                "--outcome defines rewards for one agent: expected --agent SLUG too, found none"
+            )
         for spec in options["outcome"]:
             outcome_value_set(options["agent"], spec)
         with self.bar("rewards") as bar:
@@ -93,7 +99,7 @@ class Command(RatchetCommand):
             f"{result['pending']:,} still pending."
         )
         for agent, why in result["refused"].items():
-            self.stdout.write(f"Not for {agent}: {why}")
+            self.stdout.write(f"No rewards for {agent}: {why}")
         for decision, why in result["unreadable"].items():
             self.stdout.write(f"Skipped decision {decision}: {why}")
         if result["unreadable_count"]:

@@ -16,15 +16,15 @@ from rl.management.commands.evaluate_model import share_text, verdict
 
 class Command(RatchetCommand):
     help = (
-        "Turn the ratchet once: simulate, rate (simulated), train, evaluate, register, export, answer. "
-        "Example: manage.py demo"
+        "Run the whole loop once on the bundled base model: simulate decisions, rate them (simulated "
+        "raters), train, evaluate, register, export, answer. Example: manage.py demo"
     )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         result = demo.demo(self.bar)
         if "evaluation" not in result:
             run = result["training"]["run"]
-            raise CommandError(f"stopped; go on with: python manage.py train_dpo --resume {run}")
+            raise CommandError(f"stopped; resume with: python manage.py train_dpo --resume {run}")
         return result
 
     def show(self, result: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ class Command(RatchetCommand):
             f"{simulated['decisions']:,} with {simulated['ratings']:,} SIMULATED ratings, 10 % of them flipped",
         )
         table.add_row("trained", f"{training['samples']['train']:,} pairs in {training['seconds']:.0f} s")
-        table.add_row("base prefers what raters prefer", share_text(comparison["preference_accuracy"]))
+        table.add_row("base model prefers what raters prefer", share_text(comparison["preference_accuracy"]))
         table.add_row(
             f"[bold]{training['policy']}[/bold]", f"[bold]{share_text(judged['preference_accuracy'])}[/bold]"
         )
@@ -48,12 +48,12 @@ class Command(RatchetCommand):
             "answered", f"{answer['response']} in {answer['latency_ms']:.0f} ms, "
             + ("which the raters like" if answer["liked"] else "which the raters do not like")
         )  # fmt: skip
-        self.console.print(Panel(table, title="one turn of the ratchet", title_align="left", expand=False))
+        self.console.print(Panel(table, title="the whole loop, once", title_align="left", expand=False))
         self.stdout.write(verdict(judged))
         serve = as_typed("make serve")
         plan = as_typed(".venv/bin/python manage.py train_dpo --dry-run")
         self.stdout.write(
             "\nNext:\n"
-            f"  {serve:<46}   the pages; prints a link that signs you in\n"
-            f"  {plan:<46}   what a training on all ratings there are now would take"
+            f"  {serve:<46}   serves the pages and prints a sign-in link\n"
+            f"  {plan:<46}   estimates a training on all ratings so far"
         )

@@ -13,18 +13,20 @@ from rl.doctor import WRONG, diagnosis
 
 class Command(RatchetCommand):
     help = (
-        "Look at settings, plugins, data folder, disk, database, migrations, workers, clocks, port, llama.cpp and the "
-        "files that policies name; say what is wrong and what to do. Exit status 1 where anything is wrong. "
-        "Example: manage.py doctor --port 8000"
+        "Check settings, plugins, data folder, disk, database, migrations, workers, clocks, port, "
+        "llama.cpp and the files of policies; report each problem with its remedy. Exits with 1 if "
+        "anything is wrong. Example: manage.py doctor --port 8000"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "--host", default="127.0.0.1", help="Where it is served (default 127.0.0.1). Example: 10.0.0.4"
+            "--host",
+            default="127.0.0.1",
+            help="Address where the server listens (default 127.0.0.1). Example: 10.0.0.4",
         )
         parser.add_argument(
-            "--port", type=int, default=8000, help="Port (default 8000). Example: --port 8001"
+            "--port", type=int, default=8000, help="Port of the server (default 8000). Example: --port 8001"
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

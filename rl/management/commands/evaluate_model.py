@@ -24,54 +24,74 @@ from rl.registry import gate_evidence
 
 class Command(RatchetCommand):
     help = (
-        "How often does a policy prefer what people preferred, on prompts it never trained on? "
-        "Example: manage.py evaluate_model --policy widgets-v312 --compare-base"
+        "Evaluate a policy on held-out prompts: preference accuracy, valid answers and rewards, alone or "
+        "against another policy. Example: manage.py evaluate_model --policy widgets-v312 --compare-base"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument
         add("--policy", metavar="NAME", help="A registered policy. Example: --policy widgets-v312")
-        add("--checkpoint", type=Path, metavar="DIR", help="An adapter folder instead of a policy.")
-        add("--agent", metavar="SLUG", help="Whose held-out feedback to use (default: the policy's agent).")
+        add(
+            "--checkpoint",
+            type=Path,
+            metavar="DIR",
+            help="An adapter folder, in place of --policy. Example: --checkpoint var/runs/17/checkpoint-50",
+        )
+        add(
+            "--agent",
+            metavar="SLUG",
+            help="Agent whose held-out feedback is used (default: the policy's). Example: --agent filer",
+        )
         add(
             "--test-data",
             type=Path,
             metavar="F",
-            help="Feedback of any kind from a file (any known format) instead of the holdout.",
+            help="A file of feedback in any known format, in place of the held-out prompts. Example: "
+            "--test-data test.jsonl",
         )
-        add("--compare-base", action="store_true", help="Judge the base model on the same evidence too.")
-        add("--compare", metavar="POLICY", help="Judge another policy on the same evidence too.")
+        add("--compare-base", action="store_true", help="Compare with the base model on the same prompts.")
+        add(
+            "--compare",
+            metavar="POLICY",
+            help="Compare with another policy on the same prompts. Example: --compare widgets-v200",
+        )
         add(
             "--base-model",
             metavar="NAME_OR_PATH",
-            help="Base model (default: the one the adapter was trained on).",
+            help="Base model of the adapter (default: the one it was trained on). Example: --base-model "
+            "bundled",
         )
         add(
             "--no-quantization",
             action="store_true",
-            help="Load the base in full precision (the default here).",
+            help="Load the base model in full precision (the default of this command).",
         )
         add(
             "--quantization",
             choices=["none", "4bit"],
             default="none",
-            help="Load the base in 4-bit (default none).",
+            help="Load the base model in 4-bit (default none). Example: --quantization 4bit",
         )
-        add("--max-samples", type=int, metavar="N", help="At most so many rows of each kind (default: all).")
+        add(
+            "--max-samples",
+            type=int,
+            metavar="N",
+            help="Use at most N rows of each kind of evidence (default: all). Example: --max-samples 200",
+        )
         add(
             "--reward",
             action="append",
             default=[],
             metavar="SPEC",
-            help="A reward function or reward model that judges generated answers to held-out prompts, as for "
-            "train_grpo. May be given again. Example: --reward model:assistant-rm-v120",
+            help="Reward function or reward model that scores generated answers to held-out prompts, as for "
+            "train_grpo; repeatable. Example: --reward model:assistant-rm-v120",
         )
         add(
             "--output",
             type=Path,
             metavar="F",
-            help="Write the JSON there too. Example: --output results.json",
+            help="Also write the JSON result to this file. Example: --output results.json",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -118,20 +138,20 @@ class Command(RatchetCommand):
             if any(cells := [share_text(side.get(key)) for side in sides]):
                 table.add_row(label, *cells)
             if any(cells := [share_text((side.get("written") or {}).get(key)) for side in sides]):
-                table.add_row("... written, not chosen", *cells)
+                table.add_row("... as free text, not by choice", *cells)
         self.console.print(table)
         for kind in (LABELS, OUTCOMES):
             if known := result["evidence"].get(kind, {}).get("probability_liked"):
                 self.stdout.write(knowledge_text(known))
         if result["simulated_share"]:
             self.stdout.write(
-                f"{100 * result['simulated_share']:.0f} % of this evidence comes from SIMULATED ratings."
+                f"{100 * result['simulated_share']:.0f} % of the held-out ratings are SIMULATED."
             )
         for kind, figures in result["evidence"].items():
             if figures.get("judge"):
                 self.stdout.write(f"Rewards are given by {figures['judge']}.")
             if figures.get("barred"):
-                self.stdout.write(f"WARNING: {kind} do not count for the gate: {figures['barred']}.")
+                self.stdout.write(f"WARNING: the gate does not use {kind}: {figures['barred']}.")
         if comparison:
             self.stdout.write(verdict(result))
         elif "look" in result and not result.get("holdout_prompts"):
@@ -140,14 +160,16 @@ class Command(RatchetCommand):
             self.stdout.write(f"{words}.")
         if count := result.get("holdout_prompts"):
             self.stdout.write(
-                f"{count:,} prompts of this file stand in the agent's holdout, so these figures are look "
-                f"{result['look']} at it, and the gate counts them."
+                f"{count:,} prompts of this file are held-out prompts of the agent, so the "
+                f"gate counts this evaluation as use {result['look']} of the holdout."
             )
         if words := baseline_text(result):
             self.stdout.write(words)
         self.stdout.write(off_policy_text(result["off_policy"]))
         if result["seen_in_training"]:
-            self.stdout.write(f"{result['seen_in_training']:,} rows left out: their prompts were trained on.")
+            self.stdout.write(
+                f"{result['seen_in_training']:,} rows left out: the policy was trained on their prompts."
+            )
 
     def next_step(self, result: dict[str, Any]) -> str:
         return next_after_evaluation(result)
@@ -156,12 +178,13 @@ class Command(RatchetCommand):
 def look_text(look: int) -> str:
     """The price of figures of the holdout that were shown without a comparison, in one sentence."""
     return (
-        f"Look {look} at this holdout: whoever picks a policy by these figures used it up a little, so the gate "
-        "counts it as it counts comparisons. With --test-data FILE, prompts of its own, nothing is counted."
+        f"Use {look} of this holdout. Picking policies by held-out figures biases them upwards, so the "
+        "gate corrects for every use, with or without a comparison. An evaluation on other prompts "
+        "(--test-data FILE) is not counted."
     )
 
 
-LIKED_UNKNOWN = "How many of its answers people would like is not known: nobody rated one of them."
+LIKED_UNKNOWN = "Share of liked answers: not known, as none of its answers to held-out prompts is rated."
 
 MEASURES = {
     "preference_accuracy": "preference accuracy",
@@ -204,16 +227,19 @@ def off_policy_text(found: dict[str, Any]) -> str:
         return f"No off-policy estimate: {found['refused']}."
     best = found["doubly_robust"]
     said = (
-        f"On {found['decisions']:,} logged decisions it would have earned {best['value']:.3f} "
-        f"[{best['low']:.3f}, {best['high']:.3f}]; {found['logged']:.3f} was earned"
+        f"Off-policy estimate on {found['decisions']:,} logged decisions: average reward {best['value']:.3f} "
+        f"[{best['low']:.3f}, {best['high']:.3f}]; the logged policy earned {found['logged']:.3f}"
     )
     low, high = found.get("scale", (0.0, 1.0))
     if (low, high) != (0.0, 1.0):
-        said += f" (logged rewards of {low:g} to {high:g} counted from 0 to 1)"
+        said += f" (rewards from {low:g} to {high:g}, rescaled to 0 to 1)"
     if difference := found.get("difference"):
-        said += f"; {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}] from the other's"
+        said += (
+            f"; {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}] against "
+            "the compared policy"
+        )
     warnings = found["overlap"]["warnings"]
-    return f"{said}. {'Careful: ' + '; '.join(warnings) + '.' if warnings else ''}".strip()
+    return f"{said}. {'Warning: ' + '; '.join(warnings) + '.' if warnings else ''}".strip()
 
 
 def evidence_text(result: dict[str, Any]) -> str:
@@ -223,16 +249,16 @@ def evidence_text(result: dict[str, Any]) -> str:
     if lead == PAIRS:
         pairs = evidence[PAIRS].get("pairs", prompts)
         if pairs == prompts:
-            return f"Judged on {prompts:,} held-out pairs, each of its own prompt."
-        return f"Judged on {pairs:,} held-out pairs of {prompts:,} prompts, each prompt with one vote."
+            return f"Evaluated on {prompts:,} held-out pairs, each of its own prompt."
+        return f"Evaluated on {pairs:,} held-out pairs of {prompts:,} prompts, each prompt with one vote."
     pairs = evidence.get(PAIRS, {}).get("prompts", 0)
     if lead == CORRECTIONS and pairs:
         return f"Judged on {prompts:,} held-out prompts to which people wrote the answer: are the policy's the same?"
     none = f"only {pairs:,} of the held-out prompts have" if pairs else "no held-out prompt has"
     return (
-        f"{result['agent']}: {none} two answers of which one is preferred, so there "
-        f"{'are too few' if pairs else 'are no'} pairs to compare. Judged on {lead} instead, {KINDS[lead]}: "
-        f"{prompts:,} held-out prompts."
+        f"{result['agent']}: {none} a preferred and a rejected answer, so there are "
+        f"{'too few' if pairs else 'no'} pairs. Evaluated on {lead} instead, {KINDS[lead]}: {prompts:,} "
+        "held-out prompts."
     )
 
 

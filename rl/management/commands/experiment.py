@@ -31,9 +31,10 @@ ACTOR = "experiment"
 
 class Command(RatchetCommand):
     help = (
-        "Split an agent's users between policies and see who does better. Examples: manage.py experiment start "
-        "better-charts --agent widgets --challenger widgets-v480 --ramp 10; manage.py experiment show better-charts; "
-        "manage.py experiment ramp better-charts --to 25; manage.py experiment stop better-charts --reason done"
+        "Run a live experiment: split an agent's units (users, sessions) between policies and compare the "
+        "arms. Examples: manage.py experiment start better-charts --agent widgets --challenger "
+        "widgets-v480 --ramp 10; manage.py experiment show better-charts; manage.py experiment ramp "
+        "better-charts --to 25; manage.py experiment stop better-charts --reason done"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -41,23 +42,26 @@ class Command(RatchetCommand):
         parser.add_argument(
             "action",
             choices=["list", "show", "start", "ramp", "stop", "promote", "tick", "assign"],
-            help="What to do; tick looks at all that run, as the clock does; assign says who answers. Example: list",
+            help="What to do; tick evaluates all running experiments, as the scheduler does; assign prints "
+            "the arm of a unit. Example: list",
         )
         parser.add_argument(
-            "name", nargs="?", help="The experiment; for assign the unit. Example: better-charts"
+            "name", nargs="?", help="Name of the experiment; for assign, the unit. Example: better-charts"
         )
-        parser.add_argument("--agent", metavar="SLUG", help="Whose traffic. Example: --agent widgets")
+        parser.add_argument(
+            "--agent", metavar="SLUG", help="Agent whose traffic is split. Example: --agent widgets"
+        )
         parser.add_argument(
             "--challenger",
             action="append",
             default=[],
             metavar="POLICY",
-            help="Policy to try (repeatable). Example: --challenger widgets-v480",
+            help="Policy of a further arm; repeatable. Example: --challenger widgets-v480",
         )
         parser.add_argument(
             "--control",
             metavar="POLICY",
-            help="What it is compared with (default: the champion, else base). Example: --control base",
+            help="Policy of the control arm (default: the champion, else base). Example: --control base",
         )
         parser.add_argument(
             "--metric",
@@ -65,26 +69,39 @@ class Command(RatchetCommand):
             help=f"{', '.join(METRICS)} or outcome:NAME (default thumbs_up). Example: --metric outcome:kept",
         )
         parser.add_argument(
-            "--goal", choices=["higher", "lower"], default=None, help="Which way is better (default higher)."
+            "--goal",
+            choices=["higher", "lower"],
+            default=None,
+            help="Whether a higher or a lower metric is better (default higher). Example: --goal lower",
         )
         parser.add_argument(
-            "--ramp", type=int, choices=RAMP, default=None, help="Percent of units to begin with (default 1)."
+            "--ramp",
+            type=int,
+            choices=RAMP,
+            default=None,
+            help="Percent of units to start with (default 1). Example: --ramp 10",
         )
         parser.add_argument(
             "--to", type=int, choices=RAMP, help="Percent of units to ramp to. Example: --to 25"
         )
         parser.add_argument(
-            "--group", default=None, help="Exclusion group (default none). Example: --group prompts"
+            "--group",
+            default=None,
+            help="Exclusion group: its experiments share no units (default none). Example: --group prompts",
         )
         parser.add_argument(
             "--bandit",
             action="store_true",
-            help="Give more to what seems better (Thompson), with its propensity.",
+            help="Adapt the split by Thompson sampling, recording propensities (default: a fixed split).",
         )
         parser.add_argument(
-            "--promote-winner", action="store_true", help="Promote a winner at once, where its gate opens."
+            "--promote-winner",
+            action="store_true",
+            help="Promote a winner without asking, if it passes the gate (default: propose it).",
         )
-        parser.add_argument("--reason", default="", help='Why. Example: --reason "enough seen"')
+        parser.add_argument(
+            "--reason", default="", help=('Reason, kept on record. Example: --reason "enough seen"')
+        )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action = options["action"]
@@ -96,7 +113,7 @@ class Command(RatchetCommand):
         if action == "tick":
             return {"done": schedule.tick()}
         if not options["name"]:
-            raise CommandError(f"experiment {action} takes a name")
+            raise CommandError(f"experiment {action}: expected the name of an experiment, found none")
         if action == "assign":
             found = assign(_agent(options), options["name"])
             return {"policy": found.policy, "arm": found.arm, "propensity": found.propensity}
@@ -107,7 +124,7 @@ class Command(RatchetCommand):
             return {**experiment_represent(experiment), "results": results_represent(results_of(experiment))}
         if action == "ramp":
             if options["to"] is None:
-                raise CommandError("experiment ramp takes --to, such as --to 25")
+                raise CommandError("experiment ramp: expected --to PERCENT such as --to 25, found none")
             return experiment_represent(experiment_ramp(experiment, options["to"], actor=ACTOR))
         if action == "stop":
             return experiment_represent(experiment_stop(experiment, actor=ACTOR, reason=options["reason"]))
@@ -121,7 +138,7 @@ class Command(RatchetCommand):
         if draft is None:
             agent = _agent(options)
             if not options["challenger"]:
-                raise CommandError("experiment start takes --challenger POLICY")
+                raise CommandError("experiment start: expected --challenger POLICY, found none")
             settings = {
                 name: options[name]
                 for name in ("metric", "goal", "ramp", "group")
@@ -192,5 +209,5 @@ class Command(RatchetCommand):
 
 def _agent(options: dict[str, Any]) -> str:
     if not options["agent"]:
-        raise ExperimentRefused("expected --agent, such as --agent widgets")
+        raise ExperimentRefused("expected --agent SLUG such as --agent widgets, found none")
     return str(options["agent"])

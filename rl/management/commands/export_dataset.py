@@ -18,15 +18,15 @@ from rl.recipes.curriculum import ORDERS
 
 class Command(RatchetCommand):
     help = (
-        "Write the dataset a method would be fed: pairs, labels, scores, corrections, groups or prompts, split "
-        "by prompt, with its statistics. "
-        "Example: manage.py export_dataset --agent widgets --kind labels --format datasets"
+        "Write the dataset that a training method would read (pairs, labels, scores, corrections, groups "
+        "or prompts), split by prompt, with its statistics. Example: manage.py export_dataset --agent "
+        "widgets --kind labels --format datasets"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument
-        add("--agent", metavar="SLUG", help="Whose (default: the only one). Example: --agent widgets")
+        add("--agent", metavar="SLUG", help="Agent (default: the only one). Example: --agent widgets")
         add(
             "--kind",
             choices=[str(kind) for kind in Snapshot.Kind.values],
@@ -51,19 +51,19 @@ class Command(RatchetCommand):
             "--order",
             choices=ORDERS,
             default="none",
-            help="Training rows easy to hard: by margin, length or number of steps (default none). "
-            "Example: --order length",
+            help="Sort training rows from easy to hard, by margin, length or number of steps (default "
+            "none: by hash). Example: --order length",
         )
         add(
             "--balance",
             action="store_true",
-            help="Labels only: at most four of one kind beside three of the other.",
+            help="Labels only: downsample the more frequent label to at most 4:3 (default: keep all).",
         )
         add(
             "--max-samples",
             type=int,
             metavar="N",
-            help="At most so many rows, drawn by hash. Example: --max-samples 500",
+            help="Write at most N rows, sampled by hash (default: all). Example: --max-samples 500",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Command(RatchetCommand):
         for reason, count in result["left_out"].items():
             self.stdout.write(f"  left out {count:,}: {reason}")
         for decision, why in result["unreadable"].items():
-            self.stdout.write(f"  decision {decision} cannot be read: {why}")
+            self.stdout.write(f"  decision {decision} cannot be read and is left out: {why}")
         for name in ("balance", "scores", "group_sizes", "duplicates", "length_chars"):
             if name in result["stats"]:
                 self.stdout.write(f"  {name.replace('_', ' ')}: {result['stats'][name]}")

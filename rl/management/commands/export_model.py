@@ -23,13 +23,18 @@ class Command(RatchetCommand):
         super().add_arguments(parser)
         add = parser.add_argument
         add("--policy", metavar="NAME", help="A registered policy. Example: --policy widgets-v312")
-        add("--checkpoint", type=Path, metavar="DIR", help="An adapter folder instead of a policy.")
+        add(
+            "--checkpoint",
+            type=Path,
+            metavar="DIR",
+            help="An adapter folder, in place of --policy. Example: --checkpoint var/runs/17/checkpoint-50",
+        )
         add(
             "--format",
             choices=list(EXPORTERS),
             default="",
-            help="What to write (default merged; gguf with --quantization or --register; linear of a linear policy): "
-            + "; ".join(f"{name}: {exporter.title}" for name, exporter in EXPORTERS.items()),
+            help="Format (default: merged; gguf with --quantization or --register; linear for a linear "
+            "policy): " + "; ".join(f"{name}: {exporter.title}" for name, exporter in EXPORTERS.items()),
         )
         add(
             "--merge",
@@ -41,25 +46,36 @@ class Command(RatchetCommand):
         add(
             "--quantization",
             choices=QUANTIZATIONS,
-            help="Of a GGUF file (default q4_k_m).",
+            help="Quantisation of a GGUF file (default q4_k_m). Example: --quantization q8_0",
         )
         add(
             "--output",
             type=Path,
-            help="File (gguf) or folder to write (default: RATCHET_HOME/exports/<policy>/).",
+            help="File (gguf) or folder to write (default: RATCHET_HOME/exports/<policy>/). Example: "
+            "--output model.gguf",
         )
-        add("--model-name", metavar="NAME", help="Name written into the file (default: the policy's).")
+        add(
+            "--model-name",
+            metavar="NAME",
+            help="Model name in the file's metadata (default: the policy's). Example: --model-name widgets",
+        )
         add(
             "--base-model",
             metavar="NAME_OR_PATH",
-            help="Base model (default: the one the adapter was trained on).",
+            help="Base model of the adapter (default: the one it was trained on). Example: --base-model "
+            "bundled",
         )
-        add("--system-prompt", metavar="TEXT", help="System prompt noted in a GGUF file (default: none).")
+        add(
+            "--system-prompt",
+            metavar="TEXT",
+            help="System prompt to store in a GGUF file (default: none). Example: --system-prompt 'Answer "
+            "briefly'",
+        )
 
         add(
             "--register",
             action="store_true",
-            help="Make the GGUF file a model of the Ollama server at OLLAMA_HOST.",
+            help="Also create a model from the GGUF file on the Ollama server at OLLAMA_HOST.",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -116,14 +132,17 @@ def _comparison(checked: dict[str, Any]) -> list[str]:
     """Differences of the file from the original, in sentences with units."""
     lines = []
     if (same := checked.get("top1_agreement")) is not None:
-        places = f" of {checked['positions']:,} places" if "positions" in checked else ""
+        places = f" of {checked['positions']:,} positions" if "positions" in checked else ""
         nats = checked.get("logprob_mean_abs_diff")
         off = f"; log-probabilities differ by {nats:.3g} nats on average" if nats is not None else ""
-        lines.append(f"against the original: the same likeliest token in {100 * same:.1f} %{places}{off}")
+        lines.append(
+            f"compared with the original model: the same most likely token at {100 * same:.1f} %{places}{off}"
+        )
         if same < CLOSE:
             lines.append(
-                f"It does not always answer as the original does: in {100 * (1 - same):.1f} % of places another token "
-                "is likeliest. A finer --quantization (q8_0, f16) stays closer."
+                f"Answers may differ from the original's: at {100 * (1 - same):.1f} % of positions "
+                "another token is most likely. A higher-precision --quantization (q8_0, f16) stays "
+                "closer."
             )
     shown = {"top1_agreement", "logprob_mean_abs_diff", "positions"} if lines else set()
     rest = ", ".join(

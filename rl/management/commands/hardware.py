@@ -18,9 +18,8 @@ SAID = {True: "yes", False: "no", None: "none"}
 
 class Command(RatchetCommand):
     help = (
-        "Show the hardware found, the profile and preset chosen for it with the reason of each setting, and the sizes "
-        "of models that can be trained. "
-        "Example: manage.py hardware --profile cpu_only"
+        "Show the detected hardware, the profile and preset chosen for it with a reason per setting, and "
+        "which model sizes can be trained. Example: manage.py hardware --profile cpu_only"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -28,8 +27,8 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--profile",
             metavar="P",
-            help="auto, cpu_only, desktop_cpu or gpu: what it would come to (default: RATCHET_PROFILE). "
-            "Example: --profile cpu_only",
+            help="Show the settings of this profile: auto, cpu_only, desktop_cpu or gpu (default: "
+            "RATCHET_PROFILE). Example: --profile cpu_only",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +42,7 @@ class Command(RatchetCommand):
         return {**found.as_dict(), "sizes": [asdict(fit) for fit in fits]}
 
     def next_step(self, result: dict[str, Any]) -> str:
-        return "python manage.py train_dpo --agent SLUG --dry-run (what a training takes on this machine)"
+        return "python manage.py train_dpo --agent SLUG --dry-run (estimates a training on this machine)"
 
     def show(self, result: dict[str, Any]) -> None:
         table = Table(box=None, padding=(0, 2, 0, 0))

@@ -23,8 +23,9 @@ outage = OutageLog(logging.getLogger("rl.online.learner"))
 
 class Command(RatchetCommand):
     help = (
-        "The clock over feedback that was not learnt from: status, tick (once), watch (for ever), retrain (now), "
-        "cancel RUN, install (into the workers' schedule). Example: manage.py online_learner status --agent widgets"
+        "Online learning: retrain an agent when enough new feedback is there. status; tick: check "
+        "once; watch: check until stopped; retrain: start one now; cancel RUN; install: add the check "
+        "to the workers' schedule. Example: manage.py online_learner status --agent widgets"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -34,16 +35,21 @@ class Command(RatchetCommand):
             choices=["status", "tick", "watch", "retrain", "cancel", "install"],
             help="What to do. Example: status",
         )
-        parser.add_argument("run", nargs="?", type=int, help="The run to cancel. Example: cancel 17")
         parser.add_argument(
-            "--agent", metavar="SLUG", help="Whose (default: all, or the only one). Example: --agent widgets"
+            "run", nargs="?", type=int, help="Number of the run to cancel. Example: cancel 17"
+        )
+        parser.add_argument(
+            "--agent",
+            metavar="SLUG",
+            help="Agent (default: all; for retrain the only one). Example: --agent widgets",
         )
         parser.add_argument(
             "--every",
             type=float,
             default=None,
             metavar="S",
-            help="Seconds between two ticks of watch (default: tick_seconds of the settings). Example: --every 5",
+            help="Seconds between two checks of watch (default: tick_seconds in the settings). Example: "
+            "--every 5",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -61,10 +67,13 @@ class Command(RatchetCommand):
                     learner.tick()
                     learner.next_check_note(every)
                 except (OperationalError, InterfaceError) as error:
-                    outage.report(f"the database is away, and the clock looks again in {every:g} s", error)
+                    outage.report(
+                        (f"the database cannot be reached, and online learning checks again in {every:g} s"),
+                        error,
+                    )
                     close_old_connections()
                 except OSError as error:
-                    outage.report("when the clock looks again cannot be noted for the pages", error)
+                    outage.report("the time of the next check cannot be stored for the pages", error)
                 time.sleep(every)
         if action == "retrain":
             run = learner.get_online_learner(agent).trigger_retrain(actor="online_learner", force=True)
@@ -72,7 +81,7 @@ class Command(RatchetCommand):
         if action == "cancel":
             found_run = TrainingRun.objects.filter(pk=options["run"]).first()
             if found_run is None:
-                raise RunRefused(f"there is no run {options['run']}")
+                raise RunRefused(f"there is no run {options['run']}; the page /runs/ lists them")
             run = lifecycle.run_cancel(found_run, actor="online_learner")
             return {"run": run.pk, "status": str(run.status), "reason": run.reason}
         row = learner.schedule_install()

@@ -19,8 +19,9 @@ from rl.selectors import policy_overview
 
 class Command(RatchetCommand):
     help = (
-        "Look at policies and move them. Examples: manage.py policy list; manage.py policy promote widgets-v480; "
-        "manage.py policy rollback widgets; manage.py policy diff widgets-v480 widgets-v980; manage.py policy verify"
+        "List, show, compare and verify policies, and move them between stages. Examples: manage.py policy "
+        "list; manage.py policy promote widgets-v480; manage.py policy rollback widgets; manage.py policy "
+        "diff widgets-v480 widgets-v980; manage.py policy verify"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -33,20 +34,28 @@ class Command(RatchetCommand):
         parser.add_argument(
             "names",
             nargs="*",
-            help="Policies; for rollback the agent; for verify none (everything) or some. Example: widgets-v480",
+            help="Names of policies: one for show, promote, reject and retire, two for diff, any number for "
+            "verify (none: all); the agent for rollback. Example: widgets-v480",
         )
         parser.add_argument(
             "--agent", metavar="SLUG", help="List or verify only this agent's. Example: --agent widgets"
         )
         parser.add_argument(
-            "--to", default="champion", choices=["challenger", "champion"], help="Stage (default champion)."
+            "--to",
+            default="champion",
+            choices=["challenger", "champion"],
+            help="Stage to promote to (default champion). Example: --to challenger",
         )
         parser.add_argument(
             "--force",
             action="store_true",
-            help="Promote though the gate is closed; needs --reason, kept on record.",
+            help="Promote although the gate is closed; needs --reason (default: refuse).",
         )
-        parser.add_argument("--reason", default="", help='Why. Example: --reason "the old one is offensive"')
+        parser.add_argument(
+            "--reason",
+            default="",
+            help=('Reason, kept on record. Example: --reason "the old one is offensive"'),
+        )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action, names, actor = options["action"], options["names"], "policy"
@@ -84,7 +93,7 @@ class Command(RatchetCommand):
             }  # fmt: skip
         if action == "promote":
             with self.bar("promoting") as bar:
-                bar.update(0, 0, "asking the gate, then writing the files it is served from")
+                bar.update(0, 0, "checking the gate, then exporting the files it is served from")
                 moved = registry.policy_promote(
                     policy, options["to"], actor=actor, reason=options["reason"], force=options["force"]
                 )
@@ -111,7 +120,7 @@ class Command(RatchetCommand):
         if result.get("policies") == []:
             self.stdout.write("No policies yet.")
         for row in result.get("policies", []):
-            figure = row["judged_text"] or "not judged"
+            figure = row["judged_text"] or "not evaluated"
             self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {row['kind']:<8} {figure}")
         for name, value in result.items():
             if name != "policies":

@@ -14,8 +14,9 @@ class Command(QClusterCommand):
     """The same options and meaning; `rl` stands before `django_q` in INSTALLED_APPS, so that this one is found."""
 
     help = (
-        "Take jobs from the queue for ever: what is short, or with Q_CLUSTER_NAME=training what trains, one run at a "
-        "time. Its processes may be killed. Example: Q_CLUSTER_NAME=training manage.py qcluster"
+        "Run a worker until stopped: short jobs, or with Q_CLUSTER_NAME=training the training runs, "
+        "one at a time. It may be killed: its jobs are queued again. Example: Q_CLUSTER_NAME=training "
+        "manage.py qcluster"
     )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -14,18 +14,18 @@ from backend.migration_state import migrations_waiting
 
 class Command(RatchetCommand):
     help = (
-        "Read a whole backup, then put it in the place of the database and of what lies in RATCHET_HOME. With the "
-        "server stopped. Example: manage.py restore /backups/2026-11-22"
+        "Verify a backup, then restore the database and RATCHET_HOME from it. Stop the server first. "
+        "Example: manage.py restore /backups/2026-11-22"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("folder", type=Path, help="What `backup` wrote. Example: /backups/monday")
+        parser.add_argument("folder", type=Path, help="Folder that `backup` wrote. Example: /backups/monday")
         parser.add_argument(
             "--overwrite",
             action="store_true",
-            help="Even where there is something: what lies in RATCHET_HOME is moved into before-restore-<time>, a "
-            "PostgreSQL database's tables are dropped.",
+            help="Restore over existing data: RATCHET_HOME's contents are moved to before-restore-<time>, a "
+            "PostgreSQL database's tables are dropped (default: refuse).",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

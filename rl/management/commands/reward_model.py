@@ -14,8 +14,9 @@ from rl.reward_models.service import ranking_text
 
 class Command(RatchetCommand):
     help = (
-        "Look at reward models, judge them on held-out feedback and move them. Examples: manage.py reward_model list; "
-        "manage.py reward_model judge widgets-rm-v480; manage.py reward_model promote widgets-rm-v480"
+        "List reward models, evaluate them on held-out feedback (judge) and move them between stages. "
+        "Examples: manage.py reward_model list; manage.py reward_model judge widgets-rm-v480; manage.py "
+        "reward_model promote widgets-rm-v480"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,22 +26,25 @@ class Command(RatchetCommand):
             choices=["list", "show", "judge", "promote", "retire"],
             help="What to do. Example: list",
         )
-        parser.add_argument("name", nargs="?", help="A reward model. Example: widgets-rm-v480")
+        parser.add_argument("name", nargs="?", help="Name of a reward model. Example: widgets-rm-v480")
         parser.add_argument(
             "--agent", metavar="SLUG", help="List only this agent's. Example: --agent widgets"
         )
         parser.add_argument(
             "--force",
             action="store_true",
-            help="Promote though the gate is closed; needs --reason, kept on record.",
+            help="Promote although the gate is closed; needs --reason (default: refuse).",
         )
-        parser.add_argument("--reason", default="", help='Why. Example: --reason "the raters changed"')
+        parser.add_argument(
+            "--reason", default="", help=('Reason, kept on record. Example: --reason "the raters changed"')
+        )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action, name, actor = options["action"], options["name"], "reward_model"
         if (action == "list") != (name is None):
             raise CommandError(
-                f"reward_model {action} takes {'no name' if action == 'list' else 'one name'}, found {name or 'none'}"
+                f"reward_model {action}: expected "
+                f"{'no name' if action == 'list' else 'one name'}, found {name or 'none'}"
             )
         if action == "list":
             rows = RewardModelVersion.objects.order_by("agent", "-pk")

@@ -15,61 +15,64 @@ from rl.online import pipeline
 
 class Command(RatchetCommand):
     help = (
-        "Train on an agent's feedback, judge the policy against the champion, and promote, export and deploy it where "
-        "it passes the gate. Example: manage.py run_pipeline --agent widgets"
+        "Train on an agent's feedback and evaluate the policy against the champion; if it passes the "
+        "gate, promote, export and deploy it. Example: manage.py run_pipeline --agent widgets"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "--agent", metavar="SLUG", help="Whose (default: the only one). Example: --agent widgets"
+            "--agent", metavar="SLUG", help="Agent (default: the only one). Example: --agent widgets"
         )
         parser.add_argument(
             "--method",
             default="auto",
             metavar="M",
-            help="dpo, kto, sft, grpo, ppo, rlhf (a reward model, then PPO), or auto (default): by what the feedback "
-            "holds, and says why. Example: --method rlhf",
+            help="dpo, kto, sft, grpo, ppo, rlhf (a reward model, then PPO), linear, or auto (default), "
+            "which chooses by the kinds of feedback and prints the reason. Example: --method rlhf",
         )
         parser.add_argument(
             "--model",
             metavar="NAME_OR_PATH",
-            help="Base model: a Hugging Face name or a folder (default: the one of RATCHET_CONFIG's section, else "
-            "RATCHET_BASE_MODEL). Example: --model bundled",
+            help="Base model: a Hugging Face name or a folder (default: the method's in RATCHET_CONFIG, "
+            "else RATCHET_BASE_MODEL). Example: --model bundled",
         )
         parser.add_argument(
             "--reward",
             action="append",
             metavar="SPEC",
-            help="What grpo and ppo reward, repeatable; auto is the agent's reward model, trained first where there is "
-            "none (default: the preset's). Example: --reward auto",
+            help="Reward of grpo and ppo, repeatable; auto: the agent's reward model, trained first if "
+            "there is none (default: the preset's). Example: --reward auto",
         )
         parser.add_argument(
-            "--config", metavar="NAME", help="Preset (default: by the machine). Example: --config cpu"
+            "--config",
+            metavar="NAME",
+            help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
         )
         parser.add_argument(
             "--set",
             action="append",
             default=[],
             metavar="KNOB=VALUE",
-            help="A knob of the recipe; repeatable. Example: --set max_steps=20",
+            help="Set a knob of the recipe; repeatable. Example: --set max_steps=20",
         )
         parser.add_argument(
             "--deploy-ollama",
             action="store_true",
-            help="Make the policy a model of the Ollama server at OLLAMA_HOST when it passes, and point "
-            "OLLAMA_MODEL_FAST (else the agent's name) to it.",
+            help="If it passes, create a model on the Ollama server at OLLAMA_HOST, also under the name "
+            "OLLAMA_MODEL_FAST (else the agent's).",
         )
         parser.add_argument(
             "--run",
             type=int,
             metavar="RUN",
-            help="Only what follows a run that is trained. Example: --run 17",
+            help="Skip training: evaluate, promote, export and deploy the policy of this finished run. "
+            "Example: --run 17",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["run"] is not None:
-            with self.bar("judging, then the gate and the files") as bar:
+            with self.bar("evaluating, then gate and export") as bar:
                 outcome = pipeline.run_follow(options["run"], bar.update)
             run = TrainingRun.objects.get(pk=options["run"])
             return {"training": {"run": run.pk, "why": run.result.get("why", "")}, **asdict(outcome)}
@@ -88,7 +91,7 @@ class Command(RatchetCommand):
                 f"python manage.py train_{trained['method']} --resume {trained['run']}, then "
                 f"python manage.py run_pipeline --run {trained['run']}"
             )
-        with self.bar("judging, then the gate and the files") as bar:
+        with self.bar("evaluating, then gate and export") as bar:
             outcome = whole.follow(trained, bar.update)
         if options["deploy_ollama"] and outcome.passed and not outcome.deployed.startswith("ollama"):
             with self.bar("deploying") as bar:
@@ -106,7 +109,7 @@ class Command(RatchetCommand):
         for assignment in options["set"]:
             knob, separator, value = assignment.partition("=")
             if not separator:
-                raise CommandError(f"--set takes knob=value, found {assignment!r}")
+                raise CommandError(f"expected --set KNOB=VALUE, found {assignment!r}")
             knobs[knob.strip()] = value.strip()
         if options["reward"]:
             knobs["reward"] = ",".join(options["reward"])

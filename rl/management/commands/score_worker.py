@@ -12,8 +12,8 @@ from rl.evaluation.scorer_process import scorer_run
 
 class Command(RatchetCommand):
     help = (
-        "Hold reward models in memory and answer POST /api/score/ for the web processes of this data folder, which "
-        "start it when they need it. Example: manage.py score_worker --idle 3600"
+        "Keep reward models in memory and answer POST /api/score/ for the web processes of this "
+        "RATCHET_HOME; they start it when needed. Example: manage.py score_worker --idle 3600"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -23,11 +23,15 @@ class Command(RatchetCommand):
             type=float,
             default=300.0,
             metavar="S",
-            help="Seconds without a call after which it ends (default %(default)s). Example: --idle 3600",
+            help="Seconds without a call after which it stops (default %(default)s). Example: --idle 3600",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"ran": scorer_run(options["idle"])}
 
     def show(self, result: dict[str, Any]) -> None:
-        self.stdout.write("nobody asked for a while" if result["ran"] else "another scorer runs here already")
+        self.stdout.write(
+            "stopped: no call for a while"
+            if result["ran"]
+            else ("another score worker runs for this RATCHET_HOME already")
+        )

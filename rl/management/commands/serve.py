@@ -18,30 +18,40 @@ from rl.serving.files import base_prepare
 
 class Command(RatchetCommand):
     help = (
-        "Serve the pages and the API, with the workers that train and the clock of the online learner; Ctrl-C ends all "
-        "of them. Example: manage.py serve --port 8000"
+        "Serve pages and API, with the workers that train and the scheduler of online learning; Ctrl-C "
+        "stops all of them. Example: manage.py serve --port 8000"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "--host", default="127.0.0.1", help="Address to listen at (default 127.0.0.1). Example: 0.0.0.0"
+            "--host",
+            default="127.0.0.1",
+            help="Address to listen on; 0.0.0.0 for all (default 127.0.0.1). Example: 0.0.0.0",
         )
         parser.add_argument(
-            "--port", type=int, default=8000, help="Port (default 8000). Example: --port 8001"
+            "--port", type=int, default=8000, help="Port to listen on (default 8000). Example: --port 8001"
         )
         parser.add_argument(
-            "--web-workers", type=int, default=2, metavar="N", help="Web processes (default 2)."
+            "--web-workers",
+            type=int,
+            default=2,
+            metavar="N",
+            help="Number of web processes (default 2). Example: --web-workers 4",
         )
         parser.add_argument(
             "--web-threads",
             type=int,
             default=supervisor.WEB_THREADS,
             metavar="N",
-            help=f"Requests a web process has in hand at once (default {supervisor.WEB_THREADS}).",
+            help=f"Concurrent requests per web process (default {supervisor.WEB_THREADS}).",
         )
         parser.add_argument(
-            "--every", type=float, default=5.0, metavar="S", help="Seconds between two ticks (default 5)."
+            "--every",
+            type=float,
+            default=5.0,
+            metavar="S",
+            help="Seconds between two checks of online learning (default 5). Example: --every 60",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -75,12 +85,12 @@ class Command(RatchetCommand):
         """Print the address and the way in: the first person at this machine's own terminal is handed the
         link."""
         address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"  # noqa: S104
-        self._say(f"\nRatchet is at {address} (Ctrl-C ends it)")
+        self._say(f"\nRatchet is at {address} (Ctrl-C stops it)")
         local = host == "127.0.0.1" and sys.stderr.isatty()
         if local and not anybody_signed_in():
-            self._say(f"Open this once, it signs you in: {signin_link('admin', address).url}\n")
+            self._say(f"Sign-in link, good for one use: {signin_link('admin', address).url}\n")
         else:
-            self._say(f"A sign-in link: {PROGRAM} login_link --base-url {address}\n")
+            self._say(f"For a sign-in link run: {PROGRAM} login_link --base-url {address}\n")
 
     def _say(self, text: str) -> None:
         self.stderr.write(text, self.style.MIGRATE_HEADING)

@@ -14,7 +14,7 @@ from rl.management import simulation
 
 class Command(RatchetCommand):
     help = (
-        "Make every variation of an agent's scenarios a decision, to be rated on /rate/ or by simulated raters. "
+        "Record decisions from an agent's scenarios, to be rated on /rate/ or by simulated raters. "
         "Example: manage.py simulate widgets --scenarios 100 --rate human"
     )
 
@@ -24,8 +24,8 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--scenarios",
             default="all",
-            help="How many, up to 5,000, or all (the default): those built in, or 2,000 of another taste. "
-            "Example: --scenarios 100",
+            help="Number of scenarios, up to 5,000, or all (default: all built-in ones; 2,000 with --taste "
+            "other than team). Example: --scenarios 100",
         )
         parser.add_argument(
             "--rate",
@@ -37,7 +37,7 @@ class Command(RatchetCommand):
             "--taste",
             choices=list(TASTES),
             default=TEAM,
-            help="What simulated raters like: "
+            help="What simulated raters prefer by: "
             + "; ".join(f"{name}: {words}" for name, words in TASTES.items())
             + f" (default {TEAM}).",
         )
@@ -45,19 +45,28 @@ class Command(RatchetCommand):
             "--noise",
             type=float,
             default=0.1,
-            help="Share of simulated ratings that are flipped, 0 to 0.5; 0.5 is a coin (default 0.1).",
+            help="Share of simulated ratings that are flipped, 0 to 0.5, where 0.5 is random (default 0.1). "
+            "Example: --noise 0.2",
         )
         parser.add_argument(
-            "--raters", type=int, default=3, help="Simulated raters per decision (default 3)."
+            "--raters",
+            type=int,
+            default=3,
+            help="Simulated raters per decision (default 3). Example: --raters 1",
         )
         parser.add_argument(
-            "--seed", type=int, default=0, help="Draws the scenarios and the flips (default 0)."
+            "--seed",
+            type=int,
+            default=0,
+            help="Seed of the scenarios and the flipped ratings (default 0). Example: --seed 1",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         scenarios = options["scenarios"]
         if scenarios != "all" and not scenarios.isdigit():
-            raise simulation.SimulationRefused(f"--scenarios takes a number or all, found {scenarios!r}")
+            raise simulation.SimulationRefused(
+                f"expected --scenarios as a number or all, found {scenarios!r}"
+            )
         with self.bar("simulating") as bar:
             made = simulation.simulate(
                 options["agent"],

@@ -13,13 +13,13 @@ from rl.recipes.methods import METHODS
 
 class Command(TrainCommand):
     help = (
-        "Train by any method, built in or a plugin's: as train_<method>, with the method's own knobs by --set. "
-        "Example: manage.py train --method dpo --agent widgets --set beta=0.2"
+        "Train by any method, built in or of a plugin. The same as train_<method>, but the method's own "
+        "knobs are given by --set. Example: manage.py train --method dpo --agent widgets --set beta=0.2"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--method", required=True, choices=list(METHODS), help="Method. Example: --method dpo"
+            "--method", required=True, choices=list(METHODS), help="Training method. Example: --method dpo"
         )
         self.method = next(iter(METHODS))  # until the options are read
         super().add_arguments(parser)
@@ -28,12 +28,13 @@ class Command(TrainCommand):
         parser.add_argument(
             "--config",
             metavar="NAME",
-            help="Preset of the method's knobs (default: chosen by the hardware found).",
+            help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
         )
         parser.add_argument(
             "--model",
             metavar="NAME_OR_PATH",
-            help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL).",
+            help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL). Example: "
+            "--model bundled",
         )
         for knob, text in SHARED_KNOBS.items():
             parser.add_argument(f"--{knob.replace('_', '-')}", type=type(getattr(Recipe(), knob)), help=text)
@@ -42,7 +43,7 @@ class Command(TrainCommand):
             action="append",
             default=[],
             metavar="KNOB=VALUE",
-            help="Any other knob of the recipe; repeatable. Example: --set beta=0.2",
+            help="Set any knob of the recipe; repeatable. Example: --set beta=0.2",
         )
 
     @property
