@@ -535,6 +535,40 @@ def _is_record(node: ast.ClassDef) -> bool:
     return any(mark in marks for mark in ("dataclass", "NamedTuple", "TypedDict"))
 
 
+LONG_LIVED_LINES = 10
+NOUN_PACKAGES = ("rl/training", "rl/serving", "rl/gates", "feedback/transfer")
+"""Where local names are held to nouns; elsewhere, as in the builder of the bundled base (`base_*`), not yet."""
+STANDARD_LOCALS = (*STANDARD_FIELDS.split(), "hidden", "seed", "whole")
+"""Words of the field: `hidden` are hidden states."""
+
+
+@pytest.mark.slow
+def test_locals_that_live_long_are_named_by_nouns() -> None:
+    """From its first assignment to its last use no local of more than ten lines is a participle or a relation alone;
+    what is true or false is named `is_...` or `has_...`."""
+    odd = [
+        f"{file.relative_to(ROOT)}:{first} {name}"
+        for package in NOUN_PACKAGES
+        for file in _files(package)
+        if not file.name.startswith("base_") or package != "rl/training"
+        for function in ast.walk(_parsed(file))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for name, first, last in _locals(function)
+        if last - first > LONG_LIVED_LINES
+        if name in RELATIONS.split() or is_participle(name)
+        if name not in STANDARD_LOCALS and not name.startswith(("is_", "has_"))
+    ]
+    assert odd == [], "\n".join(odd)
+
+
+def _locals(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[str, int, int]]:
+    """Name, line of the first assignment and line of the last use of what a function assigns."""
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    lines = {name: [node.lineno for node in names if node.id == name] for name in assigned}
+    return [(name.strip("_"), min(at), max(at)) for name, at in lines.items()]
+
+
 @pytest.mark.slow
 def test_no_two_classes_share_a_name() -> None:
     """One meaning per name: of classes at the top of a module. Django finds a command by the name `Command`."""

@@ -203,7 +203,7 @@ class _ImportJob:
         report = self.report
         report.dry_run = self.dry_run
         with transaction.atomic():
-            before = ImportBatch.objects.filter(sha256=digest, undone_at=None).order_by("pk").first()
+            earlier_batch = ImportBatch.objects.filter(sha256=digest, undone_at=None).order_by("pk").first()
             batch = ImportBatch.objects.create(
                 file=(self.order.name or self.order.path.name)[-255:],
                 sha256=digest,
@@ -218,8 +218,8 @@ class _ImportJob:
                 self._write_file(file, batch)
             report.refused.sort(key=lambda row: row.line)
             self._check()
-            if before is not None:
-                report.earlier = EarlierImport(before.pk, before.created_at)
+            if earlier_batch is not None:
+                report.earlier = EarlierImport(earlier_batch.pk, earlier_batch.created_at)
             if report.stored_rows or report.rows_stored or self.attachments:
                 self._record(batch)
             else:

@@ -93,15 +93,15 @@ class Batch:
     # --- What is there already -------------------------------------------------------------------------------
 
     def _look_up(self, plans: Sequence[ImportPlan]) -> None:
-        said = [one.row for plan in plans for one in plan.feedback]
+        feedback_rows = [one.row for plan in plans for one in plan.feedback]
         decisions = {row.pk for plan in plans for row in plan.decisions}
         self._here: dict[type[Model], dict[uuid.UUID, _StoredRow]] = {
             model: _stored_rows(model, ids)
             for model, ids in (
                 (Decision, decisions),
                 (Trace, {plan.trace.pk for plan in plans if plan.trace}),
-                (Rating, {row.pk for row in said if isinstance(row, Rating)}),
-                (Comparison, {row.pk for row in said if isinstance(row, Comparison)}),
+                (Rating, {row.pk for row in feedback_rows if isinstance(row, Rating)}),
+                (Comparison, {row.pk for row in feedback_rows if isinstance(row, Comparison)}),
             )
         }
         self._bodies: dict[type[Model], dict[uuid.UUID, str]] = {
@@ -112,8 +112,8 @@ class Batch:
         before = rows_in(Outcome.objects.order_by(), "id", outcomes) if outcomes else ()
         self._outcomes: dict[uuid.UUID, Outcome] = {row.pk: row for row in before}
         # only decisions that were here before can have been spoken of before
-        rated = {row.decision_id for row in said if isinstance(row, Rating)}
-        compared = {row.left_id for row in said if isinstance(row, Comparison)}
+        rated = {row.decision_id for row in feedback_rows if isinstance(row, Rating)}
+        compared = {row.left_id for row in feedback_rows if isinstance(row, Comparison)}
         here = {pk for pk in rated | compared if pk in known or pk not in decisions}
         self._heads: dict[Chain, Word] = {}
         for rating in _heads(Rating.objects.defer("notes", "correction"), "decision_id", rated & here):

@@ -207,7 +207,7 @@ class Planner:
     def _look_up_references(self, records: Sequence[Record]) -> None:
         """Decisions that records name and do not bring: by id, or by the app's own name for its run."""
         names = {name for record in records for name in _names_of(record)}
-        ids = {found for name in names if (found := formats.uuid_of(name))}
+        ids = {decision_id for name in names if (decision_id := formats.uuid_of(name))}
         agents = {} if self.origin.agent is None else {"agent": self.origin.agent}
         columns = ("pk", "agent", "prompt_hash", "run_id")
         decisions = Decision.objects.filter(**agents).order_by()
@@ -218,7 +218,7 @@ class Planner:
         self._by_run: dict[str, dict[uuid.UUID, Subject]] = {}
         for row in by_run:
             self._by_run.setdefault(row[3], {})[row[0]] = Subject(*row[:3])
-        self.stored = {*self._by_id, *(pk for found in self._by_run.values() for pk in found)}
+        self.stored = {*self._by_id, *(pk for pks in self._by_run.values() for pk in pks)}
         for built in self.built.values():
             if isinstance(built, Decision):
                 subject = _subject(built)
@@ -233,7 +233,7 @@ class Planner:
     def _last_of_traces(self, names: set[str], decisions: QuerySet[Decision]) -> dict[str, Subject]:
         """The last decision of each trace that another tool recorded: what is said of a trace is said of its answer."""
         last: dict[str, tuple[datetime, Subject]] = {}
-        stored: set[uuid.UUID] = set()
+        ids: set[uuid.UUID] = set()
 
         def take(name: Any, at: datetime, subject: Subject) -> None:
             if name in names and (name not in last or (at, subject.pk) >= (last[name][0], last[name][1].pk)):
@@ -251,22 +251,22 @@ class Planner:
             for key in TRACE_KEYS:
                 of_trace |= Q(**{f"metadata__{key}__in": sorted(names)})
             for row in decisions.filter(of_trace).values_list(*columns):
-                stored.add(row[0])
+                ids.add(row[0])
                 for name in row[4:]:
                     take(name, row[3], Subject(*row[:3]))
             for built in self.built.values():
                 if isinstance(built, Decision):
                     for key in TRACE_KEYS:
                         take(built.metadata.get(key), built.created_at, _subject(built))
-        self.stored |= stored
+        self.stored |= ids
         return {name: subject for name, (_, subject) in last.items()}
 
     def _reference_subject(self, *references: str) -> Subject:
         """The first reference that is known. Raises FeedbackRefused."""
         for reference in filter(None, references):
-            own = formats.uuid_of(reference)
-            if own and own in self._by_id:
-                return self._by_id[own]
+            decision_id = formats.uuid_of(reference)
+            if decision_id and decision_id in self._by_id:
+                return self._by_id[decision_id]
             same_run = list(self._by_run.get(reference, {}).values())
             if len(same_run) > 1:
                 raise FeedbackRefused(
@@ -276,8 +276,8 @@ class Planner:
                 return same_run[0]
             if reference in self._by_trace:
                 return self._by_trace[reference]
-            if own and own in self._ids_erased:
-                raise erased_refusal("decision", own)
+            if decision_id and decision_id in self._ids_erased:
+                raise erased_refusal("decision", decision_id)
         raise DecisionUnknown(
             f"no decision has the id, run_id or trace_id {references[0]!r}; import the decisions first (the runs, "
             "traces or calls this feedback was given on), then this file again"

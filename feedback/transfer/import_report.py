@@ -173,22 +173,22 @@ def next_steps(report: ImportReport) -> list[str]:
             "See docs/formats.md for the rows each format has; say --format NAME, or which column holds what with "
             "--map prompt=COLUMN,response=COLUMN,rating=COLUMN"
         ]
-    whose = report.agent or next(iter(sorted(report.agents)), "")
-    of_agent = f"?agent={whose}" if whose else ""
+    agent = report.agent or next(iter(sorted(report.agents)), "")
+    of_agent = f"?agent={agent}" if agent else ""
     steps = []
     if report.dry_run:
         return ["Import it: the same command without --dry-run"]
     said = report.ratings or report.comparisons
-    if report.outcomes and not said and whose:
+    if report.outcomes and not said and agent:
         unknown = sorted(report.outcome_names - {"reward"})  # an outcome of that name is its own worth
         worth = f" --outcome {unknown[0]}=GOOD:BAD" if unknown else ""
         what = f"Say what {unknown[0]} is worth" if unknown else "Turn outcomes into rewards"
-        steps.append(f"{what}: {PROGRAM} calculate_rewards --agent {whose}{worth}")
+        steps.append(f"{what}: {PROGRAM} calculate_rewards --agent {agent}{worth}")
     if report.decisions and not (said or report.outcomes or report.demonstrations):
         steps.append(f"Rate them: /rate/{of_agent}")
     method = _method(report)
-    if method and whose:
-        steps.append(f"See what can be trained: {PROGRAM} {method} --agent {whose} --dry-run")
+    if method and agent:
+        steps.append(f"See what can be trained: {PROGRAM} {method} --agent {agent} --dry-run")
     if report.batch and report.problem:
         steps.append(f"Take it back: {PROGRAM} undo_import {report.batch}")
     return steps

@@ -122,22 +122,24 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
             f"import {number} ({batch.file}) was undone on {batch.undone_at:%Y-%m-%d %H:%M} by {batch.undone_by}"
         )
     work = _UndoJob(batch, Undone(number, batch.file, dry_run, forced=force))
-    done = work.done
-    done.trained_on = trained_on(batch)
-    if done.was_trained_on and not force and not dry_run:
-        raise UndoRefused(f"import {number} ({batch.file}): {trained_text(done.trained_on)}. {FORCE}", done)
+    report = work.done
+    report.trained_on = trained_on(batch)
+    if report.was_trained_on and not force and not dry_run:
+        raise UndoRefused(
+            f"import {number} ({batch.file}): {trained_text(report.trained_on)}. {FORCE}", report
+        )
     later = ImportBatch.objects.filter(pk__gt=number, undone_at=None).only("pk", "counts", "agent")
-    done.imports_since = [
+    report.imports_since = [
         row.pk
         for row in later.order_by("pk")
         if row.counts.get("already_here") and row.agent in (batch.agent, "")
     ]
     work.remove()
     if not dry_run:
-        batch.undone_at, batch.undone_by, batch.undone = timezone.now(), actor[:200], done.as_dict()
+        batch.undone_at, batch.undone_by, batch.undone = timezone.now(), actor[:200], report.as_dict()
         batch.attached = []
         batch.save(update_fields=["undone_at", "undone_by", "undone", "attached"])
-    return done
+    return report
 
 
 FORCE = "Take it back all the same with --force; what was learnt stays learnt"
@@ -282,21 +284,21 @@ def _chain_without(
     A withdrawal of nothing but the import's words goes too: what it takes back was never said.
     """
     following = {row.supersedes_id: row for row in rows}
-    dropped: list[uuid.UUID] = []
+    removals: list[uuid.UUID] = []
     links: dict[uuid.UUID, uuid.UUID | None] = {}
     last: Rating | Comparison | None = None
     row = following.get(None)
     while row is not None:
         if row.import_batch_id != batch:
             if row.withdrawn and (last is None or last.withdrawn):
-                dropped.append(row.pk)
+                removals.append(row.pk)
             else:
                 before = None if last is None else last.pk
                 if row.supersedes_id != before:
                     links[row.pk] = before
                 last = row
         row = following.get(row.pk)
-    return dropped, links
+    return removals, links
 
 
 def decisions_remove(ids: Sequence[uuid.UUID]) -> int:

@@ -55,20 +55,20 @@ def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
     batch = _batch_or_404(number)
     confirmed, force = request.POST.get("confirm") == "on", request.POST.get("force") == "on"
     try:
-        done = import_undo(number, actor=request.user.get_username(), dry_run=not confirmed, force=force)
+        report = import_undo(number, actor=request.user.get_username(), dry_run=not confirmed, force=force)
     except UndoRefused as refusal:
         return render(
             request, "feedback/import_one.html", {**_context(batch), "fault": str(refusal)}, status=409
         )
     if confirmed:
-        removed = ", ".join(count_text(count, name) for name, count in _removed_counts(done.as_dict()))
+        removed = ", ".join(count_text(count, name) for name, count in _removed_counts(report.as_dict()))
         messages.success(request, f"Import {number} was taken back: {removed or 'nothing'} removed.")
         return redirect("import-one", number=number)
     context = {
         **_context(batch),
-        "tried": done,
-        "removed": _removed_counts(done.as_dict()),
-        "trained": trained_text(done.trained_on) if done.was_trained_on else "",
+        "tried": report,
+        "removed": _removed_counts(report.as_dict()),
+        "trained": trained_text(report.trained_on) if report.was_trained_on else "",
         "force": FORCE,
     }
     return render(request, "feedback/import_undo.html", context)

@@ -21,7 +21,7 @@ def batch_get(number: int) -> ImportBatch | None:
 
 def import_summary(row: ImportBatch, *, whole: bool = False) -> dict[str, Any]:
     """An import as the command and the API show it; whole: with the refused rows and what an undo came to."""
-    shown: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "batch": row.pk,
         "file": row.file,
         "ratings_file": row.ratings_file,
@@ -38,13 +38,13 @@ def import_summary(row: ImportBatch, *, whole: bool = False) -> dict[str, Any]:
         "undone_by": row.undone_by,
     }
     if whole:
-        shown |= {
+        summary |= {
             "skipped_because": row.skipped_because,
             "refused": row.refused,
             "notes": row.notes,
             "undone": row.undone,
         }
-    return shown
+    return summary
 
 
 def rows_remaining(row: ImportBatch) -> dict[str, int]:

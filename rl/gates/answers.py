@@ -36,22 +36,22 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     known = [one.reward - one.other_reward for one in evidence.answer_pairs if one.judged]
     if not known:
         return RuleResult("reward", NOT_APPLICABLE, "no held-out prompt has rewarded answers of both")
-    found = mean_interval(known, 1 - 2 * UNSEEN, bounds=(-1.0, 1.0))
-    assert found.value is not None  # there is at least one
-    assert found.low is not None
+    interval = mean_interval(known, 1 - 2 * UNSEEN, bounds=(-1.0, 1.0))
+    assert interval.value is not None  # there is at least one
+    assert interval.low is not None
     luck = sign_flip_p([-one for one in known])
     bound = -bounds.max_reward_loss
-    figures = {**found.as_dict(), "confidence": 1 - 2 * UNSEEN, "p": luck, "bound": bound}
-    words = f"the average reward changed by {found.value:+.3f} over {found.n} prompts"
+    figures = {**interval.as_dict(), "confidence": 1 - 2 * UNSEEN, "p": luck, "bound": bound}
+    words = f"the average reward changed by {interval.value:+.3f} over {interval.n} prompts"
     if luck <= HARM:
         return RuleResult(
             "reward", REFUSED,
-            f"the average reward fell by {-found.value:.3f} over {found.n} prompts, more than chance "
+            f"the average reward fell by {-interval.value:.3f} over {interval.n} prompts, more than chance "
                 f"explains (p = {luck:.3g})", figures,
         )  # fmt: skip
-    if found.low < bound:
+    if interval.low < bound:
         words = (
-            f"{words}, but a fall of up to {-found.low:.3f} cannot be ruled out (one-sided 90 % interval, "
+            f"{words}, but a fall of up to {-interval.low:.3f} cannot be ruled out (one-sided 90 % interval, "
             f"allowed: {-bound:g})"
         )
         return RuleResult("reward", REFUSED, words, figures, waits=True)
@@ -71,10 +71,10 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     both = sum(one.valid and one.other_valid for one in evidence.answer_pairs)
     wins = sum(one.valid and not one.other_valid for one in evidence.answer_pairs)
     losses = sum(one.other_valid and not one.valid for one in evidence.answer_pairs)
-    found = paired_difference(both, wins, losses, n - both - wins - losses, 1 - 2 * UNSEEN)
+    difference = paired_difference(both, wins, losses, n - both - wins - losses, 1 - 2 * UNSEEN)
     luck = binomial_luck(losses, wins)
     figures = {
-        **found.as_dict(), "confidence": 1 - 2 * UNSEEN, "own": (both + wins) / n, "against": (both + losses) / n,
+        **difference.as_dict(), "confidence": 1 - 2 * UNSEEN, "own": (both + wins) / n, "against": (both + losses) / n,
         "n": n, "p": luck, "bound": -bounds.max_invalid_gain,
     }  # fmt: skip
     words = (
@@ -99,10 +99,10 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     if (looping := sum(one.loops for one in evidence.answer_pairs) / n) > MOST_LOOPING:
         words += f", but {100 * looping:.0f} % repeat themselves (allowed: {100 * MOST_LOOPING:g} %)"
         return RuleResult("valid", REFUSED, words, {**figures, "looping": looping}, waits=True)
-    if found.low < -bounds.max_invalid_gain:
+    if difference.low < -bounds.max_invalid_gain:
         allowed = f"allowed: {100 * bounds.max_invalid_gain:g}"
         words += (
-            f": a loss of up to {-100 * found.low:.1f} points cannot be ruled out (one-sided 90 % interval, "
+            f": a loss of up to {-100 * difference.low:.1f} points cannot be ruled out (one-sided 90 % interval, "
             f"{allowed})"
         )
         return RuleResult("valid", REFUSED, words, figures, waits=True)

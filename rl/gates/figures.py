@@ -141,19 +141,19 @@ def headline_of(metrics: Mapping[str, Any]) -> Headline | None:
     """The leading figure out of a policy's metrics; of one judged before kinds were told apart, its preference
     accuracy."""
     found = metrics.get("headline")
-    stored = found if isinstance(found, Mapping) else {}
-    kind = stored.get("kind", PAIRS)
+    entry = found if isinstance(found, Mapping) else {}
+    kind = entry.get("kind", PAIRS)
     figure = share_of(metrics, "headline") or share_of(metrics, "preference_accuracy")
     if figure is None:
         return None
-    against = share_of(stored, "against") if stored else share_of(metrics, "against_preference_accuracy")
+    against = share_of(entry, "against") if entry else share_of(metrics, "against_preference_accuracy")
     gated = metrics.get("difference")
     confidence = gated.get("confidence", 0.95) if isinstance(gated, Mapping) else 0.95
     return Headline(
         kind=kind,
         title=TITLES[kind],
         explanation=EXPLANATIONS[kind],
-        unit=stored.get("unit", "points"),
+        unit=entry.get("unit", "points"),
         figure=figure,
         against=against,
         difference=share_of(metrics, "difference"),

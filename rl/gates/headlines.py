@@ -50,21 +50,21 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     where nothing was judged. unit: `points` for a share in [0, 1], else the unit of the figure."""
     kind = figures.get("carried_by", PAIRS)
     comparison = figures.get("comparison") or {}
-    found = (figures.get("evidence") or {}).get(kind, {})
+    evidence = (figures.get("evidence") or {}).get(kind, {})
     against: Mapping[str, Any] | None
     if kind == PAIRS:
         figure, against = figures.get("preference_accuracy"), comparison.get("preference_accuracy")
     elif kind in (LABELS, OUTCOMES):
-        figure, against = found.get("concordance"), {"value": 0.5} if comparison else None
+        figure, against = evidence.get("concordance"), {"value": 0.5} if comparison else None
     else:
-        figure = found.get("own")
-        against = {"value": found["against_value"]} if "against_value" in found else None
+        figure = evidence.get("own")
+        against = {"value": evidence["against_value"]} if "against_value" in evidence else None
     if not isinstance(figure, Mapping) or figure.get("value") is None:
         return None
     return {
         "kind": kind,
         "title": TITLES[kind],
-        "unit": found.get("unit", "points"),
+        "unit": evidence.get("unit", "points"),
         **figure,
         **({"against": dict(against)} if against else {}),
     }
@@ -82,7 +82,7 @@ def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     best = log.get("doubly_robust") or {}
     if log.get("reward") == "score" and best.get("low") is not None and not log["overlap"]["warnings"]:
         theirs = (log.get("against") or {}).get("doubly_robust")
-        found = {
+        shares = {
             **{part: best[part] for part in ("value", "low", "high")},
             "n": log["decisions"],
             "estimator": OFF_POLICY,
@@ -91,14 +91,14 @@ def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
             "difference": log.get("difference"),
         }
     elif figures.get("liked"):
-        found = {
+        shares = {
             **figures["liked"],
             "against": comparison.get("liked"),
             "difference": comparison.get("liked_difference"),
         }
     else:
         return None
-    return found | {"words": _liked_words(found, comparison.get("against", "the other"))}
+    return shares | {"words": _liked_words(shares, comparison.get("against", "the other"))}
 
 
 def _liked_words(found: Mapping[str, Any], against: str) -> str:
@@ -149,20 +149,20 @@ def _share(found: Mapping[str, Any]) -> str:
 def baseline_text(figures: Mapping[str, Any]) -> str:
     """Result of a simple classifier of the same training rows on the same evidence, in a sentence; empty
     where an evaluation has none."""
-    found = figures.get("baseline") or {}
-    if "refused" in found:
-        return f"No simple classifier to compare with: {found['refused']}."
-    leading = headline(found)
-    if leading is None or "trained_on" not in found:
+    baseline = figures.get("baseline") or {}
+    if "refused" in baseline:
+        return f"No simple classifier to compare with: {baseline['refused']}."
+    leading = headline(baseline)
+    if leading is None or "trained_on" not in baseline:
         return ""
-    rows = found["trained_on"]["rows"]
+    rows = baseline["trained_on"]["rows"]
     words = (
         f"A simple classifier of the same {rows:,} training rows gets {_amount(leading)} "
         f"{TITLES[leading['kind']].lower()}"
     )
-    if (own := headline(found.get("policy") or {})) is not None:
+    if (own := headline(baseline.get("policy") or {})) is not None:
         words += f", the policy by the same measure {_amount(own)}"
-    reward, apart = found.get("average_reward"), found.get("average_reward_difference")
+    reward, apart = baseline.get("average_reward"), baseline.get("average_reward_difference")
     if reward and reward.get("low") is not None and apart and apart.get("low") is not None:
         words += (
             f". Average reward of the classifier's answers: {reward['value']:.3f} [{reward['low']:.3f}, "

@@ -89,21 +89,21 @@ class GateBounds:
     @property
     def benchmark_bounds(self) -> dict[str, float]:
         """Listed task -> the loss it may show, in [0, 1]. Raises GateError."""
-        found: dict[str, float] = {}
-        for listed in (one.strip() for one in self.benchmarks.split(",")):
-            name, separator, text = (part.strip() for part in listed.partition("="))
+        limits: dict[str, float] = {}
+        for entry in (one.strip() for one in self.benchmarks.split(",")):
+            name, separator, text = (part.strip() for part in entry.partition("="))
             try:
                 bound = float(text) if separator else self.max_benchmark_loss
             except ValueError:
                 bound = math.nan
             if name and 0 <= bound <= 1:
-                found[name] = bound
-            elif listed:
+                limits[name] = bound
+            elif entry:
                 raise GateError(
                     "benchmarks: expected names of tasks separated by commas, each with a bound of its own "
-                    f"if wanted (ratchet_format, arc_easy=0.02); found {listed!r}"
+                    f"if wanted (ratchet_format, arc_easy=0.02); found {entry!r}"
                 )
-        return found
+        return limits
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -114,8 +114,8 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     bound = gate_interval(effect, evidence, bounds)
     # a permutation test takes its time, and is not asked where the bound refuses already
-    ahead = bound.low > bounds.margin
-    luck = effect.better(alpha) if ahead or isinstance(effect, TableEffect) else None
+    is_better = bound.low > bounds.margin
+    luck = effect.better(alpha) if is_better or isinstance(effect, TableEffect) else None
     own, other = effect.sides
     figures: dict[str, Any] = {
         **bound.as_dict(),
@@ -133,7 +133,7 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     limit = (
         f"lower bound {amount(effect, bound.low)} (comparison {evidence.attempt} on these held-out prompts)"
     )
-    if ahead and luck is not None and luck <= alpha:
+    if is_better and luck is not None and luck <= alpha:
         return RuleResult("accuracy", PASSED, f"{gain}, {limit}", figures)
     return RuleResult(
         "accuracy", REFUSED,
@@ -187,28 +187,28 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """
     lead = lead_of(evidence, bounds)
     items = evidence.items(lead)
-    known = [item for item in items if item.raters]
-    if not known:
+    rated_items = [item for item in items if item.raters]
+    if not rated_items:
         return RuleResult("raters", NOT_APPLICABLE, "the raters of the held-out prompts are not recorded")
     count: dict[str, int] = {}
-    for item in known:
+    for item in rated_items:
         for rater in set(item.raters):
             count[rater] = count.get(rater, 0) + 1
-    frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(known)]
+    frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(rated_items)]
     if len(count) < 2:
         return RuleResult("raters", NOT_APPLICABLE, "one rater rated all held-out prompts")
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
-    whole = effect_of(lead, known, items)
+    whole = effect_of(lead, rated_items, items)
     if whole is None or whole.better(alpha) > alpha:
         return RuleResult("raters", NOT_APPLICABLE, "no gain is shown yet, so none can depend on one rater")
     figures: dict[str, Any] = {"raters": len(count), "without": {}}
     alone = []
     for rater in sorted(frequent):
-        rest = [item for item in known if rater not in item.raters]
+        rest = [item for item in rated_items if rater not in item.raters]
         if prompts_of(rest) < bounds.min_evidence:
             continue  # too few others to contradict
         left = effect_of(lead, rest, items)
-        theirs = effect_of(lead, [one for one in known if rater in one.raters], items)
+        theirs = effect_of(lead, [one for one in rated_items if rater in one.raters], items)
         if left is None:
             continue
         figures["without"][rater] = left.value
@@ -219,7 +219,7 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         rater, left = alone[0]
         return RuleResult(
             "raters", REFUSED,
-            f"the gain depends on one rater: without {rater}'s {count[rater]} of {len(known)} prompts it is "
+            f"the gain depends on one rater: without {rater}'s {count[rater]} of {len(rated_items)} prompts it is "
             f"{amount(left, left.value)}",
             figures,
         )  # fmt: skip
@@ -240,15 +240,15 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             slices.setdefault(name, []).append(item.restrict_to_slice(name))
     whole = evidence.items(lead)
     large = {name: items for name, items in slices.items() if prompts_of(items) >= bounds.min_slice}
-    judged = {
+    effects = {
         name: effect for name, items in large.items() if (effect := effect_of(lead, items, whole)) is not None
     }
-    if not judged:
+    if not effects:
         return RuleResult("slices", NOT_APPLICABLE, f"no slice has {bounds.min_slice} held-out prompts")
     figures, broken = {}, []
-    for name, effect in sorted(judged.items()):
+    for name, effect in sorted(effects.items()):
         figures[name] = {"value": effect.value, "n": effect.n}
-        level = 0.05 / len(judged)
+        level = 0.05 / len(effects)
         if effect.value < -bounds.max_slice_loss and effect.worse(level) <= level:
             broken.append((effect.value, name, effect))
     if broken:
@@ -260,7 +260,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             f"worse on slice {name}: {amount(effect, change)} over {effect.n} prompts{others}",
             figures,
         )
-    return RuleResult("slices", PASSED, f"none of the {len(judged)} slices is worse", figures)
+    return RuleResult("slices", PASSED, f"none of the {len(effects)} slices is worse", figures)
 
 
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:

@@ -62,7 +62,7 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "
         raise _fault("n", "1: a completion is one decision", body["n"])
     limit_field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     tools = _tools(body)
-    found = ChatRequest(
+    request = ChatRequest(
         model=model,
         ask=Ask(
             messages=messages,
@@ -83,8 +83,8 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "
         body_hash=hashlib.sha256(json.dumps([caller, unit, body], sort_keys=True).encode()).hexdigest(),
         has_format=body.get("response_format") is not None or tools,
     )
-    _storable(found)
-    return found
+    _storable(request)
+    return request
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:

@@ -186,9 +186,9 @@ def _sample_choice(
 ) -> dict[str, Any]:
     """One of the listed responses, drawn from a distribution that is recorded whole."""
     texts = [_response_of(candidate) for candidate in listed]
-    wanted = serving_settings(target.agent)
+    settings = serving_settings(target.agent)
     try:
-        served = fallback.log_probabilities(target, messages, texts)
+        scores = fallback.log_probabilities(target, messages, texts)
     except BackendUnable:
         narrowed = agent.answers or agent.response_schema(_state(order)) is not None
         if not narrowed or order.candidates is not None:
@@ -196,12 +196,12 @@ def _sample_choice(
         # a server that tells no probabilities still answers within the schema, with what is listed; how likely that
         # answer was stays unknown
         return _generate_response(agent, target, order, messages)
-    choice = choose(served.result, temperature=wanted.choose_temperature, epsilon=wanted.epsilon)
+    choice = choose(scores.result, temperature=settings.choose_temperature, epsilon=settings.epsilon)
     answer = Answer(texts[choice.index], None, None, 1000 * (time.perf_counter() - began))
-    facts = facts_of(target, ServedAnswer(answer, served.model, served.backend, served.fallbacks), answer)
+    facts = facts_of(target, ServedAnswer(answer, scores.model, scores.backend, scores.fallbacks), answer)
     facts["metadata"]["serving"] |= {
-        "choose_temperature": wanted.choose_temperature,
-        "epsilon": wanted.epsilon,
+        "choose_temperature": settings.choose_temperature,
+        "epsilon": settings.epsilon,
     }
     # under a name of its own: a candidate's `score` is what the app thinks of it, and pairs are made of that
     facts["candidates"] = [
@@ -210,7 +210,7 @@ def _sample_choice(
             "probability": probability,
             "log_probability": logp,
         }
-        for candidate, probability, logp in zip(listed, choice.probabilities, served.result, strict=True)
+        for candidate, probability, logp in zip(listed, choice.probabilities, scores.result, strict=True)
     ]
     facts["propensity"] = choice.propensity
     return facts

@@ -155,7 +155,7 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
         if left <= 0:
             break
         try:
-            found = call(backend, model, left / 2 if pending else left)
+            result = call(backend, model, left / 2 if pending else left)
         except BackendUnable as refusal:
             unable = refusal
             continue
@@ -170,7 +170,7 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
         for fallback in fallbacks:
             if fallback.kind == "damaged" and fallback.policy != model.name:
                 stand_in_notify(target.agent, fallback.policy, model.name)
-        return ServedAnswer(found, model, backend.name, fallbacks)
+        return ServedAnswer(result, model, backend.name, fallbacks)
     if unable is not None and not fallbacks:
         raise unable
     raise NobodyAnswers(fallbacks, min(retry_after_s, default=2.0))

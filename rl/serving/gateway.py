@@ -112,9 +112,9 @@ def complete_stream(
         return
     recordable = before_answer(recorder)
     began = time.perf_counter()
-    served = fallback.stream(target, ask_of(request, target))
-    made = dataclasses.replace(
-        _completion(id or uuid.uuid4(), target, served, "", "", ()), recorded=recordable
+    stream = fallback.stream(target, ask_of(request, target))
+    completion = dataclasses.replace(
+        _completion(id or uuid.uuid4(), target, stream, "", "", ()), recorded=recordable
     )
     texts: list[str] = []
     calls: list[Mapping[str, Any]] = []
@@ -131,39 +131,39 @@ def complete_stream(
             log_probability=last.log_probability,
             chosen=last.chosen,
         )
-        storage = recorder.note(_facts(request, target, served, made, answer))
+        storage = recorder.note(_facts(request, target, stream, completion, answer))
         try:
             return after_answer(recorder, storage)
         except RecordingImpossible:
             return False  # it was given already, and is held in memory
 
-    recorded = False
+    is_recorded = False
     durable = True
     try:
-        yield made
-        for piece in served.result:
+        yield completion
+        for piece in stream.result:
             texts.append(piece.text)
             calls.extend(piece.tool_calls)
             if piece.finish_reason is not None:
                 last = piece
                 durable = record()
-                recorded = True
+                is_recorded = True
             yield piece
         if not durable:
-            yield dataclasses.replace(made, recorded=False)
+            yield dataclasses.replace(completion, recorded=False)
     except BackendFailed:
         last = Piece(finish_reason="error")
         raise
     finally:
-        if close := getattr(served.result, "close", None):
+        if close := getattr(stream.result, "close", None):
             close()
-        if not recorded:
+        if not is_recorded:
             record()
 
 
 def ask_of(request: ChatRequest, target: Target) -> Ask:
     """The question as the agent wants it answered: its schema and its settings where the request does not say."""
-    meant, wanted = target.models[0], serving_settings(target.agent)
+    meant, limits = target.models[0], serving_settings(target.agent)
     # what an agent's answers look like is only inferred for its policies: an app's own model answers as it pleases
     agent = get_agent(target.agent) if meant.name == BASE else agent_served(target.agent)
     schema, answers = request.ask.response_schema, agent.answers
@@ -175,8 +175,8 @@ def ask_of(request: ChatRequest, target: Target) -> Ask:
         request.ask,
         response_schema=schema,
         answers=answers,
-        temperature=request.ask.temperature if request.ask.temperature is not None else wanted.temperature,
-        max_tokens=request.ask.max_tokens or wanted.max_tokens,
+        temperature=request.ask.temperature if request.ask.temperature is not None else limits.temperature,
+        max_tokens=request.ask.max_tokens or limits.max_tokens,
     )
 
 
@@ -264,9 +264,9 @@ def _storable(text: str) -> str:
 
 def _calls_joined(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tool calls out of their streamed parts: arguments joined, by index."""
-    joined: dict[int, dict[str, Any]] = {}
+    calls: dict[int, dict[str, Any]] = {}
     for part in parts:
-        call = joined.setdefault(
+        call = calls.setdefault(
             int(part.get("index") or 0), {"type": "function", "function": {"arguments": ""}}
         )
         call |= {key: value for key, value in part.items() if key not in ("index", "function") and value}
@@ -275,7 +275,7 @@ def _calls_joined(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 call["function"]["arguments"] += value or ""
             elif value:
                 call["function"][key] = value
-    return [joined[index] for index in sorted(joined)]
+    return [calls[index] for index in sorted(calls)]
 
 
 def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried: bool) -> Completion | None:

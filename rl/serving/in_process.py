@@ -53,13 +53,13 @@ class InProcess:
         ask_check(ask)
         deadline = time.monotonic() + timeout_s
         pieces: queue.SimpleQueue[Piece | Exception | None] = queue.SimpleQueue()
-        gone = threading.Event()
+        stop = threading.Event()
 
         def write() -> None:
             try:
                 with self._open_policy(model, timeout_s) as (llama, adapter):
                     for piece in llama.stream(_ask_for_model(ask, model), adapter, deadline=deadline):
-                        if gone.is_set():
+                        if stop.is_set():
                             return
                         pieces.put(piece)
                 pieces.put(None)
@@ -73,7 +73,7 @@ class InProcess:
                     raise piece
                 yield piece
         finally:
-            gone.set()
+            stop.set()
 
     def log_probabilities(
         self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float

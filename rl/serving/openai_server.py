@@ -70,7 +70,7 @@ class OpenAIServer:
         )
 
     def _answer(self, ask: Ask, model: Model, deadline: float) -> Answer:
-        started = time.perf_counter()
+        start = time.perf_counter()
         with self._turns.turn(max(deadline - time.monotonic(), 0.0)):
             response = self._post(self._body(ask, model), deadline)
             try:
@@ -85,7 +85,7 @@ class OpenAIServer:
                 text=message.get("content") or "",
                 tokens_in=usage.get("prompt_tokens"),
                 tokens_out=usage.get("completion_tokens"),
-                latency_ms=1000 * (time.perf_counter() - started),
+                latency_ms=1000 * (time.perf_counter() - start),
                 finish_reason=choice.get("finish_reason") or "stop",
                 tool_calls=message.get("tool_calls") or (),
             )
@@ -118,13 +118,13 @@ class OpenAIServer:
 
     def _pieces(self, response: Any, deadline: float) -> Iterator[Piece]:
         usage: dict[str, Any] = {}
-        reason, ended = None, False
+        reason, is_done = None, False
         for line in _lines(response, deadline, self.name):
             data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
             if not data:
                 continue
             if data == "[DONE]":
-                ended = True
+                is_done = True
                 break
             chunk = _chunk(data, self.name)
             usage = chunk.get("usage") or usage
@@ -133,7 +133,7 @@ class OpenAIServer:
                 reason = choice.get("finish_reason") or reason
                 if delta.get("content") or delta.get("tool_calls"):
                     yield Piece(delta.get("content") or "", delta.get("tool_calls") or ())
-        if not ended and reason is None:
+        if not is_done and reason is None:
             raise BackendFailed(f"{self.name} broke off in the middle of its answer")
         yield Piece("", (), reason or "stop", usage.get("prompt_tokens"), usage.get("completion_tokens"))
 

@@ -183,18 +183,18 @@ def policies_default(offered: Sequence[tuple[str, str]]) -> list[str]:
 
 def examples_recent(agent: str) -> list[PromptExample]:
     """The newest prompts of an agent that differ, a line each."""
-    found: dict[str, PromptExample] = {}
+    examples: dict[str, PromptExample] = {}
     rows = (
         decisions_of(agent)
         .order_by("-created_at", "-id")
         .only("id", "prompt_hash", "messages", "state", "response")
     )
     for row in rows[:LOOK]:
-        if row.prompt_hash not in found:
-            found[row.prompt_hash] = PromptExample(row.pk, glimpse_of(row)[0])
-        if len(found) == EXAMPLES:
+        if row.prompt_hash not in examples:
+            examples[row.prompt_hash] = PromptExample(row.pk, glimpse_of(row)[0])
+        if len(examples) == EXAMPLES:
             break
-    return list(found.values())
+    return list(examples.values())
 
 
 def writes_text(agent: str) -> bool:

@@ -39,7 +39,7 @@ def model_of(policy: Policy) -> Model:
     files = list(policy.artifacts.filter(format__in=("gguf-lora", "gguf")).order_by("-pk"))
     adapter = next((file for file in files if file.format == "gguf-lora"), None)
     # of several whole files the one in the quantisation serving asks for, else the newest
-    whole = sorted(
+    merged_files = sorted(
         (file for file in files if file.format == "gguf"),
         key=lambda file: file.quantization != settings.SERVING_QUANTIZATION,
     )
@@ -48,9 +48,9 @@ def model_of(policy: Policy) -> Model:
         policy.base_model,
         policy.base_model_hash,
         adapter=adapter.path if adapter else "",
-        merged_file=whole[0].path if whole else "",
+        merged_file=merged_files[0].path if merged_files else "",
         adapter_sha256=adapter.sha256 if adapter else "",
-        merged_sha256=whole[0].sha256 if whole else "",
+        merged_sha256=merged_files[0].sha256 if merged_files else "",
     )
 
 
@@ -116,7 +116,7 @@ def _linear_check(policy: Policy) -> None:
 def _export(options: list[str], deadline: float) -> dict[str, Any]:
     """The report of `export_model` with these options, run in a child. Raises PreparationRefused with its last line."""
     try:
-        done = subprocess.run(  # noqa: S603
+        process = subprocess.run(  # noqa: S603
             [sys.executable, *command_arguments("export_model", *options, "--json")],
             cwd=settings.BASE_DIR,
             stdin=subprocess.DEVNULL,
@@ -129,10 +129,10 @@ def _export(options: list[str], deadline: float) -> dict[str, Any]:
         raise PreparationRefused(
             f"not written within {settings.SERVING_PREPARE_TIMEOUT_S:.0f} s; raise SERVING_PREPARE_TIMEOUT_S"
         ) from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise PreparationRefused(lines[-1] if lines else f"export_model ended with {done.returncode}")
-    report: dict[str, Any] = json.loads(done.stdout)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines()
+        raise PreparationRefused(lines[-1] if lines else f"export_model ended with {process.returncode}")
+    report: dict[str, Any] = json.loads(process.stdout)
     return report
 
 

@@ -245,7 +245,7 @@ def _run_tasks(
 ) -> dict[str, list[dict[str, Any]]]:
     """Task -> the harness's record of every item, of one side."""
     try:
-        found = simple_evaluate(
+        evaluation = simple_evaluate(
             model=HarnessModel(policy, batch_size, side, progress),
             tasks=[task for task, _, _ in opened],
             task_manager=TaskManager(include_defaults=False),
@@ -261,7 +261,7 @@ def _run_tasks(
         )
     except SecurityError as error:
         raise TaskRefused(f"a template does what templates may not: {error}") from error
-    samples: dict[str, list[dict[str, Any]]] = found["samples"]
+    samples: dict[str, list[dict[str, Any]]] = evaluation["samples"]
     return samples
 
 
@@ -303,12 +303,12 @@ def _words(error: Exception) -> str:
 @contextlib.contextmanager
 def _sandbox(*, hub: bool) -> Iterator[None]:
     """Inside, templates run in Jinja's sandbox and, unless `hub`, nothing is fetched."""
-    before, bars = lm_eval.utils.env, lm_eval.api.task.tqdm
+    environment, bars = lm_eval.utils.env, lm_eval.api.task.tqdm
     offline = (huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
     walled = ImmutableSandboxedEnvironment(
         loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True
     )
-    walled.filters |= before.filters
+    walled.filters |= environment.filters
     lm_eval.utils.env = walled
     lm_eval.api.task.tqdm = lambda rows, **_: rows  # a command has a bar of its own
     if not hub:
@@ -316,5 +316,5 @@ def _sandbox(*, hub: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        lm_eval.utils.env, lm_eval.api.task.tqdm = before, bars
+        lm_eval.utils.env, lm_eval.api.task.tqdm = environment, bars
         huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = offline

@@ -64,7 +64,7 @@ class DPOTrainer:
         Raises TrainingRefused (nothing to train on, nothing to resume, a folder in use or not writable) before any
         work, and TrainingFailed when training cannot go on (divergence, memory, disk).
         """
-        started = time.monotonic()
+        start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one preference pair to train on, found none")
@@ -95,7 +95,7 @@ class DPOTrainer:
             trainer,
             policy,
             context=self.context,
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - start,
             samples={"train": len(train.rows), "eval": len(held_out.rows)},
             truncated=train.truncated,
             left_out=train.left_out,

@@ -162,18 +162,18 @@ class Encoder:
         goods, bads = answers[: len(prompts)], answers[len(prompts) :]
         pairs = EncodedPairs()
         for i, (prompt_ids, good, bad) in enumerate(zip(alone[: len(prompts)], goods, bads, strict=True)):
-            kept, (good_kept, bad_kept) = self._fit(
+            prompt_part, (good_kept, bad_kept) = self._fit(
                 prompts[i], prompt_ids, [good, bad], max_length, max_response_length
             )
             if good_kept == bad_kept:
                 why = "identical responses" if good == bad else "identical after truncation"
                 pairs.left_out[why] = pairs.left_out.get(why, 0) + 1
                 continue
-            pairs.truncated["prompts"] += len(kept) < len(prompt_ids)
+            pairs.truncated["prompts"] += len(prompt_part) < len(prompt_ids)
             pairs.truncated["completions"] += (len(good_kept) < len(good)) + (len(bad_kept) < len(bad))
             pairs.rows.append(
                 {
-                    "prompt_ids": kept,
+                    "prompt_ids": prompt_part,
                     "chosen_ids": good_kept,
                     "rejected_ids": bad_kept,
                     "weight": weights[i],
@@ -189,18 +189,18 @@ class Encoder:
 
         A key is the tokenizer, its template, and the words. What is new is rendered and tokenised in one batch.
         """
-        asked = [json.dumps(list(prompt), sort_keys=True) for prompt in prompts]
+        prompt_texts = [json.dumps(list(prompt), sort_keys=True) for prompt in prompts]
         keys = [
             row_key(self.identity, prompt, response)
-            for prompt, response in zip(asked, responses, strict=True)
+            for prompt, response in zip(prompt_texts, responses, strict=True)
         ]
-        known = self.cache.get(keys) if self.cache is not None else {}
-        new = {key: i for i, key in enumerate(keys) if key not in known}
-        distinct = {asked[i]: prompts[i] for i in new.values()}
+        hits = self.cache.get(keys) if self.cache is not None else {}
+        new = {key: i for i, key in enumerate(keys) if key not in hits}
+        distinct = {prompt_texts[i]: prompts[i] for i in new.values()}
         rendered = {prompt: self.render(messages) for prompt, messages in distinct.items()}
         tokens = dict(zip(rendered, self._ids(list(rendered.values())), strict=True))
-        texts = [rendered[asked[i]] for i in new.values()]
-        alone = [tokens[asked[i]] for i in new.values()]
+        texts = [rendered[prompt_texts[i]] for i in new.values()]
+        alone = [tokens[prompt_texts[i]] for i in new.values()]
         answers = self._answers(texts, alone, [responses[i] for i in new.values()])
         fresh = {
             key: array("i", [len(prompt), *prompt, *answer]).tobytes()
@@ -210,7 +210,7 @@ class Encoder:
             self.cache.put(fresh)
         both = []
         for key in keys:
-            count, *ids = array("i", known.get(key) or fresh[key])
+            count, *ids = array("i", hits.get(key) or fresh[key])
             both.append((ids[:count], ids[count:]))
         return [prompt for prompt, _ in both], [answer for _, answer in both]
 

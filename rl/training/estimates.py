@@ -71,31 +71,31 @@ def estimate_from_profile(
     `sample_s` are the seconds of a sampling where they are known; else `generation` is sampled while profiling.
     """
     config, encoder, parameters = shape
-    found = profile_micro_batches(
+    profile = profile_micro_batches(
         config, encoder, recipe, hardware, micros, packed=packed, causal=causal, generation=generation
     )
-    trained = work.steps * recipe.gradient_accumulation if work.micros is None else work.micros
-    sampling_s = found.sample_s if sample_s is None else sample_s
-    recomputed = found.forward_s if recipe.gradient_checkpointing else 0.0
+    micro_count = work.steps * recipe.gradient_accumulation if work.micros is None else work.micros
+    sampling_s = profile.sample_s if sample_s is None else sample_s
+    recomputed = profile.forward_s if recipe.gradient_checkpointing else 0.0
     seconds = (
-        trained * (found.train_s + recomputed)
-        + work.forwards * found.forward_s
+        micro_count * (profile.train_s + recomputed)
+        + work.forwards * profile.forward_s
         + work.samplings * sampling_s
-        + found.setup_s
+        + profile.setup_s
     )
-    memory, how = memory_estimate(
-        config.get_text_config(), recipe, hardware, parameters, found, packed=packed or work.scores_packed
+    memory, memory_note = memory_estimate(
+        config.get_text_config(), recipe, hardware, parameters, profile, packed=packed or work.scores_packed
     )
     tokens = sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
-    said = [
-        f"{trained:,.0f} micro-batches of {len(micros[0])} responses, {tokens:,.0f} tokens before anything is shared, "
-        f"at {1000 * found.train_s:,.0f} ms ({found.strategy} forward and backward, measured)"
+    parts = [
+        f"{micro_count:,.0f} micro-batches of {len(micros[0])} responses, {tokens:,.0f} tokens before anything is "
+        f"shared, at {1000 * profile.train_s:,.0f} ms ({profile.strategy} forward and backward, measured)"
     ]
     if work.forwards:
-        said.append(f"{work.forwards:,.0f} forward at {1000 * found.forward_s:,.0f} ms")
+        parts.append(f"{work.forwards:,.0f} forward at {1000 * profile.forward_s:,.0f} ms")
     if work.samplings:
-        said.append(f"{work.samplings:,.0f} samplings at {sampling_s:.2f} s")
-    said += [work.note] if work.note else []
+        parts.append(f"{work.samplings:,.0f} samplings at {sampling_s:.2f} s")
+    parts += [work.note] if work.note else []
     return Estimate(
         steps=work.steps,
         minutes=seconds / 60,
@@ -103,8 +103,8 @@ def estimate_from_profile(
         reasons={
             "steps": f"{work.rows:,} rows, {recipe.batch_size} to a micro-batch, "
             f"{recipe.gradient_accumulation} micro-batches to a step",
-            "minutes": "; ".join(said),
-            "memory_gb": how,
+            "minutes": "; ".join(parts),
+            "memory_gb": memory_note,
         },
     )
 

@@ -110,8 +110,8 @@ def evaluate_policy(
     `answers`, one per prompt asked. Raises TrainingRefused without evidence.
     """
     rows = pairs_of_prompts(pairs, max_samples)
-    more = {kind: list(found)[:max_samples] for kind, found in (others or {}).items() if found}
-    if not rows and not more:
+    other_rows = {kind: list(found)[:max_samples] for kind, found in (others or {}).items() if found}
+    if not rows and not other_rows:
         raise TrainingRefused(
             "expected at least one held-out pair or rated answer to evaluate on, found none"
         )
@@ -120,49 +120,51 @@ def evaluate_policy(
     judge = AnswerJudge(agent, reward)
     checks = {KNOWN: right_answer_check(judge), **(checks or {})}
     for kind in GENERATED:
-        if kind in more and kind not in checks:
+        if kind in other_rows and kind not in checks:
             raise ValueError(f"expected a check for the answers to {kind} prompts, found none")
     try:
-        prompts = held_out_prompts({PAIRS: rows, **more})
-        scored = rows_scored(more, agent)
-        for number, (_, row) in enumerate(scored):
+        prompts = held_out_prompts({PAIRS: rows, **other_rows})
+        score_rows = rows_scored(other_rows, agent)
+        for number, (_, row) in enumerate(score_rows):
             response_of(row, number)
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
     work = EvaluationInput(
         rows,
-        scored,
-        answered_prompts(prompts, more, agent, generate_samples, spare),
+        score_rows,
+        answered_prompts(prompts, other_rows, agent, generate_samples, spare),
         judge,
         batch_size,
     )
     linear = next((side for side in (policy, against) if isinstance(side, LinearSide)), None)
     if linear is not None:
         work.options = linear.options
-    rated = any(kind in (LABELS, OUTCOMES) for kind, _ in scored)
-    base_needed = rated and policy.adapter is not None and linear is None
+    rated = any(kind in (LABELS, OUTCOMES) for kind, _ in score_rows)
+    needs_base = rated and policy.adapter is not None and linear is None
     sides = 2 if against is not None else 1
-    extra = len(scored) if base_needed and against != "base" else 0
+    extra = len(score_rows) if needs_base and against != "base" else 0
     tick = Ticker(progress, sides * work.size + extra)
-    own, other, name = side_measured(policy, work, tick), None, ""
+    policy_side, reference, name = side_measured(policy, work, tick), None, ""
     if against is not None and not isinstance(against, str):
-        other, name = side_measured(against, work, tick), against.adapter or against.base_model
+        reference, name = side_measured(against, work, tick), against.adapter or against.base_model
     elif against is not None:
         if isinstance(policy, LinearSide):
             raise ValueError("a linear policy has no base: expected the base model loaded as `against`")
         with policy.without_adapter():
-            other, name = side_measured(policy, work, tick), "base"
+            reference, name = side_measured(policy, work, tick), "base"
     if linear is not None:
         references = (
-            own_reference(policy, own, work),
-            own_reference(against, other, work) if other is not None else own_reference(policy, own, work),
+            own_reference(policy, policy_side, work),
+            own_reference(against, reference, work)
+            if reference is not None
+            else own_reference(policy, policy_side, work),
         )
     else:
         assert not isinstance(policy, LinearSide)
-        base = own.responses if not base_needed else None
-        if against == "base" and other is not None:
-            base = other.responses
-        elif base_needed:
+        base = policy_side.responses if not needs_base else None
+        if against == "base" and reference is not None:
+            base = reference.responses
+        elif needs_base:
             with policy.without_adapter():
                 base = responses_scored(policy, work, tick)
         assert base is not None
@@ -170,10 +172,12 @@ def evaluate_policy(
             reference_responses(policy, base, work),
             reference_responses(against, base, work) if isinstance(against, LoadedPolicy) else base,
         )
-    evidence = other_evidence(work, more, checks, own, other, references)
+    evidence = other_evidence(work, other_rows, checks, policy_side, reference, references)
     counts = {PAIRS: pair_votes(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
     alike = [
-        kind for kind in (LABELS, OUTCOMES) if all_alike(float(row["score"]) for row in more.get(kind, ()))
+        kind
+        for kind in (LABELS, OUTCOMES)
+        if all_alike(float(row["score"]) for row in other_rows.get(kind, ()))
     ]
     counts = telling_counts({kind: n for kind, n in counts.items() if kind not in (barred or {})}, alike)
     lead = lead_kind(counts, needed, discrete=agent.discrete)
@@ -181,20 +185,29 @@ def evaluate_policy(
         "base_model": policy.base_model,
         "samples": counts[PAIRS] if lead == PAIRS else len(evidence[lead].records) if lead in evidence else 0,
         "prompts_answered": len(work.prompts),
-        **side_summary(work, own),
+        **side_summary(work, policy_side),
         "length_normalised": False,
-        "liked": liked_share(work.prompts, work.verdicts(own)),
+        "liked": liked_share(work.prompts, work.verdicts(policy_side)),
         "carried_by": lead,
-        "evidence": evidence_figures(work, own, other, evidence, barred or {}),
-        "ground_truth": work.judge.ground_truth(work.prompts, own.answers),
-        "truncated": sum(score.truncated for pair in own.scores for score in pair)
-        + sum(score.truncated for score in own.responses),
-        "errors": errors_of(rows, own.scores, work.prompts, own.answers, work.judge, own.free_generations),
+        "evidence": evidence_figures(work, policy_side, reference, evidence, barred or {}),
+        "ground_truth": work.judge.ground_truth(work.prompts, policy_side.answers),
+        "truncated": sum(score.truncated for pair in policy_side.scores for score in pair)
+        + sum(score.truncated for score in policy_side.responses),
+        "errors": errors_of(
+            rows,
+            policy_side.scores,
+            work.prompts,
+            policy_side.answers,
+            work.judge,
+            policy_side.free_generations,
+        ),
     }
     if baseline is not None:
-        outcome["baseline"] = baseline_figures(baseline, work, more, checks, own, references[0], lead)
-    if other is not None:
-        outcome["comparison"] = comparison_figures(work, name, own, other, lead, evidence)
-        outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.prompts, other.answers)
-        outcome["held_out"] = held_out_facts(work, own, other, evidence)
+        outcome["baseline"] = baseline_figures(
+            baseline, work, other_rows, checks, policy_side, references[0], lead
+        )
+    if reference is not None:
+        outcome["comparison"] = comparison_figures(work, name, policy_side, reference, lead, evidence)
+        outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.prompts, reference.answers)
+        outcome["held_out"] = held_out_facts(work, policy_side, reference, evidence)
     return outcome

@@ -49,11 +49,11 @@ def prompt_key(messages: Sequence[Message]) -> str:
 
 def held_out_prompts(rows: Rows) -> list[HeldOutPrompt]:
     """Distinct prompts in the order of their first row, pairs before the other kinds. Raises ValueError."""
-    found: dict[str, HeldOutPrompt] = {}
+    prompts: dict[str, HeldOutPrompt] = {}
 
     def prompt_of(row: Mapping[str, Any], number: int) -> HeldOutPrompt:
         messages = prompt_messages(row, number)
-        return found.setdefault(prompt_key(messages), HeldOutPrompt(messages, row))
+        return prompts.setdefault(prompt_key(messages), HeldOutPrompt(messages, row))
 
     for kind, kind_rows in rows.items():
         for number, row in enumerate(kind_rows):
@@ -67,7 +67,7 @@ def held_out_prompts(rows: Rows) -> list[HeldOutPrompt]:
                 side = prompt.liked if row["score"] > NEUTRAL else prompt.disliked
                 if row["score"] != NEUTRAL:
                     side.append(response_text(row, "completion", number))
-    return list(found.values())
+    return list(prompts.values())
 
 
 def generate_answers(
@@ -231,7 +231,7 @@ def errors_of(
 
     written: number of a prompt -> what is written to it.
     """
-    invalid, rejected, misjudged, unlisted = [], [], [], []
+    invalid, rejected, misses, strays = [], [], [], []
     for prompt, answer in zip(asked, answers, strict=True):
         problem = judge.problem(prompt, answer)
         error = {
@@ -245,7 +245,7 @@ def errors_of(
             rejected.append({**error, "reason": "people rejected this answer"})
     for number, (row, (good, bad)) in enumerate(zip(rows, scores, strict=True)):
         if not good.logp > bad.logp:
-            misjudged.append(
+            misses.append(
                 {
                     "prompt": prompt_messages(row, number)[-1]["content"],
                     "answer": response_text(row, "rejected", number),
@@ -255,7 +255,7 @@ def errors_of(
             )
     for number, answer in written.items():
         if (problem := judge.problem(asked[number], answer)) is not None:
-            unlisted.append(
+            strays.append(
                 {
                     "prompt": asked[number].messages[-1]["content"],
                     "answer": answer.text,
@@ -263,4 +263,4 @@ def errors_of(
                     "reason": f"not valid where it is written, not chosen: {problem}",
                 }
             )
-    return [*invalid, *rejected, *misjudged, *unlisted][:MAX_ERRORS]
+    return [*invalid, *rejected, *misses, *strays][:MAX_ERRORS]

@@ -70,11 +70,11 @@ def rated_evidence(
     How far a side moved an answer is measured from the reference it was trained against: the base model, or its
     warm-up. Where both have the same, their distance from each other is what remains.
     """
-    stored = []
+    entries = []
     for row, *scores in zip(rows, own, other, own_reference, other_reference, strict=True):
         mine, theirs, from_mine, from_theirs = (score.mean_logp for score in scores)
         moved, other_moved = mine - from_mine, theirs - from_theirs
-        stored.append(
+        entries.append(
             {
                 "prompt_hash": hash_of(row),
                 "cluster": row.get("cluster", ""),
@@ -85,12 +85,12 @@ def rated_evidence(
                 "slices": slices_of(row),
             }
         )
-    effect = effect_of(kind, items_of(stored))
-    figures: dict[str, Any] = {"responses": len(rows), **_figures(stored, effect)}
+    effect = effect_of(kind, items_of(entries))
+    figures: dict[str, Any] = {"responses": len(rows), **_figures(entries, effect)}
     if isinstance(effect, ConcordanceEffect):
         figures["concordance"] = _difference_facts(effect)
-    figures["probability_liked"] = _knowledge(stored)
-    return OtherEvidence(kind, stored, figures, effect)
+    figures["probability_liked"] = _knowledge(entries)
+    return OtherEvidence(kind, entries, figures, effect)
 
 
 def written_evidence(

@@ -41,19 +41,19 @@ def side_summary(work: EvaluationInput, side: Side) -> dict[str, Any]:
 
 def written_figures(work: EvaluationInput, side: Side) -> dict[str, Any]:
     """The same figures of what it writes to the prompts whose answers are chosen from a list when it is served."""
-    asked = [work.prompts[i] for i in side.free_generations]
+    prompts = [work.prompts[i] for i in side.free_generations]
     texts = list(side.free_generations.values())
-    problems = [work.judge.problem(prompt, text) for prompt, text in zip(asked, texts, strict=True)]
+    problems = [work.judge.problem(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
     rewards = [
         work.judge.reward(prompt, text.text, problem)
-        for prompt, text, problem in zip(asked, texts, problems, strict=True)
+        for prompt, text, problem in zip(prompts, texts, problems, strict=True)
     ]
     judged = work.rewardable
     known = [reward for i, reward in zip(side.free_generations, rewards, strict=True) if judged[i]]
     return {
         "valid_rate": wilson_interval(problems.count(None), len(problems)).as_dict(),
         "average_reward": mean_interval(known or rewards, bounds=(0.0, 1.0)).as_dict(),
-        "ground_truth": work.judge.ground_truth(asked, texts),
+        "ground_truth": work.judge.ground_truth(prompts, texts),
     }
 
 
@@ -148,7 +148,7 @@ def evidence_figures(
     barred: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """Per kind that there is, its figures; of one side alone where nothing is compared."""
-    found: dict[str, dict[str, Any]] = {}
+    figures_by_kind: dict[str, dict[str, Any]] = {}
     if work.rows:
         share = pairs_share(work, own.prefers)
         pairs: dict[str, Any] = {
@@ -160,7 +160,7 @@ def evidence_figures(
         if other is not None:
             against = pairs_share(work, other.prefers)["value"]
             pairs |= {"against_value": against, **pairs_difference(work, own, other)}
-        found[PAIRS] = pairs
+        figures_by_kind[PAIRS] = pairs
     for kind in KINDS:
         if kind in evidence:
             figures = dict(evidence[kind].figures)
@@ -168,10 +168,10 @@ def evidence_figures(
                 figures = {"prompts": figures["prompts"]}
             if kind not in (LABELS, OUTCOMES):
                 figures["own"] = side_figure(kind, evidence[kind].records, "own")
-            found[kind] = figures
-        if kind in found and kind in barred:
-            found[kind]["barred"] = barred[kind]
-    return found
+            figures_by_kind[kind] = figures
+        if kind in figures_by_kind and kind in barred:
+            figures_by_kind[kind]["barred"] = barred[kind]
+    return figures_by_kind
 
 
 def held_out_facts(
@@ -179,7 +179,7 @@ def held_out_facts(
 ) -> dict[str, Any]:
     """Per item of evidence and per answer what both sides did: what the gate's rules are asked about."""
     free = not work.judge.agent.structured and not work.judge.agent.answers
-    written = {
+    generations = {
         i: {
             "written": own.free_generations[i].text,
             "written_valid": work.judge.problem(work.prompts[i], own.free_generations[i]) is None,
@@ -203,7 +203,7 @@ def held_out_facts(
                 "other_reward": other.rewards[i],
                 "judged": judged,
                 "loops": free and loops(own.answers[i].text),
-                **written.get(i, {}),
+                **generations.get(i, {}),
             }
             for i, (prompt, judged) in enumerate(zip(work.prompts, work.rewardable, strict=True))
         ],
@@ -229,7 +229,7 @@ def baseline_figures(
     evidence = other_evidence(work, rows, checks, side, None, (even, even))
     alone = other_evidence(work, rows, checks, own, None, (reference, reference))
     gains = [mine - theirs for mine, theirs in zip(work.rewards(own), work.rewards(side), strict=True)]
-    found = {
+    result = {
         **side_summary(work, side),
         "carried_by": lead,
         "evidence": evidence_figures(work, side, None, evidence, {}),
@@ -241,5 +241,5 @@ def baseline_figures(
         "average_reward_difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
     }
     if side.scores:
-        found["preference_accuracy_difference"] = pairs_difference(work, own, side)
-    return found
+        result["preference_accuracy_difference"] = pairs_difference(work, own, side)
+    return result

@@ -138,7 +138,7 @@ class Ticker:
 
 def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick: Ticker) -> Side:
     """Scores of the evidence by one policy, and its answers with their problems and rewards."""
-    rows, asked, judge, batch_size = work.rows, work.prompts, work.judge, work.batch_size
+    rows, prompts, judge, batch_size = work.rows, work.prompts, work.judge, work.batch_size
     if not isinstance(policy, LinearSide):
         head_check(policy)
     scores: list[tuple[ResponseScore, ResponseScore]] = []
@@ -151,8 +151,8 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
         tick(len(part))
     responses = responses_scored(policy, work, tick)
     answers: list[Generation] = []
-    for start in range(0, len(asked), CHUNK):
-        chunk = asked[start : start + CHUNK]
+    for start in range(0, len(prompts), CHUNK):
+        chunk = prompts[start : start + CHUNK]
         answers += generate_answers(
             policy,
             [prompt.messages for prompt in chunk],
@@ -161,15 +161,15 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
             batch_size=batch_size,
         )
         tick(len(chunk))
-    problems = [judge.problem(prompt, answer) for prompt, answer in zip(asked, answers, strict=True)]
+    problems = [judge.problem(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
     rewards = [
         judge.reward(prompt, answer.text, problem)
-        for prompt, answer, problem in zip(asked, answers, problems, strict=True)
+        for prompt, answer, problem in zip(prompts, answers, problems, strict=True)
     ]
     written: dict[int, Generation] = {}
     if not isinstance(policy, LinearSide):
         at = work.listed_numbers
-        texts = answers_written(policy, [asked[i].messages for i in at], judge.agent, batch_size=batch_size)
+        texts = answers_written(policy, [prompts[i].messages for i in at], judge.agent, batch_size=batch_size)
         written = dict(zip(at, texts, strict=True))
     return Side(scores, responses, answers, problems, rewards, written)
 
@@ -232,25 +232,25 @@ def other_evidence(
 
     references: scores of the rated answers by the reference of either side, see `reference_responses`.
     """
-    found: dict[str, OtherEvidence] = {}
+    evidence: dict[str, OtherEvidence] = {}
     for kind in dict.fromkeys(kind for kind, _ in work.score_rows):
-        at = [i for i, (one, _) in enumerate(work.score_rows) if one == kind]
-        of = [work.score_rows[i][1] for i in at]
-        mine = [own.responses[i] for i in at]
-        from_mine, from_theirs = ([scores[i] for i in at] for scores in references)
-        theirs = [other.responses[i] for i in at] if other is not None else from_theirs
+        positions = [i for i, (one, _) in enumerate(work.score_rows) if one == kind]
+        of = [work.score_rows[i][1] for i in positions]
+        mine = [own.responses[i] for i in positions]
+        from_mine, from_theirs = ([scores[i] for i in positions] for scores in references)
+        theirs = [other.responses[i] for i in positions] if other is not None else from_theirs
         if kind == CORRECTIONS:
-            found[kind] = written_evidence(of, mine, theirs if other is not None else mine)
+            evidence[kind] = written_evidence(of, mine, theirs if other is not None else mine)
         else:
-            found[kind] = rated_evidence(kind, of, mine, theirs, from_mine, from_theirs)
+            evidence[kind] = rated_evidence(kind, of, mine, theirs, from_mine, from_theirs)
     answered = {prompt.key: i for i, prompt in enumerate(work.prompts)}
     for kind in KINDS:
-        if kind in found or kind not in rows:
+        if kind in evidence or kind not in rows:
             continue
         wanted = [one for one in held_out_prompts({kind: rows[kind]}) if one.key in answered]
-        at = [answered[prompt.key] for prompt in wanted]
+        positions = [answered[prompt.key] for prompt in wanted]
         check = agreement_check(wanted, work.judge) if kind == CORRECTIONS else checks[kind]
-        texts = [own.answers[i].text for i in at]
-        against = [other.answers[i].text for i in at] if other is not None else texts
-        found[kind] = answered_evidence(kind, wanted, texts, against, check)
-    return found
+        texts = [own.answers[i].text for i in positions]
+        against = [other.answers[i].text for i in positions] if other is not None else texts
+        evidence[kind] = answered_evidence(kind, wanted, texts, against, check)
+    return evidence

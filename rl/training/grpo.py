@@ -67,7 +67,7 @@ class GRPOTrainer:
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; refusals and failures as DPOTrainer's and PPOTrainer's."""
-        started = time.monotonic()
+        start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one prompt to train on, found none")
@@ -108,7 +108,7 @@ class GRPOTrainer:
             trainer,
             policy,
             context=self.context,
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - start,
             metrics=metrics,
             evaluated="eval_loss" if self.recipe.mode == "logged" else "eval_reward",
             stopped_early=stopped_early,
@@ -209,32 +209,32 @@ class GRPOTrainer:
                 self.recipe.max_completion_length,
             )
         )
-        found: list[dict[str, Any]] = []
+        groups: list[dict[str, Any]] = []
         cut, left = {"prompts": 0, "completions": 0}, dict[str, int]()
-        for group, given in zip(items, rewards, strict=True):
+        for group, group_rewards in zip(items, rewards, strict=True):
             responses = [next(encoded) for _ in group]
             # answers of one group share a row: the prompt as the longest of them leaves it room
             prompt = min((answer.prompt_ids for answer in responses), key=len)
             cut["prompts"] += any(answer.prompt_cut for answer in responses)
             cut["completions"] += sum(answer.response_cut for answer in responses)
-            why = "" if len(set(given)) > 1 else "same reward"
+            why = "" if len(set(group_rewards)) > 1 else "same reward"
             if not prompt or not all(answer.response_ids for answer in responses):
                 why = "empty response"
             if why:
                 left[why] = left.get(why, 0) + 1
                 continue
-            found.append(
+            groups.append(
                 {
                     "prompt_ids": prompt,
                     "answers": [answer.response_ids for answer in responses],
-                    "rewards": given,
+                    "rewards": group_rewards,
                 }
             )
-        return found, cut, left
+        return groups, cut, left
 
     def _arguments(self) -> trl.GRPOConfig:
         recipe = self.recipe
-        logged = recipe.mode == "logged"
+        is_logged = recipe.mode == "logged"
         vllm = {} if recipe.vllm == "off" else {"use_vllm": True, "vllm_mode": recipe.vllm}
         return trl.GRPOConfig(
             **common_arguments(self.context),
@@ -244,9 +244,9 @@ class GRPOTrainer:
             top_k=recipe.top_k,
             top_p=recipe.top_p,
             beta=recipe.beta,
-            loss_type="cispo" if logged else recipe.loss,
+            loss_type="cispo" if is_logged else recipe.loss,
             epsilon=recipe.epsilon,
-            epsilon_high=recipe.max_ratio if logged else None,
+            epsilon_high=recipe.max_ratio if is_logged else None,
             num_iterations=recipe.num_iterations,
             scale_rewards=recipe.scale_rewards,
             shuffle_dataset=recipe.curriculum == "none",

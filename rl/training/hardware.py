@@ -86,27 +86,27 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
     if profile not in PROFILES:
         raise HardwareRefused(f"a profile is one of {', '.join(PROFILES)}; found {profile!r}")
     reasons: dict[str, str] = {}
-    measured: dict[str, float] = {}
+    speeds: dict[str, float] = {}
     matmul_precision, threads = "highest", 0
-    seen = machine.gpus()
-    if profile == "gpu" and not seen:
+    gpus = machine.gpus()
+    if profile == "gpu" and not gpus:
         raise HardwareRefused(
             f"profile gpu needs an accelerator, and PyTorch {torch.__version__} sees none: install its build for "
             "CUDA or ROCm, look at CUDA_VISIBLE_DEVICES, or take another profile"
         )
-    profile, reasons["profile"] = _profile(profile, seen)
+    profile, reasons["profile"] = _profile(profile, gpus)
     cpu, ram = machine.cpu_model(), machine.ram_gb()
-    card = seen[0] if profile == "gpu" else None
+    card = gpus[0] if profile == "gpu" else None
     if card is None:
         device, name, memory_gb = "cpu", cpu, ram
-        left = f"; {seen[0]['name']} is left alone" if seen else ""
+        left = f"; {gpus[0]['name']} is left alone" if gpus else ""
         reasons["device"] = (
-            f"no CUDA or MPS seen by PyTorch {torch.__version__}" if not seen else f"{profile}{left}"
+            f"no CUDA or MPS seen by PyTorch {torch.__version__}" if not gpus else f"{profile}{left}"
         )
         threads, reasons["threads"] = machine.threads_fit(torch.get_num_threads())
-        measured = _probe(cache_dir)
-        dtype, reasons["dtype"] = _cpu_dtype(measured)
-        matmul_precision, reasons["matmul_precision"] = _cpu_matmul_precision(measured)
+        speeds = _probe(cache_dir)
+        dtype, reasons["dtype"] = _cpu_dtype(speeds)
+        matmul_precision, reasons["matmul_precision"] = _cpu_matmul_precision(speeds)
     elif card["kind"] == "mps":
         device, name, memory_gb, dtype = "mps", cpu, card["memory_gb"], "float32"
         reasons["device"] = f"no CUDA; Metal (MPS) found, {memory_gb} GB of its memory recommended for use"
@@ -114,7 +114,7 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
     else:
         device, name, memory_gb = "cuda", card["name"], card["memory_gb"]
         kind = "ROCm" if card["kind"] == "rocm" else "CUDA"
-        more = f"; {len(seen)} cards in all" if len(seen) > 1 else ""
+        more = f"; {len(gpus)} cards in all" if len(gpus) > 1 else ""
         reasons["device"] = f"PyTorch {torch.__version__} sees {kind}: {name}, {memory_gb} GB{more}"
         # emulated bf16 is reported as supported too, and is slower than fp16
         if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -143,12 +143,12 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
         supports_4bit=supports_4bit,
         preset=preset,
         reasons=reasons,
-        measured=measured,
+        measured=speeds,
         profile=profile,
         threads=threads,
         physical_cores=machine.cores_physical(),
         instruction_sets=list(machine.instruction_sets()),
-        gpus=seen,
+        gpus=gpus,
     )
 
 
@@ -274,7 +274,7 @@ def measure_products(rows: int = 512, width: int = 512, budget_s: float = 0.15) 
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(rows, width, generator=generator)
     b = torch.randn(width, width, generator=generator)
-    before = torch.get_float32_matmul_precision()
+    precision = torch.get_float32_matmul_precision()
 
     def rate(x: torch.Tensor, y: torch.Tensor) -> float:
         best, started = float("inf"), time.perf_counter()
@@ -298,5 +298,5 @@ def measure_products(rows: int = 512, width: int = 512, budget_s: float = 0.15) 
             error = float(((a @ b).double() - exact).abs().max() / exact.abs().max())
             half = rate(a.bfloat16(), b.bfloat16())
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(precision)
     return {"float32": plain, "float32_medium": medium, "bfloat16": half, "medium_relative_error": error}

@@ -91,30 +91,30 @@ class KTOTrainer:
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; refusals and failures as DPOTrainer's."""
-        started = time.monotonic()
+        start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         good = sum(bool(row.get("label")) for row in train_rows)
         weights = kto_weights(good, len(train_rows) - good)
         checkpoint, notes = folder_prepare(self.context)
         policy = self.load_base_model()
         head_check(policy)
-        encoded, left_out = self._encode(policy, train_rows)
-        if len(encoded) < 2:
-            raise TrainingRefused(f"expected at least 2 responses to train on, found {len(encoded)}")
+        items, left_out = self._encode(policy, train_rows)
+        if len(items) < 2:
+            raise TrainingRefused(f"expected at least 2 responses to train on, found {len(items)}")
         # the reference point needs a second prompt; one held-out row alone has none
         held_out = self._encode(policy, eval_rows)[0] if len(eval_rows) > 1 else []
-        arguments = self._arguments(len(encoded), len(held_out), weights)
+        arguments = self._arguments(len(items), len(held_out), weights)
         self.context.main_process = arguments.process_index == 0
-        truncated = {
-            "prompts": sum(item.prompt_cut for item, _ in encoded),
-            "completions": sum(item.response_cut for item, _ in encoded),
+        truncation = {
+            "prompts": sum(item.prompt_cut for item, _ in items),
+            "completions": sum(item.response_cut for item, _ in items),
         }
         self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
         self.context.note(
             f"{good:,} good and {len(train_rows) - good:,} bad responses: weights {arguments.desirable_weight:.3g} and "
             f"{arguments.undesirable_weight:.3g}"
         )
-        rows = [[item.prompt_ids, item.response_ids, label] for item, label in encoded]
+        rows = [[item.prompt_ids, item.response_ids, label] for item, label in items]
         now = run_facts(self.recipe, policy, rows, arguments.world_size)
         same_run_check(self.context, now, resumed=checkpoint is not None)
         with matmul(self.context.hardware):
@@ -127,7 +127,7 @@ class KTOTrainer:
             trainer = _KTOTrainer(
                 model=policy.model,
                 args=arguments,
-                train_dataset=self._dataset(policy, arguments, encoded),
+                train_dataset=self._dataset(policy, arguments, items),
                 eval_dataset=self._dataset(policy, arguments, held_out) if held_out else None,
                 processing_class=policy.tokenizer,
                 data_collator=KTOCollator(policy.tokenizer.pad_token_id),
@@ -143,9 +143,9 @@ class KTOTrainer:
             trainer,
             policy,
             context=self.context,
-            seconds=time.monotonic() - started,
-            samples={"train": len(encoded), "eval": len(held_out)},
-            truncated=truncated,
+            seconds=time.monotonic() - start,
+            samples={"train": len(items), "eval": len(held_out)},
+            truncated=truncation,
             left_out=left_out,
             metrics=metrics,
         )
@@ -184,7 +184,7 @@ class KTOTrainer:
         )
 
     def _dataset(
-        self, policy: LoadedPolicy, arguments: trl.KTOConfig, encoded: list[tuple[EncodedResponse, bool]]
+        self, policy: LoadedPolicy, arguments: trl.KTOConfig, examples: list[tuple[EncodedResponse, bool]]
     ) -> Dataset:
         """Token columns with the reference's log-probabilities, of each response and of one that answers another
         prompt.
@@ -194,34 +194,34 @@ class KTOTrainer:
         """
         generator = torch.Generator().manual_seed(self.recipe.seed)
         if self.recipe.curriculum == "none":
-            encoded = [encoded[i] for i in torch.randperm(len(encoded), generator=generator).tolist()]
-        items = [item for item, _ in encoded]
-        mismatched = [
+            examples = [examples[i] for i in torch.randperm(len(examples), generator=generator).tolist()]
+        items = [item for item, _ in examples]
+        mismatches = [
             EncodedResponse(item.prompt_ids, other.response_ids)
             for item, other in zip(items, [*items[1:], items[0]], strict=True)
         ]
-        pointed = arguments.loss_type == "kto"  # the other losses have no reference point
-        scored = [*items, *mismatched] if pointed else items
+        has_reference_point = arguments.loss_type == "kto"  # the other losses have no reference point
+        score_items = [*items, *mismatches] if has_reference_point else items
         cache = (
             reference_cache(self.context) if self.warm_up is None else None
         )  # a warm-up is new in each run
         reference = self.warm_up.reference if self.warm_up is not None else policy
         self.context.phase("reference pass")
         logps, computed = reference_logps(
-            reference, arguments, scored, 2 * self.recipe.batch_size, cache, self.context.phase
+            reference, arguments, score_items, 2 * self.recipe.batch_size, cache, self.context.phase
         )
         if cache is not None:
             self.context.detail(
-                f"reference log-probabilities: {computed:,} computed, {len(scored) - computed:,} known before"
+                f"reference log-probabilities: {computed:,} computed, {len(score_items) - computed:,} known before"
             )
         return Dataset.from_dict(
             {
                 "prompt_ids": [item.prompt_ids for item in items],
                 "completion_ids": [item.response_ids for item in items],
-                "KL_completion_ids": [item.response_ids for item in mismatched],
-                "label": [label for _, label in encoded],
+                "KL_completion_ids": [item.response_ids for item in mismatches],
+                "label": [label for _, label in examples],
                 "ref_logps": logps[: len(items)],
-                "ref_KL_logps": logps[len(items) :] if pointed else [0.0] * len(items),
+                "ref_KL_logps": logps[len(items) :] if has_reference_point else [0.0] * len(items),
             }
         )
 

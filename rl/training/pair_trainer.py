@@ -72,8 +72,8 @@ def reference_logps(
         "no adapter",
     )
     keys = [row_key(*about, item.prompt_ids, item.response_ids) for item in items]
-    known = cache.get(keys) if cache is not None else {}
-    missing = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
+    hits = cache.get(keys) if cache is not None else {}
+    missing = {key: item for key, item in zip(keys, items, strict=True) if key not in hits}
     order = sorted(missing)  # the same on every process
     share = order[arguments.process_index :: arguments.world_size]
     half = torch.bfloat16 if arguments.bf16 else torch.float16
@@ -89,7 +89,7 @@ def reference_logps(
         pairs = gather_object(pairs)
     if cache is not None and arguments.process_index == 0:
         cache.put({key: struct.pack("<d", logp) for key, logp in pairs})
-    logps = {key: struct.unpack("<d", value)[0] for key, value in known.items()} | dict(pairs)
+    logps = {key: struct.unpack("<d", value)[0] for key, value in hits.items()} | dict(pairs)
     return [logps[key] for key in keys], len(order)
 
 
@@ -233,7 +233,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         began = time.perf_counter()
 
         def compute(rows: list[dict[str, Any]], share: float) -> torch.Tensor:
-            logged = {name: len(values) for name, values in self._metrics["train"].items()}
+            lengths = {name: len(values) for name, values in self._metrics["train"].items()}
             batch = self.data_collator.batch(rows)
             self._busy_tokens += int(batch["attention_mask"].sum()) * self.args.world_size
             # the loader moves what it makes; this was made here
@@ -245,7 +245,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
                 loss: torch.Tensor = super(PairTrainer, self).training_step(model, batch, *args, **kwargs)
             except torch.OutOfMemoryError:
                 for name, values in self._metrics["train"].items():
-                    del values[logged.get(name, 0) :]
+                    del values[lengths.get(name, 0) :]
                 raise
             return loss
 

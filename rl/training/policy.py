@@ -117,11 +117,11 @@ def load_policy(
     source = model_located(base_named(base_model, str(facts.get("base_model_hash") or "")))
     notes: list[str] = []
     config, tokenizer = config_load(base_model, source), tokenizer_load(base_model, source)
-    quantized = None
+    four_bit_config = None
     if quantization == "4bit":
-        quantized, note = four_bit(hardware)
+        four_bit_config, note = four_bit(hardware)
         notes.append(note)
-    model = model_load(base_model, source, config, hardware, quantized)
+    model = model_load(base_model, source, config, hardware, four_bit_config)
     encoder = Encoder(tokenizer, context_of(config))
     notes += encoder.notes
     policy = LoadedPolicy(
@@ -132,7 +132,7 @@ def load_policy(
         base_model_hash=base_hash(source, getattr(model.config, "_commit_hash", None)),
         device=model.device,
         hardware=hardware,
-        quantization="4bit" if quantized else "none",
+        quantization="4bit" if four_bit_config else "none",
         adapter=str(adapter) if adapter is not None else None,
         notes=notes,
     )
@@ -185,9 +185,9 @@ def generate(
     Prompts of similar length are answered together, padded on the left; one that leaves no room for
     `max_new_tokens` in the model's context loses its oldest tokens. The caller's random state is left as it was.
     """
-    encoded, _ = policy.encoder.prompts(prompts, max_new_tokens)
-    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-    answers: list[Generation | None] = [None] * len(encoded)
+    prompt_ids, _ = policy.encoder.prompts(prompts, max_new_tokens)
+    order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
+    answers: list[Generation | None] = [None] * len(prompt_ids)
     tokenizer, stop = policy.tokenizer, set(policy.encoder.stop_ids)
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -206,12 +206,12 @@ def generate(
             torch.manual_seed(seed)
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
-                width = max(len(encoded[i]) for i in rows)
+                width = max(len(prompt_ids[i]) for i in rows)
                 ids = torch.full((len(rows), width), tokenizer.pad_token_id)
                 mask = torch.zeros((len(rows), width), dtype=torch.long)
                 for row, i in enumerate(rows):
-                    ids[row, width - len(encoded[i]) :] = torch.tensor(encoded[i])
-                    mask[row, width - len(encoded[i]) :] = 1
+                    ids[row, width - len(prompt_ids[i]) :] = torch.tensor(prompt_ids[i])
+                    mask[row, width - len(prompt_ids[i]) :] = 1
                 out = policy.model.generate(
                     input_ids=ids.to(policy.device),
                     attention_mask=mask.to(policy.device),

@@ -101,22 +101,22 @@ def answer_check_of(
 
 def answers_check(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: str) -> AnswerCheck | None:
     """Greedy answers to PROMPTS of the rows; None for an agent of free text, or without a row."""
-    known = get_agent(agent or "assistant")
-    if not known.discrete or not rows:
+    definition = get_agent(agent or "assistant")
+    if not definition.discrete or not rows:
         return None
     chosen = [rows[i] for i in sorted({len(rows) * i // PROMPTS for i in range(PROMPTS)})]
     was_training = policy.model.training
     policy.model.eval()
     try:
         prompts = [prompt_messages(row, number) for number, row in enumerate(chosen)]
-        made = generate(policy, prompts, max_new_tokens=known.max_new_tokens)
+        made = generate(policy, prompts, max_new_tokens=definition.max_new_tokens)
     finally:
         policy.model.train(was_training)
     states = [row.get("state") for row in chosen]
-    listed = all(_has_options(known, state) for state in states)
+    listed = all(_has_options(definition, state) for state in states)
     return answer_check_of(
         list(zip((answer.text for answer in made), states, strict=True)),
-        known,
+        definition,
         served=CHOICE if listed else FREE,
         tokens=sum(answer.tokens for answer in made) / len(made),
     )
@@ -280,29 +280,29 @@ def trained_between_looks(
     The looks stand in the result, and what they say in its notes. Raises TrainingRefused as `refusal_of`, unless a run
     is gone on with.
     """
-    policy, asked = trainer.load_base_model(), recipe
-    shown = eval_rows if len(eval_rows) >= PROMPTS else [*eval_rows, *rows]
+    policy, asked_recipe = trainer.load_base_model(), recipe
+    look_rows = eval_rows if len(eval_rows) >= PROMPTS else [*eval_rows, *rows]
     looks: dict[str, AnswerCheck | None] = {"before": None, "after": None}
     notes = []
     if policy_method := not isinstance(recipe, RewardModelRecipe):
         listener.on_phase("asking the model a few prompts")
         with start_policy(policy, recipe):
-            looks["before"] = answers_check(policy, shown, agent)
+            looks["before"] = answers_check(policy, look_rows, agent)
         trainer.recipe = recipe = form_taught(recipe, looks["before"])
         if not resume and (fault := refusal_of(looks["before"], recipe, agent)):
             raise TrainingRefused(fault)
-        if said := warning_of(looks["before"], asked):
-            notes.append(said)
-            listener.on_note(said)
+        if warning := warning_of(looks["before"], asked_recipe):
+            notes.append(warning)
+            listener.on_note(warning)
     listener.on_phase("getting the rows ready")
     result: TrainResult = trainer.train(rows, eval_rows)
     alone = not distributed.is_initialized()  # what is spread over processes is judged by evaluate_model
     if policy_method and looks["before"] is not None and result.status == "succeeded" and alone:
         listener.on_phase("asking the trained model the same prompts")
-        looks["after"] = answers_check(trainer.load_base_model(), shown, agent)
-        if said := after_words(looks["before"], looks["after"]):
-            notes.append(said)
-            listener.on_note(said)
+        looks["after"] = answers_check(trainer.load_base_model(), look_rows, agent)
+        if warning := after_words(looks["before"], looks["after"]):
+            notes.append(warning)
+            listener.on_note(warning)
     result.notes[:0] = notes
     result.preflight = {name: look.as_dict() for name, look in looks.items() if look is not None}
     return result

@@ -33,21 +33,21 @@ def probe_fault(probed: Sequence[RewardProbe]) -> str:
     """
     prompts = sorted({one.prompt for one in probed})
     groups = [[one for one in probed if one.prompt == prompt] for prompt in prompts]
-    seen = f"{len(probed)} sampled answers to {len(prompts)} prompts"
+    sample = f"{len(probed)} sampled answers to {len(prompts)} prompts"
     low, high = (pick(one.score for one in probed) for pick in (min, max))
     if not any(one.valid for one in probed):
         return (
-            f"none of {seen} is one the agent can act on (one says {probed[0].text[:60]!r}), so each earns the worst "
+            f"none of {sample} is one the agent can act on (one says {probed[0].text[:60]!r}), so each earns the worst "
             "reward: nothing can be learnt from it. Show the form first: train_sft on answers people wrote or liked, "
             f"then --set start_from=POLICY here; or take a larger base model; {INSIST}"
         )
     if all(len({one.text for one in group}) == 1 for group in groups):
-        said = f"the policy gave the same answer each time ({seen}): nothing can be compared"
+        said = f"the policy gave the same answer each time ({sample}): nothing can be compared"
         return f"{said}. Raise temperature; {INSIST}"
     if all(_is_uniform(group) for group in groups):
         spread = f"all {low:g}" if _close(low, high) else f"{low:g} to {high:g}, the same within each prompt"
         return (
-            f"the reward is constant on a probe of {seen} ({spread}): nothing can be learnt from it. Where no answer "
+            f"the reward is constant on a probe of {sample} ({spread}): nothing can be learnt from it. Where no answer "
             "is good enough yet, begin with easier prompts, train_sft on solutions, or a larger base model; where all "
             f"are, give a reward that tells them apart; {INSIST}"
         )
@@ -58,7 +58,7 @@ def probe_fault(probed: Sequence[RewardProbe]) -> str:
     ]
     if len(several) >= FORM_PROMPTS and all(_is_uniform(group) for group in several):
         return (
-            f"the reward is constant over valid answers on a probe of {seen} (each earned {several[0][0].score:g}): "
+            f"the reward is constant over valid answers on a probe of {sample} (each earned {several[0][0].score:g}): "
             f"only form can be learnt. Give a reward that tells right from wrong; {INSIST}"
         )
     return ""

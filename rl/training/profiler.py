@@ -125,9 +125,9 @@ def _measure(
         setup = time.perf_counter() - began
         run = _runner(policy, strategy, causal)
         largest = max(micros, key=lambda micro: _tokens(micro, strategy))
-        saved, inputs = _saved_bytes(policy, lambda: run(largest))
+        saved_bytes, inputs = _saved_bytes(policy, lambda: run(largest))
         optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad])
-        trained, forwards = [], []
+        train_times, forwards = [], []
         for number, micro in enumerate([largest, *2 * _spread(micros, TIMED)]):
             began = _clock(hardware)
             run(micro).backward()
@@ -137,11 +137,11 @@ def _measure(
             with torch.no_grad():
                 run(micro)
             if number:  # the first one packs weights and wakes the allocator
-                trained.append(between - began)
+                train_times.append(between - began)
                 forwards.append(_clock(hardware) - between)
-            if number >= FEWEST and sum(trained) + sum(forwards) > TIMED_S:
+            if number >= FEWEST and sum(train_times) + sum(forwards) > TIMED_S:
                 break
-        sampled = 0.0
+        sample_s = 0.0
         if generation is not None:
             policy.model.eval()
             generator = torch.Generator(policy.device).manual_seed(0)
@@ -151,14 +151,14 @@ def _measure(
                 causal_model(policy.model), prompts, generation.samples, generation.sampling, [],
                 encoder.tokenizer.pad_token_id % vocabulary, generator,
             )  # fmt: skip
-            sampled = _clock(hardware) - began
+            sample_s = _clock(hardware) - began
     return MicroBatchProfile(
-        train_s=statistics.fmean(trained),
+        train_s=statistics.fmean(train_times),
         forward_s=statistics.fmean(forwards),
-        sample_s=sampled,
+        sample_s=sample_s,
         setup_s=setup,
-        saved_bytes=saved,
-        checkpoint_bytes=inputs * layers + saved / layers,
+        saved_bytes=saved_bytes,
+        checkpoint_bytes=inputs * layers + saved_bytes / layers,
         strategy=str(strategy),
     )
 
@@ -224,20 +224,21 @@ def _tokens(micro: Micro, strategy: Strategy) -> int:
 def _saved_bytes(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple[float, float]:
     """Bytes that autograd keeps of one forward, weights aside, and those of one layer's input."""
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
-    kept: dict[int, int] = {}
+    storage_bytes: dict[int, int] = {}
     widest = 0
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            storage_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         with _record_hidden_bytes(policy.model) as inputs:
             loss = run()
         widest = max(inputs, default=0)
-        total = float(sum(kept.values()))  # while the graph still holds them: a freed address may come again
+        # while the graph still holds them: a freed address may come again
+        total = float(sum(storage_bytes.values()))
         del loss
     return total, float(widest)
 

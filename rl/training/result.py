@@ -90,7 +90,7 @@ class TrainResult:
         """Read what `save` wrote. Raises ResultError."""
         path = Path(path)
         try:
-            found = json.loads(path.read_text("utf-8"))
+            body = json.loads(path.read_text("utf-8"))
         except OSError as error:
             raise ResultError(
                 f"expected a training result at {path}, found none ({error.strerror})"
@@ -104,15 +104,15 @@ class TrainResult:
                 f"expected a training result (JSON) at {path}, found broken JSON: {error.msg} in line {error.lineno}; "
                 f"if its run was killed while writing, resume the run to write it again"
             ) from error
-        if not isinstance(found, dict):
-            raise ResultError(f"expected a training result at {path}, found a JSON {type(found).__name__}")
+        if not isinstance(body, dict):
+            raise ResultError(f"expected a training result at {path}, found a JSON {type(body).__name__}")
         fields = {f.name: f for f in dataclasses.fields(cls)}
         required = [
             name
             for name, f in fields.items()
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         ]
-        missing = [name for name in required if name not in found]
+        missing = [name for name in required if name not in body]
         if missing:
             raise ResultError(
                 f"expected a training result at {path}, found JSON without {', '.join(missing)}: "
@@ -129,13 +129,13 @@ class TrainResult:
             "libraries",
             "preflight",
         ):
-            if not isinstance(found.get(name, {}), dict):
+            if not isinstance(body.get(name, {}), dict):
                 raise ResultError(
-                    f"expected {name} to be an object in {path}, found {type(found[name]).__name__}"
+                    f"expected {name} to be an object in {path}, found {type(body[name]).__name__}"
                 )
-        if found["status"] not in STATUSES:
-            raise ResultError(f"expected status {' or '.join(STATUSES)} in {path}, found {found['status']!r}")
-        known = {name: value for name, value in found.items() if name in fields}
+        if body["status"] not in STATUSES:
+            raise ResultError(f"expected status {' or '.join(STATUSES)} in {path}, found {body['status']!r}")
+        known = {name: value for name, value in body.items() if name in fields}
         for curve, values in known.get("history", {}).items():
             known["history"][curve] = [math.nan if value is None else value for value in values]
         known["metrics"] = {

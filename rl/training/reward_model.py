@@ -85,7 +85,7 @@ class RewardModelTrainer:
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; the checkpoint opens with `RewardModel.load`."""
-        started = time.monotonic()
+        start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused(
@@ -126,7 +126,7 @@ class RewardModelTrainer:
         if facts is not None and trainer.is_world_process_zero():
             self._save(model, encoder, facts)
         counts = {"train": len(train), "eval": len(held_out)}
-        return self._result(trainer, facts, counts, metrics, time.monotonic() - started)
+        return self._result(trainer, facts, counts, metrics, time.monotonic() - start)
 
     def _lora(self, backbone: Any) -> LoraConfig:
         head = next(name for name in HEADS if hasattr(backbone, name))

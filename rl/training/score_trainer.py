@@ -134,7 +134,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
 
         In batches and on packed rows, as they are trained.
         """
-        found: list[tuple[float, float]] = [(0.0, 0.0)] * len(rows)
+        pairs: list[tuple[float, float]] = [(0.0, 0.0)] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]["ids"]))
         self.model.eval()
         for start in range(0, len(order), self.args.per_device_eval_batch_size):
@@ -146,8 +146,8 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
                 said = self.model(**batch).logits[:, 0].float().tolist()
             others = said[-len(chosen) :]  # the second half of pairs, all of single responses
             for i, first, other in zip(chosen, said[: len(chosen)], others, strict=True):
-                found[i] = first, other
-        return found
+                pairs[i] = first, other
+        return pairs
 
 
 def row_accuracy(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:

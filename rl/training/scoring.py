@@ -155,19 +155,19 @@ def _batch_kl(
     policy: LoadedPolicy, items: Sequence[EncodedResponse], reference: LoadedPolicy | None
 ) -> list[float]:
     batch = collate(items, policy.tokenizer.pad_token_id)
-    other = reference or policy
+    reference_policy = reference or policy
 
     def as_reference() -> contextlib.AbstractContextManager[Any]:
         return policy.without_adapter() if reference is None else contextlib.nullcontext()
 
     own = _response_states(policy, batch)
     with as_reference():
-        theirs = _response_states(other, batch)
+        theirs = _response_states(reference_policy, batch)
     apart = []
     for mine, yours in zip(own.split(POSITIONS), theirs.split(POSITIONS), strict=True):
         log_p = torch.log_softmax(head_logits(causal_model(policy.model), mine), -1)
         with as_reference():  # the head may have an adapter, too
-            log_q = torch.log_softmax(head_logits(causal_model(other.model), yours), -1)
+            log_q = torch.log_softmax(head_logits(causal_model(reference_policy.model), yours), -1)
         apart.append(distributions_kl(log_p, log_q.to(log_p.device)).cpu().double())
     by_response = torch.cat(apart).split([len(item.response_ids) for item in items])
     return [float(row.sum()) for row in by_response]
@@ -196,7 +196,9 @@ def _rows_scored(
 ) -> list[torch.Tensor]:
     """Log-probabilities of each item's response tokens, float64, one for each."""
     firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    same = [firsts.setdefault((tuple(a.prompt_ids), tuple(a.response_ids)), i) for i, a in enumerate(items)]
+    first_positions = [
+        firsts.setdefault((tuple(a.prompt_ids), tuple(a.response_ids)), i) for i, a in enumerate(items)
+    ]
     order = sorted(firsts.values(), key=lambda i: (len(items[i].prompt_ids), items[i].prompt_ids))
     logps: dict[int, torch.Tensor] = {}
     was_training = policy.model.training
@@ -212,7 +214,7 @@ def _rows_scored(
                     progress(len(logps), len(order))
     finally:
         policy.model.train(was_training)
-    return [logps[i] for i in same]
+    return [logps[i] for i in first_positions]
 
 
 WORTH_PACKING = 8

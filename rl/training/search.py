@@ -41,19 +41,19 @@ def figure_of(recipe: AdapterRecipe) -> str:
 
 def tries_of(recipe: AdapterRecipe, rows: int) -> list[dict[str, Any]]:
     """Knobs of each try on so many training rows, the recipe's own ({}) first; `recipe.search` of them, or all."""
-    fitted = recipe.fit_to_rows(rows)
+    fit = recipe.fit_to_rows(rows)
     knobs = ["learning_rate"]
-    if fitted.max_steps < 0:
+    if fit.max_steps < 0:
         knobs.append("epochs")
     # the log-loss of a thumb at a scale is a figure of that scale too; KTO's own loss is none of anything but itself
-    if isinstance(fitted, DPORecipe) or (isinstance(fitted, KTORecipe) and fitted.loss == "logistic"):
+    if isinstance(fit, DPORecipe) or (isinstance(fit, KTORecipe) and fit.loss == "logistic"):
         knobs.append("beta")
     grid = [one for one in itertools.product(*(FACTORS[knob] for knob in knobs)) if set(one) != {1.0}]
     Random(recipe.seed).shuffle(grid)
     found: list[dict[str, Any]] = [{}]
     for factors in grid[: recipe.search - 1]:
         values = {
-            knob: float(f"{getattr(fitted, knob) * factor:.3g}")
+            knob: float(f"{getattr(fit, knob) * factor:.3g}")
             for knob, factor in zip(knobs, factors, strict=True)
             if factor != 1.0
         }
@@ -106,7 +106,7 @@ class SearchTrainer:
             raise TrainingRefused("a search runs in one process; start it without `accelerate launch`")
         self.policy = None  # each try loads its own
         tries = tries_of(self.recipe, len(rows))
-        figure, shown, results = figure_of(self.recipe), [], {}
+        figure, entries, results = figure_of(self.recipe), [], {}
         progress = _Progress(self.listener, len(tries))
         for number, knobs in enumerate(tries, 1):
             recipe = dataclasses.replace(self.recipe, **knobs, search=0)
@@ -119,7 +119,7 @@ class SearchTrainer:
             try:
                 result = self._train_one(number, recipe, rows, eval_rows, progress)
             except TrainingFailed as failure:
-                shown.append({**entry, "value": None, "failed": str(failure)})
+                entries.append({**entry, "value": None, "failed": str(failure)})
                 self.listener.on_note(f"try {number} of {len(tries)} failed: {failure}")
                 continue
             if result.status == "cancelled":
@@ -127,16 +127,16 @@ class SearchTrainer:
                 return dataclasses.replace(result, steps=steps, total_steps=len(tries) * result.total_steps)
             value = result.metrics.get(figure)
             value = value if value is not None and math.isfinite(value) else None
-            shown.append({**entry, "steps": result.steps, "value": value})
+            entries.append({**entry, "steps": result.steps, "value": value})
             results[number] = result
             self.listener.on_note(f"try {number} of {len(tries)}: {_words(entry)}: {figure} {value}")
-        judged = [one for one in shown if one["value"] is not None]
+        judged = [one for one in entries if one["value"] is not None]
         if not judged:
             raise TrainingFailed(
-                f"none of {len(tries)} recipes has a {figure}: {shown[0].get('failed', 'all failed')}"
+                f"none of {len(tries)} recipes has a {figure}: {entries[0].get('failed', 'all failed')}"
             )
         best = min(judged, key=lambda one: (one["value"], one["try"]))
-        return self._keep_best(results[best["try"]], best["try"], shown, figure, len(eval_rows))
+        return self._keep_best(results[best["try"]], best["try"], entries, figure, len(eval_rows))
 
     def _folder(self, number: int) -> Path:
         return self.output_dir / "search" / f"try-{number}"

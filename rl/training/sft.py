@@ -60,7 +60,7 @@ class SFTTrainer:
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; refusals and failures as DPOTrainer's."""
-        started = time.monotonic()
+        start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one demonstration to train on, found none")
@@ -102,7 +102,7 @@ class SFTTrainer:
             trainer,
             policy,
             context=self.context,
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - start,
             samples={"train": len(train), "eval": len(held_out)},
             truncated={
                 "prompts": sum(item.prompt_cut for item in train),

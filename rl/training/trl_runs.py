@@ -381,10 +381,10 @@ def result_of(
     """The result of a run over TRL; the finished adapter is saved below the output folder by the main process."""
     state = trainer.state
     stopped_early = stopped_early or trainer.stopped_early()
-    cancelled = state.global_step < state.max_steps and not stopped_early
+    is_cancelled = state.global_step < state.max_steps and not stopped_early
     history = history_columns(state.log_history, evaluated)
     checkpoint = context.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
-    if not cancelled:
+    if not is_cancelled:
         checkpoint = context.output_dir / "adapter"
         # gathered by all processes together, before one of them writes
         weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded(trainer) else None
@@ -395,7 +395,7 @@ def result_of(
     last = {name: values[-1] for name, values in standing.items() if values and not name.endswith("step")}
     return TrainResult(
         method=method,
-        status="cancelled" if cancelled else "succeeded",
+        status="cancelled" if is_cancelled else "succeeded",
         checkpoint=str(checkpoint),
         base_model=policy.base_model,
         base_model_hash=policy.base_model_hash,

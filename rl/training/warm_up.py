@@ -59,13 +59,13 @@ def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> Warm
     steps = recipe.warm_up(len(rows))
     note = f"warmed up on the {len(rows):,} responses that were judged, {steps} steps: they are the reference"
     adapter = folder / "adapter"
-    together = PartialState()  # of one process or several
+    processes = PartialState()  # of one process or several
     done = (adapter / ADAPTER_FILES[1]).is_file()
-    together.wait_for_everyone()  # all have looked before one of them begins to write
+    processes.wait_for_everyone()  # all have looked before one of them begins to write
     if not done:
-        if together.is_main_process:
+        if processes.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)
-        together.wait_for_everyone()
+        processes.wait_for_everyone()
         context.phase("warm-up on the responses that were judged")
         result = SFTTrainer(
             _recipe(recipe, steps),
@@ -76,8 +76,8 @@ def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> Warm
             cache_dir=context.cache_dir,
         ).train(list(rows))
         adapter = Path(result.checkpoint)
-        together.wait_for_everyone()  # the main process has written it
-        if together.is_main_process:
+        processes.wait_for_everyone()  # the main process has written it
+        if processes.is_main_process:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     reference = load_policy(
         context.base_model,

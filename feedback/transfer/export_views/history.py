@@ -31,23 +31,23 @@ def history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
 
 
 def _history_of(told: Iterable[DecisionExport], agent: str | None) -> Iterator[Any]:
-    written: set[str] = set()
-    traced: set[str] = set()
+    decision_ids: set[str] = set()
+    trace_ids: set[str] = set()
     for piece in pieces(told):
-        named = {one.decision.trace_id for one in piece if one.decision.trace_id} - traced
+        named = {one.decision.trace_id for one in piece if one.decision.trace_id} - trace_ids
         rows = rows_of(
             rows_in(Trace.objects.all(), "id", named), TraceRow._make, TraceRow._fields, stream=False
         )
         traces = {row.id: row for row in rows}
         for one in piece:
             trace = one.decision.trace_id
-            written.add(one.decision.id)
-            if trace and trace not in traced:
-                traced.add(trace)
+            decision_ids.add(one.decision.id)
+            if trace and trace not in trace_ids:
+                trace_ids.add(trace)
                 yield traces[trace]
             yield one
     for comparison in _comparison_rows(agent):
-        if comparison.left_id in written and comparison.right_id in written:
+        if comparison.left_id in decision_ids and comparison.right_id in decision_ids:
             yield comparison
 
 

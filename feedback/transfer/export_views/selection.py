@@ -101,23 +101,23 @@ def _narrow(
 ) -> Sequence[DecisionExport]:
     if not selection.narrows:
         return told
-    kept = told
+    rows = told
     if selection.require_feedback:
         ids = [one.decision.id for one in told]
         compared: set[str] = set()
         for side in ("left_id", "right_id"):
             standing = rows_in(comparisons_standing().order_by(), side, ids)
             compared.update(str(pk) for pk in standing.values_list(side, flat=True))
-        kept = [
+        rows = [
             one for one in told if only_standing(one.ratings) or one.outcomes or one.decision.id in compared
         ]
-        left_out["no_feedback"] += len(told) - len(kept)
+        left_out["no_feedback"] += len(told) - len(rows)
     if selection.min_reward > RAW_LOW:
-        rewards = raw_rewards(kept)
-        enough = [one for one in kept if rewards.get(one.decision.id, RAW_LOW - 1) >= selection.min_reward]
-        left_out["below_min_reward"] += len(kept) - len(enough)
-        kept = enough
-    return kept
+        rewards = raw_rewards(rows)
+        enough = [one for one in rows if rewards.get(one.decision.id, RAW_LOW - 1) >= selection.min_reward]
+        left_out["below_min_reward"] += len(rows) - len(enough)
+        rows = enough
+    return rows
 
 
 def raw_rewards(told: Sequence[DecisionExport]) -> Mapping[str, float]:

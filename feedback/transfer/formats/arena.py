@@ -58,7 +58,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             sides = [first_turns(side, turn) for side in sides]
     judge = row.get("judge")
     name = " ".join(str(part) for part in judge) if isinstance(judge, list) else text_or_empty(judge)
-    at = time_of(row.get("tstamp") or row.get("timestamp"), "tstamp")
+    created_at = time_of(row.get("tstamp") or row.get("timestamp"), "tstamp")
     prompt, responses = split_turns(*sides)
     if responses[0] == responses[1]:
         yield RowSkipped(line, key, "both responses are the same: no preference")
@@ -72,7 +72,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             policy=text_or_empty(row.get(f"model_{side}")),
             unit=text_or_empty(row.get("evaluation_session_id")),
             metadata=metadata_retained(language=row.get("language")),
-            created_at=at,
+            created_at=created_at,
         )
         for side, response in zip("ab", responses, strict=True)
     )
@@ -84,7 +84,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         preference=preference,
         rater=name,
         rater_kind="simulated" if isinstance(judge, list) or MODEL_JUDGE.match(name) else "human",
-        created_at=at,
+        created_at=created_at,
     )
 
 

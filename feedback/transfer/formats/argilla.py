@@ -61,7 +61,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if nested:  # flattened, the names of columns are those of the questions
         verdicts_read(row)
     fields = mapping_of(row["fields"], "fields") if nested else _flat_fields(row)
-    said = list(_response_values(row) if nested else _flat(row))
+    verdicts = list(_response_values(row) if nested else _flat(row))
     prompt = prompt_field(fields)
     responses = answer_fields(fields, prompt)
     messages = prompt_messages(fields, prompt)
@@ -75,10 +75,10 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             ratings=ratings,
         )
 
-    found = False
-    for _, value, rater in said:
+    any_record = False
+    for _, value, rater in verdicts:
         for better, worse in _preferences(value, responses):
-            found = True
+            any_record = True
             yield ImportedComparison(
                 line=line,
                 key=key,
@@ -89,8 +89,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
                 rater=rater,
             )
     one = responses[0] if len(responses) == 1 else ""
-    for rater in dict.fromkeys(rater for _, _, rater in said):
-        answers = [(q, v) for q, v, who in said if who == rater and not _preferences(v, responses)]
+    for rater in dict.fromkeys(rater for _, _, rater in verdicts):
+        answers = [(q, v) for q, v, who in verdicts if who == rater and not _preferences(v, responses)]
         if not answers:
             continue
         if not one:
@@ -99,9 +99,9 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
                 line, key, f"which of {len(responses)} responses is meant cannot be told: {names}"
             )
             continue
-        found = True
+        any_record = True
         yield decision(one, (_rating(answers, rater),))
-    if not found and not said:
+    if not any_record and not verdicts:
         yield RowSkipped(line, key, "a record without submitted responses")
 
 
@@ -154,25 +154,25 @@ def _preferences(value: Any, responses: list[str]) -> list[tuple[str, str]]:
 
 
 def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
-    said: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     tags: list[str] = []
     notes: list[str] = []
     for question, value in answers:
         if isinstance(value, str) and is_correction(question):
-            said["correction"] = text_of(value, question)
+            facts["correction"] = text_of(value, question)
         elif isinstance(value, str) and is_note(question):
             notes.append(text_of(value, question))
         elif isinstance(value, bool) or (isinstance(value, str) and thumb_of(value)):
-            said["thumb"] = ("up" if value else "down") if isinstance(value, bool) else thumb_of(value)
+            facts["thumb"] = ("up" if value else "down") if isinstance(value, bool) else thumb_of(value)
         elif isinstance(value, (int, float)):
             if value not in (1, 2, 3, 4, 5):
                 raise RowError(f"{question}: expected 1 to 5 stars, found {value_excerpt(value)}")
-            said["stars"] = int(value)
+            facts["stars"] = int(value)
         elif isinstance(value, list):
             tags += [text_of(item, question) for item in value]
         else:
             notes.append(text_of(value, question))
-    return ImportedRating(rater=rater, tags=tuple(tags), notes="\n".join(notes), **said)
+    return ImportedRating(rater=rater, tags=tuple(tags), notes="\n".join(notes), **facts)
 
 
 # --- Writing -----------------------------------------------------------------------------------------------

@@ -92,25 +92,25 @@ class ColumnMap:
 
         rater: the column that names the rater, where it is said apart. Raises FormatRefused, naming the fields.
         """
-        named: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, column = (side.strip() for side in part.partition("="))
             if not equals or not column:
                 raise FormatRefused(f"--map: expected field=column, found {part!r}, as in {EXAMPLE}")
             if name not in FIELDS:
                 raise FormatRefused(f"--map: no field {name!r}; there are {', '.join(FIELDS)}")
-            if name in named:
+            if name in options:
                 raise FormatRefused(f"--map: {name} stands there twice")
             column, scale, words = _column(name, column)
-            named[name] = column
-            named.update({"scale": scale} if scale else {}, **({"words": words} if words else {}))
+            options[name] = column
+            options.update({"scale": scale} if scale else {}, **({"words": words} if words else {}))
         if rater:
-            if named.get("rater", rater) != rater:
+            if options.get("rater", rater) != rater:
                 raise FormatRefused(
-                    f"--map says rater={named['rater']}, --rater says {rater}; say one of them"
+                    f"--map says rater={options['rater']}, --rater says {rater}; say one of them"
                 )
-            named["rater"] = rater
-        return cls(**named)
+            options["rater"] = rater
+        return cls(**options)
 
     def columns_by_field(self) -> dict[str, str]:
         """Field -> column, of the fields that are mapped."""
@@ -303,7 +303,7 @@ def verdicts_in(row: Mapping[str, Any], used: Collection[str] = ()) -> list[str]
 def columns_guessed(names: Iterable[str]) -> dict[str, str]:
     """Field -> column, guessed from words in the columns' names, to be checked by who brought them. A log of choices
     with their propensities has a reward, not a rating."""
-    left, found = list(names), {}
+    left, guesses = list(names), {}
     chances = [name for name in left if normal(name) in NAMES["propensity"]]
     asked = ("prompt", "response", *(("propensity", "reward") if chances else ("rating",)))
     for field in ("propensity", "prompt", "response", "reward", "rating", "rater"):
@@ -314,9 +314,9 @@ def columns_guessed(names: Iterable[str]) -> dict[str, str]:
         whole = [name for name in left if normal(name) in usual]
         part = [name for name in left if set(normal(_HUMPS.sub("_", name)).split("_")) & usual]
         if guess := next(iter([*whole, *part]), None):
-            found[field] = guess
+            guesses[field] = guess
             left.remove(guess)
-    return found
+    return guesses
 
 
 def map_guessed(names: Iterable[str]) -> str:

@@ -74,7 +74,7 @@ def _case(case: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, "no response")
     else:
         metrics = list_of(case.get("metricsData") or [], "metricsData")
-        said = [
+        measurements = [
             _metric(mapping_of(item, f"metricsData[{i}]"), f"metricsData[{i}]")
             for i, item in enumerate(metrics)
         ]
@@ -84,8 +84,8 @@ def _case(case: Mapping[str, Any], line: int) -> Iterator[Record]:
             messages=messages,
             response=response,
             metadata=metadata,
-            ratings=tuple(rating for rating, _ in said if rating is not None),
-            outcomes=tuple(outcome for _, outcome in said if outcome is not None),
+            ratings=tuple(rating for rating, _ in measurements if rating is not None),
+            outcomes=tuple(outcome for _, outcome in measurements if outcome is not None),
         )
     expected = case.get("expectedOutput")
     if isinstance(expected, str) and expected.strip() and expected != response:

@@ -39,7 +39,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     metadata = dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata"))
-    at = time_of(row.get("timestamp"), "timestamp")
+    created_at = time_of(row.get("timestamp"), "timestamp")
     rating = _verdict(row)
     if correction := row.get("correction"):
         rating["correction"] = text_of(correction, "correction")
@@ -50,8 +50,10 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         messages=messages_of(row.get("query"), "query"),
         response=text_of(row.get("response"), "response"),
         metadata=metadata,
-        created_at=at,
-        ratings=(ImportedRating(rater=user if isinstance(user, str) else "", created_at=at, **rating),)
+        created_at=created_at,
+        ratings=(
+            ImportedRating(rater=user if isinstance(user, str) else "", created_at=created_at, **rating),
+        )
         if rating
         else (),
     )
@@ -88,9 +90,9 @@ def _verdict(row: Mapping[str, Any]) -> dict[str, Any]:
 def _rating_lines(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     """A line for each rating; what the format has no key for stands in its metadata."""
     try:
-        asked: Any = question(record.messages)
+        query: Any = question(record.messages)
     except NotSaid:
-        asked = plain(record.messages)
+        query = plain(record.messages)
     response = words(record.response)
 
     def line(rating: ImportedRating) -> Line:
@@ -102,7 +104,7 @@ def _rating_lines(record: ImportedDecision, left_out: Counter[str]) -> Iterator[
             "tags": list(rating.tags),
         }
         return {
-            "query": asked,
+            "query": query,
             "response": response,
             "feedback_type": kind,
             "rating": value,

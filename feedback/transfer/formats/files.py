@@ -74,7 +74,7 @@ def too_many_rows(name: str, most: int) -> str:
 def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
     """Read rows within the bounds: of rows where `rows_bounded` sets one, and of lines that cannot be
     read."""
-    most, dropped = _most_rows.get(), _dropped.get()
+    most, ignored_columns = _most_rows.get(), _dropped.get()
     refused = 0
     for number, row in enumerate(_rows(path, name), 1):
         if most is not None and number > most:
@@ -86,8 +86,8 @@ def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
                     f"{name or path}: given up after {refused:,} refused rows of {number:,}, the last one line "
                     f"{row.line}: {row.reason}"
                 )
-        elif dropped and isinstance(row.value, dict):
-            for column in dropped:
+        elif ignored_columns and isinstance(row.value, dict):
+            for column in ignored_columns:
                 row.value.pop(column, None)
         yield row
 

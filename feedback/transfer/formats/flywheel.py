@@ -39,7 +39,7 @@ def _call(row: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     request, response = _call(row)
-    asked = object_or_empty(request)
+    request_body = object_or_empty(request)
     answered = object_or_empty(response)
     usage = object_or_empty(answered.get("usage"))
     workload = text_or_empty(row.get("workload_id"))
@@ -50,7 +50,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         response,
         agent=slug(workload),
         run_id=text_or_empty(answered.get("id")),
-        policy=text_or_empty(answered.get("model") or asked.get("model")),
+        policy=text_or_empty(answered.get("model") or request_body.get("model")),
         tokens_in=whole_of(usage.get("prompt_tokens")),
         tokens_out=whole_of(usage.get("completion_tokens")),
         created_at=time_of(row.get("timestamp"), "timestamp"),

@@ -36,24 +36,24 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    own = text_of(row.get("request_id"), "request_id", required=True)
+    request_id = text_of(row.get("request_id"), "request_id", required=True)
     request, response = (json_value(row.get(name)) for name in ("request_body", "response_body"))
     status = row.get("response_status")
     failed = isinstance(status, int) and not 200 <= status < 300
     if failed or (isinstance(response, Mapping) and "error" in response and "choices" not in response):
-        yield RowSkipped(line, own, "no response (error)")
+        yield RowSkipped(line, request_id, "no response (error)")
         return
     if request in (None, {}, "") or response in (None, {}, ""):
-        yield RowSkipped(line, own, "exported without its bodies")
+        yield RowSkipped(line, request_id, "exported without its bodies")
         return
     delay = row.get("delay_ms")
     yield from call_decision(
         line,
-        own,
+        request_id,
         request,
         response,
-        id=uuid_of(own),
-        run_id=own[:200],
+        id=uuid_of(request_id),
+        run_id=request_id[:200],
         policy=text_or_empty(row.get("model") or row.get("response_model") or row.get("request_model")),
         unit=text_or_empty(row.get("request_user_id")),
         tokens_in=whole_of(row.get("prompt_tokens")),

@@ -52,13 +52,13 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         return
     verdicts_read(row, used=TASK)
     key, data = key_of(row), mapping_of(row.get("data"), "data")
-    done = False
+    any_annotation = False
     for index, item in enumerate(list_of(row["annotations"], "annotations")):
         annotation = mapping_of(item, f"annotations[{index}]")
         if annotation.get("was_cancelled"):
             yield RowSkipped(line, key, "a cancelled annotation")
             continue
-        done = True
+        any_annotation = True
         results = [
             mapping_of(result, f"annotations[{index}].result")
             for result in list_of(annotation.get("result"), f"annotations[{index}].result")
@@ -71,7 +71,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             yield from _chat(data, results, line, key, about)
         else:
             yield from _task(data, [_answer(result) for result in results], line, key, about)
-    if not done and not row["annotations"]:
+    if not any_annotation and not row["annotations"]:
         yield RowSkipped(line, key, "a task nobody annotated")
 
 
@@ -102,8 +102,8 @@ def _task(
 ) -> Iterator[Record]:
     prompt = prompt_field(data)
     pairwise = [answer for answer in answers if answer[1] == "pairwise"]
-    others = [answer for answer in answers if answer[1] in ("rating", "choices", "textarea")]
-    if not pairwise and not others:
+    ratings = [answer for answer in answers if answer[1] in ("rating", "choices", "textarea")]
+    if not pairwise and not ratings:
         yield RowSkipped(line, key, "an annotation without a verdict")
         return
     if not pairwise:
@@ -113,14 +113,14 @@ def _task(
             key=key,
             messages=prompt_messages(data, prompt),
             response=response,
-            ratings=(_rating(others, about),),
+            ratings=(_rating(ratings, about),),
         )
         return
-    notes = "\n".join(text for answer in others for text in _texts(answer) if answer[1] == "textarea")
-    tags = tuple(text for answer in others for text in _texts(answer) if answer[1] == "choices")
-    for _, _, selected, to_name in pairwise:
-        if selected not in SELECTED:
-            raise RowError(f"pairwise: expected left or right, found {value_excerpt(selected)}")
+    notes = "\n".join(text for answer in ratings for text in _texts(answer) if answer[1] == "textarea")
+    tags = tuple(text for answer in ratings for text in _texts(answer) if answer[1] == "choices")
+    for _, _, preference, to_name in pairwise:
+        if preference not in SELECTED:
+            raise RowError(f"pairwise: expected left or right, found {value_excerpt(preference)}")
         # left is the first text the template names; exports name it, or only the template's own tag
         left, right = two_answers(data, prompt, first=to_name.split(",")[0])
         one, other = (
@@ -130,7 +130,7 @@ def _task(
             for side in (left, right)
         )
         yield ImportedComparison(
-            line=line, key=key, left=one, right=other, preference=selected, notes=notes, tags=tags, **about
+            line=line, key=key, left=one, right=other, preference=preference, notes=notes, tags=tags, **about
         )
 
 
@@ -143,7 +143,7 @@ def _texts(answer: Answer) -> list[str]:
 
 
 def _rating(answers: Iterable[Answer], about: Mapping[str, Any]) -> ImportedRating:
-    said: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     tags: list[str] = []
     notes: list[str] = []
     for answer in answers:
@@ -151,17 +151,17 @@ def _rating(answers: Iterable[Answer], about: Mapping[str, Any]) -> ImportedRati
         if kind == "rating":
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (1, 2, 3, 4, 5):
                 raise RowError(f"{question}: expected 1 to 5 stars, found {value_excerpt(value)}")
-            said["stars"] = int(value)
+            facts["stars"] = int(value)
         elif kind == "choices":
             for text in _texts(answer):
                 tags.append(text)
                 if thumb := thumb_of(text):
-                    said["thumb"] = thumb
+                    facts["thumb"] = thumb
         elif is_correction(question):
-            said["correction"] = "\n".join(_texts(answer))
+            facts["correction"] = "\n".join(_texts(answer))
         else:
             notes += _texts(answer)
-    return ImportedRating(tags=tuple(tags), notes="\n".join(notes), **said, **about)
+    return ImportedRating(tags=tuple(tags), notes="\n".join(notes), **facts, **about)
 
 
 def _chat(
@@ -173,29 +173,29 @@ def _chat(
 ) -> Iterator[Record]:
     """A conversation held while annotating; a verdict on a message shares its id with it."""
     opening = data.get("chat")
-    before: list[Message] = messages_of(opening, "data.chat") if opening else []
+    history: list[Message] = messages_of(opening, "data.chat") if opening else []
     verdicts: dict[str, list[Answer]] = {}
     for result in results:
         if result.get("type") in ("rating", "choices", "textarea"):
             verdicts.setdefault(str(result.get("id")), []).append(_answer(result))
-    rated = False
+    any_rating = False
     for result in results:
         if result.get("type") != "chatmessage":
             continue
         said = mapping_of(mapping_of(result.get("value"), "value").get("chatmessage"), "value.chatmessage")
         message = message_of({k: said.get(k) for k in ("role", "content", "tool_calls")}, "value.chatmessage")
         own = str(result.get("id"))
-        if own in verdicts and message["role"] == "assistant" and before:
-            rated = True
+        if own in verdicts and message["role"] == "assistant" and history:
+            any_rating = True
             yield ImportedDecision(
                 line=line,
                 key=key,
-                messages=list(before),
+                messages=list(history),
                 response=message["content"],
                 ratings=(_rating(verdicts[own], about),),
             )
-        before.append(message)
-    if not rated:
+        history.append(message)
+    if not any_rating:
         yield RowSkipped(line, key, "a chat without a rated response")
 
 

@@ -69,24 +69,24 @@ def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         return
     name = text_of(row.get("name"), "name", required=True)
     kind, value = row.get("dataType"), number_in(row.get("value"))
-    said: dict[str, Any] = {"tags": (name[:100],), "notes": text_of(row.get("comment") or "", "comment")}
+    facts: dict[str, Any] = {"tags": (name[:100],), "notes": text_of(row.get("comment") or "", "comment")}
     if kind == "NUMERIC":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise RowError(
                 f"value: expected a score in [0, 1], found {value_excerpt(value)} of unknown scale"
             )
-        said["score"] = float(value)
+        facts["score"] = float(value)
     elif kind == "BOOLEAN":
         if value not in (0, 1):
             raise RowError(f"value: expected 0 or 1, found {value_excerpt(value)}")
-        said["thumb"] = "up" if value else "down"
+        facts["thumb"] = "up" if value else "down"
     elif kind == "CATEGORICAL":
         category = text_of(row.get("stringValue"), "stringValue", required=True)
-        said["tags"] = (f"{name}: {category}"[:100],)
+        facts["tags"] = (f"{name}: {category}"[:100],)
     elif kind == "CORRECTION":
-        said["correction"] = text_of(row.get("stringValue") or value, "stringValue", required=True)
+        facts["correction"] = text_of(row.get("stringValue") or value, "stringValue", required=True)
     elif kind == "TEXT":
-        said["notes"] = text_of(row.get("stringValue") or value, "stringValue", required=True)
+        facts["notes"] = text_of(row.get("stringValue") or value, "stringValue", required=True)
     else:
         raise RowError(f"dataType: expected one of {', '.join(TYPES)}; found {value_excerpt(kind)}")
     author = row.get("authorUserId") or row.get("authorUserName")
@@ -102,7 +102,7 @@ def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             rater=rater[:200],
             rater_kind="simulated" if source == "EVAL" else "human",
             created_at=time_of(row.get("timestamp"), "timestamp"),
-            **said,
+            **facts,
         ),
         also=(text_of(row.get("traceId") or "", "traceId"),),
     )

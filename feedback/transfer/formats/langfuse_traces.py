@@ -88,22 +88,22 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 
 
 def _trace(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    own = text_of(row.get("id"), "id", required=True)
+    trace_id = text_of(row.get("id"), "id", required=True)
     if row.get("output") in (None, "", {}, []):
-        yield RowSkipped(line, own, "no response")
+        yield RowSkipped(line, trace_id, "no response")
         return
     ratings, outcomes = ratings_and_outcomes([*_scores(row, TRACE), *_comments(row)])
     yield from call_decision(
         line,
-        own,
+        trace_id,
         row.get("input"),
         row["output"],
-        run_id=own[:200],
+        run_id=trace_id[:200],
         unit=text_or_empty(row.get("userId") or row.get("user_id")),
         created_at=time_of(row.get("timestamp"), "timestamp"),
         tags=tags_of(json_value(row.get("tags")) or None, "tags"),
         metadata=metadata_retained(
-            trace_id=own, name=row.get("name"), metadata=json_value(row.get("metadata"))
+            trace_id=trace_id, name=row.get("name"), metadata=json_value(row.get("metadata"))
         ),
         ratings=ratings,
         outcomes=outcomes,
@@ -111,14 +111,14 @@ def _trace(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 
 def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    own = text_of(row.get("id"), "id", required=True)
+    observation_id = text_of(row.get("id"), "id", required=True)
     if row.get("type") != "GENERATION":
         yield RowSkipped(
-            line, own, f"an observation of type {row.get('type')!s:.40}: decisions are generations"
+            line, observation_id, f"an observation of type {row.get('type')!s:.40}: decisions are generations"
         )
         return
     if row.get("output") in (None, "", {}, []):
-        yield RowSkipped(line, own, "no response")
+        yield RowSkipped(line, observation_id, "no response")
         return
     usage = json_value(row.get("usageDetails", row.get("usage_details")))
     usage = object_or_empty(usage)
@@ -128,10 +128,10 @@ def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     )
     yield from call_decision(
         line,
-        own,
+        observation_id,
         row.get("input"),
         row["output"],
-        run_id=own[:200],
+        run_id=observation_id[:200],
         policy=text_or_empty(row.get("model") or row.get("provided_model_name")),
         tokens_in=whole_of(usage.get("input")),
         tokens_out=whole_of(usage.get("output")),

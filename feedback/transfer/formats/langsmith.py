@@ -62,12 +62,12 @@ def _is_queue(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    answered, groups = DiskMultimap(), DiskMultimap()
+    model_traces, groups = DiskMultimap(), DiskMultimap()
     for file in filter(None, (path, ratings_path)):
         for item in rows(file):
             row = {} if isinstance(item, RowRefused) or not isinstance(item.value, Mapping) else item.value
             if row.get("run_type") == "llm" and row.get("outputs"):
-                answered.add(str(row.get("trace_id")))
+                model_traces.add(str(row.get("trace_id")))
             elif "feedback_source" in row and row.get("feedback_group_id") is not None:
                 groups.add(
                     str(row["feedback_group_id"]), {"line": item.line} | {n: row.get(n) for n in GROUPED}
@@ -77,7 +77,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         if _is_queue(row):
             raise RowError(_queue_refusal(row["queue"]))
         if "run_type" in row:
-            return _run(row, line, answered)
+            return _run(row, line, model_traces)
         if row.get("feedback_group_id") is not None:
             return _group(row, line, groups.all(str(row["feedback_group_id"])))
         return _feedback(row, line)
@@ -116,7 +116,7 @@ def _run(row: Mapping[str, Any], line: int, answered: DiskMultimap) -> Iterator[
     outputs = row["outputs"] if isinstance(row["outputs"], Mapping) else {}
     inputs = object_or_empty(row.get("inputs"))
     own = text_of(row.get("id"), "id", required=True)
-    started, ended = (time_of(row.get(name), name) for name in ("start_time", "end_time"))
+    start, end = (time_of(row.get(name), name) for name in ("start_time", "end_time"))
     yield from call_decision(
         line,
         key,
@@ -127,8 +127,8 @@ def _run(row: Mapping[str, Any], line: int, answered: DiskMultimap) -> Iterator[
         policy=text_or_empty(about.get("ls_model_name") or outputs.get("model") or inputs.get("model")),
         tokens_in=whole_of(row.get("prompt_tokens")),
         tokens_out=whole_of(row.get("completion_tokens")),
-        latency_ms=max((ended - started).total_seconds() * 1000, 0.0) if started and ended else None,
-        created_at=started,
+        latency_ms=max((end - start).total_seconds() * 1000, 0.0) if start and end else None,
+        created_at=start,
         tags=tags_of(row.get("tags"), "tags"),
         metadata=metadata_retained(
             trace_id=trace, name=row.get("name"), reference_example_id=row.get("reference_example_id")

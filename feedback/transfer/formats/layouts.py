@@ -325,7 +325,7 @@ class _Finder:
         """Raises FormatRefused for columns that look like a verdict and are not read."""
         # where no verdict is read, a column of nothing but up and down is one, whatever it is called
         alone = not read
-        unused = [
+        unread_columns = [
             column
             for column, values in self.survey.columns.items()
             if column in self.filled
@@ -335,23 +335,25 @@ class _Finder:
             )
             and not any(path.startswith(f"{column}.") for path in self.taken)
         ]
-        within = [
+        unread_paths = [
             f"{column}.{key}"
             for column, values in self.survey.columns.items()
-            if column not in (*self.taken, *unused) and normal(column) not in KNOWN
+            if column not in (*self.taken, *unread_columns) and normal(column) not in KNOWN
             for key in sorted(values.verdict_keys)
             if f"{column}.{key}" not in self.taken
         ]
-        if within and not unused:
-            columns = dict.fromkeys(path.partition(".")[0] for path in within)
+        if unread_paths and not unread_columns:
+            columns = dict.fromkeys(path.partition(".")[0] for path in unread_paths)
             raise FormatRefused(
-                f"{', '.join(within[:10])}: looks like what somebody said of a response, and is not read. Say what "
-                f"it is, as in --map rating={within[0]}, or leave it out with --map ignore={'+'.join(columns)}"
+                f"{', '.join(unread_paths[:10])}: looks like what somebody said of a response, and is not read. "
+                f"Say what it is, as in --map rating={unread_paths[0]}, "
+                f"or leave it out with --map ignore={'+'.join(columns)}"
             )
-        if unused:
+        if unread_columns:
             raise FormatRefused(
-                f"{', '.join(unused[:10])}: looks like what somebody said of a response, and is not read. Say what "
-                f"it is, as in --map rating={unused[0]}, or leave it out with --map ignore={'+'.join(unused)}"
+                f"{', '.join(unread_columns[:10])}: looks like what somebody said of a response, and is not read. "
+                f"Say what it is, as in --map rating={unread_columns[0]}, "
+                f"or leave it out with --map ignore={'+'.join(unread_columns)}"
             )
 
 

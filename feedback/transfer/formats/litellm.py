@@ -30,7 +30,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    own = text_of(row.get("request_id") or row.get("id") or "", "request_id")
+    request_id = text_of(row.get("request_id") or row.get("id") or "", "request_id")
     request = json_value(row.get("messages"))
     body = json_value(row.get("proxy_server_request"))
     response = json_value(row.get("response"))
@@ -40,24 +40,24 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         tools = body.get("tools") if isinstance(body, Mapping) else None
         request = {"messages": request, "tools": tools}
     if row.get("status") == "failure":
-        yield RowSkipped(line, own, "no response (error)")
+        yield RowSkipped(line, request_id, "no response (error)")
         return
     if request in (None, {}, [], "") or response in (None, {}, [], ""):
-        yield RowSkipped(line, own, "its prompt or response was not stored")
+        yield RowSkipped(line, request_id, "its prompt or response was not stored")
         return
     written = json.dumps([request, response], ensure_ascii=False)
     if any(marker in written for marker in MARKERS):
-        yield RowSkipped(line, own, "its text was cut or redacted")
+        yield RowSkipped(line, request_id, "its text was cut or redacted")
         return
     latency = row.get("request_duration_ms")
     if latency is None and row.get("response_time") is not None:
         latency = number_of(row["response_time"], "response_time") * 1000
     yield from call_decision(
         line,
-        own,
+        request_id,
         request,
         response,
-        run_id=own[:200],
+        run_id=request_id[:200],
         policy=text_or_empty(row.get("model")),
         unit=text_or_empty(row.get("end_user")),
         tokens_in=whole_of(row.get("prompt_tokens")),

@@ -48,8 +48,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     info, data = (json_value(trace.get(name)) for name in ("info", "data"))
     info = mapping_of(row if info is None else info, "info")
     data = mapping_of(row if data is None else data, "data")
-    own = text_of(info.get("trace_id") or info.get("request_id"), "trace_id", required=True)
-    key = own[:200]
+    trace_id = text_of(info.get("trace_id") or info.get("request_id"), "trace_id", required=True)
+    key = trace_id[:200]
     request, response = _exchange(info, data)
     scores, expectations, left_out = _assessments(info.get("assessments") or row.get("assessments"))
     ratings, outcomes = ratings_and_outcomes(scores)
@@ -63,13 +63,13 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         key,
         request,
         response,
-        run_id=own[:200],
+        run_id=trace_id[:200],
         policy=text_or_empty(asked.get("model")) if isinstance(asked, Mapping) else "",
         latency_ms=None if duration is None else number_of(duration, "execution_duration_ms"),
         created_at=time_of(info.get("request_time", info.get("timestamp_ms")), "request_time"),
         ratings=ratings,
         outcomes=outcomes,
-        metadata=metadata_retained(trace_id=own, expectations=expectations),
+        metadata=metadata_retained(trace_id=trace_id, expectations=expectations),
     ):
         yield record
         if isinstance(record, ImportedDecision):
@@ -114,7 +114,7 @@ def _assessments(value: Any) -> tuple[list[NamedScore], dict[str, Any], list[str
         name = text_of(one.get("assessment_name", one.get("name")), f"{where}.assessment_name", required=True)
         source = object_or_empty(one.get("source"))
         human = source.get("source_type") == "HUMAN"
-        said: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "name": name,
             "author": text_or_empty(source.get("source_id")),
             "simulated": not human,
@@ -128,15 +128,15 @@ def _assessments(value: Any) -> tuple[list[NamedScore], dict[str, Any], list[str
         elif isinstance(expectation, Mapping):
             expected = _expectation_value(expectation)
             if human and name in CORRECTIONS and isinstance(expected, str) and expected.strip():
-                scores.append(NamedScore(value=None, correction=expected, **said))
+                scores.append(NamedScore(value=None, correction=expected, **facts))
             else:
                 expectations[name] = expected
         elif isinstance(feedback, Mapping) and feedback.get("value") is not None:
             found = feedback["value"]
             if isinstance(found, (list, Mapping)):
-                said["notes"] = f"{json.dumps(found, ensure_ascii=False)} {said['notes']}".strip()[:20_000]
+                facts["notes"] = f"{json.dumps(found, ensure_ascii=False)} {facts['notes']}".strip()[:20_000]
                 found = None
-            scores.append(NamedScore(value=found, **said))
+            scores.append(NamedScore(value=found, **facts))
         else:
             left_out.append("an assessment without a value")
     return scores, expectations, left_out

@@ -97,10 +97,10 @@ def _pair(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[Re
     if responses[0] == responses[1]:
         yield RowSkipped(line, key, "both responses are the same: no preference")
         return
-    at = time_of(row.get("tstamp"), "tstamp")
+    created_at = time_of(row.get("tstamp"), "tstamp")
     left, right = (
         ImportedDecision(
-            line=line, key=key, messages=prompt, response=response, policy=model[:200], created_at=at
+            line=line, key=key, messages=prompt, response=response, policy=model[:200], created_at=created_at
         )
         for model, response in zip(models, responses, strict=True)
     )
@@ -113,7 +113,7 @@ def _pair(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[Re
         rater=_judge(row),
         rater_kind="simulated",
         notes=text_of(row.get("g1_judgment") or "", "g1_judgment")[:20_000],
-        created_at=at,
+        created_at=created_at,
     )
 
 
@@ -126,13 +126,13 @@ def _single(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[
         raise RowError(f"score: expected 1 to 10, found {value_excerpt(row.get('score'))}")
     model = text_of(row.get("model"), "model", required=True)
     *prompt, answer = _conversation(row, model, texts)
-    at = time_of(row.get("tstamp"), "tstamp")
+    created_at = time_of(row.get("tstamp"), "tstamp")
     rating = ImportedRating(
         rater=_judge(row),
         rater_kind="simulated",
         score=(score - 1) / 9,
         notes=text_of(row.get("judgment") or "", "judgment")[:20_000],
-        created_at=at,
+        created_at=created_at,
     )
     yield ImportedDecision(
         line=line,
@@ -140,7 +140,7 @@ def _single(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[
         messages=prompt,
         response=completion_of([answer], "answer", required=True),
         policy=model[:200],
-        created_at=at,
+        created_at=created_at,
         ratings=(rating,),
     )
 

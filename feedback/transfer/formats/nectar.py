@@ -40,7 +40,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         raise RowError("prompt: expected it to end with a blank line and 'Assistant:'")
     messages = turns_of_text(prompt)
     metadata = metadata_retained(source=row.get("source"))
-    ranked: list[tuple[float, ImportedDecision]] = []
+    answers_by_rank: list[tuple[float, ImportedDecision]] = []
     for index, item in enumerate(list_of(row.get("answers"), "answers")):
         answer, where = mapping_of(item, f"answers[{index}]"), f"answers[{index}]"
         decision = ImportedDecision(
@@ -51,8 +51,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             policy=text_or_empty(answer.get("model")),
             metadata=metadata,
         )
-        ranked.append((number_of(answer.get("rank"), f"{where}.rank"), decision))
-    for (first, left), (second, right) in combinations(ranked, 2):
+        answers_by_rank.append((number_of(answer.get("rank"), f"{where}.rank"), decision))
+    for (first, left), (second, right) in combinations(answers_by_rank, 2):
         if left.response == right.response:
             yield RowSkipped(line, key, "both responses are the same: no preference")
             continue

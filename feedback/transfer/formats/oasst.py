@@ -39,7 +39,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     root = mapping_of(row.get("prompt"), "prompt")
-    found = False
+    any_record = False
     # depth first with a stack of our own: a long conversation must not exhaust Python's
     waiting: list[tuple[Mapping[str, Any], list[Message]]] = [(root, [])]
     while waiting:
@@ -48,10 +48,10 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         replies = [mapping_of(reply, "replies") for reply in list_of(node.get("replies") or [], "replies")]
         replies = [reply for reply in replies if not reply.get("deleted")]
         for comparison in _comparisons_by_rank(replies, messages, line):
-            found = True
+            any_record = True
             yield comparison
         waiting += [(reply, messages) for reply in reversed(replies)]
-    if not found:
+    if not any_record:
         yield RowSkipped(line, key_of(row), "no two ranked replies to one prompt")
 
 
@@ -59,7 +59,7 @@ def _comparisons_by_rank(
     replies: list[Mapping[str, Any]], messages: list[Message], line: int
 ) -> Iterator[ImportedComparison]:
     """The better over the worse of each two ranked replies."""
-    ranked = sorted(
+    replies_by_rank = sorted(
         (r for r in replies if _rank(r) is not None), key=lambda r: (_rank(r), str(r.get("message_id")))
     )
     decisions = [
@@ -73,7 +73,7 @@ def _comparisons_by_rank(
             ),
             _rank(reply),
         )
-        for reply in ranked
+        for reply in replies_by_rank
     ]
     for (better, best), (worse, rank) in combinations(decisions, 2):
         yield ImportedComparison(

@@ -68,18 +68,20 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         return
     data, meta = mapping_of(row.get("data"), "data"), mapping_of(row.get("meta"), "meta")
     rating = rating_of(row, data)
-    own = text_of(meta.get("message_id"), "meta.message_id", required=True)
+    message_id = text_of(meta.get("message_id"), "meta.message_id", required=True)
     chat = _messages(row.get("snapshot"))
-    if own not in chat:
+    if message_id not in chat:
         # without the chat only the message's id is known: perhaps it was recorded before
-        yield ImportedReference(line, key, own, rating)
+        yield ImportedReference(line, key, message_id, rating)
         return
-    parent = str(chat[own].get("parentId"))
+    parent = str(chat[message_id].get("parentId"))
     prompt = prompt_before(chat, parent)
     siblings = [
         name
         for name, message in chat.items()
-        if name != own and str(message.get("parentId")) == parent and message.get("role") == "assistant"
+        if name != message_id
+        and str(message.get("parentId")) == parent
+        and message.get("role") == "assistant"
     ]
 
     def decision(name: str, ratings: tuple[ImportedRating, ...] = ()) -> ImportedDecision:
@@ -95,7 +97,7 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             ratings=ratings,
         )
 
-    yield decision(own, (rating,))
+    yield decision(message_id, (rating,))
     for name in siblings:
         yield decision(name)
         # in the arena two models answered blindly side by side, and the thumb chose between them
@@ -103,7 +105,7 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             yield ImportedComparison(
                 line=line,
                 key=key,
-                left=decision(own),
+                left=decision(message_id),
                 right=decision(name),
                 preference="left" if rating.thumb == "up" else "right",
                 ordered=False,
@@ -166,9 +168,9 @@ def _feedback(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line
     turns, answer = plain(record.messages), words(record.response)
     if any(set(turn) - {"role", "content", "name"} for turn in turns):
         raise NotSaid("not_text")
-    own = str(record.id)
-    said = [*((turn["role"], turn["content"]) for turn in turns), ("assistant", answer)]
-    keys = [*(f"{own}-{number}" for number in range(len(turns))), own]
+    decision_id = str(record.id)
+    conversation = [*((turn["role"], turn["content"]) for turn in turns), ("assistant", answer)]
+    keys = [*(f"{decision_id}-{number}" for number in range(len(turns))), decision_id]
     messages = [
         {
             "id": key,
@@ -176,12 +178,14 @@ def _feedback(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line
             "childrenIds": keys[number + 1 : number + 2],
             "role": role,
             "content": text,
-            **({"model": record.policy, "timestamp": _epoch(record.created_at)} if key == own else {}),
+            **(
+                {"model": record.policy, "timestamp": _epoch(record.created_at)} if key == decision_id else {}
+            ),
         }
-        for number, (key, (role, text)) in enumerate(zip(keys, said, strict=True))
+        for number, (key, (role, text)) in enumerate(zip(keys, conversation, strict=True))
     ]
-    history = {"messages": dict(zip(keys, messages, strict=True)), "currentId": own}
-    chat = {"id": record.unit or own, "chat": {"history": history, "messages": messages}}
+    history = {"messages": dict(zip(keys, messages, strict=True)), "currentId": decision_id}
+    chat = {"id": record.unit or decision_id, "chat": {"history": history, "messages": messages}}
 
     def line(rating: ImportedRating) -> Line:
         up = good(rating)
@@ -201,9 +205,9 @@ def _feedback(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line
             },
             "meta": {
                 "model_id": record.policy,
-                "message_id": own,
+                "message_id": decision_id,
                 "message_index": len(turns),
-                "chat_id": record.unit or own,
+                "chat_id": record.unit or decision_id,
                 "arena": False,
             },
             "snapshot": {"chat": chat},

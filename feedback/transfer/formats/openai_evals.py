@@ -45,9 +45,9 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, f"no response{' (error)' if sample.get('error') else ''}")
         return
     usage = object_or_empty(sample.get("usage"))
-    at = time_of(row.get("created_at"), "created_at")
+    created_at = time_of(row.get("created_at"), "created_at")
     results = list_of(row.get("results") or [], "results")
-    graded = [
+    grades = [
         _grade(mapping_of(result, f"results[{i}]"), f"results[{i}]") for i, result in enumerate(results)
     ]
     for record in call_decision(
@@ -59,7 +59,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         policy=text_or_empty(sample.get("model")),
         tokens_in=whole_of(usage.get("prompt_tokens")),
         tokens_out=whole_of(usage.get("completion_tokens")),
-        created_at=at,
+        created_at=created_at,
         metadata=metadata_retained(
             eval_id=row.get("eval_id"),
             eval_run_id=row.get("run_id"),
@@ -67,8 +67,10 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         ),
     ):
         if isinstance(record, ImportedDecision):
-            ratings = tuple(replace(rating, created_at=at) for rating, _ in graded if rating is not None)
-            outcomes = tuple(replace(outcome, at=at) for _, outcome in graded if outcome is not None)
+            ratings = tuple(
+                replace(rating, created_at=created_at) for rating, _ in grades if rating is not None
+            )
+            outcomes = tuple(replace(outcome, at=created_at) for _, outcome in grades if outcome is not None)
             record = replace(record, ratings=ratings, outcomes=outcomes)
         yield record
 

@@ -85,10 +85,10 @@ def _place(row: Mapping[str, Any]) -> tuple[str, int]:
 
 def _completion(row: Mapping[str, Any], line: int, prompts: DiskMultimap, alone: bool) -> Iterator[Record]:
     key = key_of(row)
-    own = text_of(row.get("id"), "id", required=True)
+    completion_id = text_of(row.get("id"), "id", required=True)
     messages = row.get("messages") or [
         {**message, "content": message.get("content") or message.get("content_parts")}
-        for _, message in sorted(prompts.all(own), key=lambda item: item[0])
+        for _, message in sorted(prompts.all(completion_id), key=lambda item: item[0])
     ]
     if not messages and alone:
         raise RowError(
@@ -103,7 +103,7 @@ def _completion(row: Mapping[str, Any], line: int, prompts: DiskMultimap, alone:
         key,
         {"messages": messages, "tools": row.get("tools")},
         row,
-        run_id=own[:200],
+        run_id=completion_id[:200],
         policy=text_or_empty(row.get("model")),
         unit=text_or_empty(row.get("input_user")),
         tokens_in=whole_of(usage.get("prompt_tokens")),

@@ -39,36 +39,36 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     trace = mapping_of(row.get("trace"), "trace")
-    own = text_of(trace.get("id"), "trace.id", required=True)
+    trace_id = text_of(trace.get("id"), "trace.id", required=True)
     spans = [span for span in list_of(row.get("spans") or [], "spans") if isinstance(span, Mapping)]
     models = [span for span in spans if span.get("type") == "llm" and span.get("output")]
     # the last one by its start, whatever their order in the file
     call = max(models, key=lambda span: str(span.get("start_time"))) if models else trace
     if not call.get("output"):
-        yield RowSkipped(line, own, f"no response{' (error)' if trace.get('error_info') else ''}")
+        yield RowSkipped(line, trace_id, f"no response{' (error)' if trace.get('error_info') else ''}")
         return
     usage = object_or_empty(call.get("usage"))
-    started, ended = (time_of(call.get(name), name) for name in ("start_time", "end_time"))
+    start, end = (time_of(call.get(name), name) for name in ("start_time", "end_time"))
     scores = [*_scores(trace, "trace"), *_comments(trace)]
     if call is not trace:
         scores += _scores(call, "span")
     ratings, outcomes = ratings_and_outcomes(scores)
     yield from call_decision(
         line,
-        own,
+        trace_id,
         call.get("input"),
         call["output"],
         agent=slug(text_or_empty(row.get("project_name"))),
-        id=uuid_of(own),
-        run_id=own[:200],
+        id=uuid_of(trace_id),
+        run_id=trace_id[:200],
         unit=text_or_empty(trace.get("thread_id")),
         policy=text_or_empty(call.get("model")),
         tokens_in=whole_of(usage.get("prompt_tokens")),
         tokens_out=whole_of(usage.get("completion_tokens")),
-        latency_ms=max((ended - started).total_seconds() * 1000, 0.0) if started and ended else None,
-        created_at=started,
+        latency_ms=max((end - start).total_seconds() * 1000, 0.0) if start and end else None,
+        created_at=start,
         tags=tags_of(trace.get("tags"), "trace.tags"),
-        metadata=metadata_retained(trace_id=own, span_id=None if call is trace else call.get("id")),
+        metadata=metadata_retained(trace_id=trace_id, span_id=None if call is trace else call.get("id")),
         ratings=ratings,
         outcomes=outcomes,
     )

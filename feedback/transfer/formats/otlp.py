@@ -80,21 +80,21 @@ def _value(value: Any, depth: int = 0) -> Any:
     """An AnyValue as plain JSON; 64-bit numbers are texts there."""
     if not isinstance(value, Mapping) or depth > 60:
         return None
-    for kind, inside in value.items():
+    for kind, content in value.items():
         if kind == "arrayValue":
-            items = inside.get("values") if isinstance(inside, Mapping) else None
+            items = content.get("values") if isinstance(content, Mapping) else None
             return [_value(item, depth + 1) for item in items] if isinstance(items, list) else []
         if kind == "kvlistValue":
-            items = inside.get("values") if isinstance(inside, Mapping) else None
+            items = content.get("values") if isinstance(content, Mapping) else None
             return {
                 str(item.get("key")): _value(item.get("value"), depth + 1)
                 for item in (items if isinstance(items, list) else [])
                 if isinstance(item, Mapping)
             }
         if kind == "intValue":
-            return int(inside) if isinstance(inside, str) and inside.lstrip("-").isdigit() else inside
+            return int(content) if isinstance(content, str) and content.lstrip("-").isdigit() else content
         if kind in ("stringValue", "doubleValue", "boolValue", "bytesValue"):
-            return inside
+            return content
     return None
 
 
@@ -116,26 +116,26 @@ def _nanoseconds(value: Any, what: str) -> float | None:
 
 def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
     attributes = _attributes(span.get("attributes"))
-    own, trace = (text_of(span.get(name) or "", name).lower() for name in ("spanId", "traceId"))
+    span_id, trace = (text_of(span.get(name) or "", name).lower() for name in ("spanId", "traceId"))
     operation = attributes.get("gen_ai.operation.name")
     answers = json_value(attributes.get("gen_ai.output.messages"))
-    asked = json_value(attributes.get("gen_ai.input.messages"))
-    if asked is None and answers is None:
-        asked, answers = _older(attributes, span)
-    if not operation and asked is None and answers is None:
-        yield RowSkipped(line, own, "a span of no model call")
+    prompt = json_value(attributes.get("gen_ai.input.messages"))
+    if prompt is None and answers is None:
+        prompt, answers = _older(attributes, span)
+    if not operation and prompt is None and answers is None:
+        yield RowSkipped(line, span_id, "a span of no model call")
     elif operation in NOT_ASKED:
-        yield RowSkipped(line, own, f"a span of {operation}, not of a model call")
-    elif not isinstance(answers, list) or not isinstance(asked, list) or not answers:
+        yield RowSkipped(line, span_id, f"a span of {operation}, not of a model call")
+    elif not isinstance(answers, list) or not isinstance(prompt, list) or not answers:
         yield RowSkipped(
-            line, own, "its content was not recorded" if not answers else "its prompt was not recorded"
+            line, span_id, "its content was not recorded" if not answers else "its prompt was not recorded"
         )
     else:
-        started, ended = (
-            _nanoseconds(span.get(name), name) for name in ("startTimeUnixNano", "endTimeUnixNano")
-        )
+        start, end = (_nanoseconds(span.get(name), name) for name in ("startTimeUnixNano", "endTimeUnixNano"))
         system = json_value(attributes.get("gen_ai.system_instructions"))
-        turns = [turn for i, item in enumerate(asked) for turn in _turns(item, f"gen_ai.input.messages[{i}]")]
+        turns = [
+            turn for i, item in enumerate(prompt) for turn in _turns(item, f"gen_ai.input.messages[{i}]")
+        ]
         if isinstance(system, list) and system:
             turns = [*_turns({"role": "system", "parts": system}, "gen_ai.system_instructions"), *turns]
         # each output message is another choice, no further turn
@@ -146,20 +146,18 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
         ]
         yield from call_decision(
             line,
-            own,
+            span_id,
             {"messages": turns},
             {"choices": choices},
             agent=agent,
-            run_id=own[:200],
+            run_id=span_id[:200],
             policy=text_or_empty(
                 attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model")
             ),
             tokens_in=whole_of(attributes.get("gen_ai.usage.input_tokens")),
             tokens_out=whole_of(attributes.get("gen_ai.usage.output_tokens")),
-            latency_ms=None
-            if started is None or ended is None
-            else max(round((ended - started) * 1000, 3), 0.0),
-            created_at=time_of(started, "startTimeUnixNano"),
+            latency_ms=None if start is None or end is None else max(round((end - start) * 1000, 3), 0.0),
+            created_at=time_of(start, "startTimeUnixNano"),
             metadata=metadata_retained(
                 trace_id=trace,
                 response_id=attributes.get("gen_ai.response.id"),
@@ -168,8 +166,8 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
         )
     for event in _objects(span.get("events"), "events"):
         if event.get("name") == EVALUATION:
-            said = {"traceId": trace, "spanId": own, **event, "eventName": EVALUATION}
-            yield from attempt(line, own, partial(_log, said, line, agent))
+            said = {"traceId": trace, "spanId": span_id, **event, "eventName": EVALUATION}
+            yield from attempt(line, span_id, partial(_log, said, line, agent))
 
 
 def _older(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -206,10 +204,10 @@ def _turns(item: Any, what: str) -> list[Message]:
     calls: list[dict[str, Any]] = []
     results: list[Message] = []
     for index, entry in enumerate(list_of(parts, f"{what}.parts")):
-        part, where = mapping_of(entry, f"{what}.parts[{index}]"), f"{what}.parts[{index}]"
+        part, place = mapping_of(entry, f"{what}.parts[{index}]"), f"{what}.parts[{index}]"
         kind = part.get("type")
         if kind == "text":
-            texts.append(text_of(part.get("content"), f"{where}.content"))
+            texts.append(text_of(part.get("content"), f"{place}.content"))
         elif kind == "tool_call":
             call = {"name": part.get("name"), "arguments": part.get("arguments")}
             calls.append({"id": part.get("id"), "type": "function", "function": call})
@@ -217,7 +215,7 @@ def _turns(item: Any, what: str) -> list[Message]:
             answered = part.get("response", part.get("result"))
             results.append({"role": "tool", "content": _plain(answered), "tool_call_id": part.get("id")})
         elif kind != "reasoning":
-            raise RowError(f"{where}: not_text: only text and tools can be read, found {value_excerpt(kind)}")
+            raise RowError(f"{place}: not_text: only text and tools can be read, found {value_excerpt(kind)}")
     spoken: Message = {"role": role, "content": "".join(texts)}
     if calls:
         spoken["tool_calls"] = calls
@@ -233,16 +231,16 @@ def _plain(value: Any) -> Any:
 
 def _log(record: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
     attributes = _attributes(record.get("attributes"))
-    own, trace = (text_of(record.get(name) or "", name).lower() for name in ("spanId", "traceId"))
+    span_id, trace = (text_of(record.get(name) or "", name).lower() for name in ("spanId", "traceId"))
     if (record.get("eventName") or attributes.get("event.name")) != EVALUATION:
-        yield RowSkipped(line, own, "a log record that is no evaluation")
+        yield RowSkipped(line, span_id, "a log record that is no evaluation")
         return
     if attributes.get("error.type"):
-        yield RowSkipped(line, own, "an evaluation that failed")
+        yield RowSkipped(line, span_id, "an evaluation that failed")
         return
     label, notes = (attributes.get(f"gen_ai.evaluation.{name}") for name in ("score.label", "explanation"))
     at = _nanoseconds(record.get("timeUnixNano") or record.get("observedTimeUnixNano"), "timeUnixNano")
-    target = own or text_or_empty(attributes.get("gen_ai.response.id")) or trace
+    target = span_id or text_or_empty(attributes.get("gen_ai.response.id")) or trace
     yield from NamedScore(
         name=text_of(attributes.get("gen_ai.evaluation.name"), "gen_ai.evaluation.name", required=True),
         value=attributes.get("gen_ai.evaluation.score.value"),
@@ -250,7 +248,7 @@ def _log(record: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
         simulated=True,
         notes=text_of(notes or "", "gen_ai.evaluation.explanation")[:20_000],
         scored_at=time_of(at, "timeUnixNano"),
-    ).references(line, own, text_of(target, "spanId", required=True), trace)
+    ).references(line, span_id, text_of(target, "spanId", required=True), trace)
 
 
 FORMAT = Format("otlp", "OTLP traces and evaluations (GenAI)", recognises, read, (), two_files=True)

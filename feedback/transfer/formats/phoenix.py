@@ -97,36 +97,38 @@ def _kind(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
 
 def _span(row: Mapping[str, Any], line: int, models: DiskMultimap, roots: DiskMultimap) -> Iterator[Record]:
     attributes = _attributes(row)
-    own, trace = _names(row)
-    if not own:
+    span_id, trace = _names(row)
+    if not span_id:
         raise RowError("context.span_id: expected the id of the span, found none")
     kind = _kind(row, attributes)
     if kind != "LLM" and (row.get("parent_id") or trace in models):
         yield RowSkipped(
-            line, own, f"a span of kind {value_excerpt(kind)} in a trace whose decisions are its LLM spans"
+            line,
+            span_id,
+            f"a span of kind {value_excerpt(kind)} in a trace whose decisions are its LLM spans",
         )
         return
-    asked = _messages(attributes, "llm.input_messages") or attributes.get("input.value")
+    prompt = _messages(attributes, "llm.input_messages") or attributes.get("input.value")
     answered: Any = _messages(attributes, "llm.output_messages")
-    started, ended = (time_of(row.get(name), name) for name in ("start_time", "end_time"))
+    start, end = (time_of(row.get(name), name) for name in ("start_time", "end_time"))
     # each output message is another choice
     answer = (
         {"choices": [{"message": turn} for turn in answered]} if answered else attributes.get("output.value")
     )
-    if asked is None or answer is None:
-        yield RowSkipped(line, own, "no response" if answer is None else "no prompt")
+    if prompt is None or answer is None:
+        yield RowSkipped(line, span_id, "no response" if answer is None else "no prompt")
         return
     yield from call_decision(
         line,
-        own,
-        asked,
+        span_id,
+        prompt,
         answer,
-        run_id=own[:200],
+        run_id=span_id[:200],
         policy=text_or_empty(attributes.get("llm.model_name")),
         tokens_in=whole_of(attributes.get("llm.token_count.prompt")),
         tokens_out=whole_of(attributes.get("llm.token_count.completion")),
-        latency_ms=max((ended - started).total_seconds() * 1000, 0.0) if started and ended else None,
-        created_at=started,
+        latency_ms=max((end - start).total_seconds() * 1000, 0.0) if start and end else None,
+        created_at=start,
         metadata=metadata_retained(trace_id=trace, root_id=roots.last(trace), name=row.get("name")),
     )
 

@@ -34,8 +34,8 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     request, response = (json_value(_body(row, name)) for name in ("request", "response"))
-    answered = object_or_empty(response)
-    key = key_of(row) or text_or_empty(answered.get("id"))
+    response_body = object_or_empty(response)
+    key = key_of(row) or text_or_empty(response_body.get("id"))
     status, succeeded = row.get("response_status_code"), row.get("is_success")
     if succeeded in (0, "0", False) or (isinstance(status, int) and not 200 <= status < 300):
         yield RowSkipped(line, key, "no response (error)")
@@ -49,8 +49,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         key,
         request,
         response,
-        run_id=text_or_empty(row.get("id") or answered.get("id")),
-        policy=text_or_empty(row.get("ai_model") or answered.get("model")),
+        run_id=text_or_empty(row.get("id") or response_body.get("id")),
+        policy=text_or_empty(row.get("ai_model") or response_body.get("model")),
         tokens_in=whole_of(row.get("req_units")),
         tokens_out=whole_of(row.get("res_units")),
         latency_ms=None if latency is None else number_of(latency, "response_time"),

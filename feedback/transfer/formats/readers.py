@@ -69,7 +69,7 @@ def readings(
     """
     path = Path(path)
     asked = None if format == "auto" else format_by_name(format)
-    ignored = columns.ignored_columns if columns and columns.only_ignores else ()
+    dropped_columns = columns.ignored_columns if columns and columns.only_ignores else ()
     with archive_open(path) as archive:
         files = [_reading(member, asked, columns) for member in archive.members]
         if archive.left_out:
@@ -80,9 +80,9 @@ def readings(
         if ratings_path is not None:
             files = [_with_ratings(file, Path(ratings_path)) for file in files]
         else:
-            with columns_dropped(ignored):
+            with columns_dropped(dropped_columns):
                 files = _reading_order(files)
-        with columns_dropped(ignored):
+        with columns_dropped(dropped_columns):
             yield tuple(files)
 
 

@@ -34,7 +34,7 @@ def format_of(path: Path, name: str = "", columns: ColumnMap | None = None) -> F
     if llamafactory.names_file(path):
         return llamafactory.FORMAT
     votes: Counter[str] = Counter()
-    seen: list[str] = []
+    first_keys: list[str] = []
     number = -1
     for number, row in enumerate(rows(path, name)):
         if number == SAMPLE:
@@ -44,13 +44,13 @@ def format_of(path: Path, name: str = "", columns: ColumnMap | None = None) -> F
         if (known := format_of_row(row.value)) is not None:
             votes[known.name] += 1
         else:
-            seen = seen or [str(key)[:40] for key in list(row.value)[:12]]
+            first_keys = first_keys or [str(key)[:40] for key in list(row.value)[:12]]
     if votes:
         return max(ORDER, key=lambda format: votes[format.name])
     if number < 0:
         raise FormatRefused(f"{name}: expected rows below the header, or in the list, found none")
-    found = f"found rows with {', '.join(seen)}" if seen else "found no row that is an object"
+    found = f"found rows with {', '.join(first_keys)}" if first_keys else "found no row that is an object"
     raise FormatRefused(
-        f"{name}: of no known format: {found}. Say which column holds what, as in {map_guessed(seen)}, or what wrote "
-        "the file, with --format NAME; docs/formats.md shows the columns and the names of every format"
+        f"{name}: of no known format: {found}. Say which column holds what, as in {map_guessed(first_keys)}, "
+        "or what wrote the file, with --format NAME; docs/formats.md shows the columns and the names of every format"
     )

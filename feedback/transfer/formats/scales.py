@@ -215,8 +215,8 @@ def _odd_words(values: Values, understood: int) -> str:
 def _by_numbers(column: str, values: Values, kind: str) -> Verdicts | None:
     numbers = {number for text in values.different if (number := number_in(text)) is not None}
     whole = not values.fractions and not values.many
-    asked = kind == "rating"
-    if asked or kind == "thumb":
+    is_rating = kind == "rating"
+    if is_rating or kind == "thumb":
         listed = " and ".join(f"{number:g}" for number in sorted(numbers, reverse=True))
         note = f"{column}: {listed} read as thumbs"
         if whole and numbers <= {-1, 0, 1} and -1 in numbers:
@@ -224,10 +224,15 @@ def _by_numbers(column: str, values: Values, kind: str) -> Verdicts | None:
         # a file of nothing but 1 is of thumbs up or of single stars: a name must say which
         if whole and numbers <= {0, 1} and (0 in numbers or kind == "thumb"):
             return Verdicts(column, "thumb", partial(_thumb, column, "down"), note)
-    if whole and values.low >= 1 and values.high <= 5 and (kind == "stars" or (asked and values.high > 1)):
+    if (
+        whole
+        and values.low >= 1
+        and values.high <= 5
+        and (kind == "stars" or (is_rating and values.high > 1))
+    ):
         note = f"{column}: whole numbers {values.low:g} to {values.high:g} read as stars, 1 to 5"
         return Verdicts(column, "stars", partial(_stars, column), note)
-    if values.low >= 0 and values.high <= 1 and (kind == "score" or (asked and values.fractions)):
+    if values.low >= 0 and values.high <= 1 and (kind == "score" or (is_rating and values.fractions)):
         note = f"{column}: numbers {values.low:g} to {values.high:g} read as scores, 0 to 1"
         return Verdicts(column, "score", partial(_share, column, Scale(0, 1)), note)
     return None
@@ -315,7 +320,7 @@ def _out_of(column: str, value: Any) -> float | None:
 
 
 def _unknown(column: str, values: Values, kind: str) -> str:
-    found = ", ".join(sorted(values.different)[:6]) + (", ..." if len(values.different) > 6 else "")
+    examples = ", ".join(sorted(values.different)[:6]) + (", ..." if len(values.different) > 6 else "")
     if values.all_numbers and values.different <= {"1", "1.0"}:
         return (
             f"{column}: every value is 1: a thumb up or one star of five? Say --map thumb={column} or "
@@ -333,7 +338,7 @@ def _unknown(column: str, values: Values, kind: str) -> str:
             f"them it is, as in --map rating={column}.{within}, or --map ignore={column}"
         )
     return (
-        f"{column}: expected {kind if kind == 'stars' else f'{kind}s'}, found {found}. "
+        f"{column}: expected {kind if kind == 'stars' else f'{kind}s'}, found {examples}. "
         f"Say what good and bad are called, as in --map rating={column}:GOOD/BAD, or --map ignore={column}"
     )
 
@@ -356,7 +361,7 @@ def preferences_of(
                 f"--map preferred={column}:{'/'.join(words)}: expected what first, second and a tie are called, as in "
                 f"preferred={column}:0/1"
             )
-        known = dict(zip((_plain(word) for word in words), ("left", "right", "tie"), strict=False))
+        side_by_word = dict(zip((_plain(word) for word in words), ("left", "right", "tie"), strict=False))
     else:
         said = {_plain(value) for value in values.different}
         if said & {"0", "true", "false"} or values.truths:
@@ -364,20 +369,20 @@ def preferences_of(
                 f"{column}: 0 and 1 (false and true) may count the responses or say whether the first is better. "
                 f"Say which, as in --map preferred={column}:0/1 (0 is the first) or preferred={column}:1/0"
             )
-        known = dict.fromkeys(FIRST, "left") | dict.fromkeys(SECOND, "right")
-        known |= {word_of(headers[0]): "left", word_of(headers[1]): "right"}
+        side_by_word = dict.fromkeys(FIRST, "left") | dict.fromkeys(SECOND, "right")
+        side_by_word |= {word_of(headers[0]): "left", word_of(headers[1]): "right"}
         for stem in ("response", "output", "answer", "model", "completion", "assistant", "option"):
             for first, second in zip(FIRST, SECOND, strict=True):
-                known |= {f"{stem}_{first}": "left", f"{stem}_{second}": "right"}
-                known |= {f"{stem}{first}": "left", f"{stem}{second}": "right"}
-    known = dict.fromkeys(TIES, "tie") | dict.fromkeys(BOTH_BAD, "both_bad") | known
+                side_by_word |= {f"{stem}_{first}": "left", f"{stem}_{second}": "right"}
+                side_by_word |= {f"{stem}{first}": "left", f"{stem}{second}": "right"}
+    side_by_word = dict.fromkeys(TIES, "tie") | dict.fromkeys(BOTH_BAD, "both_bad") | side_by_word
 
     def read(value: Any, sides: Mapping[str, str]) -> str | None:
         word = _plain(value) if value is not None else ""
         if word in NOTHING:
             return None
-        if word in known:
-            return known[word]
+        if word in side_by_word:
+            return side_by_word[word]
         text = str(value).strip()
         same = [side for side, name in sides.items() if name.strip() == text]
         if len(same) == 1:

@@ -70,19 +70,19 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 
 def _rating(row: Mapping[str, Any], side: str) -> ImportedRating | None:
-    for what, (low, high) in SCALES.items():
-        value = row.get(f"{what}_{side}")
+    for scale, (low, high) in SCALES.items():
+        value = row.get(f"{scale}_{side}")
         if isinstance(value, Cell):
             value = number_in(value)
         if value is None:
             continue
-        number = number_of(value, f"{what}_{side}")
+        number = number_of(value, f"{scale}_{side}")
         if not low <= number <= high:
             raise RowError(
-                f"{what}_{side}: expected {low:g} to {high:g}, found {value_excerpt(value)}; of another scale, "
-                f"leave the two out with --map ignore={what}_chosen+{what}_rejected"
+                f"{scale}_{side}: expected {low:g} to {high:g}, found {value_excerpt(value)}; of another scale, "
+                f"leave the two out with --map ignore={scale}_chosen+{scale}_rejected"
             )
-        if what == "rating" and number == int(number):
+        if scale == "rating" and number == int(number):
             return ImportedRating(stars=int(number), rater_kind="simulated")
         return ImportedRating(score=(number - low) / (high - low), rater_kind="simulated")
     return None

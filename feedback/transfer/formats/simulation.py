@@ -59,21 +59,21 @@ def ratings_row(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    ratings, seen = DiskMultimap(), DiskMultimap()
+    ratings, keys = DiskMultimap(), DiskMultimap()
     if ratings_path:
         yield from _ratings(ratings_path, ratings)
 
     def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         key = _entry_id(row)
-        if key in seen:
+        if key in keys:
             raise RowError(f"entry_id {key!r} stands there twice")
-        seen.add(key)
+        keys.add(key)
         inline = [_rating(row)] if row.get("rating") is not None else []
         yield _decision(row, line, key, (*inline, *(_rating(said) for _, said in ratings.all(key))))
 
     yield from each_row(path, records)
     for key, (line, _) in ratings:
-        if key not in seen:
+        if key not in keys:
             yield RowRefused(
                 line, key, f"{ratings_path}: a rating of an entry that {path.name} does not hold"
             )

@@ -144,20 +144,20 @@ def _prompt(cells: _Cells) -> list[Message]:
     """Messages of the prompt, with its system prompt. Raises RowError."""
     messages = cells.get("messages")
     if messages is not None:
-        found = _conversation(messages, cells.name("messages"))
+        turns = _conversation(messages, cells.name("messages"))
     else:
         value = cells.get("prompt")
         if value is None:
             raise RowError(f"{cells.name('prompt')}: is empty")
-        found = _conversation(value, cells.name("prompt"))
+        turns = _conversation(value, cells.name("prompt"))
         more = [cells.row.get(column) for column in cells.layout.also]
         for text in (
             text_of(text, column) for text, column in zip(more, cells.layout.also, strict=True) if text
         ):
-            found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{text}"}
+            turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}\n{text}"}
     system = cells.text("system")
     return (
-        [{"role": "system", "content": system}, *found] if system and found[0]["role"] != "system" else found
+        [{"role": "system", "content": system}, *turns] if system and turns[0]["role"] != "system" else turns
     )
 
 
@@ -252,7 +252,7 @@ def _outcomes(cells: _Cells) -> Iterator[ImportedOutcome]:
 
 def _rating(cells: _Cells) -> ImportedRating | None:
     """Rating of the row's response; None where it holds none."""
-    said: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for verdicts in cells.layout.verdicts:
         value = value_at(cells.row, verdicts.column)
         if value is ABSENT or value is None or (isinstance(value, str) and not value.strip()):
@@ -262,11 +262,11 @@ def _rating(cells: _Cells) -> ImportedRating | None:
         except RowError as error:
             raise (OddVerdict(str(error)) if verdicts.odd else error) from error
         if read is not None and read != "":
-            said[verdicts.kind] = read
+            facts[verdicts.kind] = read
     if correction := cells.text("correction"):
-        said["correction"] = correction
+        facts["correction"] = correction
     notes = cells.text("notes")
-    if not said and not notes:
+    if not facts and not notes:
         return None
     return ImportedRating(
         rater=cells.text("rater"),
@@ -274,7 +274,7 @@ def _rating(cells: _Cells) -> ImportedRating | None:
         notes=notes,
         tags=cells.tags(),
         created_at=time_of(cells.get("created_at"), cells.name("created_at")),
-        **said,
+        **facts,
     )
 
 

@@ -64,7 +64,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         yield from each_row(path, _records, verdicts=())
         return
     # what is said of an inference may stand under its episode: only where that holds no other
-    inferences, known, said = DiskMultimap(), DiskMultimap(), DiskMultimap()
+    inferences, known, feedback = DiskMultimap(), DiskMultimap(), DiskMultimap()
     for row in rows(path):
         if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
             inferences.add(str(row.value.get("episode_id")))
@@ -74,7 +74,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         record = _feedback(row, line)
         target = record.reference
         if target in known or inferences.count(target) == 1:
-            said.add(target, row)
+            feedback.add(target, row)
         else:
             several = inferences.count(target) > 1
             raise RowError(
@@ -88,7 +88,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 
     def decisions(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         targets = (str(row.get("id")), str(row.get("episode_id")))
-        ratings = (_feedback(said_of, line).rating for target in targets for said_of in said.all(target))
+        ratings = (_feedback(said_of, line).rating for target in targets for said_of in feedback.all(target))
         yield _inference(row, line, tuple(ratings))
 
     yield from each_row(path, decisions, verdicts=())
@@ -113,7 +113,7 @@ def _inference(
     if not messages:
         raise RowError("input: expected at least one message, found none")
     name = text_of(row.get("function_name"), "function_name", required=True)
-    own = uuid_of(row.get("id"))
+    inference_id = uuid_of(row.get("id"))
     latency = row.get("processing_time_ms")
     metadata = {
         key: check_json(row[key], key)
@@ -123,7 +123,7 @@ def _inference(
     return ImportedDecision(
         line=line,
         key=key_of(row),
-        id=own,
+        id=inference_id,
         agent=slug(name),
         messages=messages,
         response=_output(_decode_json(row.get("output"), "output")),
@@ -131,7 +131,7 @@ def _inference(
         run_id=str(row.get("episode_id") or ""),
         latency_ms=None if latency is None else number_of(latency, "processing_time_ms"),
         metadata=metadata,
-        created_at=time_of(row.get("timestamp"), "timestamp") or _time_in(own),
+        created_at=time_of(row.get("timestamp"), "timestamp") or _time_in(inference_id),
         ratings=ratings,
     )
 

@@ -149,7 +149,7 @@ def _probability(row: Mapping[str, Any], chosen: int) -> float | None:
     Raises RowError where the two say different things: every estimate would be wrong by their ratio.
     """
     said = row.get("_label_probability")
-    stated = None if said is None else number_of(said, "_label_probability")
+    label_probability = None if said is None else number_of(said, "_label_probability")
     actions, shares = row.get("a"), row.get("p")
     if (
         not isinstance(actions, list)
@@ -157,21 +157,21 @@ def _probability(row: Mapping[str, Any], chosen: int) -> float | None:
         or len(actions) != len(shares)
         or not actions
     ):
-        return stated
+        return label_probability
     total = math.fsum(number_of(share, "p") for share in shares)
     if abs(total - 1) > PROBABILITY_TOLERANCE:
         raise RowError(f"p: expected probabilities that sum to 1, found a sum of {total:.4g}")
     base = 0 if 0 in actions else 1
     if chosen + base not in actions:
-        return stated
+        return label_probability
     share = number_of(shares[actions.index(chosen + base)], "p")
-    if stated is None:
+    if label_probability is None:
         return share
-    if abs(share - stated) > TOLERANCE * max(abs(share), abs(stated)):
+    if abs(share - label_probability) > TOLERANCE * max(abs(share), abs(label_probability)):
         raise RowError(
-            f"_label_probability: {stated:g}, but p says {share:g} for the same action; which one is right?"
+            f"_label_probability: {label_probability:g}, but p says {share:g} for the same action; which one is right?"
         )
-    return stated
+    return label_probability
 
 
 # --- Several choices one after the other (ccb) --------------------------------------------------------------
@@ -194,18 +194,18 @@ def _slots(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     shared = {key: value for key, value in context.items() if key not in ("_multi", "_slots")}
     left = list(range(len(actions)))
     for number, (slot, outcome) in enumerate(zip(slots, outcomes, strict=True)):
-        what = f"_outcomes[{number}]"
-        slot, outcome = mapping_of(slot, f"c._slots[{number}]"), mapping_of(outcome, what)
+        path = f"_outcomes[{number}]"
+        slot, outcome = mapping_of(slot, f"c._slots[{number}]"), mapping_of(outcome, path)
         allowed = (
             left if slot.get("_inc") is None else [n for n in left if n in list_of(slot["_inc"], "_inc")]
         )
-        chosen = _parse_int(_first(outcome.get("_a"), f"{what}._a"), f"{what}._a")
+        chosen = _parse_int(_first(outcome.get("_a"), f"{path}._a"), f"{path}._a")
         if chosen not in allowed:
             raise RowError(
-                f"{what}._a: expected one of {', '.join(map(str, allowed)) or 'none'}, found {chosen}"
+                f"{path}._a: expected one of {', '.join(map(str, allowed)) or 'none'}, found {chosen}"
             )
         left = [action for action in left if action != chosen]
-        share = _first(outcome.get("_p"), f"{what}._p")
+        share = _first(outcome.get("_p"), f"{path}._p")
         listed = [actions[index] for index in allowed]
         features = {key: value for key, value in slot.items() if key not in ("_id", "_inc")}
         state = {**shared, **({"slot": features} if features else {})}
@@ -217,12 +217,12 @@ def _slots(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             response=_text_or_json(actions[chosen]),
             state=state,
             candidates=[_text_or_json(action) for action in listed],
-            propensity=None if share is None else number_of(share, f"{what}._p"),
+            propensity=None if share is None else number_of(share, f"{path}._p"),
             run_id=f"{event}:{number}" if event else "",
             created_at=time_of(row.get("Timestamp"), "Timestamp"),
             outcomes=()
             if row.get("_skipLearn") is True
-            else _reward(outcome.get("_label_cost"), f"{what}._label_cost"),
+            else _reward(outcome.get("_label_cost"), f"{path}._label_cost"),
         )
 
 
@@ -251,9 +251,9 @@ def _line(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     rewards = [outcome.value for outcome in record.outcomes if outcome.name == "reward"]
     shares = [share for share in map(share_of, record.ratings) if share is not None]
     reward = rewards[-1] if rewards else fmean(shares) if shares else None
-    others = [number for number in range(1, len(actions) + 1) if number != chosen]
+    alternatives = [number for number in range(1, len(actions) + 1) if number != chosen]
     probability = record.propensity
-    rest = None if probability is None or not others else (1 - probability) / len(others)
+    rest = None if probability is None or not alternatives else (1 - probability) / len(alternatives)
     shared = record.state if isinstance(record.state, Mapping) else {"state": record.state}
     yield {
         **({} if reward is None else {"_label_cost": 0.0 - reward}),
@@ -263,9 +263,9 @@ def _line(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
         "Timestamp": iso(record.created_at),
         "Version": "1",
         "EventId": str(record.id),
-        "a": [chosen, *others],
+        "a": [chosen, *alternatives],
         # what the others would have been chosen with nobody recorded: the rest is shared out evenly
-        "p": [] if probability is None else [probability, *([rest] * len(others))],
+        "p": [] if probability is None else [probability, *([rest] * len(alternatives))],
         "c": {**shared, "_multi": [_action(action) for action in actions]},
     }
 

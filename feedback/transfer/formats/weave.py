@@ -58,19 +58,19 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    answered, roots = DiskMultimap(), DiskMultimap()
+    model_traces, roots = DiskMultimap(), DiskMultimap()
     for file in filter(None, (path, ratings_path)):
         for item in rows(file):
             row = {} if isinstance(item, RowRefused) else object_or_empty(item.value)
             if "op_name" in row and row.get("parent_id") is None:
                 roots.add(str(row.get("trace_id")), str(row.get("id")))
             if "op_name" in row and _is_model_call(row) and row.get("output") not in (None, ""):
-                answered.add(str(row.get("trace_id")))
+                model_traces.add(str(row.get("trace_id")))
 
     def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         if "weave_ref" in row:
             return _feedback(row, line)
-        return _call(row, line, answered, roots)
+        return _call(row, line, model_traces, roots)
 
     return decisions_first(path, ratings_path, records, ("feedback_type", "annotation_ref"))
 
@@ -85,7 +85,7 @@ def _call(row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: Disk
     if not _is_model_call(row) and (row.get("parent_id") is not None or trace in answered):
         yield RowSkipped(line, key, "a call inside a trace whose decisions are its model calls")
         return
-    own = text_of(row.get("id"), "id", required=True)
+    call_id = text_of(row.get("id"), "id", required=True)
     summary = object_or_empty(row.get("summary"))
     about = object_or_empty(summary.get("weave"))
     inputs, output = row.get("inputs"), row.get("output")
@@ -102,8 +102,8 @@ def _call(row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: Disk
             key,
             _without_references(inputs),
             output,
-            id=uuid_of(own),
-            run_id=own[:200],
+            id=uuid_of(call_id),
+            run_id=call_id[:200],
             policy=text_or_empty(asked if isinstance(asked, str) else model),
             tokens_in=whole_of(usage.get("prompt_tokens", usage.get("input_tokens"))),
             tokens_out=whole_of(usage.get("completion_tokens", usage.get("output_tokens"))),
@@ -117,7 +117,7 @@ def _call(row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: Disk
     inside = about.get("feedback")
     for item in inside if isinstance(inside, list) else []:
         if isinstance(item, Mapping):
-            said = {"weave_ref": f"weave:///call/{own}", **item}
+            said = {"weave_ref": f"weave:///call/{call_id}", **item}
             yield from attempt(line, key_of(said), partial(_feedback, said, line))
 
 

@@ -57,18 +57,18 @@ def compile_choose(
         [len(first.prompt_ids) for first, _ in pairs],
         [max(len(first.response_ids) + len(second.response_ids) - 2, 1) for first, second in pairs],
     )
-    why = "asked for"
+    reason = "asked for"
     if wish == "auto":
         try:
-            pays, why = compiling_pays(step_s(), steps, buckets.shapes)
+            pays, reason = compiling_pays(step_s(), steps, buckets.shapes)
         except torch.OutOfMemoryError:
             return CompileChoice(None, "a step that was to be timed did not fit into memory")
         if not pays:
-            return CompileChoice(None, why)
+            return CompileChoice(None, reason)
     agrees, differences = compiled_agrees(policy, items, strategy, buckets.fit, autocast)
     if not agrees:
         return CompileChoice(None, f"compiled, they do not agree with the stock forward ({differences})")
-    return CompileChoice(buckets, f"{why}; {differences}")
+    return CompileChoice(buckets, f"{reason}; {differences}")
 
 
 def _impossible(policy: PackablePolicy, strategy: Strategy, wish: str) -> str:

@@ -65,10 +65,10 @@ def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.
 
 def _flat_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
     row = packed.flat or flatten(packed)
-    at = row.state_index if strategy is Strategy.FLEX_LAST_LAYER else None
+    output_index = row.state_index if strategy is Strategy.FLEX_LAST_LAYER else None
     prefix = Prefix(
-        0, None, output_positions=at, blocks=flex.block_mask(row),
-        output_blocks=None if at is None else flex.block_mask(row, at[0]),
+        0, None, output_positions=output_index, blocks=flex.block_mask(row),
+        output_blocks=None if output_index is None else flex.block_mask(row, output_index[0]),
     )  # fmt: skip
     hidden = model.base_model(
         input_ids=row.ids,
@@ -77,7 +77,7 @@ def _flat_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.T
         use_cache=False,
         prefix=prefix,
     ).last_hidden_state
-    if at is None:
+    if output_index is None:
         hidden = hidden.gather(1, row.state_index[..., None].expand(-1, -1, hidden.shape[-1]))
     return hidden.view(packed.prompt_ids.shape[0], -1, hidden.shape[-1])
 
@@ -161,10 +161,12 @@ def _last_layer(
         )
     attention = self.self_attn
     rows, length, width = hidden_states.shape
-    at = prefix.output_positions[..., None]
+    positions = prefix.output_positions[..., None]
     normed = self.input_layernorm(hidden_states)
     head = attention.head_dim
-    query = attention.q_proj(normed.gather(1, at.expand(-1, -1, width))).view(rows, at.shape[1], -1, head)
+    query = attention.q_proj(normed.gather(1, positions.expand(-1, -1, width))).view(
+        rows, positions.shape[1], -1, head
+    )
     key = attention.k_proj(normed).view(rows, length, -1, head)
     value = attention.v_proj(normed).view(rows, length, -1, head).transpose(1, 2)
     if hasattr(attention, "q_norm"):
@@ -173,7 +175,7 @@ def _last_layer(
     # the architecture's own rotation, once for the kept queries and once for all keys
     rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
     cos, sin = (part.expand(rows, -1, -1) for part in position_embeddings)
-    spread = at.expand(-1, -1, cos.shape[-1])
+    spread = positions.expand(-1, -1, cos.shape[-1])
     query, _ = rotate(query, query, cos.gather(1, spread), sin.gather(1, spread))
     key, _ = rotate(key, key, cos, sin)
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -189,8 +191,8 @@ def _last_layer(
         seen = functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=prefix.output_mask, scale=attention.scaling
         )
-    out = attention.o_proj(seen.transpose(1, 2).reshape(rows, at.shape[1], -1))
-    residual = hidden_states.gather(1, at.expand(-1, -1, width)) + out
+    out = attention.o_proj(seen.transpose(1, 2).reshape(rows, positions.shape[1], -1))
+    residual = hidden_states.gather(1, positions.expand(-1, -1, width)) + out
     return residual + self.mlp(self.post_attention_layernorm(residual))
 
 

@@ -37,7 +37,7 @@ class FrozenHeadLogProb(torch.autograd.Function):
         extras: tuple[str, ...],
     ) -> tuple[torch.Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        found: list[tuple[torch.Tensor | None, ...]] = []
+        chunks: list[tuple[torch.Tensor | None, ...]] = []
         slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         at_once = max(1, CELLS // weight.shape[0])
         for start in range(0, max(len(hidden), 1), at_once):
@@ -45,11 +45,11 @@ class FrozenHeadLogProb(torch.autograd.Function):
             logits = torch.nn.functional.linear(hidden[part], weight, bias)
             z, factor = _transform_logits(logits, temperature, softcap, scale)
             logps = torch.log_softmax(z, -1)
-            own = targets[part, None]
-            chosen = logps.gather(-1, own)
+            chunk_targets = targets[part, None]
+            chosen = logps.gather(-1, chunk_targets)
             p = torch.exp(logps)
             rows = p[:, None]
-            found.append(
+            chunks.append(
                 (
                     chosen[:, 0],
                     -torch.bmm(rows, logps.nan_to_num(neginf=0.0)[..., None]).view(-1)
@@ -57,15 +57,15 @@ class FrozenHeadLogProb(torch.autograd.Function):
                     else None,
                     torch.bmm(rows, p[..., None]).view(-1).log() if "log_sum_sq_probs" in extras else None,
                     z.mean(-1) if "mean_logits" in extras else None,
-                    logps.argmax(-1) == own[:, 0] if "is_top1" in extras else None,
+                    logps.argmax(-1) == chunk_targets[:, 0] if "is_top1" in extras else None,
                 )
             )
             if slopes is not None:
                 # 1 - p of the target before it is rounded: a sure token keeps its small gradient
-                p.scatter_(-1, own, torch.expm1(chosen)).mul_(-factor)
+                p.scatter_(-1, chunk_targets, torch.expm1(chosen)).mul_(-factor)
                 torch.mm(p.to(hidden.dtype), weight, out=slopes[part])
         outputs = tuple(
-            None if values[0] is None else torch.cat(values) for values in zip(*found, strict=True)
+            None if values[0] is None else torch.cat(values) for values in zip(*chunks, strict=True)
         )
         ctx.save_for_backward(hidden, weight, bias, targets, slopes)
         ctx.settings = (temperature, min(weight.shape[0], CELLS), softcap, scale)
@@ -76,9 +76,9 @@ class FrozenHeadLogProb(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, slopes = ctx.saved_tensors
         logps_grad, entropy_grad = grads[:2]
-        nothing = (None,) * 7
+        no_gradients = (None,) * 7
         if slopes is None:
-            return None, *nothing
+            return None, *no_gradients
         if entropy_grad is not None and bool(entropy_grad.any()):  # a bonus for entropy: the general function
             with torch.enable_grad():
                 again = hidden.detach().requires_grad_()
@@ -88,8 +88,8 @@ class FrozenHeadLogProb(torch.autograd.Function):
                 if logps_grad is None:
                     logps_grad = torch.zeros_like(outputs[0])
                 (hidden_grad,) = torch.autograd.grad(outputs[:2], again, (logps_grad, entropy_grad))
-            return hidden_grad, *nothing
-        return None if logps_grad is None else slopes * logps_grad[:, None].to(slopes.dtype), *nothing
+            return hidden_grad, *no_gradients
+        return None if logps_grad is None else slopes * logps_grad[:, None].to(slopes.dtype), *no_gradients
 
 
 def _transform_logits(

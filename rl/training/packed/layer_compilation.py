@@ -62,19 +62,22 @@ def widths_fit(lengths: Sequence[int], most: int) -> tuple[int, ...]:
     rounded = [-(-max(length, 1) // STEP) * STEP for length in lengths]
     distinct = sorted(set(rounded))
     count = [rounded.count(width) for width in distinct]
-    below = [0]
+    cumulative = [0]
     for number in count:
-        below.append(below[-1] + number)
+        cumulative.append(cumulative[-1] + number)
     # best[j]: least tokens for the first j distinct lengths, and the widths that give it
     best: list[tuple[int, tuple[int, ...]]] = [(0, ())] + [
-        (below[j] * distinct[j - 1], (distinct[j - 1],)) for j in range(1, len(distinct) + 1)
+        (cumulative[j] * distinct[j - 1], (distinct[j - 1],)) for j in range(1, len(distinct) + 1)
     ]
     for _ in range(1, most):
         best = [best[0]] + [
             min(
                 [best[j]]
                 + [
-                    (best[i][0] + (below[j] - below[i]) * distinct[j - 1], (*best[i][1], distinct[j - 1]))
+                    (
+                        best[i][0] + (cumulative[j] - cumulative[i]) * distinct[j - 1],
+                        (*best[i][1], distinct[j - 1]),
+                    )
                     for i in range(1, j)
                 ]
             )

@@ -215,7 +215,7 @@ def flatten(packed: PackedBatch) -> Flat:
     documents = torch.arange(rows, device=device)[:, None].expand_as(real)
     at = (real.flatten().cumsum(0) - 1).view_as(real)
     last = at.gather(1, packed.prompt_lengths[:, None] - 1)
-    kept = torch.cat([last, torch.where(packed.suffix_segments >= 0, at[:, prompt:], last)], 1)
+    index = torch.cat([last, torch.where(packed.suffix_segments >= 0, at[:, prompt:], last)], 1)
     places = real.flatten().nonzero()[:, 0]
     missing = -len(places) % FLEX_BLOCK
 
@@ -228,7 +228,7 @@ def flatten(packed: PackedBatch) -> Flat:
         positions=pad(packed.positions(), 0)[None],
         documents=pad(documents, -1),
         segments=pad(segments, -1),
-        state_index=kept.reshape(1, -1),
+        state_index=index.reshape(1, -1),
     )
 
 

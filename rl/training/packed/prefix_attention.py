@@ -134,27 +134,27 @@ class BlockAttention(torch.autograd.Function):
         group = heads // shared
         grouped = query.reshape(rows, shared, group, length, width)
         keys, values = key.reshape(-1, length, width), value.reshape(-1, length, width)
-        out = query.new_empty(rows, length, shared, group, width)
-        kept = [keys, values]
+        output = query.new_empty(rows, length, shared, group, width)
+        saves = [keys, values]
         slices = list(_slices(split, length, BlockAttention.WIDTH))
-        for start, end, seen in slices:
+        for start, end, key_count in slices:
             part = query.new_empty(rows, shared, group, end - start, width)
             torch.mul(grouped[:, :, :, start:end], scale, out=part)
             part = part.view(rows * shared, -1, width)
-            scores = torch.bmm(part, keys[:, :seen].transpose(1, 2))
+            scores = torch.bmm(part, keys[:, :key_count].transpose(1, 2))
             if start < split:  # only the slice's own keys can lie ahead of a query
                 ahead = torch.ones(end - start, end - start, dtype=torch.bool).tril()
                 scores[:, :, start:].add_(additive(ahead, query.dtype).repeat(group, 1))
             else:
                 own = additive(suffix_mask, query.dtype)[:, :, None]
-                scores.view(rows, shared, group, -1, seen).add_(own)
+                scores.view(rows, shared, group, -1, key_count).add_(own)
             weights = torch.softmax(scores, -1)
-            answer = torch.bmm(weights, values[:, :seen])
-            out[:, start:end] = answer.view(rows, shared, group, -1, width).permute(0, 3, 1, 2, 4)
-            kept += [part, weights]
-        ctx.save_for_backward(*kept)
+            answer = torch.bmm(weights, values[:, :key_count])
+            output[:, start:end] = answer.view(rows, shared, group, -1, width).permute(0, 3, 1, 2, 4)
+            saves += [part, weights]
+        ctx.save_for_backward(*saves)
         ctx.slices, ctx.scale, ctx.shape = slices, scale, (rows, shared, group, length, width)
-        return out.view(rows, length, heads, width)
+        return output.view(rows, length, heads, width)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

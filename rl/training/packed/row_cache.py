@@ -33,18 +33,18 @@ class RowCache:
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values of those keys that are there."""
-        found: dict[bytes, bytes] = {}
+        rows: dict[bytes, bytes] = {}
         with self._open() as database:
             if database is None:
                 return {}
             for start in range(0, len(keys), LOOKUP):
                 some = keys[start : start + LOOKUP]
                 marks = ",".join("?" * len(some))
-                found.update(
+                rows.update(
                     database.execute(f"SELECT key, value FROM rows WHERE key IN ({marks})", some)  # noqa: S608
                 )
-            self._touch(database, found)
-        return found
+            self._touch(database, rows)
+        return rows
 
     def put(self, values: Mapping[bytes, bytes]) -> None:
         """Keep these values, then make room if there are too many."""

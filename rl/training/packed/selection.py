@@ -98,7 +98,7 @@ def _select_by_test(
     probes = selftest.probe_completions(completions)
     dtype = selftest.compute_dtype(policy)
     agreement: dict[str, str] = {}
-    raised = False
+    has_error = False
     spread: dict[str, float] = {}
     with selftest.measurement_mode(policy, gradients):
         expected = selftest.measure_reference(policy, probes, gradients, head)
@@ -111,7 +111,7 @@ def _select_by_test(
             try:
                 measured = selftest.measure_packed(policy, probes, strategy, gradients, head)
             except FORWARD_ERRORS as error:
-                raised = True
+                has_error = True
                 agreement[strategy] = _error_line(error)
                 continue
             agrees, text = selftest.compare(expected, measured, dtype)
@@ -125,7 +125,7 @@ def _select_by_test(
                 flex = agreement.get(first, "") if first in FLEX_STRATEGIES else ""
                 if strategy not in FLEX_STRATEGIES and flex:
                     reason += f" (FlexAttention was asked for; {first}: {flex})"
-                return StrategyChoice(strategy, reason, agreement, raised)
+                return StrategyChoice(strategy, reason, agreement, has_error)
         install(policy, Strategy.STOCK)
     tried = "; ".join(f"{strategy}: {text}" for strategy, text in agreement.items())
     logger.info("no packed forward agrees with %s: %s", _name(policy), tried)

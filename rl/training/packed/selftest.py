@@ -292,11 +292,11 @@ def compare(
     A gradient may differ by twice its rounding `spread`, one of which each of the two may have, where that is more
     than TOLERANCE; half of the gradients at least must be within TOLERANCE.
     """
-    off = float((expected[0] - measured[0]).square().mean().sqrt())
+    error = float((expected[0] - measured[0]).square().mean().sqrt())
     logp_limit, gradient_limit = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
-    text = f"log-probabilities within {off:.1e} nats"
+    text = f"log-probabilities within {error:.1e} nats"
     if not expected[1]:
-        return off <= logp_limit, text
+        return error <= logp_limit, text
     differences, spread = gradient_differences(expected, measured), spread or {}
     text += f", gradients within {max(differences.values()):.1e}"
     if spread:
@@ -304,4 +304,4 @@ def compare(
     near = statistics.median(differences.values()) <= gradient_limit and all(
         by <= max(gradient_limit, 2 * spread.get(name, 0.0)) for name, by in differences.items()
     )
-    return off <= logp_limit and near, text
+    return error <= logp_limit and near, text

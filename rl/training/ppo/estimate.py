@@ -97,7 +97,7 @@ def grpo(
     if not ids:
         return estimate_zero("prompt")
     steps = recipe.steps(len(rows))
-    trained = steps * recipe.gradient_accumulation
+    micro_count = steps * recipe.gradient_accumulation
     if recipe.mode == "logged":
         sample = list(rows)[:SAMPLE]
         texts = [
@@ -110,14 +110,14 @@ def grpo(
         micros = [[item for group in batch for item in group] for batch in batches(encoded, recipe.groups)]
         # the base's pass, once for each micro-batch
         return estimate_from_profile(
-            shape, recipe, hardware, micros, ExtraWork(len(rows), steps, trained), packed=True
+            shape, recipe, hardware, micros, ExtraWork(len(rows), steps, micro_count), packed=True
         )
     at_once = recipe.groups * recipe.gradient_accumulation
     answers = _answers(base_model, shape, recipe, ids, at_once, recipe.num_generations, hardware)
     micros = batches(answers.items, recipe.batch_size)
     looked_at = _held_out_answers(recipe, len(rows), steps)
     models = sum(spec.strip().startswith((MODEL, AUTO)) for spec in recipe.reward.split(","))
-    fresh = trained / recipe.num_iterations
+    fresh = micro_count / recipe.num_iterations
     alone = sum(len(i.prompt_ids) + len(i.response_ids) for i in micros[0])
     packed = sum(map(len, {tuple(i.prompt_ids) for i in micros[0]})) + sum(
         len(i.response_ids) for i in micros[0]
@@ -165,7 +165,7 @@ def _answers(
     policy = load_policy(base_model, hardware=hardware, quantization=recipe.quantization)
     model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
     generator = torch.Generator(policy.device).manual_seed(recipe.seed)
-    said: list[EncodedResponse] = []
+    sampled_items: list[EncodedResponse] = []
     seconds: list[float] = []
     with matmul(hardware):
         sample_responses(causal_model(model), policy.encoder, batches[0], 1, sampling, generator)  # wakes it
@@ -175,10 +175,12 @@ def _answers(
                 causal_model(model), policy.encoder, prompts, samples, sampling, generator
             )
             seconds.append(time.perf_counter() - began)
-            said += [rollout.item for rollout in rollouts]
+            sampled_items += [rollout.item for rollout in rollouts]
             if sum(seconds) > TRIED_S:
                 break
-    return _SampledBatches(said, statistics.fmean(seconds), GenerationLoad(batches[0], samples, sampling))
+    return _SampledBatches(
+        sampled_items, statistics.fmean(seconds), GenerationLoad(batches[0], samples, sampling)
+    )
 
 
 def _estimate(

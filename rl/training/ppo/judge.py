@@ -40,21 +40,21 @@ class Judge:
         Raises TrainingRefused where no function applies to a response, TrainingFailed for a value that is not finite.
         """
         samples = [self._sample(rows[rollout.prompt], rollout) for rollout in rollouts]
-        given: list[list[float]] = [[] for _ in rollouts]
+        reward_values: list[list[float]] = [[] for _ in rollouts]
         parts: dict[str, float] = {}
         why = ""
         for function in self.functions:
             values = function.score(samples)
             found = [value.raw for value in values]
             why = next((f"{function.name}: {dict(v.detail)}" for v in values if v.raw is None), why)
-            self._add(function.name, found, given, parts)
-        if not all(given):
-            missing = sum(not values for values in given)
+            self._add(function.name, found, reward_values, parts)
+        if not all(reward_values):
+            missing = sum(not values for values in reward_values)
             raise TrainingRefused(
                 f"no reward applies to {missing} of {len(rollouts)} responses ({why}): give another reward, or prompts "
                 f"it can judge"
             )
-        means = [math.fsum(values) / len(values) for values in given]
+        means = [math.fsum(values) / len(values) for values in reward_values]
         return Judgement(
             [reward_with_validity(mean, one) for mean, one in zip(means, samples, strict=True)], parts
         )

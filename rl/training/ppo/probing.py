@@ -27,20 +27,22 @@ def rewardable_prompts(
     held_out: bool,
 ) -> Prompts:
     """The prompts that at least one reward can judge answers to. Raises TrainingRefused for none to train on."""
-    kept, why = [], ""
+    positions, reason = [], ""
     for i, row in enumerate(prompts.rows):
         reasons = [inapplicable_reason(function, row, agent) for function in functions]
         if all(reasons):
-            why = reasons[0]
+            reason = reasons[0]
         else:
-            kept.append(i)
-    if not prompts.rows or len(kept) == len(prompts.rows):
+            positions.append(i)
+    if not prompts.rows or len(positions) == len(prompts.rows):
         return prompts
-    if not kept and not held_out:
-        raise TrainingRefused(f"no reward applies to any of {len(prompts.rows)} prompts: {why}")
-    note(f"{len(prompts.rows) - len(kept)} of {len(prompts.rows)} prompts left out, as {NO_REWARD}: {why}")
+    if not positions and not held_out:
+        raise TrainingRefused(f"no reward applies to any of {len(prompts.rows)} prompts: {reason}")
+    note(
+        f"{len(prompts.rows) - len(positions)} of {len(prompts.rows)} prompts left out, as {NO_REWARD}: {reason}"
+    )
     return dataclasses.replace(
-        prompts, rows=[prompts.rows[i] for i in kept], ids=[prompts.ids[i] for i in kept]
+        prompts, rows=[prompts.rows[i] for i in positions], ids=[prompts.ids[i] for i in positions]
     )
 
 
@@ -55,14 +57,14 @@ def rewards_probe(
     chosen = sorted({size * i // PROMPTS for i in range(min(PROMPTS, size))})
     samples = max(2, min(SAMPLES, at_once))
     agent = get_agent(judge.agent or "assistant")
-    probed: list[RewardProbe] = []
+    probes: list[RewardProbe] = []
     share = max(1, at_once // samples)
     for start in range(0, len(chosen), share):
         asked = chosen[start : start + share]
         rows = [prompts.rows[i] for i in asked]
         rollouts = answer([prompts.ids[i] for i in asked], samples)
         scores = judge.judge(rows, rollouts).scores
-        probed += [
+        probes += [
             RewardProbe(
                 asked[rollout.prompt],
                 rollout.text,
@@ -71,7 +73,7 @@ def rewards_probe(
             )
             for rollout, score in zip(rollouts, scores, strict=True)
         ]
-    return probe_fault(probed)
+    return probe_fault(probes)
 
 
 def valid_share(rollouts: Sequence[Rollout], prompts: Sequence[object], agent: str) -> float:

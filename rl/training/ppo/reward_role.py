@@ -50,7 +50,7 @@ class SharedRewardModel(RewardModel):
     def scores_encoded(self, items: Sequence[EncodedResponse], batch_size: int = 16) -> list[float]:
         """The head's number for each response, read at its last token."""
         order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids) + len(items[i].response_ids))
-        found = [0.0] * len(items)
+        score_list = [0.0] * len(items)
         with torch.no_grad(), matmul(self.hardware), self.base.speaking_as(REWARD) as model:
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
@@ -62,8 +62,8 @@ class SharedRewardModel(RewardModel):
                 last = hidden[torch.arange(len(rows), device=mask.device), mask.sum(1) - 1]
                 scores = (last.to(self.head.dtype) @ self.head.t())[:, 0].tolist()
                 for i, value in zip(rows, scores, strict=True):
-                    found[i] = value
-        return found
+                    score_list[i] = value
+        return score_list
 
 
 def fits(path: str | Path, base: SharedBase) -> bool:

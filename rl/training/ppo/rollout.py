@@ -113,14 +113,14 @@ def generate_tokens(
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(list(prompt), device=device)
         mask[row, width - len(prompt) :] = 1
-    out = model(
+    output = model(
         input_ids=ids,
         attention_mask=mask,
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
         use_cache=True,
         logits_to_keep=1,
     )
-    cache, logits = out.past_key_values, out.logits[:, -1].repeat_interleave(samples, 0)
+    cache, logits = output.past_key_values, output.logits[:, -1].repeat_interleave(samples, 0)
     shared = None
     if samples > 1 and model.config._attn_implementation == ATTENTION:
         shared, cache = SharedPrompt.of(cache, mask, samples), DynamicCache()
@@ -133,13 +133,13 @@ def generate_tokens(
     # the rows still in the batch, by their place in `tokens`, and which of them have not ended
     alive = torch.arange(len(logits), device=device)
     running = torch.ones(len(logits), dtype=torch.bool, device=device)
-    seen = torch.ones(
+    own_mask = torch.ones(
         1, 1, 1, 1, dtype=torch.bool, device=device
     )  # 4-D: transformers makes no mask of its own
     for at in range(sampling.max_new_tokens):
-        drawn = draw(logits, sampling, generator)
-        tokens[alive[running], at] = drawn[running]
-        running = running & ~torch.isin(drawn, stops)
+        samples_drawn = draw(logits, sampling, generator)
+        tokens[alive[running], at] = samples_drawn[running]
+        running = running & ~torch.isin(samples_drawn, stops)
         left = int(running.sum())
         if left == 0 or at + 1 == sampling.max_new_tokens:
             return tokens[:, : at + 1]
@@ -149,18 +149,18 @@ def generate_tokens(
                 cache.batch_select_indices(kept)
                 shared = shared.select(prompts, most) if shared else None
                 alive, mask, position = alive[kept], mask[kept], position[kept]
-                drawn, running = drawn[kept], running[kept]
+                samples_drawn, running = samples_drawn[kept], running[kept]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-        out = model(
-            input_ids=drawn[:, None],
-            attention_mask=mask if shared is None else seen,
+        output = model(
+            input_ids=samples_drawn[:, None],
+            attention_mask=mask if shared is None else own_mask,
             position_ids=position,
             past_key_values=cache,
             use_cache=True,
             **({} if shared is None else {"prefix": shared}),
         )
         position = position + 1
-        cache, logits = out.past_key_values, out.logits[:, -1]
+        cache, logits = output.past_key_values, output.logits[:, -1]
     return tokens
 
 

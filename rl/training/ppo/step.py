@@ -151,37 +151,38 @@ def update(
     tokens_per_response = float(_mean_over(processes, experience.mask.sum(1).float()))
     limit = (recipe.early_stop_kl or recipe.target_kl) / tokens_per_response
     sums: dict[str, float] = dict.fromkeys((*MEASURED, "loss", "grad_norm"), 0.0)
-    steps = stopped = 0
+    steps = early_stops = 0
     for mini_batch in mini_batches(experience, recipe, generator):
         optimizer.zero_grad(set_to_none=True)
         total = processes.sum(torch.stack([micro.mask.sum() for micro in mini_batch]).sum())
         measured = torch.stack(
             [_backward(base, experience, micro, recipe, total) for micro in mini_batch]
         ).sum(0)
-        found = dict(zip(MEASURED, processes.sum(measured).tolist(), strict=True))
-        found["loss"] = (
-            found["policy_loss"]
-            + recipe.vf_coef * found["value_loss"]
-            - recipe.entropy_coef * found["entropy"]
+        totals = dict(zip(MEASURED, processes.sum(measured).tolist(), strict=True))
+        totals["loss"] = (
+            totals["policy_loss"]
+            + recipe.vf_coef * totals["value_loss"]
+            - recipe.entropy_coef * totals["entropy"]
         )
-        if not math.isfinite(found["loss"]):
+        if not math.isfinite(totals["loss"]):
             raise TrainingFailed(
-                f"the loss became {found['loss']:g} (policy {found['policy_loss']:g}, value {found['value_loss']:g}): "
-                f"training diverged. Lower learning_rate (now {recipe.learning_rate:g}), or look at the rewards for "
-                f"values that are too large; the last whole checkpoint is kept"
+                f"the loss became {totals['loss']:g} (policy {totals['policy_loss']:g}, "
+                f"value {totals['value_loss']:g}): training diverged. "
+                f"Lower learning_rate (now {recipe.learning_rate:g}), or look at the rewards for values that are too "
+                f"large; the last whole checkpoint is kept"
             )
-        if found["policy_kl"] > limit:
-            stopped = 1
+        if totals["policy_kl"] > limit:
+            early_stops = 1
             break
         processes.gradients_sum(p for group in roles.values() for p in group)
-        found["grad_norm"] = _clip(roles, recipe)
+        totals["grad_norm"] = _clip(roles, recipe)
         optimizer.step()
         steps += 1
         for name in sums:
-            sums[name] += found[name]
+            sums[name] += totals[name]
     optimizer.zero_grad(set_to_none=True)
     metrics = {name: value / steps if steps else math.nan for name, value in sums.items()}
-    return {**metrics, "optimiser_steps": float(steps), "early_stopped": float(stopped)}
+    return {**metrics, "optimiser_steps": float(steps), "early_stopped": float(early_stops)}
 
 
 def _backward(

@@ -99,7 +99,7 @@ class PPOTrainer:
         Raises TrainingRefused (no prompts, no rewards, nothing to resume, a folder in use) before any work, and
         TrainingFailed when training cannot go on (divergence, a reward that breaks, memory, disk).
         """
-        started = time.monotonic()
+        start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one prompt to train on, found none")
@@ -136,7 +136,7 @@ class PPOTrainer:
             self.state = checkpoint_read(checkpoint, self.base, self.optimizer)
         with matmul(self.context.hardware), failures_explained(self.context):
             cancelled = self._loop()
-            return self._result(cancelled, time.monotonic() - started)
+            return self._result(cancelled, time.monotonic() - start)
 
     # --- The loop ---------------------------------------------------------------------------------------------
 
@@ -178,11 +178,11 @@ class PPOTrainer:
         recipe, state, began = self.recipe, self.state, time.perf_counter()
         self._set_learning_rates()
         rows, rollouts = self._sample(state.step)
-        sampled = time.perf_counter()
-        judged = self.judge.judge(rows, rollouts)
-        scored = time.perf_counter()
+        sampling_end = time.perf_counter()
+        judgement = self.judge.judge(rows, rollouts)
+        judging_end = time.perf_counter()
         experience = experience_gather(
-            self.base, rollouts, judged.scores, recipe, state.kl_coef, self.processes
+            self.base, rollouts, judgement.scores, recipe, state.kl_coef, self.processes
         )
         row = experience_metrics(experience, state.kl_coef, self.processes)
         row |= update(
@@ -200,12 +200,12 @@ class PPOTrainer:
                 recipe.batch_size * self.processes.count,
             )  # fmt: skip
         now = time.perf_counter()
-        row |= self._parts(judged, rollouts)
+        row |= self._parts(judgement, rollouts)
         row["valid"] = valid_share(rollouts, rows, self.context.agent)
         row["repetition"] = repetition_of([rollout.item.response_ids for rollout in rollouts])
         row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        row["seconds_sampling"], row["seconds_judging"] = sampled - began, scored - sampled
-        row["seconds_learning"] = now - scored
+        row["seconds_sampling"], row["seconds_judging"] = sampling_end - began, judging_end - sampling_end
+        row["seconds_learning"] = now - judging_end
         row["tokens_per_second"] = row["tokens"] * len(rollouts) * self.processes.count / (now - began)
         return row
 
