@@ -139,27 +139,27 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
 
     Reads the other decisions of the same agents once, for what these say too is not only the unit's.
     """
-    own = list(Decision.objects.filter(pk__in=list(ids)).order_by())
+    rows = list(Decision.objects.filter(pk__in=list(ids)).order_by())
     prompts: dict[str, set[str]] = {}
     texts: set[str] = set()
     responses: set[str] = set()
-    for row in own:
+    for row in rows:
         prompts.setdefault(row.agent, set()).add(row.prompt_hash)
         spoken = [message for message in row.messages if message.get("role") not in INSTRUCTIONS]
         texts.update(texts_of([spoken, row.response, row.state, row.candidates, row.metadata]))
         responses.add(row.response)
-    said = Rating.objects.filter(decision__in=[row.pk for row in own]).order_by()
+    said = Rating.objects.filter(decision__in=[row.pk for row in rows]).order_by()
     for words in said.values_list("correction", *RATING.texts):
         texts.update(texts_of(list(words)))
         responses.update(filter(None, words[:1]))
     for side in ("left", "right"):
-        compared = Comparison.objects.filter(**{f"{side}__in": [row.pk for row in own]}).order_by()
+        compared = Comparison.objects.filter(**{f"{side}__in": [row.pk for row in rows]}).order_by()
         texts.update(texts_of(list(compared.values_list("notes", flat=True))))
     for trace in traces:
         texts.update(texts_of([trace.steps, trace.metadata]))
     # what errors and logs quote is often cut short
     beginnings = {text[:BEGINNING] for text in texts if len(text) > BEGINNING}
-    pks = frozenset(row.pk for row in own)
+    pks = frozenset(row.pk for row in rows)
     shared: set[str] = set()
     others = Decision.objects.filter(agent__in=list(prompts)).order_by()
     columns = ("pk", "prompt_hash", "messages", "response", "state", "candidates")

@@ -87,7 +87,7 @@ def problems_erase(marks: Marks, dry_run: bool) -> int:
 
 def columns_erase(marks: Marks, dry_run: bool, columns: dict[str, tuple[str, ...]]) -> dict[str, int]:
     """Words in rows that are no feedback: model -> rows that were redacted."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for label, names in columns.items():
         model = apps.get_model(label)
         count = 0
@@ -99,8 +99,8 @@ def columns_erase(marks: Marks, dry_run: bool, columns: dict[str, tuple[str, ...
                 if not dry_run:
                     model._default_manager.filter(pk=row["pk"]).update(**changed)
         if count:
-            found[model._meta.verbose_name_plural or label] = count
-    return found
+            counts[model._meta.verbose_name_plural or label] = count
+    return counts
 
 
 def tasks_erase(marks: Marks, dry_run: bool) -> int:
@@ -117,7 +117,7 @@ def tasks_erase(marks: Marks, dry_run: bool) -> int:
 def files_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
     """Files of text below RATCHET_HOME: folder -> files that were redacted."""
     home: Path = settings.RATCHET_HOME
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for path in _text_files(home):
         try:
             data = path.read_bytes()
@@ -127,10 +127,10 @@ def files_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
         if redacted == data:
             continue
         place = f"files in {path.relative_to(home).parts[0]}/" if path.parent != home else f"file {path.name}"
-        found[place] = found.get(place, 0) + 1
+        counts[place] = counts.get(place, 0) + 1
         if not dry_run:
             _overwrite(path, data, redacted)
-    return found
+    return counts
 
 
 def further_erase(marks: Marks, dry_run: bool) -> dict[str, int]:

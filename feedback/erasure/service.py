@@ -74,7 +74,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
     if not unit:
         # an empty unit is that of every decision whose app named none
         raise UnitUnknown("expected a unit, found an empty text")
-    done = ErasureReport(unit, dry_run)
+    report = ErasureReport(unit, dry_run)
     if not dry_run:
         tombstones_announce()
         secure_delete()
@@ -88,22 +88,22 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
             raise UnitUnknown(
                 f"nothing is recorded of the unit {unit!r}; units are written exactly as the app sent them"
             )
-        done.decisions = len(ids)
-        done.snapshots = _snapshots(marks)
+        report.decisions = len(ids)
+        report.snapshots = _snapshots(marks)
         if not dry_run:
             tombstones_make(ids, traces, unit)
-        done.places = places_erase(marks, dry_run)
-        _rows_erase(done, traces, set(ids))
+        report.places = places_erase(marks, dry_run)
+        _rows_erase(report, traces, set(ids))
         if refused := _refused_erase(marks, dry_run):
-            done.places["refused rows of imports"] = refused
+            report.places["refused rows of imports"] = refused
         # before the rows are gone for certain: what a killed process left is found again by them
-        done.places |= files_and_spool_erase(marks, dry_run)
+        report.places |= files_and_spool_erase(marks, dry_run)
     if in_hand := journal_count(marks, dry_run):
-        done.places["decisions in hand"] = in_hand
+        report.places["decisions in hand"] = in_hand
     if not dry_run:
         forget_all()
-        done.not_compacted = database_compact()
-    return done
+        report.not_compacted = database_compact()
+    return report
 
 
 def _snapshots(marks: Marks) -> list[dict[str, Any]]:

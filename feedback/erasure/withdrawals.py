@@ -93,7 +93,7 @@ class WithdrawalSelection:
 def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
     """A selection from what was sent. Raises FeedbackRefused with a fault per field."""
     check, ids = Check(), []
-    stated = {name: value for name, value in given.items() if value not in (None, "")}
+    values = {name: value for name, value in given.items() if value not in (None, "")}
     for value in given.get("ids") or ():
         try:
             ids.append(value if isinstance(value, uuid.UUID) else uuid.UUID(value))
@@ -102,11 +102,11 @@ def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
     found = WithdrawalSelection(
         ids=tuple(dict.fromkeys(ids)),
         batch=check.integer("batch", given.get("batch"), 1, 2**63 - 1),
-        agent=check.agent(stated["agent"]) if "agent" in stated else "",
-        unit=check.text("unit", stated.get("unit", ""), limit=200),
-        source=check.text("source", stated.get("source", ""), limit=40),
-        since=check.time("since", stated.get("since")),
-        until=check.time("until", stated.get("until")),
+        agent=check.agent(values["agent"]) if "agent" in values else "",
+        unit=check.text("unit", values.get("unit", ""), limit=200),
+        source=check.text("source", values.get("source", ""), limit=40),
+        since=check.time("since", values.get("since")),
+        until=check.time("until", values.get("until")),
     )
     check.raise_faults("selection")
     return found
@@ -153,25 +153,25 @@ def decisions_withdraw(
     with transaction.atomic():
         rows = list(selection.decisions().values_list("pk", "agent", "prompt_hash", "created_at"))
         ids = [row[0] for row in rows]
-        done = Withdrawn(None, dry_run, len(ids), [str(pk) for pk in ids[:SHOWN_IDS]])
+        report = Withdrawn(None, dry_run, len(ids), [str(pk) for pk in ids[:SHOWN_IDS]])
         prompts: dict[str, set[str]] = {}
         for _, agent, prompt, _ in rows:
-            done.agents[agent] = done.agents.get(agent, 0) + 1
+            report.agents[agent] = report.agents.get(agent, 0) + 1
             prompts.setdefault(agent, set()).add(prompt)
         if not rows:
-            return done
+            return report
         # a decision may say when it was taken long before it was recorded: everything that read its prompt counts
-        done.trained_on = prompts_trained_on(prompts, min(row[3] for row in rows))
+        report.trained_on = prompts_trained_on(prompts, min(row[3] for row in rows))
         if dry_run:
-            return done
+            return report
         made = Withdrawal.objects.create(
             selection=selection.as_dict,
             reason=reason[:500],
             actor=actor[:200],
             decisions_count=len(ids),
-            trained_on=done.trained_on,
+            trained_on=report.trained_on,
         )
-        done.withdrawal = made.pk
+        report.withdrawal = made.pk
         for chunk in _chunks(ids):
             Decision.objects.filter(pk__in=chunk).update(withdrawal=made, ratings_wanted=0)
             Lease.objects.filter(decision__in=chunk).delete()
@@ -179,26 +179,27 @@ def decisions_withdraw(
                 # rewards are made again from the facts when the decisions are restored
                 import_string(settings.FEEDBACK_FORGET)(chunk)
         problems_remove(ids)
-    return done
+    return report
 
 
 def withdrawal_restore(number: int, *, actor: str, dry_run: bool = False) -> int:
     """Put the decisions of a withdrawal back; how many. Raises WithdrawalUnknown, WithdrawalConflict."""
     with transaction.atomic():
-        made = Withdrawal.objects.select_for_update().filter(pk=number).first()
-        if made is None:
+        withdrawal = Withdrawal.objects.select_for_update().filter(pk=number).first()
+        if withdrawal is None:
             raise WithdrawalUnknown(
                 f"there is no withdrawal {number}; `{PROGRAM} withdraw_decisions --list` lists them"
             )
-        if made.restored_at is not None:
+        if withdrawal.restored_at is not None:
             raise WithdrawalConflict(
-                f"withdrawal {number} was restored on {made.restored_at:%Y-%m-%d %H:%M} by {made.restored_by}"
+                f"withdrawal {number} was restored on {withdrawal.restored_at:%Y-%m-%d %H:%M} "
+                f"by {withdrawal.restored_by}"
             )
-        rows = list(Decision.objects.filter(withdrawal=made).order_by().values_list("pk", "agent"))
+        rows = list(Decision.objects.filter(withdrawal=withdrawal).order_by().values_list("pk", "agent"))
         if not dry_run:
             _restore(rows)
-            made.restored_at, made.restored_by = timezone.now(), actor[:200]
-            made.save(update_fields=["restored_at", "restored_by"])
+            withdrawal.restored_at, withdrawal.restored_by = timezone.now(), actor[:200]
+            withdrawal.save(update_fields=["restored_at", "restored_by"])
     return len(rows)
 
 

@@ -80,7 +80,7 @@ def next_decision(
 
     skip: ids put aside in this session, passed over. after: the decision in the rater's hand, as if it were rated.
     """
-    passed = [*skip, after.pk] if after is not None else list(skip)
+    skip_ids = [*skip, after.pk] if after is not None else list(skip)
     # straight from the index: whether each of them still stands is not worth a look at its successor
     latest = list(
         Rating.objects.filter(rater=rater, withdrawn=False)
@@ -93,9 +93,9 @@ def next_decision(
         slug, prompt = latest[0]
         if latest == [(slug, prompt)] * SAME_PROMPT_RUN:
             others = ~Q(agent=slug, prompt_hash=prompt)
-            return _foremost(rater, within, passed, others) or _foremost(rater, within, passed)
+            return _foremost(rater, within, skip_ids, others) or _foremost(rater, within, skip_ids)
         # sorted here: asked to sort, SQLite walks the whole queue in the order of its index to find one prompt
-        free = decisions_queued(rater, within).alias(others=_lease_count(rater)).exclude(pk__in=passed)
+        free = decisions_queued(rater, within).alias(others=_lease_count(rater)).exclude(pk__in=skip_ids)
         free = free.filter(ratings_human__lt=F("ratings_wanted") - F("others"))
         same = free.filter(agent=slug, prompt_hash=prompt).order_by()
         found = same.values_list("ratings_human", "annotation_priority", "created_at", "pk")[
@@ -103,7 +103,7 @@ def next_decision(
         ]
         if ranked := sorted((ratings, -worth, at, pk) for ratings, worth, at, pk in found):
             return Decision.objects.get(pk=ranked[0][3])
-    return _foremost(rater, within, passed)
+    return _foremost(rater, within, skip_ids)
 
 
 def _foremost(
@@ -144,7 +144,7 @@ def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
     for window in windows(lane):
         rows = Decision.objects.filter(pk__in=window.ids).order_by()
         rows = rows.annotate(others=_lease_count(rater), mine=_mine(rater), known=Exists(siblings))
-        looked = rows.values_list(
+        facts = rows.values_list(
             "pk",
             "ratings_human",
             "annotation_priority",
@@ -156,10 +156,10 @@ def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
         )
         free = [
             _Free((ratings, -worth, at), pk, known)
-            for pk, ratings, worth, at, wanted, others, mine, known in looked
+            for pk, ratings, worth, at, wanted, others, mine, known in facts
             if mine is None and ratings + others < wanted
         ]
-        if free or len(looked) < window.size:
+        if free or len(facts) < window.size:
             return free
     raise AssertionError("a lane has an end")
 

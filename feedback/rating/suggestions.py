@@ -33,7 +33,7 @@ def suggestions_record(good: Mapping[uuid.UUID, float], labeller: str) -> int:
     """Store what a label model says of decisions, in place of what was said before; settled ones stay. Returns how
     many stand."""
     keys = list(good)
-    stored = 0
+    count = 0
     for start in range(0, len(keys), AT_ONCE):
         chunk = keys[start : start + AT_ONCE]
         settled = set(
@@ -53,8 +53,8 @@ def suggestions_record(good: Mapping[uuid.UUID, float], labeller: str) -> int:
             unique_fields=["decision"],
             update_fields=["labeller", "good", "created_at"],
         )
-        stored += len(rows)
-    return stored
+        count += len(rows)
+    return count
 
 
 def suggestion_of(decision: Decision) -> Suggestion | None:

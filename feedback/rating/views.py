@@ -186,21 +186,21 @@ def rate(request: HttpRequest) -> HttpResponse:
     Filters: `?agent=&policy=&tag=&since=&until=`. `?decision=` shows this one; `?after=`, for our script, the card to
     follow that one, or 204 where there is none.
     """
-    within = queue_filter(request)
+    filters = queue_filter(request)
     if request.method == "POST":
-        return _rate_store(request, within)
+        return _rate_store(request, filters)
     rater = request.user.get_username()
     skipped = SKIPPED.read(request)
     if request.GET.get("after"):
-        decision = decision_take(rater, within, skipped, after=_decision_or_404(request.GET["after"]))
-        return _card(request, decision, within) if decision else HttpResponse(status=204)
+        decision = decision_take(rater, filters, skipped, after=_decision_or_404(request.GET["after"]))
+        return _card(request, decision, filters) if decision else HttpResponse(status=204)
     said = request.GET.get("said", "")
     if request.GET.get("decision"):
         decision = _decision_or_404(request.GET["decision"])
         lease_take(rater, decision.pk)  # asked for by name it is shown, whoever else has it
     else:
-        decision = decision_take(rater, within, skipped)
-    return _card(request, decision, within, said=_notice(said))
+        decision = decision_take(rater, filters, skipped)
+    return _card(request, decision, filters, said=_notice(said))
 
 
 def _notice(done: str) -> str:
@@ -212,14 +212,14 @@ def _notice(done: str) -> str:
 def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     decision = _decision_or_404(request.POST.get("decision", ""))
     form = RatingForm(request.POST)
-    kept = {
+    values = {
         **{field.name: request.POST.get(field.name, "") for field in PAGE_FIELDS},
         "tags": tags_sent(request.POST),
         "correction": request.POST.get("correction", ""),
         "verdict": "",
     }
     if not form.is_valid():
-        return _card(request, decision, within, fault=form.fault(), kept=kept, status=400)
+        return _card(request, decision, within, fault=form.fault(), kept=values, status=400)
     verdict = form.cleaned_data["verdict"]
     try:
         written = rating_give(request.user.get_username(), decision, verdict, form.facts(decision))
@@ -229,7 +229,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
         return _card(request, decision, within, fault=fault, status=409)
     except FeedbackRefused as refusal:
         status = 409 if isinstance(refusal, SuggestionChanged) else 400
-        return _card(request, decision, within, fault=str(refusal), kept=kept, status=status)
+        return _card(request, decision, within, fault=str(refusal), kept=values, status=status)
     if written.created:
         UNDO.append(request, str(written.row.pk))
     return _next_response(request, within, said=verdict)

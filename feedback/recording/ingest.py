@@ -52,47 +52,47 @@ def decisions_ingest(
     made just now, so they are looked up only where the database refuses one. reserved: Ratchet served these decisions,
     so their metadata may hold the keys that only Ratchet writes.
     """
-    built: list[Decision | FeedbackRefused] = []
+    results: list[Decision | FeedbackRefused] = []
     for item in items:
         try:
-            built.append(decision_build(**item, reserved=reserved))
+            results.append(decision_build(**item, reserved=reserved))
         except FeedbackRefused as refusal:
-            built.append(refusal)
-    rows = [row for row in built if isinstance(row, Decision)]
+            results.append(refusal)
+    rows = [row for row in results if isinstance(row, Decision)]
     # an id of ours is new; one that was sent may have been sent before
     sent = [
         row.pk
-        for row, item in zip(built, items, strict=True)
+        for row, item in zip(results, items, strict=True)
         if isinstance(row, Decision) and item.get("id") and not likely_new
     ]
-    before = _body_hashes(sent)
-    kept = {row.pk for row in rows if is_collected(row.agent, row.pk)}
+    hashes = _body_hashes(sent)
+    sample = {row.pk for row in rows if is_collected(row.agent, row.pk)}
     first: dict[uuid.UUID, Decision] = {}
     for row in rows:
         first.setdefault(row.pk, row)
-    erased = decisions_erased([row for pk, row in first.items() if pk in kept and pk not in before])
-    new = [row for pk, row in first.items() if pk in kept and pk not in before and pk not in erased]
+    erasures = decisions_erased([row for pk, row in first.items() if pk in sample and pk not in hashes])
+    new = [row for pk, row in first.items() if pk in sample and pk not in hashes and pk not in erasures]
     try:
         with transaction.atomic():
             rows_insert(new)
-        created = {row.pk for row in new}
+        new_ids = {row.pk for row in new}
     except IntegrityError:
         # somebody sent one of these ids at the same moment: each on its own, then
-        created = set()
+        new_ids = set()
         for row in new:
             try:
                 if row_write(row).created:
-                    created.add(row.pk)
+                    new_ids.add(row.pk)
             except FeedbackConflict:
                 pass  # found again below, as a hash that differs
-        before |= _body_hashes([pk for pk in first if pk not in created and pk in kept])
+        hashes |= _body_hashes([pk for pk in first if pk not in new_ids and pk in sample])
     return [
         row
         if isinstance(row, FeedbackRefused)
         else erased_refusal("decision", row.pk)
-        if row.pk in erased
-        else _result(row, first, before, created, kept)
-        for row in built
+        if row.pk in erasures
+        else _result(row, first, hashes, new_ids, sample)
+        for row in results
     ]
 
 

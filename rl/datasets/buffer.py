@@ -104,7 +104,7 @@ def buffer_size_fresh(agent: str) -> int:
 def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
     """Buffer sizes of every agent, in two passes over ratings and comparisons; with `clock` as
     `buffer_size_fresh`."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for standing, agent in ((ratings_standing(), "decision__agent"), (comparisons_standing(), "left__agent")):
         rows = (
             standing.order_by()
@@ -113,14 +113,14 @@ def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
             .annotate(n=Count("pk"))
         )
         for row in rows:
-            found[row[agent]] = found.get(row[agent], 0) + row["n"]
+            sizes[row[agent]] = sizes.get(row[agent], 0) + row["n"]
     for slug in agent_slugs():
         outcomes, records = _unrated_feedback(slug)
         n = outcomes.filter(~_outside_buffer("pk", clock=clock)).count()
         n += records.filter(~_outside_buffer("decision", clock=clock)).count()
         if n:
-            found[slug] = found.get(slug, 0) + n
-    return found
+            sizes[slug] = sizes.get(slug, 0) + n
+    return sizes
 
 
 _sizes: CostAwareCache[dict[str, int]] = CostAwareCache()

@@ -180,13 +180,13 @@ def prepare_training_dataset(
     )
     left_out: Counter[str] = Counter()
     try:
-        given = source_opened(agent, source, data_file, ratings_file, file_format, kind, put_off)
-        pairs = make_rows(given, kind, left_out, knobs, dry_run=dry_run and not binding)
-        replayed = {}
+        evidence_source = source_opened(agent, source, data_file, ratings_file, file_format, kind, put_off)
+        pairs = make_rows(evidence_source, kind, left_out, knobs, dry_run=dry_run and not binding)
+        replay_query = {}
         if replay is not None:
-            salt = str(given.feedback_count)
+            salt = str(evidence_source.feedback_count)
             pairs = replay.draw(pairs, salt)
-            replayed = {"replay": replay.query(salt, pairs.rows)}
+            replay_query = {"replay": replay.query(salt, pairs.rows)}
         if balance:
             if kind != Snapshot.Kind.LABELS or not isinstance(pairs, ExampleSet):
                 raise RecipeError(f"only labels can be balanced, found {kind}")
@@ -202,25 +202,29 @@ def prepare_training_dataset(
         "max_samples": max_samples,
         **({"balance": True} if balance else {}),
     }
-    query |= given.query() | replayed
-    unreadable = given.rows.unreadable
-    share = given.simulated_count / given.feedback_count if given.feedback_count else 0.0
+    query |= evidence_source.query() | replay_query
+    unreadable = evidence_source.rows.unreadable
+    share = (
+        evidence_source.simulated_count / evidence_source.feedback_count
+        if evidence_source.feedback_count
+        else 0.0
+    )
 
     tally = _Tally()
-    behind: dict[str, set[uuid.UUID]] = {}
-    rows = tally.count_rows(rows_with_prompts(agent, given, pairs, left_out, behind))
+    feedback_ids: dict[str, set[uuid.UUID]] = {}
+    rows = tally.count_rows(rows_with_prompts(agent, evidence_source, pairs, left_out, feedback_ids))
     if dry_run:
         for _ in rows:
             pass
-        left_out.update(_unreadable(given))
+        left_out.update(_unreadable(evidence_source))
         _check_enough(agent, kind, tally, need, source, left_out, for_training)
         snapshot, path = None, None
     else:
         with temporary_file(settings.RATCHET_HOME / "snapshots" / agent) as file:
             sha256 = rows_write(file, rows)
-            left_out.update(_unreadable(given))
+            left_out.update(_unreadable(evidence_source))
             if source == "db":
-                given.rows.save()
+                evidence_source.rows.save()
             _check_enough(agent, kind, tally, need, source, left_out, for_training)
             path = file_store(file, sha256)
         named = {"unreadable": unreadable_summary(unreadable)} if unreadable else {}
@@ -233,7 +237,7 @@ def prepare_training_dataset(
             sources=tally.sources_ordered,
             left_out=dict(left_out),
             query=query | named,
-            feedback_count=given.feedback_count,
+            feedback_count=evidence_source.feedback_count,
             simulated_share=share,
         )
     return Prepared(
@@ -242,16 +246,18 @@ def prepare_training_dataset(
         counts=tally.counts_ordered,
         left_out=dict(left_out),
         sources=tally.sources_ordered,
-        feedback_count=given.feedback_count,
+        feedback_count=evidence_source.feedback_count,
         simulated_share=share,
         query=query,
         snapshot=snapshot,
         path=path,
-        feedback={split: frozenset(ids) for split, ids in behind.items()},
+        feedback={split: frozenset(ids) for split, ids in feedback_ids.items()},
         unreadable=unreadable_summary(unreadable),
         balance=label_balance(tally.labels) if tally.labels else {},
         _rows=lambda: (
-            snapshot_rows(snapshot) if snapshot else rows_with_prompts(agent, given, pairs, Counter())
+            snapshot_rows(snapshot)
+            if snapshot
+            else rows_with_prompts(agent, evidence_source, pairs, Counter())
         ),
     )
 
@@ -263,8 +269,8 @@ def _unreadable(given: EvidenceSource) -> dict[str, int]:
 def _check_enough(
     agent: str, kind: str, tally: _Tally, need: int, source: str, left_out: Counter[str], for_training: bool
 ) -> None:
-    found, train = sum(tally.counts.values()), tally.counts["train"]
-    if found >= need and (train or not for_training):
+    total, train = sum(tally.counts.values()), tally.counts["train"]
+    if total >= need and (train or not for_training):
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common(4) if count)
     advice = (
@@ -277,9 +283,9 @@ def _check_enough(
             f"answers rated one by one teach {PROGRAM} train_kto --agent {agent}, and `--method auto` of "
             "run_pipeline picks what fits"
         )
-    short = f"{need} needed" if found < need else "none of them in the train split"
+    short = f"{need} needed" if total < need else "none of them in the train split"
     raise DatasetTooSmall(
-        f"{found} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
+        f"{total} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
     )
 
 

@@ -22,9 +22,9 @@ def demonstration_rows(
     The answers of a classifier that learns from the training rows, or with the teacher `form` valid ones drawn by lot.
     Raises LinearRefused where neither can be had.
     """
-    served = agent_served(agent)
+    definition = agent_served(agent)
     if recipe.teacher == FORM:
-        shown, watched = (draw_answers(rows, served, seed=recipe.seed) for rows in (train, held_out))
+        shown, watched = (draw_answers(rows, definition, seed=recipe.seed) for rows in (train, held_out))
         if not shown:
             raise LinearRefused(
                 f"none of {len(train):,} rows has an answer that agent {agent} can act on, and none can be drawn from "
@@ -35,5 +35,5 @@ def demonstration_rows(
             watched,
             f"the form was shown: a valid answer, drawn by lot, to each of {len(shown):,} prompts",
         )
-    taught = rows_taught(train, held_out, served, seed=recipe.seed)
+    taught = rows_taught(train, held_out, definition, seed=recipe.seed)
     return taught.train, taught.held_out, taught.note

@@ -35,7 +35,7 @@ def snapshots_containing(
     Each: {snapshot, agent, path, rows, fault, runs, policies}; rows counts those of the prompts. A snapshot whose file
     is gone or was changed cannot be searched: rows is None and fault says why.
     """
-    found: list[dict[str, Any]] = []
+    summaries: list[dict[str, Any]] = []
     snapshots = Snapshot.objects.filter(agent__in=list(prompts))
     if since is not None:
         snapshots = snapshots.filter(created_at__gte=since)
@@ -46,7 +46,7 @@ def snapshots_containing(
         except DatasetRefused as refusal:
             fault = str(refusal)
         if rows or fault:
-            found.append(
+            summaries.append(
                 {
                     "snapshot": snapshot.pk,
                     "agent": snapshot.agent,
@@ -61,7 +61,7 @@ def snapshots_containing(
                     ),
                 }
             )
-    return found
+    return summaries
 
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -86,19 +86,19 @@ def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
     A golden case whose words are erased is switched off: it asks for nothing any more. Caches of tokens go where a
     snapshot held such rows; they are made again.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     quoted = [case for case in GoldenCase.objects.all() if _contains_quote(marks, case)]
     if not dry_run:
         GoldenCase.objects.filter(pk__in=[case.pk for case in quoted]).update(active=False)
-    found |= columns_erase(marks, dry_run, COLUMNS)
+    counts |= columns_erase(marks, dry_run, COLUMNS)
     rows, policies, files = _snapshots_erase(marks, dry_run)
-    found |= {"rows of snapshots": rows, "linear policies": policies, "snapshot files of no run": files}
+    counts |= {"rows of snapshots": rows, "linear policies": policies, "snapshot files of no run": files}
     if rows:
         caches = sorted((settings.RATCHET_HOME / "cache").glob("*.sqlite3*"))
-        found["caches of tokens"] = len(caches)
+        counts["caches of tokens"] = len(caches)
         for cache in caches if not dry_run else ():
             cache.unlink(missing_ok=True)
-    return found
+    return counts
 
 
 def _contains_quote(marks: Marks, case: GoldenCase) -> bool:
@@ -139,24 +139,24 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
     except DatasetRefused:
         return 0, 0  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
     rows = [row for row in every if not _is_of_unit(row, prompts, marks)]
-    gone = len(every) - len(rows)
-    policies = linear_policies_erase(snapshot, rows, dry_run) if gone else 0
-    if not gone or dry_run:
-        return gone, policies
-    before: Path = settings.RATCHET_HOME / snapshot.path
-    with temporary_file(before.parent) as file:
+    erased_count = len(every) - len(rows)
+    policies = linear_policies_erase(snapshot, rows, dry_run) if erased_count else 0
+    if not erased_count or dry_run:
+        return erased_count, policies
+    old_path: Path = settings.RATCHET_HOME / snapshot.path
+    with temporary_file(old_path.parent) as file:
         sha256 = rows_write(file, rows)
         path = file_store(file, sha256)
     erased = snapshot.query.get("erased") or {"rows": 0, "sha256_before": snapshot.sha256}
-    snapshot.query = snapshot.query | {"erased": erased | {"rows": erased["rows"] + gone}}
+    snapshot.query = snapshot.query | {"erased": erased | {"rows": erased["rows"] + erased_count}}
     snapshot.counts = {split: sum(row["split"] == split for row in rows) for split in snapshot.counts}
     snapshot.path, snapshot.sha256 = str(path.relative_to(settings.RATCHET_HOME)), sha256
     snapshot.save(update_fields=["query", "counts", "path", "sha256"])
-    others = Snapshot.objects.filter(path=str(before.relative_to(settings.RATCHET_HOME)))
-    if before != path and not others.exists():
+    others = Snapshot.objects.filter(path=str(old_path.relative_to(settings.RATCHET_HOME)))
+    if old_path != path and not others.exists():
         # until the new name is in the database for certain, the old one must lead somewhere
-        transaction.on_commit(lambda: before.unlink(missing_ok=True))
-    return gone, policies
+        transaction.on_commit(lambda: old_path.unlink(missing_ok=True))
+    return erased_count, policies
 
 
 def _is_of_unit(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:

@@ -166,8 +166,8 @@ class DatabaseEvidence:
     def _ratings(
         self, responses: dict[uuid.UUID, Response], left_out: Counter[str]
     ) -> Iterator[RatingEvidence | CorrectionEvidence | DemonstrationEvidence]:
-        corrected: list[_Correction] = []
-        together = self._weighted_labels()
+        corrections: list[_Correction] = []
+        joint_labels = self._weighted_labels()
         for rating in selectors.rating_facts(self.agent):
             response = responses.get(rating.decision)
             if response is None or rating.id in self._put_off:
@@ -181,14 +181,14 @@ class DatabaseEvidence:
                     response.prompt_hash, response.completion, source, simulated, tags, (rating.id,)
                 )
             if rating.correction is not None:
-                corrected.append(
+                corrections.append(
                     _Correction(rating.decision, rating.correction, simulated, tags, (rating.id,))
                 )
             elif value is None and not marked:
                 left_out["no_verdict"] += 1
             if value is None:
                 continue
-            if (label := together.get(rating.decision)) is not None:
+            if (label := joint_labels.get(rating.decision)) is not None:
                 if simulated and not label.simulated:
                     left_out["beside_a_person"] += 1
                     continue
@@ -196,7 +196,7 @@ class DatabaseEvidence:
             yield RatingEvidence(
                 response.prompt_hash, response.completion, value, simulated, tags, (rating.id,)
             )
-        yield from self._corrections(responses, corrected)
+        yield from self._corrections(responses, corrections)
 
     def _weighted_labels(self) -> dict[uuid.UUID, LabelAggregated]:
         """Aggregated labels of decisions, each rater weighted by reliability, where the agent's settings want
@@ -234,9 +234,9 @@ class DatabaseEvidence:
         known = RewardRecord.objects.filter(agent=self.agent, superseded_by__isnull=True, value__isnull=False)
         speaks = Q(measured=True) | Q(delayed__isnull=False) if compared else Q(measured=True)
         known = known.filter(speaks).order_by("decision")
-        earned: dict[uuid.UUID, tuple[float, bool, bool]] = {
-            pk: (value, simulated, measured)
-            for pk, value, simulated, measured in known.values_list(
+        facts: dict[uuid.UUID, tuple[float, bool, bool]] = {
+            pk: (value, simulated, is_measured)
+            for pk, value, simulated, is_measured in known.values_list(
                 "decision", "value", "simulated", "measured"
             )
             if value is not None
@@ -248,17 +248,25 @@ class DatabaseEvidence:
         for outcome in outcome_facts(self.agent):
             if outcome.name in worth:
                 outcomes.setdefault(outcome.decision, []).append(outcome.id)
-        for fact in selectors.responses_without_verdict(list(earned)):
-            value, simulated, measured = earned[fact.id]
+        for fact in selectors.responses_without_verdict(list(facts)):
+            value, simulated, is_measured = facts[fact.id]
             # what nobody sent as a rating or an outcome, a trace, goes by the decision it was said of
-            behind = outcomes.get(fact.id) or ([fact.id] if measured else self._compared.get(fact.id, []))
-            if not self._put_off.isdisjoint(behind):
+            feedback_ids = outcomes.get(fact.id) or (
+                [fact.id] if is_measured else self._compared.get(fact.id, [])
+            )
+            if not self._put_off.isdisjoint(feedback_ids):
                 continue
             with self.rows.row(fact.id):
                 completion = completion_read(fact.response, fact.metadata)
                 self._speaks(fact)
                 yield RewardEvidence(
-                    fact.prompt_hash, completion, value, simulated, tuple(fact.tags), measured, tuple(behind)
+                    fact.prompt_hash,
+                    completion,
+                    value,
+                    simulated,
+                    tuple(fact.tags),
+                    is_measured,
+                    tuple(feedback_ids),
                 )
 
     def demonstrations(self) -> Iterator[DemonstrationEvidence]:

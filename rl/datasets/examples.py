@@ -278,7 +278,7 @@ def _scores(prompt_hash: str, split: Split, responses: Responses, _: _ExampleReq
 def _demonstrations(
     prompt_hash: str, split: Split, responses: Responses, asked: _ExampleRequest
 ) -> list[Example]:
-    found: dict[str, list[Example]] = {}
+    by_source: dict[str, list[Example]] = {}
     for key, verdicts in sorted(responses.items()):
         written = [*(["correction"] if verdicts.corrections else []), *verdicts.sources]
         if written and verdicts.values and verdicts.mean < NEUTRAL:
@@ -288,13 +288,13 @@ def _demonstrations(
         else:
             source = min(written or [verdicts.verdict], key=SHOWN.index)
             row = _example(prompt_hash, split, {"completion": completion_of(key)}, [verdicts], source)
-            found.setdefault(source, []).append(row)
-    for source in [source for source in found if source not in asked.sources]:
-        asked.left_out["other_source"] += len(found.pop(source))
+            by_source.setdefault(source, []).append(row)
+    for source in [source for source in by_source if source not in asked.sources]:
+        asked.left_out["other_source"] += len(by_source.pop(source))
     # what somebody wrote to be said is a better answer than one that people only did not mind
-    strongest = min(found, key=asked.sources.index, default="")
-    asked.left_out["outranked"] += sum(len(rows) for source, rows in found.items() if source != strongest)
-    return found.get(strongest, [])
+    strongest = min(by_source, key=asked.sources.index, default="")
+    asked.left_out["outranked"] += sum(len(rows) for source, rows in by_source.items() if source != strongest)
+    return by_source.get(strongest, [])
 
 
 def _groups(prompt_hash: str, split: Split, responses: Responses, asked: _ExampleRequest) -> list[Example]:

@@ -86,15 +86,15 @@ class FileEvidence:
         read."""
         self.feedback_count = self.simulated_count = self._numbers = 0
         self._unrated, self._silent, self._traces = [], [], {}
-        refused: list[RowRefused] = []
+        refusals: list[RowRefused] = []
         decisions: dict[uuid.UUID, Response] = {}
         # of a named rater's comparisons of the same two decisions the last one stands, on whichever sides they were
-        named: dict[tuple[frozenset[Any], str], ImportedComparison] = {}
+        comparisons: dict[tuple[frozenset[Any], str], ImportedComparison] = {}
         for record in formats.read(self.path, self.format, self.ratings_path):
             if isinstance(record, RowRefused):
                 if record.broken:
                     raise FormatRefused(f"{self.path} line {record.line}: {record.reason}")
-                refused.append(record)
+                refusals.append(record)
             elif isinstance(record, ImportedTrace):
                 if record.id is not None:  # read with the decisions that name it, see `rewarded`
                     self._traces[record.id] = record
@@ -102,7 +102,7 @@ class FileEvidence:
                 left_out["no_preference"] += 1
             elif isinstance(record, ImportedComparison):
                 if isinstance(record.left, uuid.UUID):
-                    named[frozenset((record.left, record.right)), record.rater] = record
+                    comparisons[frozenset((record.left, record.right)), record.rater] = record
                 else:
                     yield from self._comparison_evidence(record, decisions, left_out)
             elif self.format == "ratchet" and record.agent != self.agent:
@@ -113,20 +113,20 @@ class FileEvidence:
                     yield from self._decision_evidence(record, decisions, left_out)
                 except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                     # what the agent's own code makes of a strange state is this row's fault alone
-                    refused.append(RowRefused(record.line, record.key, str(error)))
-        for comparison in named.values():
+                    refusals.append(RowRefused(record.line, record.key, str(error)))
+        for comparison in comparisons.values():
             yield from self._comparison_evidence(comparison, decisions, left_out)
         if self._silent and (self._numbers or self._unrated):
             # where some were judged, silence about the others is no praise
             left_out["no_preference"] += len(self._silent)
             self._silent = []
-        if refused:
-            left_out["refused_row"] += len(refused)
-            first = refused[0]
+        if refusals:
+            left_out["refused_row"] += len(refusals)
+            first = refusals[0]
             logger.warning(
                 "%s: %d rows refused; the first is line %d: %s",
                 self.path,
-                len(refused),
+                len(refusals),
                 first.line,
                 first.reason,
             )
@@ -139,10 +139,10 @@ class FileEvidence:
         response = self._response(record)
         if record.id:
             decisions[record.id] = response
-        agent, said, judged = get_agent(self.agent), False, False
+        agent, has_feedback, has_verdict = get_agent(self.agent), False, False
         for rating in _latest_ratings(record.ratings):
             simulated, tags = self._count(rating.rater_kind), (*rating.tags, *response.tags)
-            known = self._number()
+            number = self._number()
             value = rating_value(rating.thumb, rating.stars, rating.score)
             if rating.correction is not None:
                 valid = agent.is_valid(rating.correction, record.state)
@@ -153,26 +153,28 @@ class FileEvidence:
                     valid,
                     simulated,
                     tags,
-                    known,
+                    number,
                 )
             elif value is None:
                 left_out["no_verdict"] += 1
             if value is not None:
-                yield RatingEvidence(response.prompt_hash, response.completion, value, simulated, tags, known)
-                judged = True
-            said = True
-        shown = [source for source in DEMONSTRATIONS if source in record.tags]
-        for source in shown:
+                yield RatingEvidence(
+                    response.prompt_hash, response.completion, value, simulated, tags, number
+                )
+                has_verdict = True
+            has_feedback = True
+        demonstrations = [source for source in DEMONSTRATIONS if source in record.tags]
+        for source in demonstrations:
             yield DemonstrationEvidence(
                 response.prompt_hash, response.completion, source, False, response.tags, self._number()
             )
-        earned = not judged and bool(record.outcomes or record.trace)
+        earned = not has_verdict and bool(record.outcomes or record.trace)
         if earned:
             self._unrated.append(_UnratedDecision(record, response))
         candidates = candidates_read(record.candidates)
-        if candidates and (said or any(score is not None for _, score in candidates)):
+        if candidates and (has_feedback or any(score is not None for _, score in candidates)):
             yield CandidatesEvidence(response.prompt_hash, response.completion, candidates)
-        elif not said and not shown and not earned:
+        elif not has_feedback and not demonstrations and not earned:
             if record.response:
                 self._silent.append(response)
             else:
@@ -262,7 +264,7 @@ class FileEvidence:
     def _reward_evidence(
         self, plan: HorizonPlan, unrated: list[_UnratedDecision], left_out: Counter[str]
     ) -> Iterator[RewardEvidence]:
-        samples, known = [], []
+        samples, feedback = [], []
         for item in unrated:
             record = item.record
             trace = self._traces.get(record.trace) if record.trace else None
@@ -277,10 +279,10 @@ class FileEvidence:
                 facts["tokens"] = record.tokens_out
             text = record.response if isinstance(record.response, str) else json.dumps(record.response)
             samples.append(RewardSample(record.messages, text, self.agent, facts))
-            known.append(
+            feedback.append(
                 DecisionFeedback(outcomes={outcome.name: outcome.value for outcome in record.outcomes})
             )
-        for item, reward in zip(unrated, rewards_over_time(plan, samples, known), strict=True):
+        for item, reward in zip(unrated, rewards_over_time(plan, samples, feedback), strict=True):
             if reward.value is None or not reward.measured:
                 left_out["no_preference"] += 1
             else:

@@ -115,20 +115,20 @@ def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Dis
     """Of every agent with feedback, measured outcomes or demonstrations, a query or two and what was counted before;
     an agent is counted again when that has grown. Agents with more than MOST_COUNTED of it are left out."""
     needed = dict(GateSettings.objects.order_by().values_list("agent", "min_evidence"))
-    found = {}
+    distances = {}
     for agent, one in counts.items():
         asked = needed.get(agent, GateBounds().min_evidence)
         if 0 < one.feedback <= MOST_COUNTED:
             stamp: tuple[Any, ...] = (one.ratings, one.comparisons, one.newest_at, asked)
-            found[agent] = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
+            distances[agent] = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
         elif not one.feedback and 0 < one.decisions <= MOST_COUNTED:
             # nobody rated anything: what was measured, written or can be tested may carry the gate all the same
             measured = RewardRecord.objects.filter(agent=agent, measured=True).count()
             stamp = (one.decisions, measured, asked)
             distance = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
             if distance.available or measured:
-                found[agent] = distance
-    return found
+                distances[agent] = distance
+    return distances
 
 
 def _about(prompts: int) -> int:

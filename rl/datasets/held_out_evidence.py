@@ -130,18 +130,21 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
 
     rewarded: every prompt is evidence of the kind `rewards`, as a reward function will judge the answers to it.
     """
-    found = HeldOut()
+    held_out = HeldOut()
     source_opened(agent, "db")  # an agent nobody knows is refused by name
     prompts = HeldOutPrompts()
-    rows = _rows_by_kind(agent, (HOLDOUT,), found.left_out, rewarded, prompts=prompts, binding=True)
+    rows = _rows_by_kind(agent, (HOLDOUT,), held_out.left_out, rewarded, prompts=prompts, binding=True)
     clusters = clusters_of(prompts.texts)
-    found.rows, found.spare = _with_clusters(rows, clusters, prompts.sides, found.left_out), prompts.spare
-    found.clusters = cluster_report(clusters, prompts.sides)
-    if found.rows:
-        lead = found.lead(needed, discrete=agent_served(agent).discrete)
+    held_out.rows, held_out.spare = (
+        _with_clusters(rows, clusters, prompts.sides, held_out.left_out),
+        prompts.spare,
+    )
+    held_out.clusters = cluster_report(clusters, prompts.sides)
+    if held_out.rows:
+        lead = held_out.lead(needed, discrete=agent_served(agent).discrete)
         prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
-        found.snapshot = prepared.snapshot
-    return found
+        held_out.snapshot = prepared.snapshot
+    return held_out
 
 
 def held_out_of_file(
@@ -182,7 +185,7 @@ def _rows_by_kind(
     **source: Any,
 ) -> dict[str, Rows]:
     """The rows of every kind in these splits; `prompts` collects all. Raises DatasetRefused."""
-    found: dict[str, Rows] = {}
+    rows_by_kind: dict[str, Rows] = {}
     datasets = list(dict.fromkeys(DATASETS.values()))
     if "data_file" in source and holds_prompts(source["data_file"]):
         datasets = [Snapshot.Kind.PROMPTS]  # no feedback stands in it
@@ -197,9 +200,9 @@ def _rows_by_kind(
         if prompts is not None and dataset == Snapshot.Kind.PROMPTS:
             for row in prepared.rows():
                 prompts.add(row)
-        found |= _sorted_by_kind(dataset, rows, rewarded, get_agent(agent))
+        rows_by_kind |= _sorted_by_kind(dataset, rows, rewarded, get_agent(agent))
         left_out.update(prepared.left_out)
-    return found
+    return rows_by_kind
 
 
 def _with_clusters(
@@ -219,30 +222,30 @@ def _with_clusters(
 
 def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> dict[str, Rows]:
     """Rows of one kind of dataset as evidence: kind -> rows, kinds without a row left out."""
-    found: dict[str, Rows] = {}
+    rows_by_kind: dict[str, Rows] = {}
     for row in rows:
         if dataset == Snapshot.Kind.PAIRS:
-            found.setdefault(PAIRS, []).append(row)
+            rows_by_kind.setdefault(PAIRS, []).append(row)
         elif dataset == Snapshot.Kind.SCORES:
-            found.setdefault(kind_of(row["source"]), []).append(row)
+            rows_by_kind.setdefault(kind_of(row["source"]), []).append(row)
         elif dataset == Snapshot.Kind.LABELS:
-            found.setdefault(kind_of(row["source"]), []).append({**row, "score": float(row["label"])})
+            rows_by_kind.setdefault(kind_of(row["source"]), []).append({**row, "score": float(row["label"])})
         elif dataset == Snapshot.Kind.CORRECTIONS:
             if row["source"] in WRITTEN:  # what is only liked is evidence as a label or an outcome
-                found.setdefault(CORRECTIONS, []).append(row)
+                rows_by_kind.setdefault(CORRECTIONS, []).append(row)
         elif dataset == Snapshot.Kind.GROUPS:
             rated = zip(row["completions"], row["rewards"], strict=True)
-            found.setdefault(kind_of(row["source"]), []).extend(
+            rows_by_kind.setdefault(kind_of(row["source"]), []).extend(
                 {**row, "completion": completion, "score": reward} for completion, reward in rated
             )
         elif dataset == Snapshot.Kind.PROMPTS:
             if testable(row.get("facts") or {}):
-                found.setdefault(TESTS, []).append(row)
+                rows_by_kind.setdefault(TESTS, []).append(row)
             if agent.truths(row.get("state")):
-                found.setdefault(KNOWN, []).append(row)
+                rows_by_kind.setdefault(KNOWN, []).append(row)
             if rewarded:
-                found.setdefault(REWARDS, []).append(row)
-    return {kind: single for kind, some in found.items() if (single := _single_texts(some))}
+                rows_by_kind.setdefault(REWARDS, []).append(row)
+    return {kind: single for kind, some in rows_by_kind.items() if (single := _single_texts(some))}
 
 
 def testable(facts: Mapping[str, Any]) -> bool:
@@ -289,16 +292,17 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
     """
     counts = dict.fromkeys(KINDS, 0)
     try:
-        given = source_opened(agent, "db")
+        evidence_source = source_opened(agent, "db")
     except DatasetRefused:
         return counts, SplitCounts()
-    splits = SourceSplits(agent, dry_run=True, texts=partial(prompt_texts, given))
+    splits = SourceSplits(agent, dry_run=True, texts=partial(prompt_texts, evidence_source))
     for _ in itertools.chain(
-        splits.track_rated(_all_evidence(given)), splits.track_rewarded(_reward_evidence(given))
+        splits.track_rated(_all_evidence(evidence_source)),
+        splits.track_rewarded(_reward_evidence(evidence_source)),
     ):
         pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
-    evidence = [item for item in _all_evidence(given) if splits(item.prompt_hash) == HOLDOUT]
-    rewarded = [item for item in _reward_evidence(given) if splits(item.prompt_hash) == HOLDOUT]
+    evidence = [item for item in _all_evidence(evidence_source) if splits(item.prompt_hash) == HOLDOUT]
+    rewarded = [item for item in _reward_evidence(evidence_source) if splits(item.prompt_hash) == HOLDOUT]
     knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
     scores = examples_from_evidence([*evidence, *rewarded], "scores", splits).rows
     demonstrations = examples_from_evidence(evidence, "corrections", splits).rows
@@ -310,17 +314,17 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
         OUTCOMES: _hashes(row for row in scores if kind_of(row.source) == OUTCOMES),
         CORRECTIONS: _hashes(row for row in demonstrations if row.source in WRITTEN),
     }
-    hashes = given.prompt_hashes()
+    hashes = evidence_source.prompt_hashes()
     splits.settle(hashes)
     held_out = [name for name in hashes if splits(name) == HOLDOUT]
     prompts[TESTS], prompts[KNOWN], known = set(), set(), get_agent(agent)
     for start in range(0, len(held_out), PROMPTS_AT_ONCE):
-        for name, prompt in given.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items():
+        for name, prompt in evidence_source.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items():
             if testable(prompt.facts):
                 prompts[TESTS].add(name)
             if known.truths(prompt.state):
                 prompts[KNOWN].add(name)
-    readable = prompt_texts(given, sorted(set().union(*prompts.values())))
+    readable = prompt_texts(evidence_source, sorted(set().union(*prompts.values())))
     clusters = clusters_of(readable)
     counts |= {
         kind: len({clusters[name] or name for name in hashes & readable.keys()})

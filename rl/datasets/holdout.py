@@ -138,7 +138,7 @@ def draw_splits(
     clusters: called first with the prompts that have feedback, so that their sides do not depend on which others were
     recorded; then with all, where one without feedback stands on no side.
     """
-    drawn: dict[str, Split] = {}
+    splits: dict[str, Split] = {}
     with_feedback = set(rated) | set(rewarded)
     groups = _Groups(known, with_feedback, clusters)
     tally = SplitCounts()
@@ -151,14 +151,14 @@ def draw_splits(
                 tally.add(known[prompt_hash])
         for prompt_hash in sorted(fresh - known.keys(), key=_place):
             shares = shares_in_force(tally, min_evidence)
-            drawn[prompt_hash] = groups.side(prompt_hash, shares)
+            splits[prompt_hash] = groups.side(prompt_hash, shares)
             if groups.first_counted(prompt_hash):
-                tally.add(drawn[prompt_hash])
+                tally.add(splits[prompt_hash])
     rest = Shares(SHARE, share_held_out(tally.holdout, min_evidence))
-    groups = _Groups({**known, **drawn}, with_feedback | set(unrated), clusters)
+    groups = _Groups({**known, **splits}, with_feedback | set(unrated), clusters)
     for prompt_hash in sorted(set(unrated) - with_feedback - known.keys(), key=_place):
-        drawn[prompt_hash] = groups.side(prompt_hash, rest)
-    return drawn
+        splits[prompt_hash] = groups.side(prompt_hash, rest)
+    return splits
 
 
 class _Groups:

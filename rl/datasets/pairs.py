@@ -276,16 +276,16 @@ def _prompt_pairs(
     claims += _claims_by_rank(
         scores, rating_margin, left_out, lambda a, b: _Claim(a, b, 0, scores[a] - scores[b], "candidates")
     )
-    kept = _majority(claims, case, left_out)
-    if not kept:
-        kept = _majority(_implied_claims(prompt_hash, case, means, rating_margin), case, left_out)
-    if not kept and len(means) == 1 and not claims:
+    majority = _majority(claims, case, left_out)
+    if not majority:
+        majority = _majority(_implied_claims(prompt_hash, case, means, rating_margin), case, left_out)
+    if not majority and len(means) == 1 and not claims:
         left_out["single_response"] += 1
-    kept.sort(key=lambda claim: _strength(prompt_hash, claim))
+    majority.sort(key=lambda claim: _strength(prompt_hash, claim))
     room = {"train": cap, "eval": 1, "holdout": HELD_OUT_PAIRS}[split]
-    if len(kept) > room:
-        left_out["over_cap" if split == "train" else "held_out_extra"] += len(kept) - room
-    best, worst = ((), ()) if split == "train" else _ends(kept)
+    if len(majority) > room:
+        left_out["over_cap" if split == "train" else "held_out_extra"] += len(majority) - room
+    best, worst = ((), ()) if split == "train" else _ends(majority)
     return [
         Pair(
             prompt_hash=prompt_hash,
@@ -301,7 +301,7 @@ def _prompt_pairs(
             dispreferred=worst,
             feedback=claim.feedback,
         )
-        for claim in kept[:room]
+        for claim in majority[:room]
     ]
 
 
@@ -372,19 +372,21 @@ def _implied_claims(
             len(case.values.get(choice, ())),
             choice in case.simulated_sources,
         )
-        behind = _feedback_of(case, choice)
-        others = sorted({option for option in options if bare(option) != bare(choice)})
+        feedback = _feedback_of(case, choice)
+        alternatives = sorted({option for option in options if bare(option) != bare(choice)})
         if value - NEUTRAL >= margin - _TOLERANCE:
-            unliked = [option for option in others if means.get(option, NEUTRAL) <= NEUTRAL]
+            unliked = [option for option in alternatives if means.get(option, NEUTRAL) <= NEUTRAL]
             if unliked:
                 drawn = min(unliked, key=lambda option: digest_of(prompt_hash, option))
-                yield _Claim(choice, drawn, votes, value - NEUTRAL, "candidates", simulated, (), behind)
+                yield _Claim(choice, drawn, votes, value - NEUTRAL, "candidates", simulated, (), feedback)
         elif (
             NEUTRAL - value >= margin - _TOLERANCE
-            and len(others) == 1
-            and means.get(others[0], NEUTRAL) >= NEUTRAL
+            and len(alternatives) == 1
+            and means.get(alternatives[0], NEUTRAL) >= NEUTRAL
         ):
-            yield _Claim(others[0], choice, votes, NEUTRAL - value, "candidates", simulated, (), behind)
+            yield _Claim(
+                alternatives[0], choice, votes, NEUTRAL - value, "candidates", simulated, (), feedback
+            )
 
 
 def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> list[_Claim]:
@@ -392,7 +394,7 @@ def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> 
     sides: dict[tuple[str, str], list[_Claim]] = {}
     for claim in claims:
         sides.setdefault((claim.better, claim.worse), []).append(claim)
-    kept: list[_Claim] = []
+    majority: list[_Claim] = []
     for (better, worse), pro in sides.items():
         contra = sides.get((worse, better), [])
         votes, against = _votes(pro), _votes(contra)
@@ -408,7 +410,7 @@ def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> 
         unity = (votes - against) / (votes + against) if votes else 1.0
         tags = {tag for claim in pro for tag in claim.tags}
         tags |= case.tags.get(better, set()) | case.tags.get(worse, set())
-        kept.append(
+        majority.append(
             _Claim(
                 better=better,
                 worse=worse,
@@ -420,7 +422,7 @@ def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> 
                 feedback=tuple(sorted({pk for claim in (*pro, *contra) for pk in claim.feedback})),
             )
         )
-    return kept
+    return majority
 
 
 def _votes(claims: Iterable[_Claim]) -> int:

@@ -190,22 +190,22 @@ def rewards_calculate(
         ids.sort(key=skipped_before.__contains__)
     total = sum(map(len, waiting.values()))
     todo = total if limit is None else min(limit, total)
-    refused: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     unreadable: dict[uuid.UUID, str] = {}
-    calculated = written = 0
+    count = record_count = 0
     for slug, ids in waiting.items():
         rows = RowReader(slug, READER, fatal=(RewardsRefused, IsolationUnavailable))
         try:
             plan = reward_plan(slug) if ids else None
             for start in range(0, len(ids), AT_ONCE):
-                chunk = ids[start : start + min(AT_ONCE, todo - calculated)]
+                chunk = ids[start : start + min(AT_ONCE, todo - count)]
                 if not chunk:
                     break
                 assert plan is not None  # there are decisions
-                written += _write(slug, plan, chunk, rows)
-                calculated += len(chunk)
+                record_count += _write(slug, plan, chunk, rows)
+                count += len(chunk)
                 if progress is not None:
-                    progress(calculated, todo)
+                    progress(count, todo)
         except (OperationalError, InterfaceError):
             raise  # a database that is away, full or read-only is no agent's fault, and the next meets it too
         except Exception as fault:
@@ -217,20 +217,20 @@ def rewards_calculate(
                 raise
             # one agent's settings, or its own reward function, must not keep the others' from being calculated
             logger.warning("rewards of %s: %s", slug, why, exc_info=not expected)
-            refused[slug] = why
+            refusals[slug] = why
             total -= len(ids)
         if agent is None and len(rows.unreadable) == len(ids) > 1:
             # not these rows but what reads them is at fault: the agent's settings, or a reward function of its own
-            refused[slug] = f"none of {len(ids):,} decisions: {next(iter(rows.unreadable.values()))}"
-            total, calculated = total - len(ids), calculated - len(ids)
+            refusals[slug] = f"none of {len(ids):,} decisions: {next(iter(rows.unreadable.values()))}"
+            total, count = total - len(ids), count - len(ids)
         if ids:
             rows.save(looked_at=ids)
             unreadable |= rows.unreadable
     return CalculationResult(
-        calculated,
-        written,
-        max(total - calculated, 0),
-        refused,
+        count,
+        record_count,
+        max(total - count, 0),
+        refusals,
         unreadable_summary(unreadable),
         len(unreadable),
     )

@@ -34,7 +34,7 @@ class ScoreSummary(NamedTuple):
 
 def score_summaries(agent: str, until: Sequence[datetime]) -> list[ScoreSummary]:
     """For each time, what the ratings that stand today and were given by then say of the agent's decisions."""
-    found: list[ScoreSummary] = []
+    summaries: list[ScoreSummary] = []
     for start in range(0, len(until), TIMES_AT_ONCE):
         times = until[start : start + TIMES_AT_ONCE]
         asked: dict[str, Aggregate] = {}
@@ -44,11 +44,11 @@ def score_summaries(agent: str, until: Sequence[datetime]) -> list[ScoreSummary]
             asked[f"sum{index}"] = Sum("value", filter=by_then)
             asked[f"squares{index}"] = Sum(F("value") * F("value"), filter=by_then)
         row = ratings_standing(agent).order_by().annotate(value=VALUE).aggregate(**asked)
-        found += [
+        summaries += [
             _summary(row[f"n{index}"], row[f"sum{index}"], row[f"squares{index}"])
             for index in range(len(times))
         ]
-    return found
+    return summaries
 
 
 def _summary(n: int, total: float | None, squares: float | None) -> ScoreSummary:

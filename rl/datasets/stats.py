@@ -54,7 +54,7 @@ def feedback_stats(agent: str) -> dict[str, Any]:
         rater = raters.setdefault(comparison.rater, _Rater())
         rater.comparisons += 1
         rater.simulated |= comparison.rater_kind == SIMULATED
-    above, below = sum(value > NEUTRAL for value in values), sum(value < NEUTRAL for value in values)
+    good, bad = sum(value > NEUTRAL for value in values), sum(value < NEUTRAL for value in values)
     return {
         "decisions": counts.decisions,
         "ratings": counts.ratings,
@@ -62,10 +62,10 @@ def feedback_stats(agent: str) -> dict[str, Any]:
         "corrections": counts.corrections,
         "simulated_share": counts.simulated / counts.feedback if counts.feedback else 0.0,
         "balance": {
-            "good": above,
-            "bad": below,
-            "neutral": len(values) - above - below,
-            "good_share": wilson_interval(above, above + below).as_dict(),
+            "good": good,
+            "bad": bad,
+            "neutral": len(values) - good - bad,
+            "good_share": wilson_interval(good, good + bad).as_dict(),
         },
         "scores": score_stats(values),
         "raters": {name: raters[name].as_dict() for name in sorted(raters)},
@@ -141,7 +141,7 @@ def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
             sizes[len(row["rewards"])] += 1
             spreads.append(_std(row["rewards"]) or 0.0)
             scores += row["rewards"]
-    found: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "rows": {split: counts[split] for split in SPLITS},
         "sources": dict(sorted(sources.items())),
         "prompts": len(prompts),
@@ -149,13 +149,13 @@ def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "duplicates": sum(words.values()) - len(words),
     }
     if labels:
-        found["balance"] = label_balance(labels)
+        stats["balance"] = label_balance(labels)
     if scores:
-        found["scores"] = score_stats(scores)
+        stats["scores"] = score_stats(scores)
     if sizes:
-        found["group_sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
-        found["reward_std_in_group"] = _mean(spreads)
-    return found
+        stats["group_sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
+        stats["reward_std_in_group"] = _mean(spreads)
+    return stats
 
 
 def label_balance(labels: Counter[tuple[bool, str]]) -> dict[str, Any]:

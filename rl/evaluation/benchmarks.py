@@ -72,7 +72,7 @@ def benchmark_policy(
     from rl.training.benchmark import HARNESS, benchmark
     from rl.training.policy import load_policy
 
-    loaded = load_policy(
+    model = load_policy(
         policy.base_model,
         adapter_folder(policy),
         hardware=hardware_detect(),
@@ -81,7 +81,7 @@ def benchmark_policy(
     )
     began = time.monotonic()
     figures = benchmark(
-        loaded,
+        model,
         tasks,
         limit=order.limit,
         fewshot=order.fewshot,
@@ -93,9 +93,9 @@ def benchmark_policy(
     )
     facts = {
         "harness": HARNESS,
-        "chat_template": order.chat_template and bool(loaded.tokenizer.chat_template),
+        "chat_template": order.chat_template and bool(model.tokenizer.chat_template),
         "items_limit": order.limit,
-        "base_model_hash": loaded.base_model_hash,
+        "base_model_hash": model.base_model_hash,
         "seconds": time.monotonic() - began,
     }
     results = _results_store(policy, figures, facts, actor=order.actor)
@@ -103,8 +103,8 @@ def benchmark_policy(
         "policy": policy.name,
         "agent": policy.agent,
         "base_model": policy.base_model,
-        "quantization": loaded.quantization,
-        "notes": loaded.notes,
+        "quantization": model.quantization,
+        "notes": model.notes,
         "benchmarks": [benchmark_summary(result) for result in results],
     }
 

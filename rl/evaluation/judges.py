@@ -31,7 +31,7 @@ def tests_check(agent: str) -> Check:
     code = rewards_named(["code_execution"], code_execution=True) if settings.ENABLE_CODE_EXECUTION else []
 
     def check(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float | None]:
-        found: list[float | None] = [None] * len(rows)
+        verdicts: list[float | None] = [None] * len(rows)
         answered = [
             i
             for i, row in enumerate(rows)
@@ -44,8 +44,8 @@ def tests_check(agent: str) -> Check:
                     functions, [rows[i] for i in places], [texts[i] for i in places], agent=agent
                 )
                 for i, reward in zip(places, given, strict=True):
-                    found[i] = None if reward.passed is None else float(reward.passed)
-        return found
+                    verdicts[i] = None if reward.passed is None else float(reward.passed)
+        return verdicts
 
     return check
 

@@ -78,32 +78,32 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     """
     splits = splits_store(agent, [], unrated=listed_prompts(agent), texts=partial(prompt_words, agent))
     draws: list[Draw] = []
-    held = []
+    sample = []
     for row in listed_choices(agent):
         if len(draws) < MOST_TESTED and (draw := _draw(row)) is not None:
             draws.append(draw)
         if splits.get(row.prompt_hash) == "holdout":
-            held.append(row)
+            sample.append(row)
     scale = (0.0, 1.0)
-    values = outcomes_named([row.id for row in held], REWARD)
+    values = outcomes_named([row.id for row in sample], REWARD)
     if len(values) >= MIN_DECISIONS:
         kind = "outcome"
         scale = _scale(agent, values.values())
         values = {pk: min(1.0, max(0.0, (v - scale[0]) / (scale[1] - scale[0]))) for pk, v in values.items()}
     else:
-        values = _scores(held)
+        values = _scores(sample)
         kind = "score" if len(values) >= MIN_DECISIONS else "reward"
-        values = values if kind == "score" else _rewards(held)
+        values = values if kind == "score" else _rewards(sample)
     rows = []
     reader = RowReader(agent, "off-policy")
-    for row in held:
+    for row in sample:
         with reader.row(row.id):
             if row.id in values and (logged := _logged_decision(row, values[row.id])) is not None:
                 rows.append(logged)
         if len(rows) == most:
             break
     reader.save()
-    return LoggedChoices(rows, kind, len(held), scale, propensity_fault(draws))
+    return LoggedChoices(rows, kind, len(sample), scale, propensity_fault(draws))
 
 
 def _scale(agent: str, rewards: Iterable[float]) -> tuple[float, float]:

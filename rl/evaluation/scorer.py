@@ -91,23 +91,23 @@ def responses_score(
 
 def _version(agent: str, name: str) -> RewardModelVersion:
     if not name:
-        found = reward_model_champion(agent)
-        if found is None:
+        version = reward_model_champion(agent)
+        if version is None:
             raise ScoringRefused(
                 f"agent {agent} has no reward model that was promoted; train one: {PROGRAM} train_reward_model --agent "
                 f"{agent}",
                 code="not_found",
                 fields={"agent": "has no reward model"},
             )
-        return found
-    found = RewardModelVersion.objects.filter(agent=agent, name=name).first()
-    if found is None:
+        return version
+    version = RewardModelVersion.objects.filter(agent=agent, name=name).first()
+    if version is None:
         raise ScoringRefused(
             f"agent {agent} has no reward model {name[:80]!r}",
             code="not_found",
             fields={"rewardModel": "does not exist"},
         )
-    return found
+    return version
 
 
 # --- The scorer's place ---------------------------------------------------------------------------------------

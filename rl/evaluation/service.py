@@ -95,23 +95,23 @@ def evaluate(
     rival = registry.policy_get(order.compare) if order.compare else None
     agent = order.agent or (policy.agent if policy else None) or _agent_of(order.checkpoint)
     bounds = gate_bounds(agent)
-    asked = order.rewards
+    reward_specs = order.rewards
     report(0, 0, "reading the held-out prompts")
-    rewards = rewards_located(asked, agent) if asked else ""
+    rewards = rewards_located(reward_specs, agent) if reward_specs else ""
     held_out = _held_out_rows(order, policy, agent, bounds.min_evidence)
     if not rewards and REWARDS in held_out.rows:
-        asked = rewards_of_training(policy)
-        rewards = rewards_located(asked, agent)
+        reward_specs = rewards_of_training(policy)
+        rewards = rewards_located(reward_specs, agent)
     checks = _checks(held_out, rewards, agent)
-    reason = barred_reason(asked, policy, agent) if rewards else ""
-    barred = {REWARDS: reason} if reason else {}
+    reason = barred_reason(reward_specs, policy, agent) if rewards else ""
+    exclusions = {REWARDS: reason} if reason else {}
     hardware = hardware_detect()
 
-    served = agent_served(agent)
+    definition = agent_served(agent)
 
     def load(adapter: Path | None, base_model: str) -> LoadedPolicy | LinearSide:
         if adapter is not None and is_linear(adapter):
-            return LinearSide(LinearPolicy.load(adapter), served, adapter=str(adapter))
+            return LinearSide(LinearPolicy.load(adapter), definition, adapter=str(adapter))
         return load_policy(
             base_model,
             adapter,
@@ -131,19 +131,19 @@ def evaluate(
     elif order.compare_base:
         # what would answer in its place
         against = load(None, order.base_model or settings.RATCHET_BASE_MODEL) if linear else "base"
-    loaded = load(adapter, base_model)
+    side = load(adapter, base_model)
     report(0, 0, "scoring and answering the held-out prompts")
-    baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, served)
+    baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, definition)
     figures = evaluate_policy(
-        loaded,
+        side,
         held_out.rows.get(PAIRS, ()),
-        agent=served,
+        agent=definition,
         others={kind: rows for kind, rows in held_out.rows.items() if kind != PAIRS},
         checks=checks,
-        barred=barred,
+        barred=exclusions,
         needed=bounds.min_evidence,
         against=against,
-        baseline=LinearSide(baseline, served) if baseline is not None else None,
+        baseline=LinearSide(baseline, definition) if baseline is not None else None,
         max_samples=order.max_samples,
         spare=held_out.spare,
         progress=lambda done, total: report(done, total, ""),
@@ -153,27 +153,28 @@ def evaluate(
     if baseline_facts:
         figures["baseline"] = {**figures.get("baseline", {}), **baseline_facts}
     if REWARDS in figures["evidence"]:
-        figures["evidence"][REWARDS]["judge"] = asked  # as it was named: where its files lie is no figure
+        # as it was named: where its files lie is no figure
+        figures["evidence"][REWARDS]["judge"] = reward_specs
     if evidence:
-        evidence["barred"] = barred
+        evidence["barred"] = exclusions
         figures["comparison"]["against"] = rival.name if rival else "base"
         answers = [
             (answer["messages"], answer.get("written", answer["answer"])) for answer in evidence["answers"]
         ]
         # a closed set is not written token by token, and cannot drift
-        if not served.answers and not isinstance(loaded, LinearSide):
-            evidence["kl"] = figures["kl"] = kl_to_reference(loaded, answers)
+        if not definition.answers and not isinstance(side, LinearSide):
+            evidence["kl"] = figures["kl"] = kl_to_reference(side, answers)
         written = _written_rows(held_out, policy)[: order.max_samples]
-        if not isinstance(loaded, LinearSide) and (gain := written_gain(loaded, written)):
+        if not isinstance(side, LinearSide) and (gain := written_gain(side, written)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if good := good_chars({**held_out.rows, CORRECTIONS: written}):
             evidence["good_chars"] = good
         if cases := golden_cases(agent):
-            evidence["golden"] = golden_check(loaded, served, cases)
+            evidence["golden"] = golden_check(side, definition, cases)
         _say_more([*evidence["cases"], *itertools.chain(*evidence["others"].values())], agent, rival)
     figures["off_policy"], difference = ON_FILE, None
     if order.test_data is None:
-        figures["off_policy"], difference = _off_policy(agent, loaded, against)
+        figures["off_policy"], difference = _off_policy(agent, side, against)
     if evidence and difference is not None:
         evidence["off_policy"] = difference.as_dict()
     figures = {
@@ -283,37 +284,39 @@ def _held_out_rows(order: EvaluationOrder, policy: Policy | None, agent: str, ne
     A file is used whole, less the prompts this policy was trained on. Otherwise the holdout: of the policy's own
     file where it learned from one, else of all the feedback there is now.
     """
-    own = policy.run.snapshot if policy and policy.run else None
-    rewarded = bool(order.rewards)
+    snapshot = policy.run.snapshot if policy and policy.run else None
+    with_rewards = bool(order.rewards)
     if order.test_data is not None:
-        found = held_out_of_file(agent, order.test_data, trained_prompts(own), rewarded=rewarded)
-        if not found.rows and found.trained_rows:
+        held_out = held_out_of_file(agent, order.test_data, trained_prompts(snapshot), rewarded=with_rewards)
+        if not held_out.rows and held_out.trained_rows:
             raise EvaluationRefused(
-                f"all {found.trained_rows} rows of {order.test_data} have prompts the policy was trained on; "
+                f"all {held_out.trained_rows} rows of {order.test_data} have prompts the policy was trained on; "
                 "give a file it never saw"
             )
         nowhere = f"{order.test_data} holds nothing to judge by"
         next_step = "give pairs, ratings, scores or corrections: see docs/evaluate.md"
-    elif own is not None and own.query.get("source") == "file":
-        found = held_out_of_snapshot(own, rewarded=rewarded)
-        if not rewarded and rewards_of_training(policy) and _too_few(found, needed):
-            found = held_out_of_snapshot(own, rewarded=True)
+    elif snapshot is not None and snapshot.query.get("source") == "file":
+        held_out = held_out_of_snapshot(snapshot, rewarded=with_rewards)
+        if not with_rewards and rewards_of_training(policy) and _too_few(held_out, needed):
+            held_out = held_out_of_snapshot(snapshot, rewarded=True)
         nowhere = f"the file that {policy and policy.name} was trained on holds no prompt out"
         next_step = "give --test-data FILE"
     else:
-        found = held_out_of_database(agent, needed, rewarded=rewarded)
-        if not rewarded and rewards_of_training(policy) and _too_few(found, needed):
+        held_out = held_out_of_database(agent, needed, rewarded=with_rewards)
+        if not with_rewards and rewards_of_training(policy) and _too_few(held_out, needed):
             # nobody judged enough of its answers: the rewards it was trained on say what they can
-            found = held_out_of_database(agent, needed, rewarded=True)
+            held_out = held_out_of_database(agent, needed, rewarded=True)
         nowhere = (
             f"no held-out evidence for agent {agent}: about a third of the first rated prompts are held out, and none "
             "of these has a verdict, a preference or a correction"
         )
         next_step = f"rate more at /rate/?agent={agent}, or give --test-data FILE"
-    if not found.rows:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.most_common(4) if count)
+    if not held_out.rows:
+        reasons = ", ".join(
+            f"{count} {reason}" for reason, count in held_out.left_out.most_common(4) if count
+        )
         raise EvaluationRefused(f"{nowhere}{f' (left out: {reasons})' if reasons else ''}; {next_step}")
-    return found
+    return held_out
 
 
 def _too_few(held_out: HeldOut, needed: int) -> bool:

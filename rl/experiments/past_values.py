@@ -71,21 +71,21 @@ def adjustment_of(
         TIME: _time(units),
         FIRST_PROMPT: _prompts(units),
     }
-    told = {name: columns for name, columns in groups.items() if columns is not None}
-    if not told:
+    columns_by_group = {name: columns for name, columns in groups.items() if columns is not None}
+    if not columns_by_group:
         return None
     sums, counts = _totals(units, rows, values)
-    sizes = told[OWN_PAST][:, -1] if OWN_PAST in told else np.zeros(len(units))
+    sizes = columns_by_group[OWN_PAST][:, -1] if OWN_PAST in columns_by_group else np.zeros(len(units))
     numbers = {arm: number for number, arm in enumerate(arms)}
     found = adjusted_moments(
         sums,
         counts,
         np.array([numbers[unit.arm] for unit in units]),
-        np.hstack(list(told.values())),
+        np.hstack(list(columns_by_group.values())),
         np.array([_fold(experiment.salt, unit.name) for unit in units]),
         np.expm1(sizes),
     )
-    return None if found is None else Adjustment(dict(zip(arms, found, strict=True)), tuple(told))
+    return None if found is None else Adjustment(dict(zip(arms, found, strict=True)), tuple(columns_by_group))
 
 
 def _units(rows: Iterable[Exposure]) -> list[_Unit]:

@@ -131,39 +131,39 @@ def results_of(experiment: Experiment) -> Results:
     columns = [_column(name) for name in experiment.slices]
     log_rows = arms_set(experiment.agent, [arm.key for arm in arms])
     rows = list(exposures(log_rows, columns))
-    weighted = experiment.allocation == Experiment.Allocation.THOMPSON
+    is_weighted = experiment.allocation == Experiment.Allocation.THOMPSON
     metrics = {metric.name: metric for metric in (rule.metric, *(guard.metric for guard in rule.guardrails))}
     values, simulated = {}, 0
     for name, metric in metrics.items():
         values[name], count = metric_values(log_rows, metric, rows)
         simulated = max(simulated, count)
-    log = {name: _by_arm(rows, values[name], weighted) for name in metrics}
+    log = {name: _by_arm(rows, values[name], is_weighted) for name in metrics}
     main_values = values[rule.metric.name]
     adjustment = adjustment_of(experiment, rule.metric, rows, main_values)
     units = Counter(arm for arm, _ in {(row.arm, row.unit) for row in rows})
     decisions = Counter(row.arm for row in rows)
-    mismatch, anytime = _mismatch(arms, units, weighted)
+    mismatch, anytime = _mismatch(arms, units, is_weighted)
     chances = _chances(arms, log[rule.metric.name], adjustment, rule)
     control = next(arm for arm in arms if arm.is_control)
     results = []
     for number, arm in enumerate(arms):
-        own = {name: log[name].get(arm.key, NOTHING) for name in metrics}
+        parts = {name: log[name].get(arm.key, NOTHING) for name in metrics}
         figures = {
             name: figure_of(part.moments, metrics[name], part.decisions, part.successes, rule)
-            for name, part in own.items()
+            for name, part in parts.items()
         }
-        main = own[rule.metric.name]
+        main = parts[rule.metric.name]
         found = ArmResult(
             arm, units[arm.key], decisions[arm.key], figures, main.decisions, main.moments, chances[number]
         )
         if arm.pk != control.pk:
             old = {name: log[name].get(control.key, NOTHING).moments for name in metrics}
             found = _with_verdict(
-                found, {name: part.moments for name, part in own.items()}, old, rule, anytime, control,
+                found, {name: part.moments for name, part in parts.items()}, old, rule, anytime, control,
                 adjustment,
             )  # fmt: skip
         results.append(found)
-    slices = _slices(experiment, arms, rows, main_values, rule, weighted)
+    slices = _slices(experiment, arms, rows, main_values, rule, is_weighted)
     now = timezone.now()
     return Results(
         experiment, rule, results, slices, mismatch, anytime, simulated,
@@ -287,7 +287,7 @@ def _slices(
     rule: Rule,
     weighted: bool,
 ) -> list[SliceResult]:
-    found = []
+    slices = []
     control = next(arm for arm in arms if arm.is_control)
     for number, name in enumerate(experiment.slices):
         parts: dict[str, list[Exposure]] = defaultdict(list)
@@ -302,8 +302,8 @@ def _slices(
             for arm in arms:
                 if not arm.is_control:
                     effect = effect_of(log.get(arm.key, NOTHING).moments, old, rule, alpha=rule.alpha)
-                    found.append(SliceResult(name, value, arm.name, effect))
-    return found
+                    slices.append(SliceResult(name, value, arm.name, effect))
+    return slices
 
 
 def _days(experiment: Experiment, results: Sequence[ArmResult], now: datetime) -> float | None:

@@ -239,12 +239,12 @@ def _start(experiment: Experiment, actor: str) -> Experiment:
 
 def _place(experiment: Experiment) -> float:
     """Start of its part of its group, in percent; 0 outside groups. Raises ExperimentRefused."""
-    others = list(Experiment.objects.filter(status=Status.RUNNING).exclude(pk=experiment.pk))
+    running = list(Experiment.objects.filter(status=Status.RUNNING).exclude(pk=experiment.pk))
     group, reserve = experiment.group, experiment.group_reserve
-    for other in others:
-        if other.agent == experiment.agent and not (group and other.group == group):
+    for rival in running:
+        if rival.agent == experiment.agent and not (group and rival.group == group):
             raise ExperimentRefused(
-                f"{other.name} is running for {experiment.agent}; stop it, or put both in one exclusion group"
+                f"{rival.name} is running for {experiment.agent}; stop it, or put both in one exclusion group"
             )
     if not group:
         return 0.0
@@ -252,7 +252,7 @@ def _place(experiment: Experiment) -> float:
         raise ExperimentRefused(
             f"a ramp of {experiment.ramp} % is more than the {reserve} % reserved in its group"
         )
-    taken = [(other.group_start, float(other.group_reserve)) for other in others if other.group == group]
+    taken = [(rival.group_start, float(rival.group_reserve)) for rival in running if rival.group == group]
     place = group_place(taken, reserve)
     if place is None:
         raise ExperimentRefused(

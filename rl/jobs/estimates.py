@@ -132,16 +132,16 @@ def _stage(order: TrainOrder) -> StageEstimate:
     recipe = recipe_named(order.method, config, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
         **order.knobs
     )
-    kind, refused, samples = dataset_kind(order.method, recipe.as_dict()), "", 0
+    kind, refusal_text, samples = dataset_kind(order.method, recipe.as_dict()), "", 0
     try:
         prepared = prepare_training_dataset(
             order.agent, kind=kind, max_samples=order.max_samples, dry_run=True
         )
         samples = prepared.counts["train"]
     except DatasetRefused as refusal:
-        refused = str(refusal)
-    if not adapter and not refused:
-        refused = _no_choice(order.agent, prepared)
+        refusal_text = str(refusal)
+    if not adapter and not refusal_text:
+        refusal_text = _no_choice(order.agent, prepared)
     tries = max(1, int(recipe.as_dict().get("search", 0)))
     steps = recipe.steps(samples) * tries if adapter else 1
     seconds, by = _seconds_per_step(earlier)
@@ -160,9 +160,9 @@ def _stage(order: TrainOrder) -> StageEstimate:
         config=config,
         base_model=base_model,
         recipe=recipe.as_dict(),
-        refusal=refused,
+        refusal=refusal_text,
         warning=""
-        if refused or not adapter
+        if refusal_text or not adapter
         else teachability_warning(recipe.fit_to_rows(samples), samples, kind),
     )
 

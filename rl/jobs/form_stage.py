@@ -88,7 +88,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
     need, served = int(DATASET_CONFIG["min_samples"]), agent_served(run.agent)
     liked = [repr(row["completion"]) for row in _rows(_prepare(run.agent, "corrections"))]
     alike = max(Counter(liked).values(), default=0)
-    shown: tuple[dict[str, str], int, str] = (
+    choice: tuple[dict[str, str], int, str] = (
         {"feedback": "corrections"},
         len(liked),
         "answers people wrote or liked",
@@ -99,9 +99,9 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
         }
         kind = max(drawn, key=drawn.__getitem__)
         if drawn[kind] >= need:
-            what = "valid answers, liked or not, to the prompts that were judged"
-            shown = {"feedback": kind, "teacher": FORM}, drawn[kind], what
-    knobs, count, what = shown
+            description = "valid answers, liked or not, to the prompts that were judged"
+            choice = {"feedback": kind, "teacher": FORM}, drawn[kind], description
+    knobs, count, description = choice
     if count < need:
         return None
     return TrainOrder(
@@ -110,7 +110,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
         base_model=run.base_model,
         knobs={**knobs, "start_from": BASE},
         actor=f"run {run.pk}",
-        reason=f"first stage of run {run.pk}, as its base model gives few valid answers: {count:,} {what}",
+        reason=f"first stage of run {run.pk}, as its base model gives few valid answers: {count:,} {description}",
         stage_of=run.pk,
     )
 

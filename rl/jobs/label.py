@@ -78,49 +78,51 @@ def auto_label(
         )
     if limit < 1:
         raise LabelsRefused(f"a limit is at least 1, found {limit}")
-    rated, waiting = rated_rows(agent), waiting_rows(agent, limit)
+    rated_decisions, waiting = rated_rows(agent), waiting_rows(agent, limit)
     champion = registry.champion_of(agent)
     base = base_model or (champion.base_model if champion else settings.RATCHET_BASE_MODEL)
     adapter = adapter_folder(champion) if champion and champion.base_model == base else None
     labels.labels_enough(
-        [row.good for row in rated], [row.prompt_hash for row in rated]
+        [row.good for row in rated_decisions], [row.prompt_hash for row in rated_decisions]
     )  # before anything is loaded
     policy = load_policy(base, adapter, hardware=hardware_detect())
-    rows = [*rated, *waiting]
+    rows = [*rated_decisions, *waiting]
     items: list[Item] = [(row.messages, row.response) for row in rows]
     read = labels.embeddings(
         policy, items, progress=(lambda done, total: progress(done, total, "")) if progress else None
     )
-    good = labels.as_labels([row.good for row in rated])
-    first = labels.label_fit(read[: len(rated)], good, [row.prompt_hash for row in rated], seed)
-    stated = first.model.probabilities(read[len(rated) :]) if waiting else read[:0, 0]
-    more: dict[str, np.ndarray] = {}
+    good = labels.as_labels([row.good for row in rated_decisions])
+    first = labels.label_fit(
+        read[: len(rated_decisions)], good, [row.prompt_hash for row in rated_decisions], seed
+    )
+    probabilities = first.model.probabilities(read[len(rated_decisions) :]) if waiting else read[:0, 0]
+    extra_features: dict[str, np.ndarray] = {}
     left_out: dict[str, str] = {}
     judge = _reward_model(agent)
     if adapter is not None:
-        more[MARGIN] = labels.margins(policy, items)
+        extra_features[MARGIN] = labels.margins(policy, items)
     else:
         left_out[MARGIN] = "the agent has no champion on this base model"
     if judge is not None:
-        more[REWARD_MODEL] = labels.reward_scores(judge, items)
+        extra_features[REWARD_MODEL] = labels.reward_scores(judge, items)
     else:
         left_out[REWARD_MODEL] = "no reward model was trained for the agent"
     figures, features = first.figures, [EMBEDDING]
-    if more:
-        splits = splits_of(agent, {row.prompt_hash for row in rated})
-        stacked = _stack(first, rated, splits, stated, more, good, left_out, seed)
+    if extra_features:
+        splits = splits_of(agent, {row.prompt_hash for row in rated_decisions})
+        stacked = _stack(first, rated_decisions, splits, probabilities, extra_features, good, left_out, seed)
         if stacked is not None:
-            figures, stated = stacked
-            features += list(more)
+            figures, probabilities = stacked
+            features += list(extra_features)
     run = LabelRun.objects.create(
-        agent=agent, base_model=base, path="", features=features, left_out=left_out, ratings=len(rated),
+        agent=agent, base_model=base, path="", features=features, left_out=left_out, ratings=len(rated_decisions),
         figures=asdict(figures),
     )  # fmt: skip
     folder = settings.RATCHET_HOME / "labels" / agent / str(run.pk)
     facts = {"agent": agent, "base_model": base, "base_model_hash": policy.base_model_hash}
     first.model.save(folder, {**facts, "figures": asdict(first.figures)})
     labels.curve_draw(asdict(figures), folder / "calibration.png", str(run))
-    found = dict(zip([row.pk for row in waiting], map(float, stated), strict=True))
+    found = dict(zip([row.pk for row in waiting], map(float, probabilities), strict=True))
     run.path = registry.home_relative(folder)
     run.suggested = suggestions_record(found, str(run))
     run.save(update_fields=["path", "suggested"])

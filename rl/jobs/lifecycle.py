@@ -177,32 +177,32 @@ def run_cancel(run: TrainingRun, *, actor: str) -> TrainingRun:
 
 def runs_reclaim() -> list[TrainingRun]:
     """Queue the runs whose worker died again, so that another resumes them; one that killed too many of them fails."""
-    again = []
+    requeued_runs = []
     for run in TrainingRun.objects.filter(status=Status.RUNNING):
         if worker_lives(run):
             continue
-        held = TrainingRun.objects.filter(pk=run.pk, status=Status.RUNNING, worker=run.worker)
+        row = TrainingRun.objects.filter(pk=run.pk, status=Status.RUNNING, worker=run.worker)
         if run.cancel_requested:
-            held.update(status=Status.CANCELLED, finished_at=timezone.now())
+            row.update(status=Status.CANCELLED, finished_at=timezone.now())
         elif run.stage_of is not None:
             gone = f"{run.worker} is gone; run {run.stage_of.pk} goes on with it"
-            held.update(status=Status.FAILED, finished_at=timezone.now(), reason=gone)
+            row.update(status=Status.FAILED, finished_at=timezone.now(), reason=gone)
         elif run.asked_by and run.dispatched_at is None:
             # trained by a command in somebody's terminal: theirs to resume
-            held.update(
+            row.update(
                 status=Status.FAILED,
                 finished_at=timezone.now(),
                 reason=f"{run.worker} is gone; go on with: {PROGRAM} train_{run.method} --resume {run.pk}",
             )
         elif run.attempts >= MAX_ATTEMPTS:
             died = f"the process that trained it died {run.attempts} times, the last was {run.worker}"
-            if held.update(status=Status.FAILED, finished_at=timezone.now(), reason=died):
+            if row.update(status=Status.FAILED, finished_at=timezone.now(), reason=died):
                 run.refresh_from_db()
                 run_failed_notify(run)
-        elif held.update(status=Status.QUEUED, reason=f"{run.worker} is gone", dispatched_at=None):
+        elif row.update(status=Status.QUEUED, reason=f"{run.worker} is gone", dispatched_at=None):
             logger.warning("run %s: %s is gone, it is queued again", run.pk, run.worker)
-            again.append(run)
-    return again
+            requeued_runs.append(run)
+    return requeued_runs
 
 
 def runs_redispatch() -> list[TrainingRun]:
@@ -230,7 +230,7 @@ def run_log_tail(run: TrainingRun, lines: int = 40) -> str:
 
     What a worker's process logs is in both files; the traceback of a failure is in train.log alone.
     """
-    told: list[str] = []
+    tail: list[str] = []
     for name in ("worker.log", "train.log"):
         try:
             with (run_folder(run) / name).open("rb") as file:
@@ -239,11 +239,11 @@ def run_log_tail(run: TrainingRun, lines: int = 40) -> str:
                 said = file.read().decode("utf-8", "replace").splitlines()[-lines:]
         except FileNotFoundError:
             continue
-        if told:
+        if tail:
             errors = [place for place, line in enumerate(said) if " ERROR " in line]
             said = said[errors[-1] :] if errors and run.status == Status.FAILED else []
-        told += said
-    return "\n".join(told[-lines:])
+        tail += said
+    return "\n".join(tail[-lines:])
 
 
 def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
@@ -260,7 +260,7 @@ def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
         raise RunRefused(f"run {run_id} is {run.status}; only {', '.join(allowed)} runs can be taken")
     if run.status == Status.RUNNING and worker_lives(run):
         raise RunRefused(f"run {run_id} is still being trained by {run.worker}; stop that process first")
-    claimed = TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker).update(
+    update_count = TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker).update(
         status=Status.RUNNING,
         worker=_worker_name(),
         reason="",
@@ -272,7 +272,7 @@ def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
         phase="",
         phase_at=None,
     )
-    if claimed != 1:
+    if update_count != 1:
         raise RunRefused(f"run {run_id} was taken by another worker a moment ago")
     run.refresh_from_db()
     return run
@@ -433,10 +433,10 @@ def stop_signals() -> Iterator[threading.Event]:
 @contextmanager
 def pulse(run: TrainingRun) -> Iterator[None]:
     """Signs of life beside the steps: loading a model or reading feedback takes longer than a run may be silent."""
-    done = threading.Event()
+    stop = threading.Event()
 
     def write_heartbeats() -> None:
-        while not done.wait(HEARTBEAT_S):
+        while not stop.wait(HEARTBEAT_S):
             try:
                 TrainingRun.objects.filter(pk=run.pk, worker=run.worker).update(heartbeat_at=timezone.now())
             except DatabaseError as error:
@@ -449,7 +449,7 @@ def pulse(run: TrainingRun) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        stop.set()
         thread.join()
 
 
@@ -458,8 +458,8 @@ def run_log(path: Path) -> Iterator[None]:
     """Everything logged while a run trains goes to its folder too; a traceback goes there alone."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    listened = [logging.getLogger(name) for name in ("rl", "transformers", "trl")]
-    for source in listened:
+    loggers = [logging.getLogger(name) for name in ("rl", "transformers", "trl")]
+    for source in loggers:
         source.addHandler(handler)
     try:
         yield
@@ -471,6 +471,6 @@ def run_log(path: Path) -> Iterator[None]:
         )
         raise
     finally:
-        for source in listened:
+        for source in loggers:
             source.removeHandler(handler)
         handler.close()

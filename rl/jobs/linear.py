@@ -60,22 +60,22 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
     began = time.perf_counter()
     recipe = LinearRecipe.from_dict(run.recipe)
     agent = agent_served(run.agent)
-    rows, held = (list(snapshot_rows(run.snapshot, split)) for split in ("train", "eval"))
+    rows, eval_rows = (list(snapshot_rows(run.snapshot, split)) for split in ("train", "eval"))
     listener.on_start(1)
     listener.on_phase("fitting")
     try:
-        found = fitted_by(recipe, rows, agent)
+        linear_fit = fitted_by(recipe, rows, agent)
     except LinearRefused as refusal:
         raise TrainingRefused(str(refusal)) from refusal
     folder = run_folder(run) / "policy"
-    found.policy.save(folder)
+    linear_fit.policy.save(folder)
     sums_write(folder, [WEIGHTS])
-    metrics = {**found.metrics, **eval_metrics(found.policy, held, agent)}
+    metrics = {**linear_fit.metrics, **eval_metrics(linear_fit.policy, eval_rows, agent)}
     listener.on_step(1, 1)  # no row of metrics: one fit draws no curve
-    facts = found.policy.facts
+    facts = linear_fit.policy.facts
     notes = [
-        f"{len(found.policy.answers)} answers, {len(found.policy.columns):,} features of a prompt "
-        f"({' and '.join(found.policy.families)}), penalty C = {facts['penalty']:g}, by cross-validation over "
+        f"{len(linear_fit.policy.answers)} answers, {len(linear_fit.policy.columns):,} features of a prompt "
+        f"({' and '.join(linear_fit.policy.families)}), penalty C = {facts['penalty']:g}, by cross-validation over "
         f"{facts['prompts']:,} prompts"
     ]
     return TrainResult(
@@ -87,8 +87,8 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
         steps=1,
         total_steps=1,
         seconds=time.perf_counter() - began,
-        samples={"train": len(rows), "eval": len(held)},
-        left_out=found.left_out,
+        samples={"train": len(rows), "eval": len(eval_rows)},
+        left_out=linear_fit.left_out,
         metrics=metrics,
         recipe=recipe.as_dict(),
         libraries={name: importlib.metadata.version(name) for name in LIBRARIES},

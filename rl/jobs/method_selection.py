@@ -110,23 +110,23 @@ def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> M
     pairs = _Pairs.of(_prepare(agent, "pairs", need, source))
     scored = _prepare(agent, "scores", need, source)
     values = [float(row["score"]) for row in scored.rows("train")] if scored else []
-    objective, why = (
+    objective, reason = (
         "pairwise",
         f"{pairs.all:,} pairs, with {pairs.responses:,} of {len(values):,} judged responses",
     )
     if pairs.responses < PAIRED_SHARE * len(values) or not pairs.all:
         between = sum(0 < value < 1 for value in values)
         if between > FEW_BETWEEN * len(values):
-            objective, why = (
+            objective, reason = (
                 "regression",
                 f"{len(values):,} scored responses, {between:,} of them between 0 and 1",
             )
         elif values:
-            objective, why = (
+            objective, reason = (
                 "binary",
                 f"{len(values):,} responses with a thumb, {pairs.responses:,} of them in pairs",
             )
-    return MethodChoice("reward_model", f"objective {objective}: {why}", {"objective": objective})
+    return MethodChoice("reward_model", f"objective {objective}: {reason}", {"objective": objective})
 
 
 FEW_BETWEEN = 0.1
@@ -248,18 +248,18 @@ def _of_prompts(prompts: Prepared | None, need: int) -> MethodChoice | None:
     """GRPO where nobody said anything, and what is known of the prompts decides whether an answer is right."""
     known = [row.get("facts") or {} for row in prompts.rows("train")] if prompts else []
     right = sum(any(facts.get(name) not in EMPTY for name in ANSWER_COLUMNS) for facts in known)
-    tested = sum(any(facts.get(name) not in EMPTY for name in (*TESTS, *EXPECTED)) for facts in known)
-    if max(right, tested) < need:
+    with_tests = sum(any(facts.get(name) not in EMPTY for name in (*TESTS, *EXPECTED)) for facts in known)
+    if max(right, with_tests) < need:
         return None
-    if right >= tested:
+    if right >= with_tests:
         return MethodChoice(
             "grpo", f"auto took grpo: {right:,} prompts with their right answer", {"reward": "answer"}
         )
     if settings.ENABLE_CODE_EXECUTION:
         return MethodChoice(
-            "grpo", f"auto took grpo: {tested:,} prompts with tests", {"reward": "code_execution"}
+            "grpo", f"auto took grpo: {with_tests:,} prompts with tests", {"reward": "code_execution"}
         )
-    off = f"{tested:,} prompts with tests are for grpo, which needs ENABLE_CODE_EXECUTION=true (docs/rewards.md)"
+    off = f"{with_tests:,} prompts with tests are for grpo, which needs ENABLE_CODE_EXECUTION=true (docs/rewards.md)"
     return MethodChoice("dpo", f"auto took dpo: nobody rated anything; {off}")
 
 

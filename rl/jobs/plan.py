@@ -35,23 +35,23 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
     hardware = hardware_of(order.method)
     config, recipe = recipe_for(order, hardware)
     phase(READING)
-    prepared = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
-    recipe = recipe.fit_to_rows(prepared.counts["train"])
+    dataset = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
+    recipe = recipe.fit_to_rows(dataset.counts["train"])
     phase("estimating steps, minutes and memory")
     expected = (
-        linear_runs.plan_of(prepared, order.agent)
+        linear_runs.plan_of(dataset, order.agent)
         if hardware is None
-        else _adapter_plan(order, recipe, prepared, hardware, phase)
+        else _adapter_plan(order, recipe, dataset, hardware, phase)
     )
-    distance = distance_of_prepared(prepared, order.agent)
+    distance = distance_of_prepared(dataset, order.agent)
     return {
         "agent": order.agent,
-        "samples": prepared.counts,
-        "sources": prepared.sources,
-        "left_out": prepared.left_out,
-        "balance": prepared.balance,
-        "query": prepared.query | ({"unreadable": prepared.unreadable} if prepared.unreadable else {}),
-        "simulated_share": prepared.simulated_share,
+        "samples": dataset.counts,
+        "sources": dataset.sources,
+        "left_out": dataset.left_out,
+        "balance": dataset.balance,
+        "query": dataset.query | ({"unreadable": dataset.unreadable} if dataset.unreadable else {}),
+        "simulated_share": dataset.simulated_share,
         "base_model": base_model_for(order),
         "config": config,
         "recipe": recipe.as_dict(),

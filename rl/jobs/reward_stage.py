@@ -36,18 +36,18 @@ def reward_model_resolve(run: TrainingRun, stage_runner: StageRunner) -> RewardM
     A stage that an earlier attempt began is gone on with. Raises RunRefused where the reward model ranks held-out
     feedback no better than a coin, StageStopped where its training was stopped.
     """
-    found = reward_model_valid(run.agent, run.base_model)
-    if found is None:
+    version = reward_model_valid(run.agent, run.base_model)
+    if version is None:
         _stage_train(run, stage_runner)
-        found = reward_model_champion(run.agent)
-    if found is None or not ranks_above_chance(found.ranking):
-        raise RunRefused(_coin(run, found))
-    specs = [f"{MODEL}{found.name}" if spec == AUTO else spec for spec in _specs(run)]
+        version = reward_model_champion(run.agent)
+    if version is None or not ranks_above_chance(version.ranking):
+        raise RunRefused(_coin(run, version))
+    specs = [f"{MODEL}{version.name}" if spec == AUTO else spec for spec in _specs(run)]
     run.recipe = {**run.recipe, "reward": ",".join(specs)}
-    said = f"reward auto: {found.name}, which {ranking_text(found.ranking)}"
+    said = f"reward auto: {version.name}, which {ranking_text(version.ranking)}"
     run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), said)))}
     run.save(update_fields=["recipe", "result"])
-    return found
+    return version
 
 
 def _stage_train(run: TrainingRun, stage_runner: StageRunner) -> None:

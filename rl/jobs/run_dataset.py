@@ -33,15 +33,15 @@ def run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
     """The row of a run, with its dataset."""
     config, recipe = recipe_for(order, hardware)
     new = feedback_unlearnt(order)
-    prepared = dataset_prepare(order, recipe, new)
-    recipe = recipe.fit_to_rows(prepared.counts["train"])
+    dataset = dataset_prepare(order, recipe, new)
+    recipe = recipe.fit_to_rows(dataset.counts["train"])
     run = TrainingRun.objects.create(
         agent=order.agent,
         result=order.initial_result,
         method=order.method,
         asked_by=order.actor,
         stage_of_id=order.stage_of,
-        snapshot=prepared.snapshot,
+        snapshot=dataset.snapshot,
         base_model=base_model_for(order),
         config=config,
         recipe=recipe.as_dict(),
@@ -50,7 +50,7 @@ def run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
         hardware=hardware.as_dict() if hardware is not None else {},
         output=registry.home_relative(order.output) if order.output else "",
     )
-    run_feedback_resolve(run, prepared, recipe, new)
+    run_feedback_resolve(run, dataset, recipe, new)
     return run
 
 
@@ -89,7 +89,7 @@ def dataset_prepare(
         if order.source != "db":
             raise RunRefused("replay_share is for the feedback recorded here; a file is trained on whole")
         replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new)))
-    prepared = prepare_training_dataset(
+    dataset = prepare_training_dataset(
         order.agent,
         kind=dataset_kind(order.method, recipe.as_dict()),
         source=order.source,
@@ -105,5 +105,5 @@ def dataset_prepare(
         sources=recipe.source_names if isinstance(recipe, SFTRecipe) else SHOWN,
     )
     if method_named(order.method).rewarded and recipe.as_dict().get("mode") != "logged":
-        teaching_check(recipe.as_dict(), list(islice(prepared.rows("train"), TEACHING_ROWS)), order.agent)
-    return prepared
+        teaching_check(recipe.as_dict(), list(islice(dataset.rows("train"), TEACHING_ROWS)), order.agent)
+    return dataset

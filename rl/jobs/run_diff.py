@@ -64,9 +64,9 @@ def _facts(run: TrainingRun) -> dict[str, Any]:
 
 
 def _outcomes(run: TrainingRun, series: Mapping[str, Any]) -> dict[str, str]:
-    found = {"status": str(run.status), "steps": f"{run.steps_done} of {run.steps_total}"}
+    outcomes = {"status": str(run.status), "steps": f"{run.steps_done} of {run.steps_total}"}
     if run.seconds is not None:
-        found["seconds"] = f"{run.seconds:,.0f}"
+        outcomes["seconds"] = f"{run.seconds:,.0f}"
     for name, title in (
         ("loss", "last training loss"),
         ("eval_loss", "last held-out loss"),
@@ -76,14 +76,14 @@ def _outcomes(run: TrainingRun, series: Mapping[str, Any]) -> dict[str, str]:
         ("eval_reward", "last held-out reward"),
     ):
         if series.get(name):
-            found[title] = number_text(series[name][-1][1])
+            outcomes[title] = number_text(series[name][-1][1])
     policy = getattr(run, "policy", None)
     if policy is not None:
-        found["policy"] = f"{policy.name}, {policy.stage}"
+        outcomes["policy"] = f"{policy.name}, {policy.stage}"
         if (headline := headline_of(policy.metrics)) is not None:
             interval = f" [{headline.interval}]" if headline.interval else ""
-            found[f"judged: {headline.title.lower()}"] = f"{headline.text}{interval}"
-    return found
+            outcomes[f"judged: {headline.title.lower()}"] = f"{headline.text}{interval}"
+    return outcomes
 
 
 def _text(value: Any) -> str:

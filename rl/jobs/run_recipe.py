@@ -33,19 +33,19 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
     None for a method that trains no adapter."""
     preset = hardware.preset if hardware is not None else "default"
     name = order.config or method_named(order.method).preset(preset)
-    configured = settings.RATCHET_CONFIG.get(order.method) or {}
+    configuration = settings.RATCHET_CONFIG.get(order.method) or {}
     knobs = dict(order.knobs)
-    if "epochs" in knobs or "epochs" in configured:
+    if "epochs" in knobs or "epochs" in configuration:
         knobs.setdefault("min_steps", 0)  # who names the passes gets them
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
-    recipe = _with_lengths(recipe, order.agent, {*knobs, *configured})
+    recipe = _with_lengths(recipe, order.agent, {*knobs, *configuration})
     if not method_named(order.method).adapter:
         return name, linear_runs.feedback_resolved(order, recipe)
     if method_named(order.method).rewarded:
         rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
     recipe = start_resolved(order, recipe)
     if recipe.whole and hardware is not None:
-        if "learning_rate" not in {*knobs, *configured}:
+        if "learning_rate" not in {*knobs, *configuration}:
             recipe = recipe.with_knobs(learning_rate=recipe.learning_rate * WHOLE_RATE)
         _memory_check(order, recipe, hardware)
     return name, recipe

@@ -44,11 +44,11 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
     kind: what the rows are called (`pairs`, `labels`, ...).
     """
     steps = optimiser_steps(recipe, rows)
-    what = "how it scores answers" if isinstance(recipe, RewardModelRecipe) else "what the policy answers"
+    subject = "how it scores answers" if isinstance(recipe, RewardModelRecipe) else "what the policy answers"
     knobs = recipe.as_dict()
     scale = 1.0 if recipe.whole else float(knobs["lora_alpha"]) / float(knobs["lora_r"])
     moved = rate_sum(recipe, steps) * scale
-    counted = f"{rows:,} {kind} and {steps:,} optimiser step{'' if steps == 1 else 's'}"
+    amount = f"{rows:,} {kind} and {steps:,} optimiser step{'' if steps == 1 else 's'}"
     if moved < STILL:
         more = _steps_needed(recipe, steps, scale)
         passes = math.ceil(float(knobs["epochs"]) * more / max(steps, 1))
@@ -56,10 +56,10 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
         rate = f"rate about {math.ceil(fewer_rows * 1.7 / 10) * 10} more prompts, or " if fewer_rows else ""
         longer = f"--max-steps {more}" if knobs["max_steps"] > 0 else f"--epochs {passes}"
         longer = longer if more < MOST_STEPS else "a higher --learning-rate"
-        return f"{counted}: too little to change {what} (measured: one in 40 at most); {rate}give {longer}"
+        return f"{amount}: too little to change {subject} (measured: one in 40 at most); {rate}give {longer}"
     if rows < FEW_ROWS:
         return (
-            f"{counted}: the policy may learn these {kind} by heart, and little beyond them; rate about "
+            f"{amount}: the policy may learn these {kind} by heart, and little beyond them; rate about "
             f"{math.ceil((FEW_ROWS - rows) * 1.7 / 10) * 10} more prompts"
         )
     return ""

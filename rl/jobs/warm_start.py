@@ -18,11 +18,11 @@ def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
     Raises RunRefused for a policy of another base model, of another kind of training or without files, RegistryRefused
     for an unknown one.
     """
-    wanted = recipe.as_dict().get("start_from", BASE)
-    if wanted == BASE:
+    start = recipe.as_dict().get("start_from", BASE)
+    if start == BASE:
         return recipe
     base_model = base_model_for(order)
-    if wanted == CHAMPION:
+    if start == CHAMPION:
         champion = registry.champion_of(order.agent)
         fits = champion is not None and champion.base_model == base_model
         return (
@@ -30,12 +30,12 @@ def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
             if champion is None or not fits
             else _continued_recipe(recipe, champion)
         )
-    if (found := registry.policy_get(wanted)).base_model != base_model:
+    if (found := registry.policy_get(start)).base_model != base_model:
         raise RunRefused(
-            f"start_from {wanted}: it is an adapter for {found.base_model}, this run trains {base_model}; give --model "
+            f"start_from {start}: it is an adapter for {found.base_model}, this run trains {base_model}; give --model "
             f"{found.base_model}, or start from base"
         )
-    start_located(wanted)
+    start_located(start)
     return _continued_recipe(recipe, found)
 
 

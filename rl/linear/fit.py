@@ -174,22 +174,22 @@ def _matrix(
     is the answer's own bias."""
     width = len(columns) + 1
     numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in choices.rows))}
-    found = [
+    row_features = [
         [*((columns[name], value) for name, value in features.items() if name in columns), (width - 1, 1.0)]
         for features in read
     ]
     if choices.feedback == CORRECTIONS and answers.mode == CLOSED:
-        entries = [(i, column, value) for i, one in enumerate(found) for column, value in one[:-1]]
-        x = _sparse(entries, len(found), width - 1)
+        entries = [(i, column, value) for i, one in enumerate(row_features) for column, value in one[:-1]]
+        x = _sparse(entries, len(row_features), width - 1)
         y = [shared[f"is {answer_plain(row.answer)}"] for row in choices.rows]
         groups = [numbers[row.group] for row in choices.rows]
         return _Matrix(x, np.array(y), np.ones(len(y)), np.array(groups))
-    made: list[tuple[int, list[tuple[int, float]], int, float]] = []
+    examples: list[tuple[int, list[tuple[int, float]], int, float]] = []
     for i, row in enumerate(choices.rows):
         own = _places(row.answer, answers, shared)
         if choices.feedback == SCORES:
-            made.append((i, [(place, 1.0) for place in own], 1, row.value))
-            made.append((i, [(place, 1.0) for place in own], 0, 1 - row.value))
+            examples.append((i, [(place, 1.0) for place in own], 1, row.value))
+            examples.append((i, [(place, 1.0) for place in own], 0, 1 - row.value))
             continue
         plain = answer_plain(row.answer)
         others = (
@@ -198,22 +198,22 @@ def _matrix(
         for other in others:
             apart = _difference(own, _places(other, answers, shared))
             # both orders of a difference say the same; one of either kind gives the two classes that are asked for
-            sign = 1 if len(made) % 2 == 0 else -1
-            made.append(
+            sign = 1 if len(examples) % 2 == 0 else -1
+            examples.append(
                 (i, [(place, sign * value) for place, value in apart], int(sign > 0), 1 / len(others))
             )
-    made = [one for one in made if one[3] > 0]
+    examples = [one for one in examples if one[3] > 0]
     entries = [
         (number, place * width + column, side * value)
-        for number, (i, places, _, _) in enumerate(made)
+        for number, (i, places, _, _) in enumerate(examples)
         for place, side in places
-        for column, value in found[i]
+        for column, value in row_features[i]
     ]
     return _Matrix(
-        _sparse(entries, len(made), len(shared) * width),
-        np.array([y for _, _, y, _ in made]),
-        np.array([weight for *_, weight in made]),
-        np.array([numbers[choices.rows[i].group] for i, *_ in made]),
+        _sparse(entries, len(examples), len(shared) * width),
+        np.array([y for _, _, y, _ in examples]),
+        np.array([weight for *_, weight in examples]),
+        np.array([numbers[choices.rows[i].group] for i, *_ in examples]),
     )
 
 
@@ -250,12 +250,12 @@ def _cross_validated(
     folds = min(FOLDS, len(np.unique(matrix.groups)) // 2)
     if folds < 2 or len(np.unique(matrix.y)) < 2:
         return [(penalties[len(penalties) // 2], np.inf, np.nan)]
-    found: list[tuple[float, float, float]] = []
+    fold_losses: list[tuple[float, float, float]] = []
     divided = list(
         GroupKFold(folds, shuffle=True, random_state=seed).split(matrix.x, matrix.y, matrix.groups)
     )
     for penalty in penalties:
-        if len(found) > 1 and found[-1][1] > found[-2][1]:
+        if len(fold_losses) > 1 and fold_losses[-1][1] > fold_losses[-2][1]:
             break  # from the strongest on the loss falls, then rises
         losses, right = np.zeros(len(matrix.y)), np.zeros(len(matrix.y))
         for train, test in divided:
@@ -267,14 +267,14 @@ def _cross_validated(
             own = [told[i, place[int(y)]] if int(y) in place else 0.0 for i, y in enumerate(matrix.y[test])]
             losses[test] = -np.log(np.maximum(own, 1e-4))
             right[test] = model.classes_[told.argmax(1)] == matrix.y[test]
-        found.append(
+        fold_losses.append(
             (
                 penalty,
                 float(np.average(losses, weights=matrix.weights)),
                 float(np.average(right, weights=matrix.weights)),
             )
         )
-    return found
+    return fold_losses
 
 
 def _fit_weights(model: Any, matrix: _Matrix, places: Any = slice(None)) -> Any:

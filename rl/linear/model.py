@@ -158,30 +158,28 @@ class LinearPolicy:
         """Read what `save` wrote. Raises LinearPolicyError."""
         path = folder / WEIGHTS
         try:
-            found = json.loads(path.read_text("utf-8"))
-            if found["format"] != FORMAT:
+            body = json.loads(path.read_text("utf-8"))
+            if body["format"] != FORMAT:
+                raise LinearPolicyError(f"{path}: expected the format {FORMAT}, found {body['format']!r:.40}")
+            if body["mode"] not in (CLOSED, LISTED) or tuple(body["families"]) not in FAMILIES:
                 raise LinearPolicyError(
-                    f"{path}: expected the format {FORMAT}, found {found['format']!r:.40}"
-                )
-            if found["mode"] not in (CLOSED, LISTED) or tuple(found["families"]) not in FAMILIES:
-                raise LinearPolicyError(
-                    f"{path}: made by another version ({found['mode']}, {found['families']})"
+                    f"{path}: made by another version ({body['mode']}, {body['families']})"
                 )
             rows, columns = (
-                tuple(map(str, found["answer_features"])),
-                tuple(map(str, found["prompt_features"])),
+                tuple(map(str, body["answer_features"])),
+                tuple(map(str, body["prompt_features"])),
             )
             return cls(
-                agent=str(found["agent"]),
-                mode=found["mode"],
-                families=tuple(found["families"]),
-                answers=tuple(map(str, found["answers"])),
-                quoted=bool(found["quoted"]),
+                agent=str(body["agent"]),
+                mode=body["mode"],
+                families=tuple(body["families"]),
+                answers=tuple(map(str, body["answers"])),
+                quoted=bool(body["quoted"]),
                 rows=rows,
                 columns=columns,
-                weights=np.array(found["weights"], dtype=np.float64).reshape(len(rows), len(columns)),
-                bias=np.array(found["bias"], dtype=np.float64),
-                facts=dict(found["facts"]),
+                weights=np.array(body["weights"], dtype=np.float64).reshape(len(rows), len(columns)),
+                bias=np.array(body["bias"], dtype=np.float64),
+                facts=dict(body["facts"]),
             )
         except LinearPolicyError:
             raise

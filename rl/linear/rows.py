@@ -68,25 +68,25 @@ class Choices:
 def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
     """Rows of a snapshot of pairs, labels, scores, corrections or groups. Raises LinearRefused for another kind, and
     for none that can be read."""
-    found = Choices("")
+    choices = Choices("")
     for row in rows:
         listed = _listed_options(row, agent)
         for feedback, made in _choices(row):
-            found.feedback = found.feedback or feedback
-            if made is None or feedback != found.feedback:
-                found.left_out["not_text"] += 1
+            choices.feedback = choices.feedback or feedback
+            if made is None or feedback != choices.feedback:
+                choices.left_out["not_text"] += 1
                 continue
-            found.rows.append(
+            choices.rows.append(
                 LinearChoice(
                     row["prompt"], **made, options=listed, group=str(row.get("prompt_hash") or row["prompt"])
                 )
             )
-    if not found.rows:
+    if not choices.rows:
         raise LinearRefused(
             "expected pairs, scored or labelled answers, or demonstrations to learn from, found none whose answers are "
             "single texts"
         )
-    return found
+    return choices
 
 
 def _choices(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
@@ -146,10 +146,10 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
             written.setdefault(answer_plain(text), text.strip())
     # by prompts: wordings that stand in many pairs of one prompt are met once
     counts = Counter({name: len(groups) for name, groups in prompts.items()})
-    met = tuple(written[name] for name, _ in counts.most_common())
-    quoted = sum(_is_quote(row) for row in rows) >= LISTED_SHARE * len(rows)
+    texts = tuple(written[name] for name, _ in counts.most_common())
+    is_quoted = sum(_is_quote(row) for row in rows) >= LISTED_SHARE * len(rows)
     if sum(bool(row.options) for row in rows) >= LISTED_SHARE * len(rows):
-        return Answers(LISTED, met, quoted)
+        return Answers(LISTED, texts, is_quoted)
     once = sum(count == 1 for count in counts.values())
     closed = len(counts) <= MOST_ANSWERS and once <= UNSEEN_MASS * counts.total()
     if not agent.answers and not closed:
@@ -158,11 +158,11 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
             f"answers of {agent.slug}, {once:,} of them once: a linear policy picks an answer and writes none; "
             "train_sft, train_dpo and train_kto learn to write"
         )
-    if len(met) < 2:
+    if len(texts) < 2:
         raise LinearRefused(
-            f"expected at least two different answers of {agent.slug}, found {len(met)}: there is nothing to choose"
+            f"expected at least two different answers of {agent.slug}, found {len(texts)}: there is nothing to choose"
         )
-    return Answers(CLOSED, met, quoted)
+    return Answers(CLOSED, texts, is_quoted)
 
 
 def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> int:

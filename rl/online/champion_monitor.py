@@ -85,36 +85,36 @@ def _champion_watch(champion: Policy) -> list[str]:
 
 def champion_look(champion: Policy) -> Look | None:
     """The look that is due; None where too little is rated yet, or nobody stood there before."""
-    promoted = champion.events.filter(to_stage=Stage.CHAMPION).first()
-    if promoted is None or promoted.kind != Kind.PROMOTED:
+    promotion = champion.events.filter(to_stage=Stage.CHAMPION).first()
+    if promotion is None or promotion.kind != Kind.PROMOTED:
         return None  # put back by a rollback: it has proved itself
-    before = (
+    retirement = (
         PolicyEvent.objects.filter(
-            policy__agent=champion.agent, kind=Kind.RETIRED, from_stage=Stage.CHAMPION, pk__lt=promoted.pk
+            policy__agent=champion.agent, kind=Kind.RETIRED, from_stage=Stage.CHAMPION, pk__lt=promotion.pk
         )
         .select_related("policy")
         .first()
     )
-    if before is None or before.policy.stage != Stage.RETIRED:
+    if retirement is None or retirement.policy.stage != Stage.RETIRED:
         return None
-    own = _verdicts(champion, promoted)
-    if len(own) < FIRST_LOOK:
+    verdicts = _verdicts(champion, promotion)
+    if len(verdicts) < FIRST_LOOK:
         return None
-    number = int(math.log2(len(own) / FIRST_LOOK)) + 1
-    if champion.events.filter(kind=Kind.WATCHED, pk__gt=promoted.pk, verdicts__look__gte=number).exists():
+    number = int(math.log2(len(verdicts) / FIRST_LOOK)) + 1
+    if champion.events.filter(kind=Kind.WATCHED, pk__gt=promotion.pk, verdicts__look__gte=number).exists():
         return None
-    own = own[: FIRST_LOOK * 2 ** (number - 1)]
-    others = _verdicts(before.policy)[-COMPARED:]
+    verdicts = verdicts[: FIRST_LOOK * 2 ** (number - 1)]
+    others = _verdicts(retirement.policy)[-COMPARED:]
     if len(others) < FIRST_LOOK:
         return None
     return Look(
         look=number,
-        decisions=len(own),
-        mean=sum(own) / len(own),
-        before=before.policy.name,
+        decisions=len(verdicts),
+        mean=sum(verdicts) / len(verdicts),
+        before=retirement.policy.name,
         before_decisions=len(others),
         before_mean=sum(others) / len(others),
-        p=worse_by_chance(own, others),
+        p=worse_by_chance(verdicts, others),
         alpha=alpha_of_look(gate_bounds(champion.agent).alpha, number),
     )
 

@@ -76,9 +76,9 @@ class OnlineLearner:
                 f"feedback is {{prompt, response}} or {{entry_id}} with {', '.join(SAID)} or rating, and rater; found "
                 f"{', '.join(map(str, entry))}"
             )
-        said = {name: entry[name] for name in SAID if entry.get(name) is not None}
+        facts = {name: entry[name] for name in SAID if entry.get(name) is not None}
         if entry.get("rating") is not None:
-            said |= _verdict(entry["rating"])
+            facts |= _verdict(entry["rating"])
         with transaction.atomic():
             if "entry_id" in entry:
                 found = decision_get(identity_of(entry["entry_id"]))
@@ -91,28 +91,28 @@ class OnlineLearner:
                 decision = decision_record(
                     agent=self.agent, messages=entry["prompt"], response=entry["response"]
                 ).row
-            rating = rating_submit(decision=decision, rater=str(entry.get("rater") or "online"), **said).row
+            rating = rating_submit(decision=decision, rater=str(entry.get("rater") or "online"), **facts).row
         return str(rating.pk)
 
     def get_status(self) -> dict[str, Any]:
         """buffer_size, new_samples, min_samples, should_retrain and why, the last run, when the clock looks again."""
-        wanted = self.settings
+        learner = self.settings
         size, fresh = buffer_size(self.agent), buffer_size_fresh(self.agent)
         last = self._runs().first()
-        should, reason = self._judge(wanted, fresh, last)
+        should, reason = self._judge(learner, fresh, last)
         champion = registry.champion_of(self.agent)
         distance = gate_distances_cached({self.agent: feedback_counts(self.agent)}).get(self.agent)
         return {
             "agent": self.agent,
-            "enabled": settings.ENABLE_ONLINE_LEARNING and wanted.enabled,
+            "enabled": settings.ENABLE_ONLINE_LEARNING and learner.enabled,
             "buffer_size": size,
             "new_samples": fresh,
-            "min_samples": wanted.min_samples_to_retrain,
-            "max_buffer_size": wanted.max_buffer_size,
+            "min_samples": learner.min_samples_to_retrain,
+            "max_buffer_size": learner.max_buffer_size,
             "should_retrain": should,
             "reason": reason,
-            "method": wanted.method,
-            "gate": wanted.gate,
+            "method": learner.method,
+            "gate": learner.gate,
             "champion": champion.name if champion else None,
             "evidence": distance.as_dict() if distance else None,
             "last_run": _run_summary(last),
@@ -128,27 +128,27 @@ class OnlineLearner:
         force: whatever the clock thinks of it. Raises LearnerRefused, also where another clock was a moment faster, and
         RecipeError for settings that cannot be followed.
         """
-        wanted = learner_checked(self.settings)
+        learner = learner_checked(self.settings)
         size = buffer_size(self.agent)
-        should, reason = self._judge(wanted, buffer_size_fresh(self.agent), self._runs().first())
+        should, reason = self._judge(learner, buffer_size_fresh(self.agent), self._runs().first())
         if not should and not force:
             raise LearnerRefused(f"{self.agent}: {reason}")
         if size == 0:
             raise LearnerRefused(f"{self.agent}: there is no feedback that was not learnt from")
         order = order_automatic(
             self.agent,
-            wanted.method,
+            learner.method,
             actor=LEARNER,
             base_model=settings.RATCHET_BASE_MODELS.get("continuous_learning"),
         )
         if not method_named(order.method).policy:
             raise LearnerRefused(f"{self.agent}: {order.method} makes no policy; set another method")
-        order.knobs.update({**retrain_knobs(wanted, order.method), **order.knobs})
+        order.knobs.update({**retrain_knobs(learner, order.method), **order.knobs})
         try:
             with transaction.atomic():
                 run = lifecycle.run_enqueue(order)
                 TrainingRun.objects.filter(pk=run.pk).update(follow_up=FollowUp.WANTED)
-                taken = len(feedback_take(run, newest=wanted.max_buffer_size))
+                taken = len(feedback_take(run, newest=learner.max_buffer_size))
                 lifecycle.run_dispatch(run)
         except IntegrityError as error:
             raise LearnerRefused(f"{self.agent}: a retrain is queued or running already") from error
@@ -294,7 +294,7 @@ def _follow_ups() -> list[TrainingRun]:
     """Successful runs whose policy was not judged to the end, where nobody is at it."""
     before = timezone.now() - lifecycle.REDISPATCH_AFTER
     waiting = TrainingRun.objects.filter(status=Status.SUCCEEDED, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
-    found = []
+    runs = []
     for run in waiting.filter(finished_at__lt=before):
         if run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < lifecycle.REDISPATCH_AFTER:
             continue  # somebody gives signs of life
@@ -309,8 +309,8 @@ def _follow_ups() -> list[TrainingRun]:
             heartbeat_at=timezone.now()
         ):
             lifecycle.follow_up_dispatch(run)
-            found.append(run)
-    return found
+            runs.append(run)
+    return runs
 
 
 def next_check() -> datetime | None:

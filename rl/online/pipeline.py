@@ -100,7 +100,7 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
 def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) -> PipelineResult:
     """Export a policy as a person asked for. A refusal is the run's reason, and ends it."""
     outcome = PipelineResult(policy.name, stage=str(policy.stage))
-    ended, reason = FollowUp.DONE, ""
+    follow_up, reason = FollowUp.DONE, ""
     try:
         with pulse(run):
             recorder = PhaseRecorder(run, progress)
@@ -110,9 +110,9 @@ def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) ->
                 else _gguf_export(policy, Wishes(), recorder)
             )
     except ValueError as refusal:
-        ended, reason = FollowUp.FAILED, f"not exported: {refusal}"
+        follow_up, reason = FollowUp.FAILED, f"not exported: {refusal}"
         outcome.reason = reason
-    TrainingRun.objects.filter(pk=run.pk).update(follow_up=ended, reason=reason, phase="", phase_at=None)
+    TrainingRun.objects.filter(pk=run.pk).update(follow_up=follow_up, reason=reason, phase="", phase_at=None)
     card_write(policy)
     return outcome
 

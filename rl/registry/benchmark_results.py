@@ -52,19 +52,19 @@ def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:
     if policy.kind == Policy.Kind.LINEAR:
         return {"no_benchmarks": LINEAR}
     newest = {row.task: row for row in benchmarks_newest(policy, tasks)}
-    found: dict[str, BenchmarkCases] = {}
+    cases: dict[str, BenchmarkCases] = {}
     for task in tasks:
         row = newest.get(task)
         if row is None:
             fault = f"{task} was not run: run `{benchmark_command(policy, task)}`"
-            found[task] = BenchmarkCases(fault=fault)
+            cases[task] = BenchmarkCases(fault=fault)
         elif stale := benchmark_stale(row):
             fault = f"{stale}: run `{benchmark_command(policy, task, row.source)}`"
-            found[task] = BenchmarkCases(fault=fault)
+            cases[task] = BenchmarkCases(fault=fault)
         else:
             pairs = zip(row.items["own"], row.items["base"], strict=True)
-            found[task] = BenchmarkCases(row.metric, [Case(own, base) for own, base in pairs])
-    return {"benchmarks": found}
+            cases[task] = BenchmarkCases(row.metric, [Case(own, base) for own, base in pairs])
+    return {"benchmarks": cases}
 
 
 def benchmark_summary(result: BenchmarkResult) -> dict[str, Any]:

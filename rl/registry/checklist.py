@@ -121,10 +121,10 @@ def gate_checklist(policy: Policy, to: str, evaluation: Evaluation | None) -> Ga
 def _of_report(
     report: GateReport, to: str, rival: str, bounds: GateBounds, distance: Distance | None
 ) -> GateChecklist:
-    unmet, most = [], 0
+    unmet, rating_count = [], 0
     for result in report.refusals:
         ratings, missing = _prompts_missing(result, bounds, distance)
-        most = max(most, ratings)
+        rating_count = max(rating_count, ratings)
         unmet.append(ChecklistItem(result.rule, rule_title(result.rule, to), result.words, missing))
     rest = [result for result in report.verdicts if result.passed]
     return GateChecklist(
@@ -134,7 +134,7 @@ def _of_report(
         passed_rules=[rule_title(one.rule, to) for one in rest if one.outcome != NOT_APPLICABLE],
         not_applicable=[rule_title(one.rule, to) for one in rest if one.outcome == NOT_APPLICABLE],
         harmful=report.harmful,
-        ratings=most,
+        ratings=rating_count,
     )
 
 

@@ -63,12 +63,12 @@ def _recipe(run: TrainingRun | None) -> dict[str, Any]:
 
 
 def _figures(policy: Policy) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name, title in (("liked", "liked answers"), ("known_answer", "correct by the known answer")):
         if (share := share_of(policy.metrics, name)) is not None:
-            found[title] = share.percent + (f" [{share.interval}]" if share.interval else "")
+            figures[title] = share.percent + (f" [{share.interval}]" if share.interval else "")
     if (leading := headline_of(policy.metrics)) is not None and leading.kind != PAIRS:
-        found[leading.title.lower()] = leading.text + (f" [{leading.interval}]" if leading.interval else "")
+        figures[leading.title.lower()] = leading.text + (f" [{leading.interval}]" if leading.interval else "")
     for name in ("preference_accuracy", "valid_rate", "average_reward"):
         share = share_of(policy.metrics, name)
         said = None
@@ -77,13 +77,13 @@ def _figures(policy: Policy) -> dict[str, Any]:
             said = f"{share.value:.3f}" + (f" [{share.low:.3f} to {share.high:.3f}]" if known else "")
         elif share is not None:
             said = f"{share.percent}{f' [{share.interval}]' if share.interval else ''}"
-        found[name.replace("_", " ")] = said
+        figures[name.replace("_", " ")] = said
     if leading is not None and leading.gain:
-        found["gain in its evaluation"] = (
+        figures["gain in its evaluation"] = (
             f"{leading.gain} over {policy.metrics.get('against')} [{leading.gain_interval}]"
         )
-    found["stage"] = str(policy.stage)
-    return found
+    figures["stage"] = str(policy.stage)
+    return figures
 
 
 def _evidence(policy: Policy) -> dict[str, Any]:
@@ -93,11 +93,11 @@ def _evidence(policy: Policy) -> dict[str, Any]:
 
 def _answers(left: Policy, right: Policy) -> list[dict[str, Any]]:
     mine = {one["prompt_hash"]: one for one in _evidence(left).get("answers", [])}
-    shown = []
+    examples = []
     for other in _evidence(right).get("answers", []):
         one = mine.get(other["prompt_hash"])
         if one is not None and one["prompt_hash"]:
-            shown.append(
+            examples.append(
                 {
                     "prompt": other["messages"][-1]["content"],
                     "left": one["answer"],
@@ -108,4 +108,4 @@ def _answers(left: Policy, right: Policy) -> list[dict[str, Any]]:
                 }
             )
     # where they differ first: that is what one looks for
-    return sorted(shown, key=lambda row: row["same"])[:EXAMPLES]
+    return sorted(examples, key=lambda row: row["same"])[:EXAMPLES]

@@ -53,13 +53,13 @@ def comparison_newest(policy: Policy) -> Evaluation | None:
 
 def evidence_of(evaluation: Evaluation) -> Evidence:
     """Evidence for the gate's rules, out of the stored evaluation."""
-    stored = evaluation.evidence
-    off_policy = stored.get("off_policy")
+    body = evaluation.evidence
+    off_policy = body.get("off_policy")
     return Evidence(
         against=evaluation.against,
-        cases=[item for item in items_of(stored.get("cases", ())) if isinstance(item, Case)],
-        other_kinds={kind: items_of(items) for kind, items in stored.get("others", {}).items()},
-        exclusions=stored.get("barred", {}),
+        cases=[item for item in items_of(body.get("cases", ())) if isinstance(item, Case)],
+        other_kinds={kind: items_of(items) for kind, items in body.get("others", {}).items()},
+        exclusions=body.get("barred", {}),
         answer_pairs=[
             AnswerPair(
                 one["valid"],
@@ -73,15 +73,15 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
                 one.get("written_valid"),
                 one.get("other_written_valid"),
             )
-            for one in stored.get("answers", ())
+            for one in body.get("answers", ())
         ],
-        kl=stored.get("kl"),
-        written_gain=Difference(**gain) if (gain := stored.get("written_gain")) else None,
-        good_chars=(good["value"], good["n"]) if (good := stored.get("good_chars")) else None,
-        golden=[GoldenResult(**case) for case in stored.get("golden", ())],
+        kl=body.get("kl"),
+        written_gain=Difference(**gain) if (gain := body.get("written_gain")) else None,
+        good_chars=(good["value"], good["n"]) if (good := body.get("good_chars")) else None,
+        golden=[GoldenResult(**case) for case in body.get("golden", ())],
         off_policy=Difference(**off_policy) if off_policy else None,
         attempt=attempt_of(evaluation),
-        discrete=stored.get("discrete", False),
+        discrete=body.get("discrete", False),
     )
 
 

@@ -35,19 +35,19 @@ def attempt_of(evaluation: Evaluation) -> int:
     if (began := _champion_since(evaluation.agent, evaluation.against)) is not None:
         looks = looks.filter(Q(against=evaluation.against) | Q(created_at__gte=began))
     looks = looks.exclude(policy__isnull=False, policy__name=evaluation.against)
-    seen: set[str] = set()
+    subjects: set[str] = set()
     classifiers: set[str] = set()
     paid = 0
     for *subject, base_model, classifier in looks.order_by("pk").values_list(
         "policy_id", "checkpoint", "snapshot_id", "samples", "figures__order",
         "base_model", "figures__baseline__trained_on",
     ):  # fmt: skip
-        seen.add(json.dumps(subject, sort_keys=True))
+        subjects.add(json.dumps(subject, sort_keys=True))
         if classifier is not None:
             classifiers.add(json.dumps(classifier, sort_keys=True))
         if not base_model:  # a linear policy has none
             paid = len(classifiers)
-    return max(len(seen) + paid, 1)
+    return max(len(subjects) + paid, 1)
 
 
 def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Path | None) -> dict[str, Any]:

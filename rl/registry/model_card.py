@@ -68,7 +68,7 @@ def _kind(policy: Policy) -> list[str]:
         if linear
         else ("peft", "full-fine-tuning" if _is_full_fine_tuning(policy) else "lora")
     )
-    made = f"for the agent `{policy.agent}`, stage *{policy.stage}*, made {policy.created_at:%Y-%m-%d %H:%M} UTC."
+    origin = f"for the agent `{policy.agent}`, stage *{policy.stage}*, made {policy.created_at:%Y-%m-%d %H:%M} UTC."
     header = ["---", f"library_name: {library}"]
     if not linear:
         header.append(f"base_model: {policy.base_model}")
@@ -76,7 +76,7 @@ def _kind(policy: Policy) -> list[str]:
     if linear:
         return [
             *header,
-            f"A linear policy (regularised logistic regression) {made}",
+            f"A linear policy (regularised logistic regression) {origin}",
             "",
             "- base model: none; it picks an answer and writes none",
             f"- `{LINEAR_WEIGHTS}` SHA-256: `{policy.adapter_sha256}`",
@@ -84,7 +84,7 @@ def _kind(policy: Policy) -> list[str]:
     full = _is_full_fine_tuning(policy)
     return [
         *header,
-        f"{'Weights, fully fine-tuned, as whole tensors on the base,' if full else 'A LoRA adapter'} {made}",
+        f"{'Weights, fully fine-tuned, as whole tensors on the base,' if full else 'A LoRA adapter'} {origin}",
         "",
         f"- base model: `{policy.base_model}` (SHA-256 {policy.base_model_hash[:16] or 'not known'})",
         f"- adapter SHA-256: `{policy.adapter_sha256}`",

@@ -23,31 +23,31 @@ def policies_retained(agent: str) -> dict[int, str]:
     """Policy id -> why its files stay: in service, begun from, the one a rollback would need, the newest, the best."""
     wanted = learner_settings(agent)
     policies = list(Policy.objects.filter(agent=agent).order_by("-pk"))
-    kept: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for policy in policies[: wanted.keep_newest]:
-        kept[policy.pk] = "one of the newest"
+        reasons[policy.pk] = "one of the newest"
 
     def accuracy(policy: Policy) -> float:
         found = headline_of(policy.metrics)
         return found.figure.value if found is not None and found.share else -1.0
 
     for policy in sorted(policies, key=lambda p: (-accuracy(p), -p.pk))[: wanted.keep_best]:
-        kept[policy.pk] = "one of the best"
+        reasons[policy.pk] = "one of the best"
     replaced = (
         PolicyEvent.objects.filter(policy__agent=agent, from_stage=Stage.CHAMPION, to_stage=Stage.RETIRED)
         .order_by("-pk")
         .first()
     )
     if replaced is not None:
-        kept[replaced.policy_id] = "the champion before"
+        reasons[replaced.policy_id] = "the champion before"
     at_work = TrainingRun.objects.filter(agent=agent, status__in=(Status.QUEUED, Status.RUNNING))
     begun = {recipe.get("start_from") for recipe in at_work.values_list("recipe", flat=True)}
     for policy in policies:
         if policy.name in begun:
-            kept[policy.pk] = "a run starts from it"
+            reasons[policy.pk] = "a run starts from it"
         if policy.stage in (Stage.CHAMPION, Stage.CHALLENGER):
-            kept[policy.pk] = f"it is {policy.stage}"
-    return kept
+            reasons[policy.pk] = f"it is {policy.stage}"
+    return reasons
 
 
 def policies_prune(agent: str, *, actor: str) -> list[Policy]:
@@ -56,7 +56,7 @@ def policies_prune(agent: str, *, actor: str) -> list[Policy]:
     Only folders inside RATCHET_HOME/policies and RATCHET_HOME/exports are touched.
     """
     kept = policies_retained(agent)
-    gone = []
+    pruned_policies = []
     for policy in Policy.objects.filter(agent=agent).exclude(pk__in=kept):
         if policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():
             continue
@@ -72,8 +72,8 @@ def policies_prune(agent: str, *, actor: str) -> list[Policy]:
                 verdicts={"bytes": freed},
             )
         logger.info("%s: files removed, %.1f MB", policy.name, freed / 1e6)
-        gone.append(policy)
-    return gone
+        pruned_policies.append(policy)
+    return pruned_policies
 
 
 def _remove(path: Path) -> int:

@@ -79,9 +79,9 @@ def adjusted_moments(
     sizes: as `cross_predictions` takes them. A moment's mean is the arm's mean, moved by as much as its units were
     predicted to lie off all units; `n` counts units with a value.
     """
-    valued = counts > 0
+    has_value = counts > 0
     numbers = range(int(arms.max()) + 1) if len(arms) else range(0)
-    if valued.sum() < LEAST_UNITS or any((valued & (arms == arm)).sum() < 2 for arm in numbers):
+    if has_value.sum() < LEAST_UNITS or any((has_value & (arms == arm)).sum() < 2 for arm in numbers):
         return None
     parts = np.zeros_like(sums)
     for arm in numbers:
@@ -92,7 +92,7 @@ def adjusted_moments(
     for arm in numbers:
         own = arms == arm
         rest = (parts[own] - predicted[own]) / (1 - counts[own] / counts[own].sum())
-        units, n = int(own.sum()), int((own & valued).sum())
+        units, n = int(own.sum()), int((own & has_value).sum())
         mean = sums[own].sum() / counts[own].sum() - (predicted[own].mean() - overall)
         # units without a value stand in the sums with 0; the variance is told per unit with one, as elsewhere
         found.append(Moments(n, float(mean), float((rest - rest.mean()).var() * n / units)))

@@ -33,10 +33,10 @@ def cross_fitted(
     score that is lower for what people like knows nothing, however reliably. A score that never varies gives the share
     of the liked ones. Raises ValueError without values for each score.
     """
-    worth, found = np.asarray(values, float), np.asarray(scores, float)
-    if worth.shape != found.shape or not len(worth) or len(clusters) != len(worth):
+    worth, score_array = np.asarray(values, float), np.asarray(scores, float)
+    if worth.shape != score_array.shape or not len(worth) or len(clusters) != len(worth):
         raise ValueError(
-            f"expected as many values and clusters as scores, found {len(worth)} and {len(found)}"
+            f"expected as many values and clusters as scores, found {len(worth)} and {len(score_array)}"
         )
     numbers: dict[Hashable, int] = {}
     fold = np.array([numbers.setdefault(name, len(numbers)) % folds for name in clusters])
@@ -45,7 +45,7 @@ def cross_fitted(
         rest = fold != number
         if rest.all():
             continue
-        probabilities[~rest] = _fit(worth[rest], found[rest], found[~rest])
+        probabilities[~rest] = _fit(worth[rest], score_array[rest], score_array[~rest])
     losses = -(worth * np.log(probabilities) + (1 - worth) * np.log1p(-probabilities))
     return CalibratedProbabilities(
         tuple(probabilities.tolist()),

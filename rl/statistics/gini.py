@@ -132,20 +132,20 @@ def _sort_by_score(
     values: Sequence[float], scores: Sequence[float], clusters: Sequence[Hashable] | None
 ) -> tuple[np.ndarray, _Order, np.ndarray]:
     """Values, order and cluster numbers, sorted by score."""
-    worth, found = np.asarray(values, float), np.asarray(scores, float)
-    if worth.shape != found.shape or not len(worth):
+    worth, score_array = np.asarray(values, float), np.asarray(scores, float)
+    if worth.shape != score_array.shape or not len(worth):
         raise ValueError(
-            f"expected a value for each of at least one score, found {worth.shape} and {found.shape}"
+            f"expected a value for each of at least one score, found {worth.shape} and {score_array.shape}"
         )
-    if not (np.isfinite(worth).all() and np.isfinite(found).all()):
+    if not (np.isfinite(worth).all() and np.isfinite(score_array).all()):
         raise ValueError("expected finite values and scores, found NaN or infinity")
     numbers: dict[Any, int] = {}
     names = range(len(worth)) if clusters is None else clusters
     members = np.array([numbers.setdefault(name, len(numbers)) for name in names])
     if len(members) != len(worth):
         raise ValueError(f"expected a cluster for each of {len(worth)} scores, found {len(members)}")
-    places = np.argsort(found, kind="stable")
-    return worth[places], _Order.of(found[places]), members[places]
+    places = np.argsort(score_array, kind="stable")
+    return worth[places], _Order.of(score_array[places]), members[places]
 
 
 def _spread(worth: np.ndarray) -> np.ndarray:

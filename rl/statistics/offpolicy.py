@@ -117,28 +117,28 @@ def unlike_most(rewards: Array) -> int:
 
 def overlap_check(log: Log) -> Overlap:
     """The overlap of a log that can answer. Raises OffPolicyRefused for one that cannot."""
-    found = overlap_of(log)
-    if found.n < MIN_DECISIONS:
+    overlap = overlap_of(log)
+    if overlap.n < MIN_DECISIONS:
         raise OffPolicyRefused(
-            f"{found.n} decisions with propensity and reward, {MIN_DECISIONS} are needed to estimate from"
+            f"{overlap.n} decisions with propensity and reward, {MIN_DECISIONS} are needed to estimate from"
         )
-    if found.support_deficiency > MAX_UNSUPPORTED:
+    if overlap.support_deficiency > MAX_UNSUPPORTED:
         raise OffPolicyRefused(
-            f"the log does not cover the policy: {100 * found.support_deficiency:.0f} % of its choices were never "
+            f"the log does not cover the policy: {100 * overlap.support_deficiency:.0f} % of its choices were never "
             "possible when it was logged; log with some exploration (epsilon or temperature above 0)"
         )
-    if found.ess < MIN_ESS:
+    if overlap.ess < MIN_ESS:
         raise OffPolicyRefused(
-            f"the log does not cover the policy: {found.n} decisions count for {found.ess:.1f}, {MIN_ESS:g} are "
+            f"the log does not cover the policy: {overlap.n} decisions count for {overlap.ess:.1f}, {MIN_ESS:g} are "
             "needed; log more, or with more exploration"
         )
-    spread = float(log.weights.std(ddof=1)) / math.sqrt(found.n)
-    if abs(found.mean_weight - 1) > max(MAX_UNSUPPORTED, MEAN_ERRORS * spread):
+    spread = float(log.weights.std(ddof=1)) / math.sqrt(overlap.n)
+    if abs(overlap.mean_weight - 1) > max(MAX_UNSUPPORTED, MEAN_ERRORS * spread):
         raise OffPolicyRefused(
-            f"the log does not cover the policy: weights average {found.mean_weight:.2f} where 1 is expected, so "
+            f"the log does not cover the policy: weights average {overlap.mean_weight:.2f} where 1 is expected, so "
             "choices it would make were never logged, or the propensities are wrong"
         )
-    return found
+    return overlap
 
 
 @dataclass(frozen=True)
@@ -285,14 +285,14 @@ def cross_fitted(
     fold = np.array([order.setdefault(c.group or str(i), len(order)) % folds for i, c in enumerate(choices)])
     logged = np.stack([choice.features[choice.chosen] for choice in choices])
     reward = np.array([choice.reward for choice in choices], float)
-    modelled, expected = np.zeros(len(choices)), np.zeros(len(choices))
+    predictions, expected = np.zeros(len(choices)), np.zeros(len(choices))
     for number in range(folds):
         held = np.flatnonzero(fold == number)
         fitted = fold != number
         if not len(held):
             continue
         predict = _ridge(logged[fitted], reward[fitted], penalty)
-        modelled[held] = predict(logged[held])
+        predictions[held] = predict(logged[held])
         # every candidate of the held-out decisions in one product
         stacked = predict(np.concatenate([choices[i].features for i in held.tolist()]))
         start = 0
@@ -300,7 +300,7 @@ def cross_fitted(
             k = len(choices[i].target)
             expected[i] = float(stacked[start : start + k] @ choices[i].target)
             start += k
-    return modelled, expected
+    return predictions, expected
 
 
 def _ridge(x: Array, y: Array, penalty: float) -> Any:

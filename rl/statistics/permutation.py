@@ -56,18 +56,18 @@ def monte_carlo_p(
     random = np.random.default_rng(seed)
     # rounding in a sum must not make an equal outcome a lesser one
     limit = observed - 1e-9 * max(1.0, abs(observed))
-    drawn = exceeded = 0
+    draw_count = exceedances = 0
     count = 100
-    while drawn < draws:
-        count = max(1, min(count, draws - drawn, CELLS // max(observations, 1)))
+    while draw_count < draws:
+        count = max(1, min(count, draws - draw_count, CELLS // max(observations, 1)))
         extreme = draw(random, count) >= limit
-        if exceeded + extreme.sum() >= EXCEEDANCES:
-            last = int(np.flatnonzero(extreme)[EXCEEDANCES - exceeded - 1]) + 1
-            return EXCEEDANCES / (drawn + last)
-        exceeded += int(extreme.sum())
-        drawn += count
+        if exceedances + extreme.sum() >= EXCEEDANCES:
+            last = int(np.flatnonzero(extreme)[EXCEEDANCES - exceedances - 1]) + 1
+            return EXCEEDANCES / (draw_count + last)
+        exceedances += int(extreme.sum())
+        draw_count += count
         count *= 2
-    return (exceeded + 1) / (drawn + 1)
+    return (exceedances + 1) / (draw_count + 1)
 
 
 def sign_flip_p(differences: Sequence[float], *, draws: int = DRAWS) -> float:

@@ -89,25 +89,25 @@ def _uniform(draws: Sequence[Draw]) -> Sequence[Draw]:
 
 def _groups(draws: Sequence[Draw]) -> Iterator[_Group]:
     """Candidates by their probability, their place and their response, of draws whose probabilities are known."""
-    known = [
+    recorded_shares = [
         (draw, np.asarray(draw.probabilities, float)) for draw in draws if draw.probabilities is not None
     ]
-    if not known:
+    if not recorded_shares:
         return
-    sizes = [len(shares) for _, shares in known]
-    row = np.repeat(np.arange(len(known)), sizes)
-    share = np.concatenate([shares for _, shares in known])
+    sizes = [len(shares) for _, shares in recorded_shares]
+    row = np.repeat(np.arange(len(recorded_shares)), sizes)
+    share = np.concatenate([shares for _, shares in recorded_shares])
     place = np.concatenate([np.arange(size) for size in sizes])
     chosen = np.zeros(len(share))
-    chosen[np.cumsum([0, *sizes[:-1]]) + [draw.chosen for draw, _ in known]] = 1.0
+    chosen[np.cumsum([0, *sizes[:-1]]) + [draw.chosen for draw, _ in recorded_shares]] = 1.0
     names, arm, times = np.unique(
-        [text for draw, _ in known for text in draw.arms], return_inverse=True, return_counts=True
+        [text for draw, _ in recorded_shares for text in draw.arms], return_inverse=True, return_counts=True
     )
 
-    def group(name: str, of: npt.NDArray[np.bool_]) -> _Group:
+    def group(name: str, index: npt.NDArray[np.bool_]) -> _Group:
         # candidates of one decision exclude each other: the variance is that of whether any of them is chosen
-        sums = np.bincount(row[of], share[of], len(known)).clip(0.0, 1.0)
-        return _Group(name, float(sums.sum()), float((sums * (1 - sums)).sum()), float(chosen[of].sum()))
+        sums = np.bincount(row[index], share[index], len(recorded_shares)).clip(0.0, 1.0)
+        return _Group(name, float(sums.sum()), float((sums * (1 - sums)).sum()), float(chosen[index].sum()))
 
     order = np.argsort(share, kind="stable")
     spread = np.cumsum((share * (1 - share))[order])
@@ -115,10 +115,10 @@ def _groups(draws: Sequence[Draw]) -> Iterator[_Group]:
         edges = np.searchsorted(spread, np.linspace(0, spread[-1], BINS + 1)[1:-1])
         for part in np.split(order, edges):
             if len(part):
-                of = np.zeros(len(share), bool)
-                of[part] = True
+                index = np.zeros(len(share), bool)
+                index[part] = True
                 low, high = share[part].min(), share[part].max()
-                yield group(f"candidates of probability {low:.3g} to {high:.3g}", of)
+                yield group(f"candidates of probability {low:.3g} to {high:.3g}", index)
     for number in range(max(sizes)):
         yield group(f"candidates at place {number + 1}", place == number)
     for number in np.argsort(-times, kind="stable")[:MOST_ARMS]:

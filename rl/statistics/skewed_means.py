@@ -23,25 +23,25 @@ def lopsided_mean_p(values: Sequence[float], least: float | None = None, *, draw
     Sources: Gaffke, Statistics 39 (2005) 391-405; Learned-Miller & Thomas, arXiv:1905.06208. 1 for no value above 0.
     Raises ValueError on a value that is not finite or is below `least`.
     """
-    found = np.asarray(values, float)
-    if not np.isfinite(found).all():
+    sample = np.asarray(values, float)
+    if not np.isfinite(sample).all():
         raise ValueError("expected finite values, found NaN or infinity")
-    if not len(found) or found.max() <= 0:
+    if not len(sample) or sample.max() <= 0:
         return 1.0
-    worst = -float(np.abs(found).max()) if least is None else least
-    if found.min() < worst - 1e-9:
-        raise ValueError(f"expected values of at least {worst:g}, found {found.min():g}")
-    if len(found) > LARGE:
-        error = float(found.std(ddof=1)) / len(found) ** 0.5
-        return float(scipy.stats.t.sf(float(found.mean()) / error, len(found) - 1)) if error else 0.0
-    weighed = np.append(found, worst)
+    worst = -float(np.abs(sample).max()) if least is None else least
+    if sample.min() < worst - 1e-9:
+        raise ValueError(f"expected values of at least {worst:g}, found {sample.min():g}")
+    if len(sample) > LARGE:
+        error = float(sample.std(ddof=1)) / len(sample) ** 0.5
+        return float(scipy.stats.t.sf(float(sample.mean()) / error, len(sample) - 1)) if error else 0.0
+    weighed = np.append(sample, worst)
     weighed = weighed / np.abs(weighed).max()
 
     def draw(random: np.random.Generator, count: int) -> np.ndarray:
         sums: np.ndarray = -(random.standard_exponential((count, len(weighed))) @ weighed)
         return sums
 
-    return monte_carlo_p(0.0, draw, len(weighed), draws=draws, seed=seed_of(found))
+    return monte_carlo_p(0.0, draw, len(weighed), draws=draws, seed=seed_of(sample))
 
 
 def mean_bounds(
@@ -53,19 +53,19 @@ def mean_bounds(
     bound is infinite too. The same values always have the same bounds. Raises ValueError for no values, and for values
     that are not finite or lie beyond [least, most].
     """
-    found = np.asarray(values, float)
-    if not len(found) or not np.isfinite(found).all():
+    sample = np.asarray(values, float)
+    if not len(sample) or not np.isfinite(sample).all():
         raise ValueError(
-            f"expected finite values, found {len(found)} with {np.count_nonzero(~np.isfinite(found))} not"
+            f"expected finite values, found {len(sample)} with {np.count_nonzero(~np.isfinite(sample))} not"
         )
-    slack = 1e-9 * max(1.0, float(np.abs(found).max()))
-    if found.min() < least - slack or found.max() > most + slack:
+    slack = 1e-9 * max(1.0, float(np.abs(sample).max()))
+    if sample.min() < least - slack or sample.max() > most + slack:
         raise ValueError(
-            f"expected values in [{least:g}, {most:g}], found {found.min():g} to {found.max():g}"
+            f"expected values in [{least:g}, {most:g}], found {sample.min():g} to {sample.max():g}"
         )
     share = (1 - confidence) / 2
-    low = _lower_bound(found - least, share) + least if np.isfinite(least) else -np.inf
-    high = most - _lower_bound(most - found, share) if np.isfinite(most) else np.inf
+    low = _lower_bound(sample - least, share) + least if np.isfinite(least) else -np.inf
+    high = most - _lower_bound(most - sample, share) if np.isfinite(most) else np.inf
     return float(low), float(high)
 
 
