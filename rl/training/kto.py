@@ -292,14 +292,16 @@ class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
         super().log(logs, start_time)
 
     def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
-        return super()._compute_kl_logps(model, batch) if self._mismatched is None else self._mismatched
+        return (
+            super()._compute_kl_logps(model, batch) if self._mismatch_logps is None else self._mismatch_logps
+        )
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         if "packed" in inputs:
             # one forward for what TRL computes in two; its loss is given what it would have computed
             count = len(inputs["label"])
             found = model(packed=inputs["packed"], fused_lm_head=True)
-            self._mismatched = found.log_probs[count:].detach().sum(-1) if self.calculate_KL else None
+            self._mismatch_logps = found.log_probs[count:].detach().sum(-1) if self.calculate_KL else None
             mask = inputs["packed"].target_mask[:count]
             answered = type(found)(**{name: values[:count] for name, values in found.items()})
             inputs = {name: values for name, values in inputs.items() if name != "packed"}
