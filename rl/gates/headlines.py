@@ -127,19 +127,19 @@ def right_answer_figure(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     own = kind.get("own") or figures.get("ground_truth")
     if not own or own.get("value") is None:
         return None
-    found = dict(own)
+    figure = dict(own)
     words = f"Correct by the known answer in {_share(own)} of {own['n']:,} prompts"
     theirs = {"value": kind["against_value"]} if "against_value" in kind else comparison.get("ground_truth")
     if comparison and theirs and theirs.get("value") is not None:
-        found |= {"against": theirs, "difference": kind.get("difference")}
+        figure |= {"against": theirs, "difference": kind.get("difference")}
         words += f", {comparison['against']} in {_share(theirs)}"
-    if found.get("difference"):
-        gain = found["difference"]
+    if figure.get("difference"):
+        gain = figure["difference"]
         words += (
             f", a paired difference of {100 * gain['value']:+.1f} points [{100 * gain['low']:+.1f}, "
             f"{100 * gain['high']:+.1f}]"
         )
-    return found | {"words": f"{words}."}
+    return figure | {"words": f"{words}."}
 
 
 def _share(found: Mapping[str, Any]) -> str:

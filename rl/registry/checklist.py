@@ -158,18 +158,18 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
             f"About {further:,} more rated prompts." if further else "Rate more, then evaluate again.",
         )
     if result.rule == "accuracy" and (n := result.figures.get("n")):
-        wanted = prompts_for_gain(result.figures, bounds.alpha)
-        if wanted is None:
+        prompt_count = prompts_for_gain(result.figures, bounds.alpha)
+        if prompt_count is None:
             return 0, "The measured difference is not above zero: train again on more ratings."
-        if wanted >= MOST:
+        if prompt_count >= MOST:
             return 0, (
                 "The measured gain is too small to be shown with a realistic number of ratings: train again."
             )
-        if wanted <= n:
+        if prompt_count <= n:
             return 0, "Evaluate again: the present number of prompts may suffice."
-        ratings = rated_until(wanted, n, bounds.min_evidence)
+        ratings = rated_until(prompt_count, n, bounds.min_evidence)
         return ratings, (
-            f"If the gain stays as measured, about {wanted:,} held-out prompts are needed, that is about "
+            f"If the gain stays as measured, about {prompt_count:,} held-out prompts are needed, that is about "
             f"{ratings:,} more rated prompts; then evaluate again."
         )
     return 0, "Rate more, then evaluate again."
