@@ -530,6 +530,49 @@ def test_fields_are_named_by_nouns() -> None:
     assert odd == [], "\n".join(odd)
 
 
+CONSTRUCTORS = ("__init__", "settle")
+
+
+@pytest.mark.slow
+def test_private_attributes_of_training_are_declared() -> None:
+    """What a method assigns to `self._name` is declared in the class's body or by its constructor, or by a base's:
+    mypy sees no attribute of TRL's trainers, and a renamed declaration would be missed where it is read first."""
+    classes = {
+        node.name: node
+        for file in _files("rl/training")
+        for node in ast.walk(_parsed(file))
+        if isinstance(node, ast.ClassDef)
+    }
+    odd = [
+        f"{name}: {attribute}"
+        for name, node in classes.items()
+        for attribute in sorted(_assigned(node) - _declared(node, classes))
+        if attribute.startswith("_")
+    ]
+    assert odd == [], "\n".join(odd)
+
+
+def _assigned(node: ast.AST) -> set[str]:
+    """Attributes of `self` that are assigned."""
+    return {
+        one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute)
+        and isinstance(one.ctx, ast.Store)
+        and ast.unparse(one.value) == "self"
+    }
+
+
+def _declared(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    fields = [one for one in node.body if isinstance(one, (ast.Assign, ast.AnnAssign))]
+    names = {target.id for one in fields for target in ast.walk(one) if isinstance(target, ast.Name)}
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and one.name in CONSTRUCTORS:
+            names |= _assigned(one)
+    bases = [ast.unparse(base).partition("[")[0] for base in node.bases]
+    return names.union(*(_declared(classes[base], classes) for base in bases if base in classes))
+
+
 def _is_record(node: ast.ClassDef) -> bool:
     marks = " ".join(ast.unparse(one) for one in (*node.decorator_list, *node.bases))
     return any(mark in marks for mark in ("dataclass", "NamedTuple", "TypedDict"))

@@ -26,7 +26,7 @@ def policy_register(
 ) -> dict[str, Any]:
     """Make a policy's newest GGUF file (written now where there is none) a model of the server at OLLAMA_HOST.
 
-    promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the export room's ExportRefused.
+    promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the writers' ExportRefused.
     """
     if policy.kind == Policy.Kind.LINEAR:
         raise ExportOrderRefused(

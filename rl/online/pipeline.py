@@ -327,7 +327,7 @@ def policy_deploy(
 
     In process a champion does so by being champion, once its GGUF adapter is there: what serves an agent asks the
     registry each time. In Ollama its GGUF file becomes a model, and the alias apps ask for points to it. Raises the
-    export room's ExportRefused where Ollama is away or refuses.
+    writers' ExportRefused where Ollama is away or refuses.
     """
     where = "in process"
     if to_ollama and policy.kind != Policy.Kind.LINEAR:
