@@ -19,7 +19,7 @@ from feedback.services import rating_submit
 from rl.models import TrainingRun
 run = TrainingRun.objects.get(pk=1)
 metrics = list(run.metrics.all())
-run.pk, run.policy_made = None, None
+run.pk = None
 run.save()
 for metric in metrics:
     metric.pk, metric.run = None, run
@@ -33,7 +33,8 @@ from rl.models import Policy, TrainingRun
 from rl.registry import service as registry
 policy = Policy.objects.get(stage="champion")
 artifacts = list(policy.artifacts.all())
-policy.pk, policy.name, policy.stage, policy.run = None, policy.name + "0", "candidate", TrainingRun.objects.last()
+policy.pk, policy.name, policy.stage = None, policy.name + "0", "candidate"
+policy.run = TrainingRun.objects.filter(policy=None).last()
 policy.save()
 for artifact in artifacts:
     artifact.pk, artifact.policy = None, policy

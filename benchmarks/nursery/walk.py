@@ -58,6 +58,8 @@ class Walk:
         for scheme, (width, size) in itertools.product(SCHEMES, WIDTHS.items()):
             self.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             self.page.set_viewport_size(size)  # type: ignore[arg-type]
+            # charts follow the window by their observers, a frame or two later
+            self.page.evaluate("() => new Promise(done => setTimeout(done, 300))")
             beyond = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
             if beyond > 0:
                 self.overflows.append(f"{name} {width}: {beyond} px")
