@@ -38,5 +38,5 @@ def _post(address: str, body: dict[str, Any]) -> bool:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310
             return True
     except (OSError, ValueError) as error:
-        logger.warning("the webhook did not take the notice of %s: %s", body["event"], error)
+        logger.warning("the webhook refused the notification of %s: %s", body["event"], error)
         return False

@@ -29,7 +29,9 @@ class OutageLog:
             untold, self._untold, self._last = self._untold, 0, now
         more = f" ({untold} more times since the last line)" if untold else ""
         cause = f": {type(error).__name__}: {' '.join(str(error).split())}" if error is not None else ""
-        self.logger.log(level, "%s%s%s; said once in %g s while it lasts", message, cause, more, INTERVAL_S)
+        self.logger.log(
+            level, "%s%s%s; logged at most once in %g s while it lasts", message, cause, more, INTERVAL_S
+        )
 
     def reset(self) -> None:
         """Say the next one at once: between tests."""

@@ -148,7 +148,7 @@ class DecisionAdmin(FactAdmin):
             return queryset.defer("state", "candidates", "metadata", "tags")
         return queryset
 
-    @action(description="Withdraw: nothing learns from these", permissions=["withdraw"])
+    @action(description="Withdraw: exclude from training", permissions=["withdraw"])
     def withdraw(self, request: HttpRequest, queryset: QuerySet[Decision]) -> None:
         ids = tuple(queryset.order_by().values_list("pk", flat=True))
         done = decisions_withdraw(WithdrawalSelection(ids=ids), actor=request.user.get_username())
@@ -283,7 +283,7 @@ class WithdrawalAdmin(FactAdmin):
     readonly_fields = ["created_at", "restored_at"]
     actions = ["restore"]
 
-    @action(description="Restore: what was withdrawn counts again", permissions=["restore"])
+    @action(description="Restore: include in training again", permissions=["restore"])
     def restore(self, request: HttpRequest, queryset: QuerySet[Withdrawal]) -> None:
         count = 0
         for number in queryset.filter(restored_at=None).values_list("pk", flat=True):
@@ -331,12 +331,12 @@ class AgentSettingsAdmin(ModelAdmin):
         if many > RENEWED_AT_ONCE:
             messages.warning(
                 request,
-                f"New decisions wait for so many ratings from now on. For the more than {RENEWED_AT_ONCE:,} that are "
-                f"here already run: {PROGRAM} renew_queue --agent {obj.agent}",
+                "The new number of wanted ratings applies to new decisions. To apply it to the more than "
+                f"{RENEWED_AT_ONCE:,} earlier ones run: {PROGRAM} renew_queue --agent {obj.agent}",
             )
         elif changed := ratings_wanted_refresh(obj.agent):
             messages.info(
-                request, f"{changed:,} decisions recorded before now wait for another number of ratings."
+                request, f"{changed:,} decisions recorded earlier now have another number of wanted ratings."
             )
 
 

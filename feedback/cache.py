@@ -56,9 +56,7 @@ class TTLCache(Generic[V]):
         except (OperationalError, InterfaceError) as error:
             if kept is None or now - kept[0] > STALE_S:
                 raise
-            outage.report(
-                f"the database cannot be reached; going by what was read {now - kept[0]:.0f} s ago", error
-            )
+            outage.report(f"the database cannot be reached; using data read {now - kept[0]:.0f} s ago", error)
             return kept[1]
         self._keep(key, now, value)
         return value
@@ -113,7 +111,7 @@ class _Renewer:
                 renew()
             except Exception as error:
                 # whoever asks when the value is too old gets this error, if it stands
-                logger.debug("what is remembered could not be read again: %s", error)
+                logger.debug("cached data could not be refreshed: %s", error)
 
 
 _renewer = _Renewer()

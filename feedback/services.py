@@ -154,7 +154,7 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
         if row.supersedes_id is None and isinstance(row, Rating):
             _subject(row.decision_id)  # no chain to stand in: it may be the decision that is missing
     raise FeedbackRefused(
-        f"{model.__name__.lower()} refused: too many writers at once on {chain}; send it again"
+        f"{model.__name__.lower()} refused: too many simultaneous writes on {chain}; send it again"
     )
 
 
@@ -175,7 +175,7 @@ def counts_in_progress(row: Rating) -> bool:
 
 def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
     return DecisionUnknown(
-        f"no decision {pk}: it was never recorded, or left out by its agent's collection_rate",
+        f"no decision {pk}: it was never recorded, or left out by the agent's collection_rate",
         {name: "does not exist"},
     )
 
@@ -227,7 +227,7 @@ def _withdraw(
     except IntegrityError:
         name = type(said).__name__.lower()
         raise FeedbackConflict(
-            f"this {name} was changed or taken back already; reload to see what stands"
+            f"this {name} was changed or undone already; reload to see the present state"
         ) from None
 
 

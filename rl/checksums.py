@@ -141,7 +141,11 @@ def main(folders: Sequence[str]) -> int:
         except (FileDamaged, OSError) as error:
             line, count = str(error), 0
         else:
-            line = f"{folder}: {count} files are whole" if count else f"{folder}: no sums are recorded there"
+            line = (
+                f"{folder}: {count} files are whole"
+                if count
+                else (f"{folder}: no checksums are recorded there")
+            )
         sound = sound and count > 0
         sys.stdout.write(line + "\n")
     return 0 if sound else 1

@@ -98,8 +98,8 @@ def settings_faults() -> Findings:
             )
     if settings.DEBUG:
         yield Diagnosis(
-            "settings", REMARK, "DEBUG is on: errors show settings and code to whoever meets them",
-            "leave DEBUG out where others can reach this machine",
+            "settings", REMARK, "DEBUG is on: error pages show settings and code to everyone",
+            "remove DEBUG if others can reach this machine",
         )  # fmt: skip
     elif settings.HTTPS_ONLY:
         for warning in run_checks(tags=["security"], include_deployment_checks=True):
@@ -121,18 +121,22 @@ def plugin_diagnoses() -> Findings:
 def folder_faults() -> Findings:
     home: Path = settings.RATCHET_HOME
     if not home.is_dir():
-        step = f"{PROGRAM} migrate makes it, or set RATCHET_HOME"
-        yield Diagnosis("data folder", WRONG, f"RATCHET_HOME ({home}) is not there", step)
+        step = f"run {PROGRAM} migrate, which creates it, or set RATCHET_HOME"
+        yield Diagnosis("data folder", WRONG, f"RATCHET_HOME ({home}) does not exist", step)
         return
     if home.stat().st_mode & 0o007:
         yield Diagnosis(
-            "data folder", WRONG, f"{home} can be read by everybody here (mode {home.stat().st_mode & 0o777:o})",
+            "data folder", WRONG,
+            f"{home} can be read by every user of this machine (mode {home.stat().st_mode & 0o777:o})",
             f"chmod 700 {home}",
         )  # fmt: skip
     key = home / "secret_key"
     if key.exists() and key.stat().st_mode & 0o077:
         yield Diagnosis(
-            "data folder", WRONG, f"{key} can be read by others: it signs sessions", f"chmod 600 {key}"
+            "data folder",
+            WRONG,
+            f"{key}, which signs sessions, can be read by other users",
+            f"chmod 600 {key}",
         )
 
 
@@ -146,7 +150,7 @@ def disk_faults() -> Findings:
             yield Diagnosis("disk", WRONG, f"{folder} is {state.state}", state.reason)
         elif folder.is_dir() and (free := shutil.disk_usage(folder).free) < LITTLE_DISK_BYTES:
             yield Diagnosis(
-                "disk", REMARK, f"{free / 1e6:,.0f} MB are left on the disk of {folder}",
+                "disk", REMARK, f"{free / 1e6:,.0f} MB are free on the disk of {folder}",
                 "free some, or set RATCHET_HOME to a folder on another disk",
             )  # fmt: skip
 
@@ -156,13 +160,14 @@ def llama_faults() -> Findings:
     if in_process and importlib.util.find_spec("llama_cpp") is None:
         alone = settings.SERVING_BACKENDS == ["in-process"]
         yield Diagnosis(
-            "llama.cpp", WRONG if alone else REMARK, "SERVING_BACKENDS has in-process, and llama_cpp is not installed",
+            "llama.cpp", WRONG if alone else REMARK,
+            "SERVING_BACKENDS lists in-process, but llama_cpp is not installed",
             "pip install -r requirements-rl.txt, or set SERVING_BACKENDS to the address of a server",
         )  # fmt: skip
     if settings.LLAMA_CPP_PATH and not (Path(settings.LLAMA_CPP_PATH) / "convert_hf_to_gguf.py").is_file():
         yield Diagnosis(
             "llama.cpp", WRONG, f"LLAMA_CPP_PATH ({settings.LLAMA_CPP_PATH}) holds no convert_hf_to_gguf.py",
-            "name a checkout of llama.cpp, or leave LLAMA_CPP_PATH out",
+            "set it to a checkout of llama.cpp, or remove LLAMA_CPP_PATH",
         )  # fmt: skip
 
 
@@ -185,7 +190,7 @@ def port_faults(host: str, port: int) -> Findings:
             "port",
             WRONG,
             f"another program listens at {host}:{port}",
-            f"end it, or {PROGRAM} serve --port {port + 1}",
+            f"stop that program, or run {PROGRAM} serve --port {port + 1}",
         )
 
 
@@ -215,13 +220,15 @@ def clock_faults() -> Findings:
             yield Diagnosis(
                 "clock", WRONG,
                 f"the clocks of this machine and of the database differ by {skew.total_seconds():.0f} s",
-                "set both by NTP: heartbeats and the order of ratings go by them",
+                "synchronise both by NTP: heartbeats and the order of ratings depend on them",
             )  # fmt: skip
     newest = Decision.objects.order_by("-created_at").values_list("created_at", flat=True).first()
     if newest is not None and newest - now > SKEW:
         yield Diagnosis(
-            "clock", WRONG, f"the newest decision is of {newest:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
-            f"{now:%Y-%m-%d %H:%M}", "set the clock by NTP, here and where decisions are recorded",
+            "clock", WRONG,
+            f"the newest decision is dated {newest:%Y-%m-%d %H:%M} UTC, later than this machine's clock "
+            f"({now:%Y-%m-%d %H:%M})",
+            "synchronise the clocks by NTP, here and where decisions are recorded",
         )  # fmt: skip
 
 
@@ -238,7 +245,7 @@ def worker_faults() -> Findings:
     if waiting or (queued and not running):
         what = f"{waiting} jobs" if waiting else f"{queued} training runs"
         yield Diagnosis(
-            "workers", WRONG, f"{what} wait for more than {UNTAKEN.seconds // 60} minutes and no worker takes them",
+            "workers", WRONG, f"{what} have waited for more than {UNTAKEN.seconds // 60} minutes without a worker",
             f"{PROGRAM} serve, or on another machine {PROGRAM} qcluster and Q_CLUSTER_NAME=training {PROGRAM} qcluster",
         )  # fmt: skip
     silent = TrainingRun.objects.filter(
@@ -247,8 +254,8 @@ def worker_faults() -> Findings:
     for run in silent[:5]:
         yield Diagnosis(
             "workers", WRONG,
-            f"run {run.pk} ({run.agent}) gave no sign of life since {run.heartbeat_at:%Y-%m-%d %H:%M} UTC",
-            f"its clock puts it back into the queue: {PROGRAM} online_learner tick",
+            f"run {run.pk} ({run.agent}) has sent no heartbeat since {run.heartbeat_at:%Y-%m-%d %H:%M} UTC",
+            f"queue it again: {PROGRAM} online_learner tick (serve does this by itself)",
         )  # fmt: skip
 
 
@@ -272,7 +279,7 @@ def artifact_faults() -> Findings:
     for what, path, step in named:
         place = settings.RATCHET_HOME / path
         if path and not place.exists():
-            step = f"put it back from a backup (docs/backup.md), or {step}"
+            step = f"restore it from a backup (docs/backup.md), or run {step}"
             yield Diagnosis("artifacts", WRONG, f"the file of {what} is missing: {place}", step)
 
 
@@ -283,14 +290,14 @@ def spool_faults() -> Findings:
     spool = Outbox(folder)
     if spool.pending_days():
         yield Diagnosis(
-            "spool", REMARK, f"decisions in {folder} are not in the database yet",
-            f"they go in while the server or its clock runs: {PROGRAM} serve, or {PROGRAM} online_learner tick",
+            "spool", REMARK, f"decisions in the outbox {folder} are not in the database yet",
+            f"they are replayed by {PROGRAM} serve or {PROGRAM} online_learner tick",
         )  # fmt: skip
     refused = sum(1 for _ in folder.glob("*.refused.jsonl"))
     if refused:
         yield Diagnosis(
-            "spool", REMARK, f"{refused} files *.refused.jsonl in {folder} hold decisions the database will not take",
-            "each line has its reason; what you do not need may be deleted",
+            "spool", REMARK, f"{refused} files *.refused.jsonl in {folder} hold decisions that the database refused",
+            "each line has its reason; files that you do not need can be deleted",
         )  # fmt: skip
 
 

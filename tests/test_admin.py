@@ -348,7 +348,7 @@ def test_a_policy_page_shows_stage_lineage_figures_files_and_history(operator: C
     assert "[87.0 to 97.0]" in text
     assert "+40.0" in text
     assert "[+30.0 to +50.0]" in text
-    assert "50 % of the feedback it learnt from is simulated" in text
+    assert "50 % of the feedback it was trained on is simulated" in text
     assert "c" * 64 in text
     assert "2.3\xa0MB" in text
     assert "clearly better" in text
@@ -413,7 +413,7 @@ def test_a_promotion_by_force_needs_a_reason(move: Move) -> None:
 
 def test_a_rejection_needs_a_reason(move: Move) -> None:
     policy = make_policy()
-    assert "needs a reason" in move(policy, "rejected")
+    assert "expected a reason" in move(policy, "rejected")
     assert policy.stage == "candidate"
 
 

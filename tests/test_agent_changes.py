@@ -217,11 +217,11 @@ def test_what_cannot_be_renamed_is_refused_in_words() -> None:
         ("helper", "Not A Slug", "expected a slug such as support-bot"),
         ("helper", "filer", "filer is the name of a built-in or plugin agent"),
         ("widgets", "gadgets", "its name is defined in code"),
-        ("nobody", "anybody", "nothing is recorded of an agent 'nobody'"),
+        ("nobody", "anybody", "there is no agent 'nobody'"),
     ):
         with pytest.raises(AgentRefused, match=why):
             agent_rename(old, new)
-    with pytest.raises(CommandError, match="nothing is recorded") as error:
+    with pytest.raises(CommandError, match="there is no agent") as error:
         call_command("agent", "rename", "nobody", "anybody")
     assert error.value.returncode == 1
     TrainingRun.objects.create(agent="helper", method="dpo", base_model="b", status="queued")

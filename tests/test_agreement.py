@@ -186,10 +186,10 @@ def test_of_a_rater_with_few_ratings_nothing_is_said() -> None:
     [
         (0.8, 10, "reliable"),
         (0.7, 10, "good enough for tentative conclusions"),
-        (0.5, 10, "raters disagree too much to rely on"),
+        (0.5, 10, "agreement is too low to rely on"),
         (-0.1, 10, "no better than chance"),
-        (None, 10, "all said the same, so there was no disagreement to expect"),
-        (None, 0, "nothing was rated by two raters yet"),
+        (None, 10, "all raters gave the same answer, so alpha is not defined"),
+        (None, 0, "no decision has two raters yet"),
     ],
 )
 def test_what_alpha_means(value: float | None, n: int, meaning: str) -> None:

@@ -506,5 +506,5 @@ def test_a_key_with_rate_alone_rates_as_itself(decision: Decision) -> None:
 
 
 def test_rate_as_needs_rate() -> None:
-    with pytest.raises(KeyRefused, match="needs rate beside it"):
+    with pytest.raises(KeyRefused, match="also needs the scope rate"):
         key_create("app", ["rate_as"])

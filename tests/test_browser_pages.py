@@ -151,7 +151,7 @@ def test_a_link_opens_the_door_in_the_browser(browser: Browser, live_server: Any
     expect(page.locator(".who")).to_contain_text("grace")
     page.get_by_role("button", name="Sign out").click()
     page.goto(link.url)
-    expect(page.locator("h1")).to_have_text("This link is used up")
+    expect(page.locator("h1")).to_have_text("This link is no longer valid")
     page.context.close()
 
 

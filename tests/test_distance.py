@@ -144,7 +144,9 @@ def test_learning_rates_add_up_over_warm_up_and_decay() -> None:
 
 def test_seventeen_pairs_and_two_steps_teach_nothing_and_say_so() -> None:
     said = teachability_warning(CPU, 17, "pairs")
-    assert said.startswith("17 pairs and 2 optimiser steps: too little to change what the policy answers ")
+    assert said.startswith(
+        "17 pairs and 2 optimiser steps: too little training to change what the policy answers "
+    )
     assert "give --epochs" in said
     epochs = float(said.rsplit(" ", 1)[1])
     longer = CPU.with_knobs(epochs=epochs)
@@ -153,7 +155,7 @@ def test_seventeen_pairs_and_two_steps_teach_nothing_and_say_so() -> None:
 
 
 def test_few_rows_are_learnt_by_heart_and_many_raise_no_doubt() -> None:
-    assert "by heart" in teachability_warning(CPU.with_knobs(epochs=20.0), 17, "pairs")
+    assert "memorise" in teachability_warning(CPU.with_knobs(epochs=20.0), 17, "pairs")
     assert teachability_warning(CPU, 400, "pairs") == ""
     assert teachability_warning(RECIPES["kto"]["cpu"], 90, "labels") == ""
 
@@ -195,7 +197,7 @@ def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
     assert plan["next"] == "python manage.py train_dpo --agent helper --config cpu"
     short = ("--epochs", "1", "--learning-rate", "4e-4")
     said = " ".join(run("train_dpo", "--config", "cpu", *short, "--dry-run").split())
-    assert "too little to change what the policy answers" in said
+    assert "too little training to change what the policy answers" in said
     assert f"{plan['samples']['holdout']} of 30 held-out prompts" in said
     assert said.endswith(
         "Next: python manage.py train_dpo --agent helper --config cpu --epochs 1.0 --learning-rate 0.0004"

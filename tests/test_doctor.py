@@ -111,14 +111,14 @@ def test_jobs_and_runs_that_nobody_takes(sound: Any) -> None:
     assert sound() == []
     OrmQ.objects.update(lock=long_ago)
     (finding,) = sound()
-    assert finding.found.startswith("1 jobs wait for more than 2 minutes")
+    assert finding.found.startswith("1 jobs have waited for more than 2 minutes")
     OrmQ.objects.all().delete()
     run = TrainingRun.objects.create(agent="a", method="dpo", base_model="bundled", status="queued")
     TrainingRun.objects.update(created_at=long_ago)
     assert parts(sound()) == [("workers", "wrong")]
     TrainingRun.objects.update(status="running", heartbeat_at=long_ago)
     (finding,) = sound()
-    assert f"run {run.pk} (a) gave no sign of life" in finding.found
+    assert f"run {run.pk} (a) has sent no heartbeat" in finding.found
 
 
 @pytest.mark.slow

@@ -200,10 +200,10 @@ def test_page_rest_and_command_say_what_the_adjustment_did(experiment: Experimen
     expose(range(UNITS), thumbs)
     effect = effect_in(experiment)
     assert effect.unadjusted_effect is not None
-    removed = f"takes {100 * effect.unadjusted_effect.variance_reduction:.0f} % of the variance away"
+    removed = f"removes {100 * effect.unadjusted_effect.variance_reduction:.0f} % of the variance"
     page = words(signed_in("olga", "operator").get(f"/experiments/{experiment.pk}/").text)
     assert removed in page.replace("\u202f", " ")
-    assert "before they had an arm (their past)" in page
+    assert "from before assignment (their past)" in page
     found = ApiClient("read").get(f"/api/experiments/{experiment.pk}/results/").json()["arms"]
     by_name = {one["name"]: one["effect"] for one in found}
     assert by_name["challenger"]["unadjusted"] == {

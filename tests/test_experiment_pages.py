@@ -67,7 +67,7 @@ def test_a_draft_is_made_started_ramped_and_stopped_from_its_page(operator: Clie
     assert [arm.policy_name for arm in made.arms.all()] == ["filer-v1", "filer-v2"]
     assert "shorter runs now" in change(operator, made, action="start")
     assert "takes 25 % of the units" in change(operator, made, action="ramp", ramp="25")
-    assert "needs a reason" in change(operator, made, action="stop")
+    assert "expected a reason" in change(operator, made, action="stop")
     assert "everybody gets the champion" in change(operator, made, action="stop", reason="enough")
     assert list(made.events.order_by("pk").values_list("kind", "actor")) == [
         ("created", "olga"), ("started", "olga"), ("ramped", "olga"), ("stopped", "olga"),
@@ -89,12 +89,12 @@ def test_the_page_says_how_it_stands(operator: Client) -> None:
     experiment = running_of(slices=["source"])
     expose(range(400), lambda n, new: {"thumb": n % 10 < (9 if new else 4), "latency_ms": 100.0 + n % 9})
     said = words(operator.get(f"/experiments/{experiment.pk}/").text)
-    assert "challenger is better than control: by a test that is valid whenever one looks" in said
-    assert "96\u202f% intervals, valid whenever one looks" in said
+    assert "challenger is better than control (anytime-valid test)" in said
+    assert "96\u202f% intervals, valid at every look" in said
     assert "Promote challenger" in said
     assert "&gt; 99.9\u202f%" in said  # never certain
     assert "source app: challenger" in said
-    assert "as meant" in said
+    assert "as expected" in said
 
 
 def test_a_winner_is_promoted_from_its_page(operator: Client, policies: Any) -> None:
@@ -225,7 +225,7 @@ def test_the_command_shows_words_to_people() -> None:
         (["start", "one"], "expected --agent"),
         (["start", "one", "--agent", "filer"], "--challenger"),
         (["ramp", "shorter"], "--to"),
-        (["stop", "shorter"], "needs a reason"),
+        (["stop", "shorter"], "expected a reason"),
         (["promote", "shorter"], "not shown to be better"),
     ],
 )

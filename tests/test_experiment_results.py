@@ -229,7 +229,7 @@ def test_lost_decisions_hold_a_winner_back() -> None:
     experiment = running_of()
     expose([n for n in range(1200) if n % 2 or "control" in plan_of("filer").assign(f"user-{n}").arm])
     expose(range(2000, 2600), thumbs(0.9, 0.3))
-    assert "units are not split as they were meant to be" in tick()[0]
+    assert "sample ratio mismatch" in tick()[0]
     assert tick() == []
     assert events(experiment)[-1] == "mismatch"
 
@@ -237,7 +237,7 @@ def test_lost_decisions_hold_a_winner_back() -> None:
 def test_an_experiment_whose_policy_was_retired_is_stopped(policies: Any) -> None:
     experiment = running_of()
     registry.policy_retire(policies[1], actor="ann")
-    assert tick() == ["experiment shorter: stopped: filer-v2 was taken out of service"]
+    assert tick() == ["experiment shorter: stopped: filer-v2 is no longer a champion or challenger"]
     experiment.refresh_from_db()
     assert experiment.status == "stopped"
 
@@ -313,7 +313,7 @@ def test_two_clocks_reweight_once() -> None:
     experiment = running_of(allocation="thompson")
     results = results_of(experiment)
     bandit_reweight(experiment, results)
-    with pytest.raises(ExperimentRefused, match="same moment"):
+    with pytest.raises(ExperimentRefused, match="at the same time"):
         bandit_reweight(experiment, results)
 
 

@@ -226,7 +226,7 @@ def test_nothing_stored_is_told_from_here_already(operator: Client) -> None:
 
 
 def test_imports_are_listed_and_shown_with_their_report(operator: Client) -> None:
-    assert "Nothing was imported yet" in operator.get("/imports/").content.decode()
+    assert "No imports yet" in operator.get("/imports/").content.decode()
     go_on(operator, upload(operator, PAIR, BAD, agent="helper", licence="MIT"), skip_bad="on")
     batch = ImportBatch.objects.get()
     page = operator.get("/imports/?agent=helper").content.decode()
@@ -253,7 +253,7 @@ def test_an_import_is_taken_back_after_it_was_asked(operator: Client) -> None:
     assert asked.context["removed"] == [("decisions", 2), ("comparisons", 1)]
     assert Decision.objects.count() == 2
     done = operator.post(f"/imports/{number}/undo/", {"confirm": "on"}, follow=True)
-    assert f"Import {number} was taken back: 2 decisions, 1 comparison removed." in done.content.decode()
+    assert f"Import {number} was undone: 2 decisions, 1 comparison removed." in done.content.decode()
     assert Decision.objects.count() == 0
     assert ImportBatch.objects.get().undone_by == "the-operator"
     again = operator.post(f"/imports/{number}/undo/", {"confirm": "on"})

@@ -178,7 +178,7 @@ def test_the_command_prints_one_object_and_refuses_in_one_line() -> None:
     call_command("forget", "--unit", "bob", "--json", stdout=out)
     said = json.loads(out.getvalue())
     assert (said["unit"], said["decisions"], said["dry_run"]) == ("bob", 1, False)
-    with pytest.raises(CommandError, match="nothing is recorded of the unit 'bob'"):
+    with pytest.raises(CommandError, match="nothing is recorded for the unit 'bob'"):
         call_command("forget", "--unit", "bob")
 
 

@@ -108,7 +108,7 @@ def test_quantised_weights_cannot_be_trained() -> None:
     with pytest.raises(RecipeError, match="found 4bit and 0"):
         SFT_CONFIG["small_gpu"].with_knobs(lora_r=0)
     recipe = SFT_CONFIG["cpu"].with_knobs(lora_r=0, max_steps=1, learning_rate=1e-6)
-    assert "too little to change what the policy answers" in teachability_warning(recipe, 100)
+    assert "too little training to change what the policy answers" in teachability_warning(recipe, 100)
 
 
 @pytest.mark.django_db

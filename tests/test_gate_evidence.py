@@ -311,7 +311,7 @@ def test_a_file_of_prompts_and_a_reward_judge_without_any_feedback(
     assert found["evidence"]["rewards"]["judge"] == "tests.test_gate_evidence.shortness"
     # a file of its own shows nothing of the holdout, and so not what the held-out log says
     assert (found["holdout_prompts"], "look" in found) == (0, False)
-    assert "a look at it counts" in found["off_policy"]["refused"]
+    assert "each use of it counts" in found["off_policy"]["refused"]
     assert found["order"]["rewards"] == "tests.test_gate_evidence.shortness"
     PromptSplit.objects.create(
         prompt_hash=prompt_hash("own-bot", [{"role": "user", "content": rows[0]["prompt"]}]),

@@ -41,9 +41,9 @@ def test_an_import_that_stores_nothing_says_so_first_and_fails(tmp_path: Path) -
 def test_an_import_that_leaves_out_more_than_it_stores_keeps_what_it_stored_and_fails(tmp_path: Path) -> None:
     path = written(tmp_path / "x.jsonl", [THUMB, *({"prompt": f"only {n}"} for n in range(2))])
     out, line = failing("import_feedback", str(path), "--agent", "helper", "--format", "trl")
-    assert "more was left out than stored: 2 of 3 rows left out, 1 stored" in line
+    assert "more rows were left out than stored: 2 of 3 rows left out, 1 stored" in line
     batch = ImportBatch.objects.get()
-    assert f"Next: Take it back: python manage.py undo_import {batch.pk}" in out
+    assert f"Next: Undo it: python manage.py undo_import {batch.pk}" in out
     assert Rating.objects.get().import_batch == batch
 
 
@@ -62,7 +62,7 @@ def test_a_dry_run_of_nothing_fails_too_and_refused_rows_count_as_left_out(tmp_p
     bad = written(tmp_path / "y.jsonl", [THUMB, {**THUMB, "label": 7}, {**THUMB, "label": 8}])
     report = file_import(bad, agent="helper", format="trl", skip_bad=True)
     assert (report.rows_stored, report.refused_count) == (1, 2)
-    assert report.problem.startswith("more was left out than stored: 2 of 3 rows")
+    assert report.problem.startswith("more rows were left out than stored: 2 of 3 rows")
 
 
 def test_a_file_imported_again_was_here_already_and_makes_no_second_import(tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def test_nothing_of_a_refused_row_comes_in(tmp_path: Path) -> None:
     row = {"type": "decision", "agent": "helper", "messages": [{"role": "user", "content": "q"}], "response": "a",
            "ratings": [{"rater": "ann", "thumb": "up"}, {"rater": "bob", "withdrawn": True}]}  # fmt: skip
     report = file_import(written(tmp_path / "x.jsonl", [row]), format="ratchet", skip_bad=True)
-    assert "takes back what was never said" in report.refused[0].reason
+    assert "withdraws a rating that does not exist" in report.refused[0].reason
     assert (report.decisions, report.ratings, everything()) == (0, 0, (0, 0, 0, 0))
 
 

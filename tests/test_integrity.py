@@ -181,7 +181,7 @@ def test_an_exported_folder_is_checked_by_its_manifest(
     assert checksums.main([str(base), str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "model.safetensors is damaged" in said
-    assert "no sums are recorded there" in said
+    assert "no checksums are recorded there" in said
     (base / "export.json").write_text('{"files": "of another program"}')
     assert sums_check(base, "x") == 0
 

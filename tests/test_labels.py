@@ -213,7 +213,7 @@ def test_a_reward_model_that_only_knows_its_own_prompts_is_not_believed() -> Non
 
     found, left_out, _ = stacked(by_heart)
     assert found is None
-    assert left_out[REWARD_MODEL].startswith("no better: Brier")
+    assert left_out[REWARD_MODEL].startswith("no improvement: Brier")
 
 
 @pytest.mark.slow

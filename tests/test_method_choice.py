@@ -26,7 +26,7 @@ def test_single_thumbs_are_heard_by_kto() -> None:
         rated(f"q{n}", f"r{n}", thumb="up" if n % 3 else "down")
     chosen = method_chosen(AGENT)
     assert chosen.method == "kto"
-    assert "no pairs enough" in chosen.reason
+    assert "not enough pairs" in chosen.reason
 
 
 def test_sixteen_scores_one_to_a_prompt_are_heard_by_kto() -> None:
@@ -62,7 +62,7 @@ def test_corrections_are_imitated_and_not_only_preferred() -> None:
         rated(f"q{n}", "bad", thumb="down", correction=f"what I would have said to {n}")
     chosen = method_chosen(AGENT)
     assert chosen.method == "sft"
-    assert "responses that people wrote" in chosen.reason
+    assert "responses written by people" in chosen.reason
 
 
 def test_a_few_corrections_beside_many_preferences_do_not_decide() -> None:
@@ -96,7 +96,7 @@ def test_prompts_with_right_answers_and_no_verdict_are_for_grpo() -> None:
     asked({"answer": "4"})
     chosen = method_chosen(AGENT)
     assert (chosen.method, chosen.knobs) == ("grpo", {"reward": "answer"})
-    assert "prompts with their right answer" in chosen.reason
+    assert "prompts with a known right answer" in chosen.reason
     plan = order_estimate(order_automatic(AGENT))
     assert (plan.policy.method, plan.policy.recipe["reward"], plan.refusal) == ("grpo", "answer", "")
     # what people say goes before what a program can tell

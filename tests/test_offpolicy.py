@@ -231,10 +231,10 @@ def test_right_propensities_are_not_found_at_fault(known: bool) -> None:
     [
         ("1.15", False, "too large"),
         ("0.85", False, "too small"),
-        ("shuffled", True, "are not those that were drawn by"),
-        ("uniform", True, "are not those that were drawn by"),
-        ("uniform", False, "are not those that were drawn by"),
-        ("sharper", True, "are not those that were drawn by"),
+        ("shuffled", True, "are not those used for sampling"),
+        ("uniform", True, "are not those used for sampling"),
+        ("uniform", False, "are not those used for sampling"),
+        ("sharper", True, "are not those used for sampling"),
     ],
 )
 def test_wrong_propensities_are_found(fault: str, known: bool, words: str) -> None:
@@ -280,7 +280,7 @@ def test_without_the_whole_distribution_missing_overlap_shows_in_the_weights() -
 def test_few_effective_decisions_are_refused() -> None:
     target = [0.001] * 190 + [0.99] * 10
     heavy = log([0.0, 1.0] * 100, [0.05] * 200, target)
-    with pytest.raises(OffPolicyRefused, match="200 decisions count for"):
+    with pytest.raises(OffPolicyRefused, match="200 decisions have an effective sample size of"):
         overlap_check(heavy)
 
 

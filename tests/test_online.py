@@ -88,7 +88,7 @@ def test_too_little_feedback_starts_nothing_and_says_how_much_is_wanted() -> Non
     rate(2)
     status = widgets_learner().get_status()
     assert (status["buffer_size"], status["min_samples"], status["should_retrain"]) == (2, 3, False)
-    assert status["reason"] == "2 of 3 new pieces of feedback that start a retrain"
+    assert status["reason"] == "2 of 3 new pieces of feedback needed for a retrain"
     with pytest.raises(learner.LearnerRefused, match="2 of 3"):
         widgets_learner().trigger_retrain()
 
@@ -107,7 +107,9 @@ def test_the_defaults_are_those_of_the_operators_file_and_then_of_the_agents_row
 def test_nothing_starts_by_itself_unless_it_is_switched_on(settings: Any) -> None:
     rate(3)
     settings.ENABLE_ONLINE_LEARNING = False
-    assert widgets_learner().get_status()["reason"] == "ENABLE_ONLINE_LEARNING is off"
+    assert (
+        widgets_learner().get_status()[("reason")] == "ENABLE_ONLINE_LEARNING is off: no automatic retraining"
+    )
     assert not widgets_learner().should_retrain()
 
 
@@ -202,7 +204,7 @@ def running(**facts: Any) -> TrainingRun:
 
 def test_a_run_whose_worker_is_gone_is_queued_and_handed_over_again() -> None:
     run = running(dispatched_at=timezone.now(), asked_by=LEARNER)
-    assert learner.tick()[:2] == [f"run {run.pk}: queued again", f"run {run.pk}: handed over again"]
+    assert learner.tick()[:2] == [f"run {run.pk}: queued again", f"run {run.pk}: handed to the workers again"]
     run.refresh_from_db()
     assert (run.status, OrmQ.objects.count()) == ("queued", 1)
     # the clock turns once more before a worker came: nothing is sent twice
@@ -216,7 +218,7 @@ def test_a_run_that_kills_its_workers_is_not_begun_for_ever() -> None:
     run.refresh_from_db()
     assert (run.status, run.reason) == (
         "failed",
-        f"the process that trained it died {lifecycle.MAX_ATTEMPTS} times, the last was {DEAD}",
+        f"its worker died {lifecycle.MAX_ATTEMPTS} times, the last was {DEAD}",
     )
 
 
@@ -255,7 +257,7 @@ def test_a_run_of_a_dead_worker_is_cancelled_at_once() -> None:
 def test_what_follows_a_run_is_handed_over_again_and_not_for_ever() -> None:
     old = timezone.now() - timedelta(hours=1)
     run = running(status="succeeded", finished_at=old, follow_up="wanted")
-    assert learner.tick() == [f"run {run.pk}: what follows is handed over"]
+    assert learner.tick() == [f"run {run.pk}: evaluation and export are handed to the workers"]
     assert learner.tick() == []
     TrainingRun.objects.update(follow_ups=learner.MAX_FOLLOW_UPS, heartbeat_at=old)
     learner.tick()
@@ -297,6 +299,4 @@ def test_people_are_told_once_of_a_run_that_died_too_often(settings: Any, mailou
     learner.tick()
     learner.tick()
     (mail,) = mailoutbox
-    assert mail.subject.startswith(
-        f"Ratchet: run {run.pk} of widgets failed: the process that trained it died 5 times"
-    )
+    assert mail.subject.startswith(f"Ratchet: run {run.pk} of widgets failed: its worker died 5 times")

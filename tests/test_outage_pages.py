@@ -56,7 +56,7 @@ def test_every_page_is_a_readable_503_and_logged_once(client: Client, log: pytes
             assert "secret-host" not in text, address
             assert "Traceback" not in text, address
             if not address.startswith(errors.API_PATHS):
-                assert "The database is away" in text, address
+                assert "The database cannot be reached" in text, address
                 assert inline(text) == [], address
         signing_in = Client(raise_request_exception=False).post(
             "/accounts/login/", {"username": "ada", "password": "correct horse battery"}

@@ -51,4 +51,4 @@ def test_reads_from_what_is_remembered_say_it_once(
     finally:
         logging.getLogger("feedback").removeHandler(caplog.handler)
     assert len(caplog.records) == 1
-    assert "going by what was read 30 s ago" in caplog.messages[0]
+    assert "using data read 30 s ago" in caplog.messages[0]

@@ -347,14 +347,14 @@ def test_a_run_shows_its_curves_recipe_data_and_what_was_left_out(rater: Client)
     for shown in (
         "beta 0.1",
         "seed 7",
-        "learnt from 812",
+        "training 812",
         "closer to each other than the rating margin below_margin 44",
         "trl 1.16.0",
         "device cpu",
         "1 min 33 s",
     ):
         assert shown in text
-    assert "All of the feedback it learnt from is simulated" in text
+    assert "All of the feedback it was trained on is simulated" in text
 
 
 def test_a_failed_run_says_why_escaped_to_operators_alone(rater: Client) -> None:

@@ -193,7 +193,7 @@ def test_no_page_without_a_role(client: Client, address: str) -> None:
     client.force_login(User.objects.create_user("nobody"))
     answer = client.get(address)
     assert answer.status_code == 403
-    assert "takes a permission that your account does not have" in answer.text
+    assert "Your account lacks the permission" in answer.text
     assert 'href="/runs/"' not in answer.text  # nor a way to where there is nothing to see
 
 

@@ -51,7 +51,7 @@ def test_another_rater_gets_another_card(rater: Client) -> None:
     assert "Open Settings." in rater.get("/rate/").text
     other = Client()
     other.force_login(person("bob", "rater"))
-    assert "Other raters have the last ones open" in other.get("/rate/").text
+    assert "The last ones are open at other raters" in other.get("/rate/").text
     rater.post("/rate/skip/", fields(rater.get("/rate/").text))
     assert "Open Settings." in other.get("/rate/").text
 

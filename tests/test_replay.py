@@ -140,7 +140,7 @@ def test_beyond_the_buffers_size_feedback_counts_as_older() -> None:
 @pytest.mark.django_db
 def test_a_file_is_not_replayed(tmp_path: Path) -> None:
     order = TrainOrder("helper", source="file", data_file=tmp_path / "x.jsonl")
-    with pytest.raises(RunRefused, match="a file is trained on whole"):
+    with pytest.raises(RunRefused, match="a file is trained on completely"):
         dataset_prepare(order, DPORecipe(replay_share=0.5), [])
 
 
@@ -291,7 +291,7 @@ def test_a_policy_that_cannot_be_started_from_is_refused(ratchet_home: Path) -> 
     with pytest.raises(RunRefused, match="is an adapter for bundled"):
         settled("helper-v1", base_model="another")
     shutil.rmtree(ratchet_home / policy.adapter_path)
-    with pytest.raises(RunRefused, match="its files are gone"):
+    with pytest.raises(RunRefused, match="its files were deleted"):
         settled("helper-v1")
     with pytest.raises(registry.RegistryRefused, match="no policy is named"):
         settled("helper-v99")

@@ -79,7 +79,7 @@ def test_a_coin_is_refused_as_a_reward_with_its_n(
     settings.RATCHET_CONFIG = {"reward_model": {**JUDGE, "max_steps": 1}}
     thumbs(60)
     with pytest.raises(
-        RunRefused, match=r"ranks held-out feedback better than a coin .* of \d+ held-out thumbs"
+        RunRefused, match=r"ranks held-out feedback better than chance .* of \d+ held-out thumbs"
     ):
         train.train(order(base))
     run = TrainingRun.objects.get(method="ppo")
@@ -139,4 +139,4 @@ def test_a_stage_whose_worker_died_is_left_to_its_run() -> None:
     assert reward_stage.waits_for_reward_model(parent)
     assert lifecycle.runs_reclaim() == []
     stage.refresh_from_db()
-    assert (stage.status, stage.reason) == ("failed", f"gone:1:1 is gone; run {parent.pk} goes on with it")
+    assert (stage.status, stage.reason) == ("failed", f"its worker gone:1:1 died; run {parent.pk} resumes it")

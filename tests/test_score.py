@@ -106,7 +106,7 @@ def test_where_nobody_scores_the_answer_says_when_to_come_back(
 def test_only_so_many_threads_of_a_web_process_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorer, "_calls", threading.BoundedSemaphore(1))
     monkeypatch.setattr(scorer, "_ask_patiently", lambda call: scorer._ask(call))
-    with pytest.raises(ScorerAway, match="as many scores as it may"):
+    with pytest.raises(ScorerAway, match="too many requests wait for scores"):
         scorer._ask({})
 
 

@@ -249,7 +249,7 @@ def test_a_withdrawn_rating_stands_no_more_and_can_be_given_again() -> None:
 def test_a_rating_is_withdrawn_once() -> None:
     rating = rating_submit(decision=decide(), rater="ann", thumb="down").row
     rating_withdraw(rating)
-    with pytest.raises(FeedbackConflict, match="taken back already"):
+    with pytest.raises(FeedbackConflict, match="undone already"):
         rating_withdraw(rating)
 
 

@@ -367,8 +367,8 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     assert (run.follow_up, run.is_followed) == ("judge", True)
     assert OrmQ.objects.count() == 1
     again = operator.post(f"{address}follow-up/", {"job": "export"}, follow=True)
-    assert "being judged or exported already" in again.text
-    assert "Judge it on" not in words(again.text)
+    assert "being evaluated or exported already" in again.text
+    assert "Evaluate on" not in words(again.text)
     assert OrmQ.objects.count() == 1
     TrainingRun.objects.update(follow_up="done")
     unknown = operator.post(f"{address}follow-up/", {"job": "export", "as": "gguf:q9"}, follow=True)

@@ -48,7 +48,7 @@ def test_a_suggestion_is_shown_with_its_confidence_and_counts_for_nothing(rater:
     suggestions_record({row.pk: 0.18}, "support-labels-1")
     html = rater.get("/rate/").text
     assert 'value="accept-down"' in html
-    assert "82 of 100" in html
+    assert "estimated probability 82 %" in html
     assert Rating.objects.count() == 0
     row.refresh_from_db()
     assert row.ratings_human == 0
@@ -88,7 +88,7 @@ def test_nobody_accepts_what_they_did_not_see(rater: Client) -> None:
     for subject in (row, other):
         answer = press(rater, subject, "accept-up")
         assert answer.status_code == 409
-        assert "another one now" in answer.text
+        assert "suggestion has changed" in answer.text
     assert Rating.objects.count() == 0
 
 

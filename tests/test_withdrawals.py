@@ -310,7 +310,7 @@ def test_all_that_a_search_finds_is_withdrawn_and_what_learnt_from_it_is_named()
     assert "Withdraw 1 decision?" in asked
     assert "were trained on it" in asked or "was trained on it" in asked
     stale = operator.post("/decisions/withdraw/", {**sent, "confirm": "on", "count": "7"}).text
-    assert "It is another number than a moment ago" in stale
+    assert "The number has changed meanwhile" in stale
     assert not Withdrawal.objects.exists()
     done = operator.post("/decisions/withdraw/", {**sent, "confirm": "on", "count": "1"})
     assert done["Location"] == "/decisions/?agent=helper&rated=bad"

@@ -128,14 +128,14 @@ OUTAGES = (OperationalError, InterfaceError)
 """A database that is away, too busy, or whose disk takes nothing."""
 
 UNREACHABLE = f"the database cannot be reached; send it again in {RETRY_S} s, with the same id"
-INTERNAL = "something failed that should not have; it was logged. Sending it again with the same id is safe"
+INTERNAL = "internal error; it was logged with its cause. Sending the request again with the same id is safe"
 
 EXPECTED: tuple[tuple[type[Exception], int, str, str], ...] = (
     (Http404, 404, "not_found", "nothing is at this address"),
-    (PermissionDenied, 403, "forbidden", "you may not do this"),
+    (PermissionDenied, 403, "forbidden", "you do not have permission for this"),
     (RequestDataTooBig, 413, "too_large", "the body is too large"),
     (SuspiciousOperation, 400, "invalid", "the request cannot be read"),
-    (UnreadablePostError, 400, "invalid", "the body broke off before its end"),
+    (UnreadablePostError, 400, "invalid", "the body ended before the length in Content-Length"),
 )
 
 CODES = {
@@ -208,7 +208,7 @@ def _instead_of(
 
 
 handler400 = _instead_of(defaults.bad_request, 400, "invalid", "the request cannot be read")
-handler403 = _instead_of(defaults.permission_denied, 403, "forbidden", "you may not do this")
+handler403 = _instead_of(defaults.permission_denied, 403, "forbidden", "you do not have permission for this")
 handler404 = _instead_of(defaults.page_not_found, 404, "not_found", "nothing is at this address")
 
 

@@ -50,7 +50,7 @@ REFUSALS = {
     405: "Another method is expected; see Allow",
     409: "The id was used for another write",
     413: "The body is larger than 10 MB",
-    415: "Another type of body than application/json in UTF-8",
+    415: "The body is not application/json in UTF-8",
     429: "Too many requests; see Retry-After",
     503: "The database cannot be reached; see Retry-After",
 }

@@ -148,7 +148,7 @@ def promote_and_ask(walk: Walk) -> None:
     """From the judged policy to its answer as champion, and a rating of that."""
     page = walk.page
     walk.photograph("6-judged")
-    walk.click("link", "Leaf through the answers side by side")
+    walk.click("link", "Browse the answers side by side")
     page.wait_for_load_state("networkidle")
     walk.photograph("6-answers")
     page.go_back()
@@ -157,8 +157,8 @@ def promote_and_ask(walk: Walk) -> None:
     if promote.count():  # it is offered once the files are there from which the policy answers
         walk.click_at(promote)
     else:  # the gate stays closed: by force, with a reason
-        walk.click_at(page.get_by_text("Promote it all the same"))
-        walk.paste("Reason, which stays on record", "trying the loop out")
+        walk.click_at(page.get_by_text("Promote it anyway"))
+        walk.paste("Reason, kept on record", "trying the loop out")
         walk.click("button", "Promote by force")
     page.get_by_role("heading", name="6. Ask it").wait_for()
     walk.done("promote")

@@ -20,7 +20,7 @@ FRAMES = {
     "2-recognised": "See what is recognised",
     "3-rate": "Rate in place",
     "5-training": "Train, with every phase named",
-    "6-answers": "Leaf through answers, side by side",
+    "6-answers": "Browse answers, side by side",
     "8-answer": "Ask the new champion",
 }
 """Picture -> the words below it."""

@@ -39,7 +39,7 @@ class KeyForm(forms.Form):
     name = forms.CharField(
         max_length=100,
         widget=UnfoldAdminTextInputWidget(),
-        help_text="What uses it, such as: the shop's backend",
+        help_text="What it is for, such as: the shop's backend",
     )
     scopes = forms.MultipleChoiceField(
         choices=[(scope, f"{scope}: {what}") for scope, what in SCOPE_WORDS.items()],

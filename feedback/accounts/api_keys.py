@@ -47,7 +47,7 @@ def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
         found = ", ".join(map(str, unknown)) or "none"
         check.fields["scopes"] = f"expected one or more of {', '.join(ApiKey.SCOPES)}; found {found}"
     elif RATE_AS in wanted and "rate" not in wanted:
-        check.fields["scopes"] = "rate_as says whose rating is sent, and needs rate beside it"
+        check.fields["scopes"] = "rate_as (naming the rater) also needs the scope rate"
     if check.fields:
         raise KeyRefused(
             "; ".join(f"{field}: {fault}" for field, fault in check.fields.items()), check.fields
@@ -61,8 +61,7 @@ def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
             )
     except IntegrityError:
         raise KeyRefused(
-            f"there is a key named {name!r} already; choose another name, or revoke that one and name the new one "
-            "differently: a revoked key keeps its name, so that its traces stay its own",
+            f"there is a key named {name!r} already; choose another name (revoked keys keep theirs)",
             {"name": "taken"},
         ) from None
     return row, secret

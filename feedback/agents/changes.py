@@ -122,7 +122,7 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
             )  # the rows were renamed before; the files' old names are gone now
         raise AgentNotRecorded(_unknown(agent))
     if _has_rows(new, keeper):
-        raise AgentRefused(f"there is an agent {new!r} already; two agents cannot become one")
+        raise AgentRefused(f"there is an agent {new!r} already; agents cannot be merged")
     if keeper is not None and (refusal := keeper.refusal(agent, new)):
         raise AgentRefused(refusal)
     done = AgentRenamed(agent, new, dry_run, rows_counted(agent), keeper.files(agent) if keeper else [])
@@ -171,7 +171,9 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
             "with --force"
         )
     if pointing := rows_pointing_in(agent):
-        raise AgentRefused(f"agent {agent}: {'; '.join(pointing)} point to what would go; delete these first")
+        raise AgentRefused(
+            f"agent {agent}: {'; '.join(pointing)} refer to what would be deleted; delete these first"
+        )
     if keeper is not None:
         keeper.files_note(agent, done.files)
     with transaction.atomic():
@@ -201,7 +203,7 @@ def _has_rows(agent: str, keeper: AgentKeeper | None) -> bool:
 
 
 def _unknown(agent: str) -> str:
-    return f"nothing is recorded of an agent {agent!r}; names are written exactly as on the start page"
+    return f"there is no agent {agent!r}; give its name exactly as on the start page"
 
 
 def _keeper() -> AgentKeeper | None:

@@ -31,7 +31,7 @@ def agent_change(request: HttpRequest, slug: str) -> HttpResponse:
                 agent_delete(slug, actor=request.user.get_username(), force=force)
                 messages.success(request, f"{slug} was deleted.")
                 return redirect("home")
-            fault, status = f"Expected the agent's name, {slug}, to be sure that this one is meant.", 400
+            fault, status = f"Expected the agent's name, {slug}, to confirm the deletion.", 400
         except AgentNotRecorded as refusal:
             raise Http404(str(refusal)) from refusal
         except AgentRefused as refusal:

@@ -236,15 +236,15 @@ def _question(question: AgreementQuestion, answers: _AnswerColumns, names: list[
 def alpha_meaning(alpha: AgreementEstimate) -> str:
     """Interpretation of an alpha by Krippendorff, Content Analysis (2004), page 241."""
     if alpha.n < 2:
-        return "nothing was rated by two raters yet"
+        return "no decision has two raters yet"
     if alpha.value is None:
-        return "all said the same, so there was no disagreement to expect"
+        return "all raters gave the same answer, so alpha is not defined"
     if alpha.value >= 0.8:
         return "reliable"
     if alpha.value >= 0.667:
         return "good enough for tentative conclusions"
     if alpha.value > 0:
-        return "raters disagree too much to rely on"
+        return "agreement is too low to rely on"
     return "no better than chance"
 
 

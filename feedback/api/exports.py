@@ -32,8 +32,8 @@ class RatingsExport(ApiView):
         operation="ratings_export",
         media_type="application/x-ndjson",
         also={"application/json": list_schema({"type": "object"})},
-        description="JSON lines, or an array where the format has one. A stream that was whole ends with an empty "
-        "chunk; one that breaks off before it was not.",
+        description="JSON lines, or an array if the format is one. A complete stream ends with an empty "
+        "chunk; without it the stream was cut off.",
     )
     def get(self, request: Request) -> StreamingHttpResponse:
         given = parameters(request, ("format", "agent"))

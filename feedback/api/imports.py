@@ -55,7 +55,7 @@ REPORT: Schema = answer_schema(
         "skipped_because": {"type": "object", "additionalProperties": COUNT},
         "refused": list_schema(REFUSED_ROW, description="The first 1,000"),
         "refused_count": COUNT,
-        "problem": {"type": "string", "description": "Why this is no import to be content with, or empty"},
+        "problem": {"type": "string", "description": "Warning about the import, or empty"},
         "notes": list_schema({"type": "string"}),
         "earlier_import": nullable(NUMBER),
         "agents": list_schema(SLUG),
@@ -111,12 +111,12 @@ OPTIONAL: dict[str, Schema] = {
     "map": text(MAX_MAP, "Which column holds what: prompt=question,response=answer,rating=stars"),
     "rater": text(200, "The column that names the rater"),
     "licence": text(MAX_LICENCE, "Licence of the data"),
-    "simulated": {"type": "boolean", "description": "The verdicts were given by a model or a script"},
+    "simulated": {"type": "boolean", "description": "The ratings were given by a model or a script"},
     "skip_bad": {
         "type": "boolean",
         "description": "Leave out rows that cannot be read, instead of refusing the file",
     },
-    "dry_run": {"type": "boolean", "description": "Say what would be imported; store nothing"},
+    "dry_run": {"type": "boolean", "description": "Report what would be imported; store nothing"},
 }
 REQUIRED: dict[str, Schema] = {"name": text(255, "The file's name, such as ratings.csv")}
 
@@ -150,13 +150,14 @@ class Imports(ApiView):
         "Import a file of any known format",
         {
             201: ("Imported", REPORT),
-            200: ("Nothing new: all of it was here already; or a dry run", REPORT),
+            200: ("Nothing new (everything was imported before), or a dry run", REPORT),
         },
         body=request_schema(REQUIRED, OPTIONAL),
         tag="imports",
         operation="imports_make",
-        description="The file comes in whole or not at all, as one import that can be undone. Refused where nothing of "
-        f"it could be stored. Files of more than 10 MB: the page /import/, or `{PROGRAM} import_feedback`.",
+        description="The file is imported whole or not at all, as one import that can be undone. Refused "
+        "if nothing could be stored. Files of more than 10 MB: the page /import/, or "
+        f"`{PROGRAM} import_feedback`.",
     )
     def post(self, request: Request) -> Response:
         facts = _import_fields(object_in(request.data, required=tuple(REQUIRED), optional=tuple(OPTIONAL)))
@@ -210,13 +211,13 @@ class ImportUndo(ApiView):
     scopes = {"POST": "operate"}
 
     @describe(
-        "Take an import back",
+        "Undo an import",
         {200: ("What was removed, or with dry_run would be", UNDONE)},
         body=request_schema({}, {"dry_run": {"type": "boolean"}, "force": {"type": "boolean"}}),
         refusals=(404, 409),
         tag="imports",
         operation="imports_undo",
-        description="409 where it is undone already, or where something was trained on it and `force` is not given.",
+        description="409 if it is undone already, or if something was trained on it and `force` is not given.",
     )
     def post(self, request: Request, pk: int) -> Response:
         given = object_in(request.data, required=(), optional=("dry_run", "force"))

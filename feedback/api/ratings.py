@@ -29,7 +29,8 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     said = facts.pop("rater", grant.holder)
     if grant.is_person and said != grant.holder:
         raise Refused(
-            f"signed in as {grant.holder}, one rates as oneself; to send others' ratings use an API key",
+            f"you are signed in as {grant.holder} and can rate only as yourself; to send others' "
+            "ratings use an API key with rate_as",
             fields={"rater": "expected your own name, or nothing"},
         )
     if not grant.is_person and said != grant.holder and RATE_AS not in grant.scopes:

@@ -19,8 +19,8 @@ ID: Schema = {"type": "string", "format": "uuid"}
 SENT_ID: Schema = {
     "type": ["string", "null"],
     "format": "uuid",
-    "description": "Yours, so that a retry is the same write: the same id again returns the first result (200), "
-    "another body under it is 409. Left out, one is made.",
+    "description": "Your own UUID, which makes retries safe: the same id again returns the first result "
+    "(200), a different body under it is 409. Generated if left out.",
 }
 SLUG: Schema = {"type": "string", "pattern": SLUG_PATTERN}
 TIME: Schema = {"type": "string", "format": "date-time"}
@@ -98,9 +98,9 @@ DECISION_SHOWN: Schema = body_answer_schema(
         "trace": nullable(ID),
         "withdrawal": {
             "type": ["integer", "null"],
-            "description": "Number of the withdrawal that took it out of what is learnt from",
+            "description": "Number of the withdrawal that excluded it from training",
         },
-        "ratings_human": {"type": "integer", "description": "Ratings by people that stand"},
+        "ratings_human": {"type": "integer", "description": "Present ratings by people"},
         "created_at": TIME,
     },
 )
@@ -121,7 +121,7 @@ BULK_RESULT: Schema = {
         "status": {
             "type": "integer",
             "enum": [200, 201, 202, 400, 409],
-            "description": "As if it had been sent alone",
+            "description": "Status as for a single request",
         },
         "id": ID,
         "stored": STORED,

@@ -24,7 +24,8 @@ class Feedback(ApiView):
         refusals=(409,),
         tag="ratings",
         operation="feedback_record",
-        description="Becomes a decision and a rating; with a runId, the rating of a decision recorded under it.",
+        description="Stored as a decision with a rating; with a runId, as a rating of the decision "
+        "recorded under it.",
     )
     def post(self, request: Request, agent: str) -> Response:
         facts = fields_in(request.data, "FeedbackSent")

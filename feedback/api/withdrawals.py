@@ -109,8 +109,9 @@ class Withdrawals(ApiView):
         body=request_schema({}, SELECTION | MORE),
         tag="decisions",
         operation="decisions_withdraw",
-        description="Those that meet everything given leave datasets, queues, counts and exports. They stay on record "
-        "and can be restored. What was trained on them is listed, and stays trained.",
+        description="Decisions that match all given fields are excluded from datasets, queues, counts and "
+        "exports. They stay on record and can be restored. Runs and policies trained on them "
+        "are listed and not changed.",
     )
     def post(self, request: Request) -> Response:
         given = object_in(request.data, required=(), optional=(*SELECTION, *MORE))
@@ -139,7 +140,7 @@ class WithdrawalRestore(ApiView):
     scopes = {"POST": "operate"}
 
     @describe(
-        "Put the decisions of a withdrawal back",
+        "Undo a withdrawal",
         {200: ("How many came back", answer_schema({"withdrawal": NUMBER, "decisions": COUNT}))},
         body=request_schema({}, {}),
         refusals=(404, 409),

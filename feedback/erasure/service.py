@@ -86,7 +86,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
         spooled = spool_erase(marks, dry_run=True)
         if not rows and not traces and not spooled:
             raise UnitUnknown(
-                f"nothing is recorded of the unit {unit!r}; units are written exactly as the app sent them"
+                f"nothing is recorded for the unit {unit!r}; give it exactly as the app sent it"
             )
         report.decisions = len(ids)
         report.snapshots = _snapshots(marks)
@@ -99,7 +99,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
         # before the rows are gone for certain: what a killed process left is found again by them
         report.places |= files_and_spool_erase(marks, dry_run)
     if in_hand := journal_count(marks, dry_run):
-        report.places["decisions in hand"] = in_hand
+        report.places["decisions being recorded"] = in_hand
     if not dry_run:
         forget_all()
         report.not_compacted = database_compact()

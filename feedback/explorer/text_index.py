@@ -35,7 +35,7 @@ def text_index_make() -> None:
     """Make it, while others read and write. Raises TextIndexRefused."""
     if connection.vendor != "postgresql":
         raise TextIndexRefused(
-            f"expected PostgreSQL, found {connection.vendor}: here texts are looked through, 20,000 decisions a page"
+            f"expected PostgreSQL, found {connection.vendor}: here a search reads 20,000 decisions per page"
         )
     # what a broken attempt before left behind; and in the words that Django asks with, or it is not used
     text_index_drop()

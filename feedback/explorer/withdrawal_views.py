@@ -39,8 +39,8 @@ def decision_take_out(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     except WithdrawalUnknown as unknown:
         raise Http404(str(unknown)) from unknown
     trained = ", ".join(str(name) for name in done.trained_on.get("policies", ()))
-    learnt = f" Trained on it, and still so: {trained}." if trained else ""
-    messages.success(request, f"Decision {str(pk)[:8]} is withdrawn: nothing learns from it.{learnt}")
+    learnt = f" Policies trained on it are not changed: {trained}." if trained else ""
+    messages.success(request, f"Decision {str(pk)[:8]} is withdrawn: it is excluded from training.{learnt}")
     return _next_page(request, pk)
 
 
@@ -103,7 +103,7 @@ def decisions_take_out(request: HttpRequest) -> HttpResponse:
     many = f"{done.decisions:,} decision{'' if done.decisions == 1 else 's'}"
     learnt = f" {trained_text(done.trained_on).capitalize()}, and stays so." if done.trained_on else ""
     messages.success(
-        request, f"{many} withdrawn (withdrawal {done.withdrawal}): nothing learns from them.{learnt}"
+        request, f"{many} withdrawn (withdrawal {done.withdrawal}): they are excluded from training.{learnt}"
     )
     return redirect(_list(search))
 

@@ -36,7 +36,7 @@ def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, A
         suggested = suggestion_of(decision)
         if suggested is None or suggested.thumb != ACCEPTING[verdict]:
             # nobody accepts what they did not see
-            raise SuggestionChanged("The suggestion is another one now: rate it here")
+            raise SuggestionChanged("The suggestion has changed: rate it here")
     written = rating_submit(rater=rater, **facts)
     lease_release(rater, decision.pk)
     if written.created:

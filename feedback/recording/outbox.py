@@ -80,7 +80,7 @@ class Outbox:
         with self._guard:
             if len(self._pending) >= MAX_PENDING:
                 self.lost += hold
-                self.problems.report("lost", f"{self.folder} cannot be written: a record was lost")
+                self.problems.report("lost", f"the outbox {self.folder} cannot be written: a record was lost")
                 return False
             self._pending.append(line)
         # taken back by us, it is nowhere; written by another thread meanwhile, it is on disk
@@ -112,8 +112,8 @@ class Outbox:
             except OSError as error:
                 self.problems.report(
                     "outbox",
-                    f"the outbox {self.folder} cannot be written; up to {MAX_PENDING:,} records wait in memory. Free "
-                    "the disk or make the folder writable",
+                    f"the outbox {self.folder} cannot be written; up to {MAX_PENDING:,} records wait in "
+                    "memory. Free the disk or make the folder writable",
                     error,
                 )
                 return False

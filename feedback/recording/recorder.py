@@ -130,7 +130,12 @@ class Recorder:
                 try:
                     self._journal_open().append(line)
                 except OSError as error:
-                    self._problems.report("journal", "decisions cannot be noted on disk; users wait", error)
+                    self._problems.report(
+                        "journal",
+                        "the journal cannot be written; requests wait until "
+                        "the database has stored the decision",
+                        error,
+                    )
                 else:
                     self._queue.append(_PendingDecision(facts))
                     if len(self._queue) == 1:  # else the thread knows
@@ -199,14 +204,17 @@ class Recorder:
                     close_old_connections()
                     self.replay()
                 if failures:
-                    self._problems.resolve("database", "the database takes decisions again")
+                    self._problems.resolve("database", "decisions are stored in the database again")
                 if now >= self._down_until:
                     failures = 0
             except (OperationalError, InterfaceError) as error:
                 failures += 1
                 pause = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
                 self._down_until = time.monotonic() + pause * random.uniform(0.5, 1.0)
-                said = f"the database takes no decisions; they are kept in {self.outbox.folder}"
+                said = (
+                    "the database does not accept decisions; they are kept in the outbox "
+                    f"{self.outbox.folder}"
+                )
                 self._problems.report("database", said, error)
                 connection.close()
                 for pending in batch:
@@ -287,7 +295,7 @@ class Recorder:
                 count += self._replay_day(outbox, day)
             outbox.sweep()
         if count:
-            logger.info("%d decisions came out of the spool %s", count, outbox.folder)
+            logger.info("%d decisions were replayed from the outbox %s", count, outbox.folder)
         return count
 
     def _replay_memory(self, outbox: Outbox) -> None:

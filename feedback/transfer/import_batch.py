@@ -188,7 +188,7 @@ class Batch:
             return None  # the same rater says the same again, in another export of the same tool
         if one.withdrawn:
             if head is None:
-                raise FeedbackRefused("takes back what was never said")
+                raise FeedbackRefused("withdraws a rating that does not exist")
             row = withdrawal_build(head, row.pk, row.created_at)
         elif head is not None:
             row.supersedes_id = head.pk

@@ -183,8 +183,8 @@ class Planner:
             raise FeedbackRefused(f"a decision of agent {record.agent!r}, but --agent says {agent!r}")
         if not record.messages:
             raise FeedbackRefused(
-                "expected a prompt (`messages` or `prompt`) and a `response`, found neither; an entry that only names "
-                "a scenario can be trained on with --source file"
+                "expected a prompt (`messages` or `prompt`) and a `response`, found neither; an entry that "
+                "only names a scenario cannot be imported, but trained on with --source file"
             )
         response, metadata = completion_stored(record.response, record.metadata)
         facts = DECISION.read(record) | {
@@ -269,9 +269,7 @@ class Planner:
                 return self._by_id[decision_id]
             same_run = list(self._by_run.get(reference, {}).values())
             if len(same_run) > 1:
-                raise FeedbackRefused(
-                    f"run {reference!r} holds several decisions: which one is meant cannot be told"
-                )
+                raise FeedbackRefused(f"run {reference!r} has several decisions; give the id of the decision")
             if same_run:
                 return same_run[0]
             if reference in self._by_trace:

@@ -21,7 +21,7 @@ ROWS = ("rows", "rows_stored", "already_here", "skipped")
 REFUSED_KEPT = limits.REFUSED_ROWS_NAMED
 """Refused rows kept with line, key and reason; the others are counted."""
 
-REPEATED = "says the same as another row of this file"
+REPEATED = "is a duplicate of another row of this file"
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class ImportReport:
         if left_out > self.rows_stored + self.already_here:
             here = f", {self.already_here:,} here already" if self.already_here else ""
             return (
-                f"more was left out than stored: {left_out:,} of {count_text(self.rows, 'rows')} left out, "
-                f"{self.rows_stored:,} stored{here}"
+                f"more rows were left out than stored: {left_out:,} of {count_text(self.rows, 'rows')} left "
+                f"out, {self.rows_stored:,} stored{here}"
             )
         return ""
 
@@ -132,7 +132,7 @@ class ImportReport:
             made = ", ".join(count_text(count, name) for name in COUNTS if (count := getattr(self, name)))
             done = "would be imported" if self.dry_run else "imported"
             number = f" (import {self.batch})" if self.batch else ""
-            line = f"{made or 'words that take back earlier ones'} {done}{number}"
+            line = f"{made or 'withdrawals of earlier ratings'} {done}{number}"
         elif self.already_here:
             before = self.earlier
             which = f" (import {before.batch} of {before.created_at:%Y-%m-%d})" if before else ""
@@ -168,10 +168,10 @@ def next_steps(report: ImportReport) -> list[str]:
         if report.already_here:
             return []
         if report.refused_count:
-            return ["Do what the refused rows say, then import the file again; nothing comes in twice"]
+            return ["Correct the refused rows and import the file again; nothing is imported twice"]
         return [
-            "See docs/formats.md for the rows each format has; say --format NAME, or which column holds what with "
-            "--map prompt=COLUMN,response=COLUMN,rating=COLUMN"
+            "docs/formats.md describes the rows of each format; give --format NAME, or map columns with --map"
+            " prompt=COLUMN,response=COLUMN,rating=COLUMN"
         ]
     agent = report.agent or next(iter(sorted(report.agents)), "")
     of_agent = f"?agent={agent}" if agent else ""
@@ -182,7 +182,7 @@ def next_steps(report: ImportReport) -> list[str]:
     if report.outcomes and not said and agent:
         unknown = sorted(report.outcome_names - {"reward"})  # an outcome of that name is its own worth
         worth = f" --outcome {unknown[0]}=GOOD:BAD" if unknown else ""
-        what = f"Say what {unknown[0]} is worth" if unknown else "Turn outcomes into rewards"
+        what = f"Define the reward of {unknown[0]}" if unknown else "Turn outcomes into rewards"
         steps.append(f"{what}: {PROGRAM} calculate_rewards --agent {agent}{worth}")
     if report.decisions and not (said or report.outcomes or report.demonstrations):
         steps.append(f"Rate them: /rate/{of_agent}")
@@ -190,7 +190,7 @@ def next_steps(report: ImportReport) -> list[str]:
     if method and agent:
         steps.append(f"See what can be trained: {PROGRAM} {method} --agent {agent} --dry-run")
     if report.batch and report.problem:
-        steps.append(f"Take it back: {PROGRAM} undo_import {report.batch}")
+        steps.append(f"Undo it: {PROGRAM} undo_import {report.batch}")
     return steps
 
 

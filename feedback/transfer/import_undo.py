@@ -106,7 +106,8 @@ def import_undo(number: int, *, actor: str, dry_run: bool = False, force: bool =
             # somebody rated one of its decisions meanwhile, and that one now stays
             if attempt == ATTEMPTS - 1:
                 raise UndoRefused(
-                    f"import {number}: others keep adding to its decisions; nothing was removed, try again"
+                    f"import {number}: its decisions are being changed by others; nothing was removed, "
+                    "try again"
                 ) from None
         else:
             return undone
@@ -142,7 +143,7 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
     return report
 
 
-FORCE = "Take it back all the same with --force; what was learnt stays learnt"
+FORCE = "Undo it anyway with --force; trained policies are not changed"
 
 
 def trained_on(batch: ImportBatch) -> dict[str, list[Any]]:

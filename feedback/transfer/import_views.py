@@ -22,7 +22,11 @@ PAGE = 40
 """Imports on one page."""
 SHOWN = 100
 """Refused rows that the page of an import lists."""
-OPTIONS = {"columns": "columns", "simulated": "verdicts by a machine", "skip_bad": "unreadable rows left out"}
+OPTIONS = {
+    "columns": "columns",
+    "simulated": "ratings by a model or script",
+    "skip_bad": "unreadable rows left out",
+}
 """Options of an import without columns of their own -> words for them."""
 UNDONE = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
 
@@ -62,7 +66,7 @@ def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
         )
     if confirmed:
         removed = ", ".join(count_text(count, name) for name, count in _removed_counts(report.as_dict()))
-        messages.success(request, f"Import {number} was taken back: {removed or 'nothing'} removed.")
+        messages.success(request, f"Import {number} was undone: {removed or 'nothing'} removed.")
         return redirect("import-one", number=number)
     context = {
         **_context(batch),

@@ -35,7 +35,7 @@ class Unavailable(Refused):
 
     def __init__(self, error: NobodyAnswers | RecordingImpossible) -> None:
         self.wait = max(1, math.ceil(error.retry_after_s))
-        what = "no model answers now" if isinstance(error, NobodyAnswers) else "no answer is given"
+        what = "no model can answer now" if isinstance(error, NobodyAnswers) else "no policy can answer"
         super().__init__(f"{what}: {error}; try again in {self.wait} s", code="unavailable", status=503)
 
 
@@ -46,14 +46,15 @@ class Decide(ApiView):
         "Decide: assign, answer, record",
         {
             201: ("The decision", ref("DecisionMade")),
-            200: ("Decided before, under the same id", ref("DecisionMade")),
+            200: ("Decided before: the result of the same id", ref("DecisionMade")),
         },
         body=ref("DecideSent"),
         refusals=(404, 409),
         tag="decisions",
         operation="decisions_decide",
-        description="With listed candidates, sent or found in the state, one of them is drawn and the whole "
-        "distribution recorded; otherwise an answer is written. Give `state` or `messages`.",
+        description="With candidates, sent or found in the state, one is sampled and the whole "
+        "distribution is recorded; otherwise the answer is generated as text. Give `state` or "
+        "`messages`.",
     )
     def post(self, request: Request) -> Response:
         sent = object_in(request.data, required=("agent",), optional=OPTIONAL)
@@ -63,7 +64,7 @@ class Decide(ApiView):
             _check_request(agent, order)
             if before.agent != order.agent or _order_of(before) not in (None, order_hash(order)):
                 raise Refused(
-                    f"decision {order.id} was recorded before for another order",
+                    f"the id {order.id} was used before with a different body; send a new id",
                     code="conflict",
                     status=409,
                     fields={"id": "already used for another write"},

@@ -32,7 +32,7 @@ UNADJUSTED = _all_of(
         "value": NUMBER,
         "low": NUMBER,
         "high": NUMBER,
-        "variance_removed": {**NUMBER, "description": "Share of the variance that the adjustment took away"},
+        "variance_removed": {**NUMBER, "description": "Share of the variance that the adjustment removed"},
         "covariates": list_schema(TEXT),
     }
 )
@@ -41,14 +41,20 @@ EFFECT = _all_of(
         "value": {**MAYBE_NUMBER, "description": "Arm minus control; of latency as a share of the control's"},
         "low": MAYBE_NUMBER,
         "high": MAYBE_NUMBER,
-        "p": {**MAYBE_NUMBER, "description": "Valid at any time, against no difference"},
-        "chance": {**SHARE, "description": "Of being better than the control"},
+        "p": {
+            **MAYBE_NUMBER,
+            "description": "Anytime-valid p-value of no difference (a confidence sequence)",
+        },
+        "chance": {**SHARE, "description": "Probability of being better than the control"},
         "units": WHOLE,
-        "needed": {"type": ["integer", "null"], "description": "Units still needed; null: no end in sight"},
+        "needed": {
+            "type": ["integer", "null"],
+            "description": "Units still needed for a verdict; null: cannot be estimated",
+        },
         "state": VERDICT,
         "unadjusted": {
             "anyOf": [UNADJUSTED, {"type": "null"}],
-            "description": "null where nothing was known of the units before they had an arm",
+            "description": "null without data on the units from before their assignment",
         },
     }
 )
@@ -83,7 +89,10 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
             "status": {"type": "string", "enum": ["draft", "running", "stopped"]},
             "metric": TEXT,
             "goal": {"type": "string", "enum": ["higher", "lower"]},
-            "confidence": {**SHARE, "description": "Of the effects' intervals, at all looks together"},
+            "confidence": {
+                **SHARE,
+                "description": "Simultaneous confidence of the effects' intervals over all looks",
+            },
             "verdict": VERDICT,
             "arms": list_schema(
                 _all_of(
@@ -95,7 +104,7 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
                         "units": WHOLE,
                         "exposures": {**WHOLE, "description": "Decisions"},
                         "figures": {"type": "object", "additionalProperties": INTERVAL},
-                        "best": {**SHARE, "description": "Chance to be the best of all arms"},
+                        "best": {**SHARE, "description": "Probability of being the best arm"},
                         "effect": {"anyOf": [EFFECT, {"type": "null"}]},
                         "guardrails": list_schema(GUARD),
                         "verdict": VERDICT,
@@ -105,11 +114,12 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
             ),
             "mismatch": _all_of(
                 {"p": MAYBE_NUMBER, "anytime_p": MAYBE_NUMBER},
-                description="Units per arm against their weights: chi-square, and valid at any time",
+                description="Test of units per arm against their weights (sample ratio mismatch): "
+                "chi-square, and anytime-valid",
             ),
             "slices": list_schema(_all_of({"slice": TEXT, "value": TEXT, "arm": TEXT, "effect": EFFECT})),
-            "simulated": {**WHOLE, "description": "Ratings among them that simulated raters gave"},
-            "days_needed": {**MAYBE_NUMBER, "description": "At the rate so far"},
+            "simulated": {**WHOLE, "description": "Ratings among them by simulated raters"},
+            "days_needed": {**MAYBE_NUMBER, "description": "Days at the present rate"},
             "at": {"type": "string", "format": "date-time"},
         }
     ),

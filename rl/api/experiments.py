@@ -52,13 +52,14 @@ class ExperimentResults(ApiView):
     scopes = {"GET": "read"}
 
     @describe(
-        "Where an experiment stands",
+        "Read an experiment's results",
         {200: ("Arms, exposures, effects with intervals, verdict", ref("ExperimentResults"))},
         parameters=(EXPERIMENT,),
         refusals=(404, 409),
         tag="policies",
         operation="experiments_results",
-        description="Intervals are always valid: ask as often as you like. A little old where there is much to read.",
+        description="Intervals are valid at every look (confidence sequences), so reading them often is "
+        "safe. Large experiments answer from a short-lived cache.",
     )
     def get(self, request: Request, pk: int) -> Response:
         parameters(request, ())

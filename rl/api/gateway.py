@@ -47,7 +47,7 @@ def _refusal(error: Exception, context: dict[str, Any]) -> Response:
         return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)
     if isinstance(error, (NobodyAnswers, RecordingImpossible)):
         wait = max(1, math.ceil(error.retry_after_s))
-        what = "no model answers now" if isinstance(error, NobodyAnswers) else "no answer is given"
+        what = "no model can answer now" if isinstance(error, NobodyAnswers) else "no policy can answer"
         message = f"{what}: {error}; try again in {wait} s"
         return Response(
             openai_body(503, message, code="unavailable"), status=503, headers={"Retry-After": str(wait)}

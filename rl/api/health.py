@@ -82,7 +82,7 @@ def _migrations() -> str:
     try:
         return "ok" if migrations_complete() else "missing"
     except DatabaseError as error:
-        logger.warning("the database does not tell its migrations: %s", error)
+        logger.warning("the database's migrations cannot be read: %s", error)
         return "unknown"
 
 
@@ -140,8 +140,11 @@ def _gauges() -> dict[str, tuple[str, float]]:
         else 0
     )
     counts: dict[str, Any] = {
-        "ratchet_spool_bytes": ("Bytes of decisions on disk that are not in the database yet", behind),
-        "ratchet_spool_lost": ("Decisions lost because neither database nor disk took them", spool.lost),
+        "ratchet_spool_bytes": ("Bytes of decisions in the outbox, not in the database yet", behind),
+        "ratchet_spool_lost": (
+            "Decisions lost because neither the database nor the disk could store them",
+            spool.lost,
+        ),
     }
     for status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING):
         number = TrainingRun.objects.filter(status=status).count()

@@ -17,7 +17,7 @@ class Suggestions(ApiView):
 
     @describe(
         "Suggested ratings of an agent's decisions",
-        {200: ("How well calibrated they are, and how many people accepted", ref("SuggestionsShown"))},
+        {200: ("Their calibration and how many were accepted", ref("SuggestionsShown"))},
         parameters=(AGENT,),
         tag="ratings",
         operation="suggestions_shown",

@@ -39,7 +39,7 @@ NAME = parameter("name", {"type": "string"}, "The policy's name, such as widgets
 RUN = parameter("id", {"type": "integer"}, "The run", where="path")
 OF_AGENT = parameter("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Only this agent's")
 PAGING = (
-    parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
+    parameter("cursor", {"type": "string"}, "Cursor, from `next` or `previous` of an answer"),
     parameter("page_size", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Rows"),
 )
 
@@ -66,15 +66,15 @@ class Promote(ApiView):
     scopes = {"POST": "operate"}
 
     @describe(
-        "Promote a policy, if the gate opens",
-        {200: ("The policy, moved", ref("Policy"))},
+        "Promote a policy, if it passes the gate",
+        {200: ("The policy at its new stage", ref("Policy"))},
         body=ref("PromotionSent"),
         parameters=(NAME,),
         refusals=(404, 409),
         tag="policies",
         operation="policies_promote",
         body_required=False,
-        description="409 with the reasons where the gate stays closed; `force` and a `reason` go past it.",
+        description="409 with the reasons if it does not pass; `force` with a `reason` promotes it anyway.",
     )
     def post(self, request: Request, name: str) -> Response:
         facts = object_in(request.data, required=(), optional=("to", "force", "reason"))
@@ -97,14 +97,14 @@ class Verify(ApiView):
     scopes = {"POST": "operate"}
 
     @describe(
-        "Compare a policy's files with the sums recorded for them",
-        {200: ("What was compared, and what is damaged or missing", ref("Verification"))},
+        "Compare a policy's files with their recorded SHA-256",
+        {200: ("Files compared, damaged and missing", ref("Verification"))},
         parameters=(NAME,),
         refusals=(404,),
         tag="policies",
         operation="policies_verify",
-        description="Adapter and exported files. A damaged file is named with both sums and what to do, "
-        "and a notice goes out.",
+        description="Adapter and exported files. A damaged file is reported with both hashes and the "
+        "remedy, and a notification is sent.",
     )
     def post(self, request: Request, name: str) -> Response:
         object_in(request.data or {}, required=(), optional=())
@@ -115,7 +115,7 @@ class Rollback(ApiView):
     scopes = {"POST": "operate"}
 
     @describe(
-        "Put the champion before this one back",
+        "Roll back to the previous champion",
         {200: ("The policy that is champion again", ref("Policy"))},
         body=ref("RollbackSent"),
         parameters=(NAME,),
@@ -157,7 +157,7 @@ class Runs(ApiView):
 
     @describe(
         "Queue a training run",
-        {202: ("The queued run; Location is where it stands", ref("Run"))},
+        {202: ("The queued run; its address is in `Location`", ref("Run"))},
         body=ref("RunSent"),
         tag="policies",
         operation="runs_order",
@@ -203,8 +203,8 @@ class Online(ApiView):
     scopes = {"GET": "read"}
 
     @describe(
-        "How an agent's online learner stands",
-        {200: ("Its buffer, whether it retrains and why, its last run", ref("OnlineStatus"))},
+        "Read the state of an agent's online learning",
+        {200: ("Buffer, whether it would retrain and why, last run", ref("OnlineStatus"))},
         parameters=(AGENT,),
         tag="policies",
         operation="online_status",

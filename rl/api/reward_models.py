@@ -57,8 +57,9 @@ class Score(ApiView):
         refusals=(404, 409),
         tag="rewards",
         operation="responses_score",
-        description=f"`prompt` or `messages`; 1 to {MAX_RESPONSES} responses, {MAX_CHARS:,} characters in all. The "
-        "first call after a while waits for the model to load, or is answered 503 with Retry-After.",
+        description=f"`prompt` or `messages`; 1 to {MAX_RESPONSES} responses, {MAX_CHARS:,} characters in "
+        "all. The first call after a pause waits for the model to load, or gets 503 with "
+        "Retry-After.",
     )
     def post(self, request: Request) -> Response:
         sent = object_in(

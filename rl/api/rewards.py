@@ -24,7 +24,7 @@ class CalculatePending(ApiView):
 
     @describe(
         "Calculate pending rewards",
-        {200: ("How many were calculated and how many still wait", ref("RewardsCalculated"))},
+        {200: ("Numbers of calculated and still pending rewards", ref("RewardsCalculated"))},
         body=ref("RewardsAsked"),
         refusals=(404, 409),
         tag="rewards",

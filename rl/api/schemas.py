@@ -36,7 +36,8 @@ METHOD: Schema = {
     "type": ["string", "null"],
     "enum": ["auto", RLHF, *METHODS, None],
     "default": "auto",
-    "description": "dpo, kto, sft, ppo, grpo, rlhf (a reward model, then PPO), or auto: by the feedback found",
+    "description": "dpo, kto, sft, ppo, grpo, rlhf (a reward model, then PPO), or auto: chosen by the "
+    "kinds of feedback",
 }
 
 RUN = {
@@ -48,20 +49,21 @@ RUN = {
         "enum": ["queued", "running", "trained", "failed", "refused", "cancelled"],
     },
     "reason": {**TEXT, "description": "Why it was refused, failed or cancelled"},
-    "why": {**TEXT, "description": "Why this method, where something chose it"},
-    "stage_of": {"type": ["integer", "null"], "description": "The run that needed this one first"},
-    "reward": {"type": ["string", "null"], "description": "What PPO and GRPO reward"},
+    "why": {**TEXT, "description": "Reason for the method, if it was chosen automatically"},
+    "stage_of": {"type": ["integer", "null"], "description": "The run that this one is a stage of"},
+    "reward": {"type": ["string", "null"], "description": "Reward functions of PPO and GRPO"},
     "asked_by": {**TEXT, "description": "A person, a key, a command or `online learner`"},
     "follow_up": {
         "type": "string",
         "enum": ["", "wanted", "done", "judge", "export", "failed"],
-        "description": "Judging, promoting, exporting and deploying what it brought; judge: a person promotes",
+        "description": "What follows the training: evaluate, promote, export, deploy; judge: evaluate "
+        "only, a person promotes",
     },
     "phase": {
         **TEXT,
-        "description": "What its process does now: `loading the model`, `training, step 12 of 58`",
+        "description": "Present phase: `loading the model`, `training, step 12 of 58`",
     },
-    "phase_at": {**MAYBE_TIME, "description": "When that began"},
+    "phase_at": {**MAYBE_TIME, "description": "When the phase began"},
     "steps_done": WHOLE,
     "steps_total": WHOLE,
     "created_at": TIME,
@@ -72,20 +74,20 @@ TRAINED = {
     "policyId": TEXT,
     "version": TEXT,
     "modelPath": TEXT,
-    "rewardModelPath": {"type": ["string", "null"], "description": "null: it learnt without a reward model"},
+    "rewardModelPath": {"type": ["string", "null"], "description": "null: trained without a reward model"},
     "rewardModel": {"type": ["string", "null"], "description": "Its name in the registry of reward models"},
     "feedbackCount": WHOLE,
     "trainingSteps": WHOLE,
     "search": {
         "type": ["object", "null"],
-        "description": "Recipes tried on the eval split, with the figure of each; null where one was trained alone",
+        "description": "Recipes tried, with their eval figures; null without a search",
     },
     "rewardMean": {
         **MAYBE_NUMBER,
-        "description": "Of the policy's own answers to held-out prompts; null until it was judged",
+        "description": "Mean reward of the policy's answers to held-out prompts; null before its evaluation",
     },
     "rewardStd": {**MAYBE_NUMBER, "description": "Sample standard deviation of the same"},
-    "scoreMean": {**MAYBE_NUMBER, "description": "Of the ratings it learnt from, in [0, 1]"},
+    "scoreMean": {**MAYBE_NUMBER, "description": "Mean of the ratings it was trained on, in [0, 1]"},
     "scoreStd": MAYBE_NUMBER,
 }
 
@@ -112,7 +114,7 @@ DECIDE_OPTIONAL: dict[str, Schema] = {
         "minItems": 1,
         "maxItems": MAX_CANDIDATES,
         "uniqueItems": True,
-        "description": "Responses to choose among; left out: what the agent finds in the state",
+        "description": "Responses to choose among; default: those the agent finds in the state",
         "items": {
             "anyOf": [
                 {"type": "string", "minLength": 1},
@@ -131,7 +133,7 @@ DECIDE_OPTIONAL: dict[str, Schema] = {
     "unit": {
         "type": "string",
         "maxLength": 200,
-        "description": "Who or what keeps its arm: a user, a session",
+        "description": "User or session that is assigned to an arm and stays there",
     },
     "run_id": {"type": "string", "maxLength": 200},
     "metadata": {"type": "object", "additionalProperties": True},
@@ -145,12 +147,12 @@ COMPONENTS: dict[str, Schema] = {
         {
             "action": {
                 "type": ["object", "null"],
-                "description": "What the response stands for; null where the agent cannot act on it",
+                "description": "Parsed response; null if it is not valid for the agent",
             },
             "stored": {"type": "boolean", "description": "false: not in the database yet"},
             "recorded": {
                 "type": "boolean",
-                "description": "false: neither database nor disk took it (`GATEWAY_WITHOUT_RECORDING`)",
+                "description": "false: neither the database nor the disk could store it (`GATEWAY_WITHOUT_RECORDING`)",
             },
         },
     ),
@@ -193,9 +195,9 @@ COMPONENTS: dict[str, Schema] = {
             "status": {"type": "string", "enum": ["dry_run"]},
             "feedbackCount": WHOLE,
             "method": {**TEXT, "description": "What would be trained"},
-            "why": {**TEXT, "description": "Why this method"},
+            "why": {**TEXT, "description": "Reason for the method"},
             "samples": {**WHOLE, "description": "Training rows this feedback makes for it"},
-            "pairs": {**WHOLE, "description": "The same where the method learns from pairs, else 0"},
+            "pairs": {**WHOLE, "description": "The same for methods that train on pairs, else 0"},
             "estimatedSteps": WHOLE,
             "estimatedTimeMinutes": {"type": "number", "minimum": 0},
             "estimatedBy": TEXT,
@@ -217,19 +219,20 @@ COMPONENTS: dict[str, Schema] = {
             ),
             "rewardModel": {
                 "type": ["string", "null"],
-                "description": "The registered reward model it would learn from, where it needs one and one holds",
+                "description": "Registered reward model it would use, if it needs one",
             },
-            "scoreMean": {**MAYBE_NUMBER, "description": "Of the ratings that stand, in [0, 1]"},
+            "scoreMean": {**MAYBE_NUMBER, "description": "Mean of the present ratings, in [0, 1]"},
             "scoreStd": MAYBE_NUMBER,
             "modelConfig": {"type": "object", "additionalProperties": True},
-            "refused": {**TEXT, "description": "Why it could not be trained now; empty where it could"},
+            "refused": {**TEXT, "description": "Why it cannot be trained now; empty if it can"},
             "doubt": {
                 **TEXT,
-                "description": "Why it would teach nothing, or little; empty where nothing says so",
+                "description": "Warning that it would learn little or nothing; else empty",
             },
             "evidence": {
                 "type": "object",
-                "description": "How far the gate is: found, needed, kind, further, words",
+                "description": "Distance to the gate's minimum of held-out prompts: found, needed, kind, "
+                "further, words",
                 "additionalProperties": True,
             },
         }
@@ -309,34 +312,36 @@ COMPONENTS: dict[str, Schema] = {
             "feedback_count": WHOLE,
             "preference_accuracy": {
                 **MAYBE_NUMBER,
-                "description": "On held-out pairs, in [0, 1]; null where it was judged on other evidence",
+                "description": "On held-out pairs, in [0, 1]; null if evaluated on other evidence",
             },
             "liked": {
                 "type": ["object", "null"],
-                "description": "Estimated share of its answers that people would like: value, low, high (95 %), n, "
-                "estimator, assumes, against, difference, words; null where nobody rated one of its answers",
+                "description": "Estimated share of its answers that people would like: value, low, high "
+                "(95 %), n, estimator, assumes, against, difference, words; null if none of "
+                "its answers is rated",
             },
             "known_answer": {
                 "type": ["object", "null"],
-                "description": "Share of held-out prompts whose known answer it gives: value, low, high, n, against, "
-                "difference, words; null where no right answer is known",
+                "description": "Share of held-out prompts whose known answer it gives: value, low, high, "
+                "n, against, difference, words; null if no right answer is known",
             },
             "judged": {
                 "type": ["object", "null"],
-                "description": "The figure its newest evaluation leads with: kind of evidence, title, unit, value, "
+                "description": "Main figure of its newest evaluation: kind of evidence, title, unit, value, "
                 "low, high, n, and against",
             },
-            "against": {"type": ["string", "null"], "description": "What it was compared to"},
+            "against": {"type": ["string", "null"], "description": "Policy it was compared with"},
             "baseline": {
                 "type": ["object", "null"],
-                "description": "What a simple classifier of the same training rows gets on the same evidence: words, "
-                "and headline as `judged`; null for a linear policy, and for answers that are no choice",
+                "description": "Result of a simple classifier trained on the same rows, on the same "
+                "evidence: words, and headline as `judged`; null for a linear policy and "
+                "for free-text answers",
             },
             "clusters": {
                 "type": ["object", "null"],
-                "description": "Near-identical prompts of the agent when it was judged: prompts, clusters of two or "
-                "more, clustered (prompts in them), on_two_sides, left_out (of the holdout); null where it was judged "
-                "on a file",
+                "description": "Near-identical prompts of the agent at its evaluation: prompts, clusters "
+                "of two or more, clustered (prompts in them), on_two_sides, left_out (of "
+                "the holdout); null if evaluated on a file",
             },
             "created_at": TIME,
         }
@@ -359,7 +364,7 @@ COMPONENTS: dict[str, Schema] = {
                 "type": "object",
                 "description": "Policy minus base on the same items: value, low, high (95 %), p; shares in [0, 1]",
             },
-            "stale": {**TEXT, "description": "Why it does not count any more; empty where it does"},
+            "stale": {**TEXT, "description": "Why the result is out of date; empty if it is current"},
             "seconds": NUMBER,
             "created_at": TIME,
         }
@@ -393,7 +398,7 @@ COMPONENTS: dict[str, Schema] = {
                 "default": "champion",
             },
             "force": {"type": ["boolean", "null"], "default": False},
-            "reason": {"type": ["string", "null"], "description": "Needed with force, and kept for ever"},
+            "reason": {"type": ["string", "null"], "description": "Required with force; kept on record"},
         },
         "additionalProperties": False,
     },
@@ -408,7 +413,7 @@ COMPONENTS: dict[str, Schema] = {
         "properties": {
             "agent": TEXT,
             "method": METHOD,
-            "config": {"type": ["string", "null"], "description": "A preset; by the machine where left out"},
+            "config": {"type": ["string", "null"], "description": "Preset; default: chosen by the hardware"},
             "knobs": {"type": ["object", "null"], "additionalProperties": True},
         },
         "additionalProperties": False,
@@ -418,9 +423,9 @@ COMPONENTS: dict[str, Schema] = {
             "agent": TEXT,
             "ratings": {**WHOLE, "description": "Ratings by people that the label model learnt from"},
             "suggested": {**WHOLE, "description": "Ratings it suggested"},
-            "open": {**WHOLE, "description": "Suggestions nobody settled yet"},
+            "open": {**WHOLE, "description": "Suggestions still open"},
             "accepted": WHOLE,
-            "agreed": {**WHOLE, "description": "Rated the same without accepting it"},
+            "agreed": {**WHOLE, "description": "Rated the same without using the suggestion"},
             "overruled": WHOLE,
             "accepted_share": {"anyOf": [SHARE, {"type": "null"}], "description": "Of those settled"},
             "right_share": {"anyOf": [SHARE, {"type": "null"}], "description": "Accepted or agreed"},
@@ -428,7 +433,7 @@ COMPONENTS: dict[str, Schema] = {
             "left_out": {"type": "object", "additionalProperties": TEXT},
             "figures": {
                 "type": ["object", "null"],
-                "description": "accuracy, brier, calibration_error and the calibration curve on ratings left out",
+                "description": "accuracy, brier, calibration_error and the calibration curve on held-out ratings",
                 "additionalProperties": True,
             },
         }
@@ -443,8 +448,8 @@ COMPONENTS: dict[str, Schema] = {
     },
     "RewardsCalculated": _all_of(
         {
-            "calculated": {**WHOLE, "description": "Decisions whose reward was worked out"},
-            "written": {**WHOLE, "description": "Those of them whose reward is new or another one now"},
+            "calculated": {**WHOLE, "description": "Decisions whose reward was calculated"},
+            "written": {**WHOLE, "description": "Those whose reward is new or has changed"},
             "pending": {**WHOLE, "description": "Decisions that still wait"},
             "unreadable": {
                 "type": "object",
@@ -465,9 +470,9 @@ COMPONENTS: dict[str, Schema] = {
             "enabled": {"type": "boolean"},
             "buffer_size": {
                 **WHOLE,
-                "description": "Ratings, comparisons, outcomes and traces that no policy learnt from",
+                "description": "Ratings, comparisons, outcomes and traces that no policy was trained on",
             },
-            "new_samples": {**WHOLE, "description": "Those of them that no retrain has looked at"},
+            "new_samples": {**WHOLE, "description": "Those that no retraining has read"},
             "min_samples": WHOLE,
             "max_buffer_size": WHOLE,
             "should_retrain": {"type": "boolean"},
@@ -477,13 +482,13 @@ COMPONENTS: dict[str, Schema] = {
             "champion": {"type": ["string", "null"]},
             "evidence": {
                 "type": ["object", "null"],
-                "description": "How far the held-out evidence is from what the gate asks for; null with very much "
+                "description": "Distance to the gate's minimum of held-out prompts; null with very much "
                 "feedback",
                 "properties": {
                     "found": {**WHOLE, "description": "Held-out prompts with evidence"},
                     "needed": WHOLE,
                     "kind": {**TEXT, "description": "Kind of evidence that carries the accuracy rule"},
-                    "further": {**WHOLE, "description": "Rated prompts until then, about"},
+                    "further": {**WHOLE, "description": "Rated prompts still needed, about"},
                     "words": TEXT,
                 },
             },
@@ -518,12 +523,12 @@ COMPONENTS: dict[str, Schema] = {
                             "reason": TEXT,
                             "steps_done": WHOLE,
                             "steps_total": WHOLE,
-                            "made": {**TEXT, "description": "The policy or reward model that came of it"},
+                            "made": {**TEXT, "description": "The policy or reward model it made"},
                             "why": TEXT,
                         }
                     )
                 ),
-                "description": "Runs that were trained first, within this one: the form of an answer, a reward model",
+                "description": "Stages trained first: the answer format, a reward model",
             },
             **TRAINED,
             "history": {

@@ -71,18 +71,18 @@ class TrainPolicy(ApiView):
     scopes = {"POST": "operate"}
 
     @describe(
-        "Train a policy from an agent's feedback, or say what that would come to",
+        "Train a policy on an agent's feedback, or estimate it",
         {
-            200: ("What training would come to", ref("TrainingPlan")),
-            202: ("The queued run; Location is where it stands", ref("Run")),
+            200: ("The estimate (dry run)", ref("TrainingPlan")),
+            202: ("The queued run; its address is in `Location`", ref("Run")),
         },
         body=ref("TrainingSent"),
         parameters=(AGENT,),
         tag="policies",
         operation="policies_train",
         body_required=False,
-        description=f"Runs are trained by `{PROGRAM} qcluster`, one after the other. The policy is then judged on "
-        "held-out feedback, and promoted where the gate opens.",
+        description=f"Runs are trained by `{PROGRAM} qcluster`, one after the other. The policy is then "
+        "evaluated on held-out feedback, and promoted if it passes the gate.",
     )
     def post(self, request: Request, agent: str) -> Response:
         facts = object_in(
@@ -100,7 +100,7 @@ class RunOne(ApiView):
     scopes = {"GET": "read"}
 
     @describe(
-        "Read how a run goes, and what came of it",
+        "Read a run's progress and result",
         {200: ("The run; once trained, with its policy", ref("RunWhole"))},
         parameters=(parameter("id", {"type": "integer"}, "The run", where="path"),),
         refusals=(404,),

@@ -75,7 +75,7 @@ def barred_reason(specs: str, policy: Policy | None, agent: str) -> str:
     arXiv 2210.10760). It is named as in `specs`. Empty where none is."""
     trained = _reward_model_folders(rewards_of_training(policy), agent)
     same = [name for folder, name in _reward_model_folders(specs, agent).items() if folder in trained]
-    return f"{same[0]} is the reward that {policy.name if policy else 'it'} was trained on" if same else ""
+    return f"{same[0]} is the reward that {policy.name if policy else 'it'} was trained with" if same else ""
 
 
 def _reward_model_folders(specs: str, agent: str) -> dict[str, str]:

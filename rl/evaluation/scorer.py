@@ -126,7 +126,7 @@ _calls = threading.BoundedSemaphore(CALLS)
 
 def _ask(body: dict[str, Any]) -> dict[str, Any]:
     if not _calls.acquire(blocking=False):
-        raise ScorerAway("this server waits for as many scores as it may")
+        raise ScorerAway("too many requests wait for scores already")
     try:
         return _ask_patiently(body)
     finally:
@@ -158,7 +158,7 @@ def _ask_once(body: dict[str, Any]) -> dict[str, Any]:
         raise ConnectionResetError("the scorer closed the connection")
     answer: dict[str, Any] = json.loads(line)
     if "busy" in answer:
-        raise ScorerAway("the scorer has all it can do")
+        raise ScorerAway("the scorer is busy")
     return answer
 
 

@@ -216,7 +216,7 @@ def _unheard(done: int, total: int, text: str) -> None:
     """Progress that nobody listens to."""
 
 
-ON_FILE = {"refused": "on a file it is not asked, as the log is held out too and a look at it counts"}
+ON_FILE = {"refused": "not estimated for a file: the log is held-out data, and each use of it counts"}
 """Words in the place of the off-policy estimate of an evaluation on a file."""
 
 
@@ -290,16 +290,16 @@ def _held_out_rows(order: EvaluationOrder, policy: Policy | None, agent: str, ne
         held_out = held_out_of_file(agent, order.test_data, trained_prompts(snapshot), rewarded=with_rewards)
         if not held_out.rows and held_out.trained_rows:
             raise EvaluationRefused(
-                f"all {held_out.trained_rows} rows of {order.test_data} have prompts the policy was trained on; "
-                "give a file it never saw"
+                f"all {held_out.trained_rows} rows of {order.test_data} have prompts that the policy was "
+                "trained on; give a file with other prompts"
             )
-        nowhere = f"{order.test_data} holds nothing to judge by"
+        nowhere = f"{order.test_data} has no ratings, pairs or answers to evaluate on"
         next_step = "give pairs, ratings, scores or corrections: see docs/evaluate.md"
     elif snapshot is not None and snapshot.query.get("source") == "file":
         held_out = held_out_of_snapshot(snapshot, rewarded=with_rewards)
         if not with_rewards and rewards_of_training(policy) and _too_few(held_out, needed):
             held_out = held_out_of_snapshot(snapshot, rewarded=True)
-        nowhere = f"the file that {policy and policy.name} was trained on holds no prompt out"
+        nowhere = f"the file that {policy and policy.name} was trained on has no held-out prompts"
         next_step = "give --test-data FILE"
     else:
         held_out = held_out_of_database(agent, needed, rewarded=with_rewards)
@@ -307,8 +307,8 @@ def _held_out_rows(order: EvaluationOrder, policy: Policy | None, agent: str, ne
             # nobody judged enough of its answers: the rewards it was trained on say what they can
             held_out = held_out_of_database(agent, needed, rewarded=True)
         nowhere = (
-            f"no held-out evidence for agent {agent}: about a third of the first rated prompts are held out, and none "
-            "of these has a verdict, a preference or a correction"
+            f"no held-out evidence for agent {agent}: about a third of the first rated prompts are held "
+            "out, and none of these has a rating, a preference or a correction"
         )
         next_step = f"rate more at /rate/?agent={agent}, or give --test-data FILE"
     if not held_out.rows:
@@ -372,7 +372,5 @@ def base_of(adapter: Path) -> str:
     # an adapter made elsewhere names its base in PEFT's own file
     named = json.loads((adapter / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
     if not named:
-        raise EvaluationRefused(
-            f"{adapter} does not say which base model it belongs to; name it with --base-model"
-        )
+        raise EvaluationRefused(f"{adapter} does not name its base model; give it with --base-model")
     return str(named)

@@ -73,7 +73,7 @@ def _checks_due(experiment: Experiment) -> list[str]:
 def experiment_look(experiment: Experiment, *, actor: str = CLOCK) -> list[str]:
     """Do what one experiment's rule says now. Raises ExperimentRefused where it was stopped meanwhile."""
     if gone := out_of_service(experiment):
-        reason = f"{gone[0]} was taken out of service"
+        reason = f"{gone[0]} is no longer a champion or challenger"
         experiment_stop(experiment, actor=actor, reason=reason)
         return [f"stopped: {reason}"]
     results = _looked.get((experiment.pk, experiment.epoch), lambda: results_of(experiment))
@@ -138,7 +138,9 @@ def arm_promote(
     """
     policy = winner.arm.policy
     if policy is None:
-        raise registry.RegistryRefused("the base model is nobody's champion: retire the champion instead")
+        raise registry.RegistryRefused(
+            "the base model cannot be promoted: retire the champion instead, and the base model answers"
+        )
     if winner.verdict != BETTER:
         raise registry.RegistryRefused(f"{policy.name} is not shown to be better: {winner.words}")
     assert winner.effect is not None  # only the control has none
@@ -182,7 +184,7 @@ def bandit_reweight(experiment: Experiment, results: Results, *, actor: str = CL
     with transaction.atomic():
         current = experiment_lock(experiment)
         if current.epoch != experiment.epoch:
-            raise ExperimentRefused(f"{experiment.name} was reweighted at the same moment")
+            raise ExperimentRefused(f"{experiment.name} was reweighted by another process at the same time")
         Experiment.objects.filter(pk=experiment.pk).update(epoch=current.epoch + 1)
         for result, share in zip(results.arms, shares, strict=True):
             Arm.objects.filter(pk=result.arm.pk).update(weight=share)

@@ -78,11 +78,11 @@ def adjustment_text(effect: ArmEffect, metric: Metric) -> str:
     *others, last = plain.covariates
     known = f"{', '.join(others)} and {last}" if others else last
     ends = " to ".join(effect_text(end, metric, unit=False) for end in (plain.low, plain.high))
-    removed = f"takes {100 * plain.variance_reduction:.0f}\u202f% of the variance away"
+    removed = f"removes {100 * plain.variance_reduction:.0f}\u202f% of the variance"
     if plain.variance_reduction < 0.005:
-        removed = "takes no variance away"
+        removed = "removes no variance"
     return (
-        f"adjusted by what was known of units before they had an arm ({known}), which {removed}; unadjusted "
+        f"adjusted for covariates from before assignment ({known}), which {removed}; unadjusted "
         f"{effect_text(plain.value, metric)} [{ends}]"
     )
 
@@ -179,7 +179,7 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
 def _guard(guard: GuardrailResult) -> GuardRow:
     metric = metric_of(guard.metric)
     margin = f"{100 * guard.margin:g}\u202f%" if metric.log else effect_text(guard.margin, metric).lstrip("+")
-    states = {"harm": "broken", "undecided": "holds", "collecting": "too little yet"}
+    states = {"harm": "broken", "undecided": "holds", "collecting": "not enough data yet"}
     return GuardRow(metric.words, guard.metric, effect_text(guard.loss, metric), margin, states[guard.state])
 
 
@@ -187,11 +187,11 @@ def _units_needed_text(effect: ArmEffect | None) -> str:
     if effect is None or effect.value is None:
         return ""
     if effect.units_remaining is None:
-        return "more units than anybody waits for: there is hardly a difference"
+        return "a very large number of units, as the difference is close to zero"
     return (
         ""
         if effect.units_remaining == 0
-        else f"about {effect.units_remaining:,} units, if the difference stays what it is"
+        else f"about {effect.units_remaining:,} units, if the difference stays as measured"
     )
 
 

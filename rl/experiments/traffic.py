@@ -183,7 +183,7 @@ def experiment_create(
         for number, arm in enumerate(arms)
     ]
     if len({arm.name for arm in arms}) != len(arms):
-        raise ExperimentRefused("expected a name of its own for every arm")
+        raise ExperimentRefused("expected a different name for every arm")
     try:
         experiment.full_clean()
         for row in rows:
@@ -220,7 +220,7 @@ def experiment_start(experiment: Experiment, *, actor: str) -> Experiment:
         return _start(experiment, actor)
     except IntegrityError as error:
         raise ExperimentRefused(
-            f"another experiment of {experiment.agent} was started at the same moment; look again"
+            f"another experiment of {experiment.agent} was started at the same time; reload and try again"
         ) from error
 
 
@@ -278,7 +278,7 @@ def _check_arms(experiment: Experiment) -> None:
         )
     if experiment.allocation == Experiment.Allocation.THOMPSON and experiment.floor * len(arms) > 1:
         raise ExperimentRefused(
-            f"a floor of {experiment.floor:g} for each of {len(arms)} arms is more than all"
+            f"a floor of {experiment.floor:g} for each of {len(arms)} arms sums to more than 1"
         )
 
 
@@ -292,7 +292,7 @@ def experiment_ramp(experiment: Experiment, to: int, *, actor: str) -> Experimen
             steps = ", ".join(map(str, ramps_remaining(current))) or "nothing more"
             raise ExperimentRefused(
                 f"{current.name} takes {current.ramp} % and can go on to {steps}, found {to!r}: "
-                "a smaller share would throw units out of their arms"
+                "a smaller share would remove units from their arms"
             )
         if current.group and to > current.group_reserve:
             raise ExperimentRefused(f"{current.name} reserved {current.group_reserve} % of its group's units")
@@ -312,7 +312,7 @@ def experiment_stop(
 ) -> Experiment:
     """End it: everybody gets the champion again. Raises ExperimentRefused."""
     if not reason.strip():
-        raise ExperimentRefused("stopping an experiment needs a reason; it is kept on record")
+        raise ExperimentRefused("expected a reason for stopping the experiment (kept on record), found none")
     with transaction.atomic():
         current = experiment_lock(experiment)
         if current.status == Status.STOPPED:

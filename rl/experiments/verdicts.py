@@ -238,11 +238,14 @@ def words_of(verdict: str, guards: Sequence[GuardrailResult], names: Mapping[str
         guard = broken[0]
         return f"{arm} breaks the guardrail on {guard.metric}: worse than {control} by more than {guard.margin:g}"
     if verdict == HARM:
-        return f"{arm} is worse than {control}: by a test that is valid whenever one looks"
+        return f"{arm} is worse than {control} (anytime-valid test)"
     if verdict == MISMATCH:
-        return "units are not split as they were meant to be: no winner can be named; look for lost decisions"
+        return (
+            "sample ratio mismatch: the arms' numbers of units do not fit their weights, so no winner is "
+            "named; look for lost decisions"
+        )
     if verdict == BETTER:
-        return f"{arm} is better than {control}: by a test that is valid whenever one looks"
+        return f"{arm} is better than {control} (anytime-valid test)"
     if verdict == COLLECTING:
         return f"too few units of {arm} and {control} have a value yet"
-    return f"nothing is settled between {arm} and {control} yet"
+    return f"no difference between {arm} and {control} is shown yet"

@@ -57,7 +57,7 @@ class Launch:
         where it began none."""
         told: tuple[int, bool, bool] | None = self.processes.agree(None)
         if told is None:
-            raise RunRefused("the first process of this launch began no run; it has said why")
+            raise RunRefused("the first process of this launch started no run; see its message above")
         return told
 
 

@@ -191,7 +191,7 @@ def _earlier(order: TrainOrder) -> TrainingRun | None:
 def _seconds_per_step(earlier: TrainingRun | None) -> tuple[float, str]:
     seconds = earlier.result.get("seconds") if earlier else None
     if earlier is None or not seconds:
-        return SECONDS_PER_STEP, f"{SECONDS_PER_STEP:g} s a step, taken as no run has finished yet"
+        return SECONDS_PER_STEP, f"{SECONDS_PER_STEP:g} s a step (assumed; no run has finished yet)"
     return (
         seconds / earlier.steps_done,
         f"{seconds / earlier.steps_done:.2g} s a step, as in run {earlier.pk}",

@@ -59,9 +59,10 @@ def form_stage_run(
             return  # some are valid: that is enough to begin with, and the run's own probe looks closer
         if order is None:
             raise RunRefused(
-                f"{before.words()}: nothing can be learnt from sampled answers that agent {run.agent} cannot act on, "
-                f"and fewer than {DATASET_CONFIG['min_samples']} judged prompts have one it can, to show the form by: "
-                f"correct or rate valid answers at /rate/?agent={run.agent}, or take a larger base model"
+                f"{before.words()}: sampled answers are not valid for agent {run.agent}, so they cannot be "
+                f"rewarded, and fewer than {DATASET_CONFIG['min_samples']} rated prompts have a valid "
+                "answer to train the answer format on: correct or rate valid answers at "
+                f"/rate/?agent={run.agent}, or take a larger base model"
             )
         stage = stage_runner.enter(order)
     stage_trained(stage, stage_runner)
@@ -69,12 +70,16 @@ def form_stage_run(
     after = stage.result.get("preflight", {}).get("after") or {}
     if after.get("valid") == 0:
         raise RunRefused(
-            f"the form was shown first (run {stage.pk}, sft) and still none of {after['asked']} answers is one that "
-            f"agent {run.agent} can act on (one says {after['example']!r}: {after['problem']}): correct or rate more "
-            f"valid answers at /rate/?agent={run.agent}, or take a larger base model"
+            f"the answer format was trained first (run {stage.pk}, sft), and still none of {after['asked']} "
+            f"answers is valid for agent {run.agent} (one is {after['example']!r}: "
+            f"{after['problem']}): correct or rate more valid answers at /rate/?agent={run.agent}, or take "
+            "a larger base model"
         )
     run.recipe = {**run.recipe, "start_from": stage.policy.name}
-    said = f"form: run {stage.pk} showed it first ({_figures(stage)}), so that this run starts from {stage.policy.name}"
+    said = (
+        f"answer format: run {stage.pk} trained it first ({_figures(stage)}); this run starts from "
+        f"{stage.policy.name}"
+    )
     run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), said)))}
     run.save(update_fields=["recipe", "result"])
 
@@ -99,7 +104,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
         }
         kind = max(drawn, key=drawn.__getitem__)
         if drawn[kind] >= need:
-            description = "valid answers, liked or not, to the prompts that were judged"
+            description = "valid answers, liked or not, to rated prompts"
             choice = {"feedback": kind, "teacher": FORM}, drawn[kind], description
     knobs, count, description = choice
     if count < need:

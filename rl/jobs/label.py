@@ -157,7 +157,9 @@ def _stack(
         return None
     alone = labels.figures_of(first.fold_probabilities[held], good[held])
     if second.figures.brier >= alone.brier:
-        said = f"no better: Brier {second.figures.brier:.3f} with it, {alone.brier:.3f} without, held out"
+        said = (
+            f"no improvement: Brier {second.figures.brier:.3f} with it, {alone.brier:.3f} without, held out"
+        )
         left_out.update(dict.fromkeys(more, said))
         return None
     asked = np.concatenate([labels.logits(stated), columns[len(rated) :]], axis=1)

@@ -126,7 +126,7 @@ def follow_up_place(run: TrainingRun, wanted: str, *, export_as: str = "") -> Tr
 
     export_as: one of `rl.export.service.export_forms`; empty: the usual files.
 
-    Raises RunRefused where it made none, or where its policy is being judged or exported already.
+    Raises RunRefused where it made none, or where its policy is being evaluated or exported already.
     """
     finished = TrainingRun.objects.filter(pk=run.pk, status=Status.SUCCEEDED, policy__isnull=False)
     pending = TrainingRun.FOLLOW_UP_PENDING
@@ -137,9 +137,9 @@ def follow_up_place(run: TrainingRun, wanted: str, *, export_as: str = "") -> Tr
     ):
         run.refresh_from_db()
         raise RunRefused(
-            f"run {run.pk}: its policy is being judged or exported already"
+            f"run {run.pk}: its policy is being evaluated or exported already"
             if run.is_followed
-            else f"run {run.pk} is {run.status} and made no policy to judge or export"
+            else f"run {run.pk} is {run.status} and made no policy to evaluate or export"
         )
     follow_up_dispatch(run)
     run.refresh_from_db()
@@ -185,22 +185,23 @@ def runs_reclaim() -> list[TrainingRun]:
         if run.cancel_requested:
             row.update(status=Status.CANCELLED, finished_at=timezone.now())
         elif run.stage_of is not None:
-            gone = f"{run.worker} is gone; run {run.stage_of.pk} goes on with it"
+            gone = f"its worker {run.worker} died; run {run.stage_of.pk} resumes it"
             row.update(status=Status.FAILED, finished_at=timezone.now(), reason=gone)
         elif run.asked_by and run.dispatched_at is None:
             # trained by a command in somebody's terminal: theirs to resume
             row.update(
                 status=Status.FAILED,
                 finished_at=timezone.now(),
-                reason=f"{run.worker} is gone; go on with: {PROGRAM} train_{run.method} --resume {run.pk}",
+                reason=f"its worker {run.worker} died; resume with: {PROGRAM} train_{run.method} --resume "
+                f"{run.pk}",
             )
         elif run.attempts >= MAX_ATTEMPTS:
-            died = f"the process that trained it died {run.attempts} times, the last was {run.worker}"
+            died = f"its worker died {run.attempts} times, the last was {run.worker}"
             if row.update(status=Status.FAILED, finished_at=timezone.now(), reason=died):
                 run.refresh_from_db()
                 run_failed_notify(run)
-        elif row.update(status=Status.QUEUED, reason=f"{run.worker} is gone", dispatched_at=None):
-            logger.warning("run %s: %s is gone, it is queued again", run.pk, run.worker)
+        elif row.update(status=Status.QUEUED, reason=f"its worker {run.worker} died", dispatched_at=None):
+            logger.warning("run %s: its worker %s died, it is queued again", run.pk, run.worker)
             requeued_runs.append(run)
     return requeued_runs
 
@@ -441,7 +442,7 @@ def pulse(run: TrainingRun) -> Iterator[None]:
                 TrainingRun.objects.filter(pk=run.pk, worker=run.worker).update(heartbeat_at=timezone.now())
             except DatabaseError as error:
                 # the next beat may come through; the training itself meets the same fault and says so
-                logger.warning("run %s: no sign of life could be written: %s", run.pk, error)
+                logger.warning("run %s: the heartbeat could not be written: %s", run.pk, error)
         connection.close()
 
     thread = threading.Thread(target=write_heartbeats, name=f"pulse of run {run.pk}", daemon=True)

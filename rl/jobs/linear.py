@@ -144,6 +144,6 @@ def teachability_warning(prompts: int) -> str:
     if prompts >= FEW_PROMPTS:
         return ""
     return (
-        f"{prompts:,} prompts: the policy may learn these by heart, and little beyond them; rate about "
+        f"only {prompts:,} training prompts: the policy may memorise them and generalise little; rate about "
         f"{-(-(FEW_PROMPTS - prompts) * 17 // 100) * 10} more prompts"
     )

@@ -37,7 +37,7 @@ def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> Memo
     folder = base_folder(base_model)
     if folder is None:
         return MemoryEstimate(
-            None, f"{base_model} is not on this machine; `train_... --dry-run` fetches and measures it"
+            None, f"{base_model} is not on this machine; `train_... --dry-run` downloads and measures it"
         )
     config = json.loads((folder / "config.json").read_text("utf-8"))
     config = config.get("text_config") or config

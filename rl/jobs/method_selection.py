@@ -92,7 +92,7 @@ def method_chosen(
         chosen
         or _of_rewards(prepare("groups"), prepare("scores"), need)
         or _of_prompts(prepare("prompts"), need)
-        or MethodChoice("dpo", "auto took dpo: no method has samples enough yet")
+        or MethodChoice("dpo", "auto took dpo: no method has enough samples yet")
     )
 
 
@@ -188,20 +188,20 @@ def _of_pairs_and_singles(
     judged = max(labels.good + labels.bad, pairs.responses)
     if shown.human >= max(need, pairs.preferred, labels.good, 1):
         beside = f"{pairs.preferred:,} preferences and {labels.good:,} liked responses beside them"
-        return MethodChoice("sft", f"auto took sft: {shown.human:,} responses that people wrote, {beside}")
+        return MethodChoice("sft", f"auto took sft: {shown.human:,} responses written by people, {beside}")
     if pairs.all and pairs.responses >= PAIRED_SHARE * judged:
         beside = f", with {pairs.responses:,} of {judged:,} judged responses in them" if judged else ""
         return MethodChoice("dpo", f"auto took dpo: {count}{beside}")
     if min(labels.good, labels.bad) >= FEWEST_OF_A_KIND:
-        few = f"only {pairs.responses:,} of them in pairs" if pairs.preferred else "no pairs enough"
+        few = f"only {pairs.responses:,} of them in pairs" if pairs.preferred else "not enough pairs"
         return MethodChoice(
             "kto", f"auto took kto: {labels.good:,} good and {labels.bad:,} bad responses, {few}"
         )
     if pairs.all:
-        return MethodChoice("dpo", f"auto took dpo: {count}, and hardly any thumbs beside them")
+        return MethodChoice("dpo", f"auto took dpo: {count}, and hardly any thumbs besides")
     if total := shown.human + shown.liked:
         what = f"{total:,} corrections, demonstrations and liked responses"
-        return MethodChoice("sft", f"auto took sft: {what}, not enough of anything else")
+        return MethodChoice("sft", f"auto took sft: {what}, and not enough other feedback")
     return None
 
 
@@ -234,12 +234,10 @@ def _of_choices(agent: str, like: MethodChoice, rows: Prepared | None) -> Method
 
 def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> MethodChoice | None:
     if groups is not None:
-        count = f"{groups.counts['train']:,} prompts whose responses earned different rewards"
+        count = f"{groups.counts['train']:,} prompts with responses of different reward"
         return MethodChoice("grpo", f"auto took grpo on logged rewards: {count}", {"mode": "logged"})
     if scores is not None and len({row["score"] for row in scores.rows("train")}) > 1:
-        count = (
-            f"{scores.counts['train']:,} scored responses, none of them in pairs or on both sides of neutral"
-        )
+        count = f"{scores.counts['train']:,} scored responses, but neither pairs nor both good and bad ones"
         return MethodChoice("ppo", f"auto took rlhf: {count}", {"reward": AUTO})
     return None
 
@@ -253,14 +251,14 @@ def _of_prompts(prompts: Prepared | None, need: int) -> MethodChoice | None:
         return None
     if right >= with_tests:
         return MethodChoice(
-            "grpo", f"auto took grpo: {right:,} prompts with their right answer", {"reward": "answer"}
+            "grpo", f"auto took grpo: {right:,} prompts with a known right answer", {"reward": "answer"}
         )
     if settings.ENABLE_CODE_EXECUTION:
         return MethodChoice(
             "grpo", f"auto took grpo: {with_tests:,} prompts with tests", {"reward": "code_execution"}
         )
     off = f"{with_tests:,} prompts with tests are for grpo, which needs ENABLE_CODE_EXECUTION=true (docs/rewards.md)"
-    return MethodChoice("dpo", f"auto took dpo: nobody rated anything; {off}")
+    return MethodChoice("dpo", f"auto took dpo: there are no ratings; {off}")
 
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})

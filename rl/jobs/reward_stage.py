@@ -66,11 +66,11 @@ def _stage_train(run: TrainingRun, stage_runner: StageRunner) -> None:
 def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
     """Reason why there is no reward to learn from, and what to do."""
     newest = found or RewardModelVersion.objects.filter(agent=run.agent).order_by("-pk").first()
-    said = f"{newest.name} {ranking_text(newest.ranking)}" if newest else "none was trained"
+    said = f"{newest.name} {ranking_text(newest.ranking)}" if newest else "no reward model is trained"
     return (
-        f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than a coin ({said}; the 95 % "
-        f"interval must lie above 50 %): rate more at /rate/?agent={run.agent}, or learn from the ratings "
-        f"directly with --method auto"
+        f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than chance ({said}; "
+        f"the 95 % interval must lie above 50 %): rate more at /rate/?agent={run.agent}, or learn from the "
+        "ratings directly with --method auto"
     )
 
 

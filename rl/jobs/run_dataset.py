@@ -87,7 +87,9 @@ def dataset_prepare(
     replay = None
     if recipe.replay_share < 1:
         if order.source != "db":
-            raise RunRefused("replay_share is for the feedback recorded here; a file is trained on whole")
+            raise RunRefused(
+                "replay_share applies to recorded feedback only; a file is trained on completely"
+            )
         replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new)))
     dataset = prepare_training_dataset(
         order.agent,

@@ -28,7 +28,9 @@ class StageStopped(Exception):
     """Not an error: the stage was cancelled, or stopped with its worker, and kept its checkpoint."""
 
     def __init__(self, stage: TrainingRun) -> None:
-        super().__init__(f"its stage (run {stage.pk}, {stage.method}) {stage.reason or 'stopped'}")
+        super().__init__(
+            f"its stage (run {stage.pk}, {stage.method}) did not finish: {stage.reason or 'stopped'}"
+        )
         self.cancelled = stage.cancel_requested
 
 

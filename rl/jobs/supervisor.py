@@ -87,8 +87,8 @@ def port_wait(host: str, port: int) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PortTaken(
-                    f"cannot listen at {host}:{port} ({os.strerror(error.errno or 0)}): end what is served there, or "
-                    f"take another port: {PROGRAM} serve --port {port + 1}"
+                    f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}): stop the program "
+                    f"there, or use another port: {PROGRAM} serve --port {port + 1}"
                 ) from None
         time.sleep(0.1)
 

@@ -56,10 +56,13 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
         rate = f"rate about {math.ceil(fewer_rows * 1.7 / 10) * 10} more prompts, or " if fewer_rows else ""
         longer = f"--max-steps {more}" if knobs["max_steps"] > 0 else f"--epochs {passes}"
         longer = longer if more < MOST_STEPS else "a higher --learning-rate"
-        return f"{amount}: too little to change {subject} (measured: one in 40 at most); {rate}give {longer}"
+        return (
+            f"{amount}: too little training to change {subject} (measured: at most 1 in 40); {rate}give "
+            f"{longer}"
+        )
     if rows < FEW_ROWS:
         return (
-            f"{amount}: the policy may learn these {kind} by heart, and little beyond them; rate about "
+            f"{amount}: the policy may memorise these {kind} and generalise little; rate about "
             f"{math.ceil((FEW_ROWS - rows) * 1.7 / 10) * 10} more prompts"
         )
     return ""

@@ -121,7 +121,7 @@ def _train_follower(launch: Launch, hardware: Hardware) -> NoReturn:
     while more:
         run_id, resume, more = launch.follow()
         trainer_run(TrainingRun.objects.get(pk=run_id), hardware, Silent(), resume=resume)
-    raise FollowerEnded(f"run {run_id} is the first process's to report")
+    raise FollowerEnded(f"run {run_id} is reported by the first process of this launch")
 
 
 def _launch_of(hardware: Hardware | None) -> AbstractContextManager[Launch]:
@@ -218,7 +218,7 @@ def _run_claimed(
         run.refresh_from_db()
         where = f"stopped at step {result.steps} of {result.total_steps}"
         if run.dispatched_at is not None and not run.cancel_requested:
-            run_interrupt(run, reason=f"{where} with its worker", **figures_of(run, result))
+            run_interrupt(run, reason=f"{where}: its worker was stopped", **figures_of(run, result))
         else:
             said = f"{run.reason}, " if run.cancel_requested else ""
             run_finish(run, Status.CANCELLED, reason=f"{said}{where}", **figures_of(run, result))
@@ -261,6 +261,8 @@ def _run_end(run: TrainingRun, error: BaseException) -> None:
     transient = isinstance(error, (OperationalError, InterfaceError))
     if transient and run.dispatched_at is not None and run.attempts < MAX_ATTEMPTS:
         connection.close()  # what is left of it
-        run_interrupt(run, reason=f"the database went away: {str(error).strip().splitlines()[0]}")
+        run_interrupt(
+            run, reason=f"the connection to the database was lost: {str(error).strip().splitlines()[0]}"
+        )
     else:
         run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")

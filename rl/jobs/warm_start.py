@@ -69,6 +69,6 @@ def start_located(name: str) -> str:
         raise RunRefused(f"start_from {name}: {damage}; or start from base") from damage
     if not folder.is_dir():
         raise RunRefused(
-            f"start_from {name}: its files are gone ({folder}); start from base or from the champion"
+            f"start_from {name}: its files were deleted ({folder}); start from base or from the champion"
         )
     return str(folder)

@@ -57,8 +57,9 @@ class Look:
     @property
     def words(self) -> str:
         return (
-            f"{self.decisions} rated decisions average {self.mean:.3f}, {self.before}'s {self.before_decisions} "
-            f"averaged {self.before_mean:.3f} (p {self.p:.2g}, {self.alpha:.2g} allowed at look {self.look})"
+            f"{self.decisions} rated decisions average {self.mean:.3f}, {self.before}'s "
+            f"{self.before_decisions} averaged {self.before_mean:.3f} (p = {self.p:.2g}, threshold "
+            f"{self.alpha:.2g} at look {self.look})"
         )
 
 

@@ -134,7 +134,7 @@ class OnlineLearner:
         if not should and not force:
             raise LearnerRefused(f"{self.agent}: {reason}")
         if size == 0:
-            raise LearnerRefused(f"{self.agent}: there is no feedback that was not learnt from")
+            raise LearnerRefused(f"{self.agent}: there is no new feedback to train on")
         order = order_automatic(
             self.agent,
             learner.method,
@@ -168,9 +168,9 @@ class OnlineLearner:
     def _judge(self, wanted: LearnerSettings, size: int, last: TrainingRun | None) -> tuple[bool, str]:
         """True if a retrain is due, with the reason. size: feedback that no retrain has looked at."""
         if not settings.ENABLE_ONLINE_LEARNING:
-            return False, "ENABLE_ONLINE_LEARNING is off"
+            return False, "ENABLE_ONLINE_LEARNING is off: no automatic retraining"
         if not wanted.enabled:
-            return False, "switched off for this agent in the admin"
+            return False, "online learning is switched off for this agent (admin, Learner settings)"
         try:
             learner_checked(wanted)
         except RecipeError as fault:
@@ -196,7 +196,7 @@ class OnlineLearner:
             )
         return (
             False,
-            f"{size} of {wanted.min_samples_to_retrain} new pieces of feedback that start a retrain",
+            f"{size} of {wanted.min_samples_to_retrain} new pieces of feedback needed for a retrain",
         )
 
 
@@ -262,16 +262,16 @@ def _reclaim_runs() -> list[str]:
 
 
 def _redispatch_runs() -> list[str]:
-    return [f"run {run.pk}: handed over again" for run in lifecycle.runs_redispatch()]
+    return [f"run {run.pk}: handed to the workers again" for run in lifecycle.runs_redispatch()]
 
 
 def _lines_of_follow_ups() -> list[str]:
-    return [f"run {run.pk}: what follows is handed over" for run in _follow_ups()]
+    return [f"run {run.pk}: evaluation and export are handed to the workers" for run in _follow_ups()]
 
 
 def _replay_journals() -> list[str]:
     replayed = outbox_replay()
-    return [f"{replayed} decisions came out of the spool"] if replayed else []
+    return [f"{replayed} decisions were replayed from the outbox"] if replayed else []
 
 
 _PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
@@ -299,7 +299,7 @@ def _follow_ups() -> list[TrainingRun]:
         if run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < lifecycle.REDISPATCH_AFTER:
             continue  # somebody gives signs of life
         if run.follow_ups >= MAX_FOLLOW_UPS:
-            run.reason = f"what follows was begun {run.follow_ups} times and never ended"
+            run.reason = f"evaluation and export were started {run.follow_ups} times and never finished"
             held = TrainingRun.objects.filter(pk=run.pk, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
             if held.update(follow_up=FollowUp.FAILED, reason=run.reason):
                 lifecycle.run_failed_notify(run)

@@ -82,7 +82,7 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     run = TrainingRun.objects.filter(pk=run_id).first()
     policy = Policy.objects.filter(run_id=run_id).first()
     if run is None or policy is None:
-        raise RunRefused(f"run {run_id} brought no policy: {run.status if run else 'there is no such run'}")
+        raise RunRefused(f"run {run_id} made no policy: {run.status if run else 'there is no such run'}")
     TrainingRun.objects.filter(pk=run.pk).update(follow_ups=F("follow_ups") + 1, heartbeat_at=timezone.now())
     if run.follow_up == FollowUp.EXPORT:
         return _export_only(run, policy, progress)
@@ -241,9 +241,9 @@ def _gate_report(
             )
             return None
         policy.refresh_from_db()
-    _phase(progress, "asking the gate")
+    _phase(progress, "checking the gate")
     for fault in benchmarks.benchmarks_listed_run(policy, actor=ACTOR, progress=progress):
-        logger.warning("%s: a benchmark that the gate lists was not run: %s", policy.name, fault)
+        logger.warning("%s: a benchmark required by the gate was not run: %s", policy.name, fault)
     return registry.policy_gated(policy, to, actor=ACTOR)
 
 
@@ -341,7 +341,7 @@ def _tell(policy: Policy, outcome: PipelineResult) -> None:
     said = (
         f"{policy.name} is {policy.stage}"
         if outcome.passed
-        else f"{policy.name} was refused: {outcome.reason}"
+        else f"{policy.name} did not pass the gate: {outcome.reason}"
     )
     logger.info("%s", said)
     notify(

@@ -60,8 +60,9 @@ class CodeExecutionReward:
     def __post_init__(self) -> None:
         if not self.enabled:
             raise CodeExecutionDisabled(
-                "code_execution runs what a model wrote and is off; set ENABLE_CODE_EXECUTION=true to switch it on. "
-                "Code runs without network in an empty folder, see docs/rewards.md"
+                "code_execution runs code written by a model and is off by default; set "
+                "ENABLE_CODE_EXECUTION=true to enable it. Code runs in a sandbox without network, see "
+                "docs/rewards.md"
             )
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:

@@ -13,7 +13,7 @@ from typing import Any
 from rl.rewards.base import RewardFunction
 from rl.rewards.rows import row_sample
 
-INSIST = "--set allow_constant_reward=true trains all the same"
+INSIST = "--set allow_constant_reward=true trains anyway"
 """Hint for an operator who means it."""
 
 
@@ -54,6 +54,7 @@ def teaching_fault(
             False,
         )
     return (
-        f"{said}. Only form can be learnt from that: give a reward that tells right from wrong (answer, "
-        f"code_execution, learned, model:RUN, your own function), or prompts whose right answer is known; {INSIST}"
+        f"{said}. Such a reward teaches the answer format only: give one that tells right from wrong "
+        "(answer, code_execution, learned, model:RUN, your own function), or prompts whose right answer is "
+        f"known; {INSIST}"
     ), True

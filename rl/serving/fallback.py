@@ -163,7 +163,7 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
             fallbacks.append(Fallback(model.name, backend.name, failure.kind, str(failure)))
             retry_after_s.append(failure.retry_after_s)
             metrics.FALLBACKS.labels(backend.name, failure.kind).inc()
-            logger.warning("%s on %s does not answer (%s)", model.name, backend.name, failure)
+            logger.warning("%s on %s failed to answer (%s)", model.name, backend.name, failure)
             if failure.kind in FILE_FAULTS:
                 _stand_in_add(target, pending, backend, {fallback.policy for fallback in fallbacks})
             continue

@@ -74,7 +74,7 @@ def _is_whole(file: Path, expected: str, whose: str) -> bool:
     """Compare a file with its sum, once per process and state of the file. A damaged one counts as not there: it is
     made anew from the adapter and the base, which are checked themselves."""
     try:
-        file_check(file, expected, "it is made again")
+        file_check(file, expected, "it is exported again")
     except FileDamaged as damage:
         damage_notify(damage, whose)
         return False
@@ -134,7 +134,7 @@ def base_prepare() -> None:
 def _missing_file_error(what: str, *, damaged: bool = False) -> BackendFailed:
     fault = f"the GGUF file of {what} is damaged" if damaged else f"there is no GGUF file of {what} yet"
     return BackendFailed(
-        f"{fault}; it is being made", kind="damaged" if damaged else "missing", retry_after_s=15.0
+        f"{fault}; it is being exported now", kind="damaged" if damaged else "missing", retry_after_s=15.0
     )
 
 

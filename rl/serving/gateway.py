@@ -41,8 +41,8 @@ class KeyReused(ServingRefused):
 
     def __init__(self, decision: uuid.UUID) -> None:
         super().__init__(
-            f"this Idempotency-Key was sent before with another request, which decision {decision} answered: send a "
-            "new key with a new request, and the same body with the same key",
+            f"this Idempotency-Key was used for another request (decision {decision}): send a new key with "
+            "a new request, or the same body with the same key",
             param="Idempotency-Key",
             code="idempotency_key_reused",
         )
@@ -294,7 +294,7 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
             )
         )
     except DatabaseError as error:
-        outage.report("a retry is answered anew, for the database cannot be asked", error)
+        outage.report("a retry is answered again, as the database cannot be reached", error)
         return None
     if row is None:
         return None

@@ -26,11 +26,15 @@ class ConcurrencyLimiter:
         """Wait for a place and hold it. Raises BackendFailed where the queue is full, or the time is over before."""
         with self._lock:
             if self._there >= self._limit:
-                raise BackendFailed(f"{self.name} is busy: {self._there} requests are there", kind="busy")
+                raise BackendFailed(
+                    f"{self.name} is busy: {self._there} requests are waiting or running", kind="busy"
+                )
             self._there += 1
         try:
             if not self._free.acquire(timeout=max(timeout_s, 0)):
-                raise BackendFailed(f"{self.name} is busy: no turn within {timeout_s:.3g} s", kind="busy")
+                raise BackendFailed(
+                    f"{self.name} is busy: no free slot within {timeout_s:.3g} s", kind="busy"
+                )
             try:
                 yield
             finally:
@@ -72,7 +76,8 @@ class CircuitBreaker:
             left = self._again_at - self._clock()
             if left > 0:
                 raise BackendFailed(
-                    f"{self.name} failed {self._failed} times in a row and is left alone for {left:.2g} s more",
+                    f"{self.name} failed {self._failed} times in a row and is not asked for {left:.2g} "
+                    "s more",
                     kind="open",
                     retry_after_s=left,
                 )

@@ -39,7 +39,9 @@ class LinearBackend:
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
         began = time.perf_counter()
         if ask.extra.get("tools"):
-            raise BackendUnable("a linear policy chooses among answers and calls no tools", param="tools")
+            raise BackendUnable(
+                "a linear policy chooses among listed answers and cannot call tools", param="tools"
+            )
         policy = linear_policy(model)
         options = _options(policy, ask)
         drawn = choose(
@@ -99,7 +101,7 @@ def listed_answers(model: Model, messages: Sequence[ChatMessage]) -> list[str]:
 def _options(policy: LinearPolicy, ask: Ask) -> list[str]:
     """The answers that may be given: the closed set of the agent, else those learnt from that fit the schema."""
     if any(not _is_text(message.get("content")) for message in ask.messages):
-        raise BackendUnable("a linear policy reads text alone", param="messages")
+        raise BackendUnable("a linear policy reads text only", param="messages")
     if ask.answers:
         return list(ask.answers)
     try:
@@ -111,7 +113,7 @@ def _options(policy: LinearPolicy, ask: Ask) -> list[str]:
         options = [answer for answer in options if _fits(answer, schema)]
     if not options:
         raise BackendUnable(
-            f"none of the {len(policy.answers)} answers this linear policy knows fits the schema that was asked for",
+            f"none of this linear policy's {len(policy.answers)} answers matches the requested schema",
             param="response_format",
         )
     return options

@@ -194,7 +194,7 @@ class LlamaPolicy:
                     reason = "stop"
                     break
                 if deadline is not None and time.monotonic() > deadline:
-                    raise BackendFailed(f"no answer in time: {count} tokens were written", kind="timeout")
+                    raise BackendFailed(f"timed out after {count} tokens", kind="timeout")
                 if count < limit:
                     logits = self.context.append([token])
         yield Piece(text.rest(), (), reason, len(prompt), count, logp)
@@ -235,7 +235,7 @@ class LlamaPolicy:
                 if not unique.allows(self._piece(int(token))):
                     found[token] = -np.inf
         if not np.isfinite(found).any():
-            raise ServingRefused("this model's tokens cannot write what the JSON schema asks for")
+            raise ServingRefused("this model's vocabulary cannot express the JSON schema")
         return found
 
     # --- Scoring ------------------------------------------------------------------------------------------
@@ -288,7 +288,8 @@ def ask_check(ask: Ask) -> None:
     for name, value in ask.extra.items():
         if name not in HARMLESS and value is not None and value != NEUTRAL.get(name):
             raise BackendUnable(
-                f"{name}: llama.cpp in process cannot do this; name an OpenAI-compatible server in SERVING_BACKENDS",
+                f"{name}: not supported by llama.cpp in process; add an OpenAI-compatible server to "
+                "SERVING_BACKENDS",
                 param=name,
                 code="unsupported",
             )
@@ -298,7 +299,8 @@ def _plain(message: ChatMessage) -> dict[str, str]:
     """A message as a chat template takes it: role and one text."""
     if message.get("tool_calls") or message.get("tool_call_id"):
         raise BackendUnable(
-            "messages: llama.cpp in process has no tools; name an OpenAI-compatible server in SERVING_BACKENDS",
+            "messages: llama.cpp in process does not support tools; add an OpenAI-compatible server to "
+            "SERVING_BACKENDS",
             param="messages",
             code="unsupported",
         )
@@ -306,7 +308,7 @@ def _plain(message: ChatMessage) -> dict[str, str]:
     if isinstance(content, list):
         if any(part.get("type") != "text" for part in content):
             raise BackendUnable(
-                "messages: llama.cpp in process reads text alone", param="messages", code="unsupported"
+                "messages: llama.cpp in process reads text only", param="messages", code="unsupported"
             )
         content = "".join(part["text"] for part in content)
     role = str(message["role"])

@@ -217,7 +217,8 @@ class LlamaContext:
         """
         if not 0 < len(tokens) < self.context:
             raise ServingRefused(
-                f"the prompt is {len(tokens)} tokens long, and this model reads {self.context} with its answer",
+                f"the prompt has {len(tokens)} tokens; expected at most {self.context} together with "
+                "the answer",
                 param="messages",
                 code="context_length_exceeded",
             )

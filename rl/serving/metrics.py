@@ -21,13 +21,11 @@ REQUESTS = Counter(
     "ratchet_gateway_requests", "Requests answered, by agent and HTTP status", ["agent", "status"]
 )
 SECONDS = Histogram(
-    "ratchet_gateway_seconds", "Seconds until the answer was whole", ["agent"], buckets=BUCKETS
+    "ratchet_gateway_seconds", "Seconds until the answer was complete", ["agent"], buckets=BUCKETS
 )
-TOKENS = Counter("ratchet_gateway_tokens", "Tokens read and written", ["agent", "direction"])
-FALLBACKS = Counter(
-    "ratchet_gateway_fallbacks", "Attempts that failed, by backend and kind", ["backend", "kind"]
-)
-RECORDED = Counter("ratchet_decisions_recorded", "Decisions recorded, by where to", ["how"])
+TOKENS = Counter("ratchet_gateway_tokens", "Prompt and completion tokens", ["agent", "direction"])
+FALLBACKS = Counter("ratchet_gateway_fallbacks", "Failed attempts, by backend and kind", ["backend", "kind"])
+RECORDED = Counter("ratchet_decisions_recorded", "Decisions recorded, by destination", ["how"])
 
 
 def exposition(gauges: dict[str, tuple[str, float]]) -> bytes:

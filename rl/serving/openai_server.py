@@ -66,7 +66,7 @@ class OpenAIServer:
             if time.monotonic() >= deadline or ask.temperature == 0 or ask.seed is not None:
                 break  # it would say the same again
         raise BackendFailed(
-            f"{self.name} does not heed uniqueItems: {repeated}; serve this agent in process", kind="repeated"
+            f"{self.name} ignored uniqueItems: {repeated}; serve this agent in process", kind="repeated"
         )
 
     def _answer(self, ask: Ask, model: Model, deadline: float) -> Answer:
@@ -108,7 +108,7 @@ class OpenAIServer:
                 yield from self._pieces(response, deadline)
             except (HTTPError, OSError) as error:
                 self.breaker.record_failure()
-                raise BackendFailed(f"{self.name} broke off: {error}") from error
+                raise BackendFailed(f"{self.name} closed the connection: {error}") from error
             except BackendFailed:
                 self.breaker.record_failure()
                 raise
@@ -134,7 +134,7 @@ class OpenAIServer:
                 if delta.get("content") or delta.get("tool_calls"):
                     yield Piece(delta.get("content") or "", delta.get("tool_calls") or ())
         if not is_done and reason is None:
-            raise BackendFailed(f"{self.name} broke off in the middle of its answer")
+            raise BackendFailed(f"{self.name} closed the connection before the end of its answer")
         yield Piece("", (), reason or "stop", usage.get("prompt_tokens"), usage.get("completion_tokens"))
 
     def log_probabilities(
@@ -142,7 +142,7 @@ class OpenAIServer:
     ) -> list[float]:
         """Chat endpoints give log-probabilities of what was generated, not of what might have been."""
         raise BackendUnable(
-            f"{self.name} does not tell the probabilities of listed responses; serve this agent in process",
+            f"{self.name} cannot return the probabilities of listed responses; serve this agent in process",
             param="candidates",
             code="unsupported",
         )
@@ -261,7 +261,7 @@ def _chunk(data: str, name: str) -> dict[str, Any]:
     try:
         chunk = json.loads(data)
     except ValueError as error:
-        raise BackendFailed(f"{name} sent a chunk that is no JSON: {data[:200]!r}") from error
+        raise BackendFailed(f"{name} sent a chunk that is not JSON: {data[:200]!r}") from error
     if not isinstance(chunk, dict) or "error" in chunk:
         raise BackendFailed(f"{name} failed within its answer: {data[:200]}")
     return chunk

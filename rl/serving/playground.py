@@ -147,7 +147,8 @@ def _ask(agent: str, question: Question, policy: str, actor: str) -> PlaygroundA
     if made.storage is not Storage.DATABASE:
         return PlaygroundAnswer(
             policy,
-            refusal=f"it answered {made.facts['response'][:400]!r}; the database is away and takes it in later",
+            refusal=f"it answered {made.facts['response'][:400]!r}; the database cannot be reached, so the "
+            "decision is stored later",
         )
     return PlaygroundAnswer(policy, uuid.UUID(made.facts["id"]))
 

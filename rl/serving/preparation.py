@@ -99,8 +99,8 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
                 logger.warning("%s cannot answer in process; the other backends may", policy.name)
                 return []
             raise PreparationRefused(
-                f"{policy.name} cannot answer: its file for llama.cpp could not be written ({refusal}). Mend that, "
-                "name a server in SERVING_BACKENDS, or promote it by force"
+                f"{policy.name} cannot answer: its file for llama.cpp could not be written ({refusal}). Fix "
+                "that, add a server to SERVING_BACKENDS, or promote it by force"
             ) from refusal
         return [_artifact_register(policy, "gguf", quantization, result)]
 

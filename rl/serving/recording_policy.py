@@ -28,7 +28,7 @@ class RecordingImpossible(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "its decision cannot be recorded: neither the database nor the disk takes it, and "
+            "the decision cannot be recorded, neither in the database nor on disk, and "
             "GATEWAY_WITHOUT_RECORDING is `refuse`"
         )
 
@@ -47,8 +47,9 @@ class Outage:
         if first:
             consequence = "answers are refused" if refuses() else "answers are given without being recorded"
             text = (
-                f"Decisions cannot be recorded: neither the database nor {folder} takes them, and {consequence} "
-                "(GATEWAY_WITHOUT_RECORDING). Free the disk or make it writable, and see that the database answers."
+                f"Decisions cannot be recorded, neither in the database nor in {folder}, and {consequence} "
+                "(GATEWAY_WITHOUT_RECORDING). Free the disk or make it writable, and see that the database "
+                "answers."
             )
             logger.error(text)
             # who asks for an answer does not wait for a mail server

@@ -98,7 +98,8 @@ def _of_policy(name: str, agent: str = "") -> Target:
     if found is None or (agent and owner != agent):
         whose = f" of agent {agent}" if agent else ""
         raise ModelUnknown(
-            f"there is no policy {name[:80]!r}{whose} that may answer; GET /v1/models lists them", name[:80]
+            f"there is no policy {name[:80]!r}{whose} that may answer; GET /v1/models lists those that may",
+            name[:80],
         )
     return Target(owner, (found,))
 
@@ -108,8 +109,8 @@ def _agent_checked(agent: str) -> None:
         agent_check(agent)
     except AgentUnknown as error:
         raise ModelUnknown(
-            f"there is no agent and no policy named {agent!r}: record a decision of it, define it in the admin, or "
-            "allow its name in GATEWAY_NEW_AGENTS (GET /v1/models lists what there is)",
+            f"there is no agent and no policy named {agent!r}: record a decision of it, define it in the "
+            "admin, or allow its name in GATEWAY_NEW_AGENTS (GET /v1/models lists the known ones)",
             agent,
         ) from error
 

@@ -132,7 +132,7 @@ class UniqueItems:
         if not level.array and level.key is None:
             return self._top(replace(level, key=str(_value(raw))))
         if level.unique and _canonical_form(raw) in level.items:
-            raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} stands in the array already")
+            raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} is in the array already")
         return self
 
     def _item_end(self, end: int) -> Self:
@@ -143,7 +143,7 @@ class UniqueItems:
             return self
         same = _canonical_form(raw)
         if same in level.items:
-            raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} stands in the array already")
+            raise ItemRepeated(f"{raw.decode('utf-8', 'replace')} is in the array already")
         left = level.literals
         if left is not None:
             left = tuple(literal for literal in left if _canonical_form(literal) != same)
@@ -152,7 +152,7 @@ class UniqueItems:
     def _next_item(self) -> Self:
         level = self.levels[-1]
         if level.literals == ():
-            raise ItemRepeated("every listed item stands in the array already")
+            raise ItemRepeated("every listed item is in the array already")
         return self._top(replace(level, key=None, start=len(self.text), index=level.index + 1))
 
     def _top(self, level: _Level) -> Self:

@@ -124,19 +124,21 @@ def overlap_check(log: Log) -> Overlap:
         )
     if overlap.support_deficiency > MAX_UNSUPPORTED:
         raise OffPolicyRefused(
-            f"the log does not cover the policy: {100 * overlap.support_deficiency:.0f} % of its choices were never "
-            "possible when it was logged; log with some exploration (epsilon or temperature above 0)"
+            f"the log does not cover the policy: {100 * overlap.support_deficiency:.0f} % of its choices "
+            "were never possible when it was logged; record decisions with exploration (epsilon or "
+            "temperature above 0)"
         )
     if overlap.ess < MIN_ESS:
         raise OffPolicyRefused(
-            f"the log does not cover the policy: {overlap.n} decisions count for {overlap.ess:.1f}, {MIN_ESS:g} are "
-            "needed; log more, or with more exploration"
+            f"the log does not cover the policy: {overlap.n} decisions have an effective sample size of "
+            f"{overlap.ess:.1f}, {MIN_ESS:g} are needed; log more, or with more exploration"
         )
     spread = float(log.weights.std(ddof=1)) / math.sqrt(overlap.n)
     if abs(overlap.mean_weight - 1) > max(MAX_UNSUPPORTED, MEAN_ERRORS * spread):
         raise OffPolicyRefused(
-            f"the log does not cover the policy: weights average {overlap.mean_weight:.2f} where 1 is expected, so "
-            "choices it would make were never logged, or the propensities are wrong"
+            f"the log does not cover the policy: weights average {overlap.mean_weight:.2f} where 1 is "
+            "expected, so either some of its choices were never possible when logged, or the recorded "
+            "propensities are wrong"
         )
     return overlap
 

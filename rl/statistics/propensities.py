@@ -68,8 +68,8 @@ def propensity_fault(draws: Sequence[Draw]) -> str:
     worst = max(groups, key=lambda group: abs(group.errors), default=None)
     if worst is not None and abs(worst.errors) > limit:
         return (
-            f"the recorded probabilities are not those that were drawn by: {worst.name} should have been chosen "
-            f"{worst.expected:.0f} times and were chosen {worst.observed:.0f} times"
+            f"the recorded probabilities are not those used for sampling: {worst.name} should have been "
+            f"chosen {worst.expected:.0f} times and were chosen {worst.observed:.0f} times"
         )
     if inverse is not None and abs(inverse[0] - 1) > limit * inverse[1]:
         size = "too large, or some candidates were never possible" if inverse[0] < 1 else "too small"

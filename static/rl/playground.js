@@ -99,7 +99,7 @@
     const places = policies.map(column);
     document.getElementById("answers").replaceChildren(...places.map((place) => place.article));
     const ids = await Promise.all(policies.map((policy, n) =>
-      stream(policy, places[n]).catch(() => fail(places[n], "the server is away"))));
+      stream(policy, places[n]).catch(() => fail(places[n], "the server cannot be reached"))));
     button.disabled = false;
     const failed = places.filter((_, n) => !ids[n]).map((place) => place.article);
     if (failed.length < places.length) await settle(ids.filter(Boolean), failed);

@@ -207,7 +207,7 @@ def _policies() -> None:
     _run(
         status="failed",
         steps_done=11,
-        reason="trainer-2:812 is gone; go on with: python manage.py train_dpo --resume 9",
+        reason="its worker trainer-2:812 died; resume with: python manage.py train_dpo --resume 9",
     )
     _run(status="running", steps_done=18, phase="training", phase_at=timezone.now(), finished_at=None,
          heartbeat_at=timezone.now())  # fmt: skip
