@@ -81,10 +81,12 @@ def test_a_retrain_on_grown_data_computes_the_reference_of_what_is_new(base: str
     cache = tmp_path / "cache"
     first = a_trainer(base, tmp_path / "first", cache_dir=cache)
     first.train(pairs[:8])
-    assert any("16 computed, 0 known before" in note for note in first.context.details), first.context.details
+    assert any("16 computed, 0 from the cache" in note for note in first.context.details), (
+        first.context.details
+    )
     second = a_trainer(base, tmp_path / "second", cache_dir=cache)
     second.train(pairs)
-    assert any("4 computed, 16 known before" in note for note in second.context.details), (
+    assert any("4 computed, 16 from the cache" in note for note in second.context.details), (
         second.context.details
     )
 

@@ -128,7 +128,7 @@ def test_a_run_that_gains_no_more_stops_and_keeps_its_best_weights(
     assert result.best_step == min(losses, key=lambda step: losses[step])
     assert result.steps == result.best_step + recipe.patience < result.total_steps == 12
     assert result.stopped_early == (
-        f"at step {result.steps} of 12: 2 evaluations without a gain on the eval split, best at step "
+        f"at step {result.steps} of 12: 2 evaluations without an improvement on the eval split, best at step "
         f"{result.best_step}"
     )
     checkpoints = tmp_path / "checkpoints"

@@ -273,7 +273,7 @@ def test_a_pair_judged_the_other_way_round_is_shown_with_by_how_much() -> None:
             "prompt": "q9",
             "answer": P,
             "expected": A,
-            "reason": "holds the rejected response 1.00 nats more likely",
+            "reason": "finds the rejected response 1.00 nats more likely",
         }
     ]
 
@@ -342,7 +342,7 @@ def test_a_policy_that_chooses_well_is_not_shut_out_for_how_it_would_write() -> 
     assert verdicts["accuracy"].figures["value"] == pytest.approx(0.41)
     assert verdicts["valid"].outcome == "passed", verdicts["valid"].words
     assert (verdicts["valid"].figures["written"], verdicts["valid"].figures["against_written"]) == (0.93, 1.0)
-    assert "93.0 and 100.0 %" in verdicts["valid"].words
+    assert "93.0 % and 100.0 %" in verdicts["valid"].words
     assert sheet.passed, sheet.reason
 
 
@@ -384,7 +384,7 @@ def test_a_real_policy_is_evaluated_against_its_base_into_json(tmp_path: Path) -
     # random weights write nothing of use, and choose all the same
     assert outcome["written"]["valid_rate"]["value"] == 0.0
     assert outcome["valid_rate"]["value"] == 1.0
-    assert "written, not chosen: expected JSON" in outcome["errors"][-1]["reason"]
+    assert "served answers are chosen): expected JSON" in outcome["errors"][-1]["reason"]
     alone = evaluate_policy(load_policy(str(base), hardware=HARDWARE), ROWS, agent=PICKER, generate_samples=2)
     assert alone["preference_accuracy"] == comparison["preference_accuracy"]
     assert "comparison" not in alone

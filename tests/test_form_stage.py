@@ -139,7 +139,7 @@ def none_valid() -> AnswerCheck:
 def test_what_no_form_can_be_shown_for_is_refused() -> None:
     run = run_of()
     with pytest.raises(
-        RunRefused, match=r"0 of 24 answers valid .* fewer than 10 judged prompts .* larger base model"
+        RunRefused, match=r"0 of 24 answers valid .* fewer than 10 rated prompts .* larger base model"
     ):
         form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
     # named, or insisted on: the run begins as it was asked for
@@ -193,7 +193,7 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
     assert (form.result["preflight"]["before"]["valid"], report["status"]) == (0, "succeeded")
     assert form.result["preflight"]["after"]["share"] > 0.5
     assert run.recipe["start_from"] == form.policy.name
-    assert f"run {form.pk} showed it first (valid answers: 0 % before, " in report["why"]
+    assert f"run {form.pk} trained it first (valid answers: 0 % before, " in report["why"]
     # a stage takes no feedback: what was learnt stands with the run
     assert run.learnt.filter(use="trained").exists()
     assert Policy.objects.count() == 2
@@ -208,6 +208,6 @@ def test_a_form_that_was_shown_in_vain_is_refused_with_one_of_the_answers() -> N
         finished_at=run.created_at, result={"preflight": {"before": look, "after": look}},
     )  # fmt: skip
     with pytest.raises(
-        RunRefused, match=r"was shown first \(run \d+, sft\) and still none of 24 .* 'mumble'"
+        RunRefused, match=r"was trained first \(run \d+, sft\), and still none of 24 .* 'mumble'"
     ):
         form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]

@@ -220,5 +220,5 @@ def test_an_error_is_shown_to_operators_and_in_plain_words_to_raters(status: str
     for path in (f"/runs/{run.pk}/", "/"):
         assert "secret in a path" in operator.get(path).text
         assert "secret in a path" not in rater.get(path).text
-    assert "an operator sees why" in rater.get(f"/runs/{run.pk}/").text
+    assert "operators see the reason" in rater.get(f"/runs/{run.pk}/").text
     assert TrainingRun.objects.get(pk=run.pk).reason

@@ -141,7 +141,7 @@ def test_compiled_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPa
     policy = a_policy("llama")
     choice = choose(policy, "on")
     assert choice.buckets is None
-    assert "do not agree with the stock forward" in choice.summary
+    assert "do not match the model's own forward pass" in choice.summary
     assert not hasattr(causal_model(policy.model).base_model.layers[0], "ratchet_compiled")
     with selftest.measurement_mode(policy, False):  # and the strategy is as right as it was
         assert forward.strategy_of(causal_model(policy.model)) is Strategy.LAST_LAYER

@@ -209,7 +209,7 @@ def test_a_mask_that_lets_completions_see_each_other_is_caught(
     monkeypatch.setattr(PackedBatch, "suffix_mask", plainly_causal)
     choice = selection.strategy_select(a_policy("llama", dtype), some_items(57, 20), gradients=False)
     assert choice.strategy is Strategy.STOCK
-    assert "no packed forward agrees" in choice.reason
+    assert "no packed forward pass matches" in choice.reason
 
 
 def test_bfloat16_differs_by_its_rounding_alone() -> None:

@@ -166,7 +166,7 @@ class Decision(models.Model):
         max_length=64,
         blank=True,
         editable=False,
-        help_text="SHA-256 of the write that made it: a retry or a clash?",
+        help_text="SHA-256 of the request that made it: tells a retry from a conflict",
     )
     import_batch = batch_link("decisions")
     withdrawal = models.ForeignKey(
@@ -177,7 +177,7 @@ class Decision(models.Model):
         db_index=False,
         on_delete=models.PROTECT,
         related_name="decisions",
-        help_text="The act that took it out of what is learnt from; empty: it counts",
+        help_text="The withdrawal that excluded it; empty: not withdrawn",
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     # Derived, for the queue at a million rows; the only fields of a decision that ever change.
@@ -185,12 +185,12 @@ class Decision(models.Model):
         default=0, editable=False, help_text="Standing ratings by people"
     )
     ratings_wanted = models.PositiveSmallIntegerField(
-        default=1, editable=False, help_text="0 while it is withdrawn: nobody is asked about it"
+        default=1, editable=False, help_text="0 while it is withdrawn: it is in no queue"
     )
     annotation_priority = models.FloatField(
         default=0.0,
         editable=False,
-        help_text="0 to 2: how unsure the policy was, plus how far its raters are apart",
+        help_text="0 to 2: the policy's uncertainty plus its raters' disagreement",
     )
 
     class Meta:

@@ -38,15 +38,15 @@ class Experiment(models.Model):
 
     class Allocation(models.TextChoices):
         FIXED = "fixed", "fixed weights"
-        THOMPSON = "thompson", "bandit: more to what seems better (Thompson)"
+        THOMPSON = "thompson", "bandit: adaptive split (Thompson sampling)"
 
     class OnWin(models.TextChoices):
         PROPOSE = "propose", "propose the promotion; a person decides"
-        PROMOTE = "promote", "promote it at once, where its gate opens"
+        PROMOTE = "promote", "promote it, if it passes the gate"
 
     name = models.CharField(max_length=64, unique=True, validators=[experiment_slug])
     agent = models.CharField(max_length=64, validators=[experiment_slug])
-    hypothesis = models.TextField(blank=True, help_text="What is expected, and why")
+    hypothesis = models.TextField(blank=True, help_text="Hypothesis: what is expected, and why")
     status = models.CharField(max_length=8, choices=Status, default=Status.DRAFT)
     salt = models.CharField(max_length=64, default=salt_new, editable=False)
     ramp = models.PositiveSmallIntegerField(
@@ -56,7 +56,7 @@ class Experiment(models.Model):
     )
     allocation = models.CharField(max_length=8, choices=Allocation, default=Allocation.FIXED)
     epoch = models.PositiveIntegerField(default=0, editable=False, help_text="Times a bandit was reweighted")
-    floor = models.FloatField(default=0.05, help_text="Least share a bandit leaves an arm, above 0")
+    floor = models.FloatField(default=0.05, help_text="Minimum share of each arm of a bandit, above 0")
     group = models.CharField(
         max_length=64,
         blank=True,
@@ -66,20 +66,24 @@ class Experiment(models.Model):
     group_reserve = models.PositiveSmallIntegerField(
         default=50,
         choices=[(step, f"{step} %") for step in RAMP],
-        help_text="Most it may ever take of its group's units",
+        help_text="Percent of its group's units reserved for it",
     )
-    group_start = models.FloatField(default=0.0, editable=False, help_text="Percent at which its part begins")
+    group_start = models.FloatField(
+        default=0.0, editable=False, help_text="Start of its reserved part, percent of the group's units"
+    )
     metric = models.CharField(max_length=80, default="thumbs_up")
     goal = models.CharField(
         max_length=8, choices=[("higher", "higher is better"), ("lower", "lower is better")], default="higher"
     )
     alpha = models.FloatField(
-        default=0.05, help_text="Chance of acting on luck alone, however often one looks"
+        default=0.05, help_text="Probability of a false alarm, over all looks (confidence sequences)"
     )
     tuning = models.PositiveIntegerField(
-        default=1000, help_text="Units at which the interval is to be tightest"
+        default=1000, help_text="Number of units at which the intervals are tightest"
     )
-    min_units = models.PositiveIntegerField(default=50, help_text="Units per arm before anything is acted on")
+    min_units = models.PositiveIntegerField(
+        default=50, help_text="Units per arm before a verdict is acted on"
+    )
     guardrails = models.JSONField(default=guardrails_default, blank=True)
     slices = models.JSONField(default=list, blank=True, help_text="tag, source, or metadata.<key>")
     on_win = models.CharField(max_length=8, choices=OnWin, default=OnWin.PROPOSE)
@@ -159,7 +163,9 @@ class Arm(models.Model):
         help_text="Empty: the base model",
     )
     weight = models.FloatField(default=1.0, help_text="Its share, relative to the other arms' weights")
-    is_control = models.BooleanField(default=False, help_text="What the others are compared with")
+    is_control = models.BooleanField(
+        default=False, help_text="Control: the arm that the others are compared with"
+    )
 
     class Meta:
         ordering = ["-is_control", "id"]

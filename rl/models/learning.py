@@ -20,7 +20,7 @@ BOUNDS = GateBounds()
 
 def method_choices() -> list[tuple[str, str]]:
     """Ways in which an agent may learn by itself."""
-    return [("auto", "auto: what fits the feedback"), *((slug, slug) for slug in (*policy_methods(), RLHF))]
+    return [("auto", "auto: chosen by the feedback"), *((slug, slug) for slug in (*policy_methods(), RLHF))]
 
 
 agent_slug = RegexValidator(SLUG_PATTERN)
@@ -30,8 +30,8 @@ class LearnerSettings(models.Model):
     """Settings of an agent's online learning. Without a row: `ONLINE_LEARNING_CONFIG`."""
 
     class Gate(models.TextChoices):
-        CHAMPION = "champion", "champion: better, it answers everybody"
-        CHALLENGER = "challenger", "challenger: not worse, an experiment decides"
+        CHAMPION = "champion", "champion: if shown to be better, it answers everybody"
+        CHALLENGER = "challenger", "challenger: if not shown to be worse, an experiment decides"
         NONE = "none", "none: a person decides"
 
     class Start(models.TextChoices):
@@ -42,34 +42,37 @@ class LearnerSettings(models.Model):
     enabled = models.BooleanField(default=True, help_text="Also needs ENABLE_ONLINE_LEARNING")
     min_samples_to_retrain = models.PositiveIntegerField(
         default=ONLINE_LEARNING_CONFIG["min_samples_to_retrain"],
-        help_text="Feedback not learnt from yet that starts a retrain",
+        help_text="New pieces of feedback that start a retrain",
     )
     max_buffer_size = models.PositiveIntegerField(
         default=ONLINE_LEARNING_CONFIG["max_buffer_size"],
-        help_text="Most new feedback that one retrain learns from, the newest; the rest waits for the next",
+        help_text="Most new pieces of feedback in one retrain, newest first; the rest waits for the next",
     )
     retrain_interval_hours = models.FloatField(
         default=ONLINE_LEARNING_CONFIG["retrain_interval_hours"],
-        help_text="After so long a smaller buffer is learnt from too; also the pause after a run that failed",
+        help_text="Hours after which a smaller buffer starts a retrain too; also the pause after a failed run",
     )
     method = models.CharField(max_length=32, choices=method_choices, default=ONLINE_LEARNING_CONFIG["method"])
     start_from = models.CharField(max_length=16, choices=Start, default=ONLINE_LEARNING_CONFIG["start_from"])
     replay_share = models.FloatField(
         default=ONLINE_LEARNING_CONFIG["replay_share"],
-        help_text="Share of the prompts with older feedback that a retrain sees again, 0 to 1",
+        help_text="Share of the prompts with older feedback that is trained on again, 0 to 1",
     )
     gate = models.CharField(max_length=16, choices=Gate, default=ONLINE_LEARNING_CONFIG["gate"])
     auto_export = models.BooleanField(default=ONLINE_LEARNING_CONFIG["auto_export"])
     auto_deploy = models.BooleanField(default=ONLINE_LEARNING_CONFIG["auto_deploy"])
     auto_rollback = models.BooleanField(
         default=ONLINE_LEARNING_CONFIG["auto_rollback"],
-        help_text="Put the champion before back where people rate this one surely worse",
+        help_text="Roll back when people's ratings of the champion are significantly lower than of the one "
+        "before",
     )
     keep_best = models.PositiveSmallIntegerField(
-        default=ONLINE_LEARNING_CONFIG["keep_best"], help_text="Best retired policies that keep their files"
+        default=ONLINE_LEARNING_CONFIG["keep_best"],
+        help_text="Number of the best retired policies whose files are kept",
     )
     keep_newest = models.PositiveSmallIntegerField(
-        default=ONLINE_LEARNING_CONFIG["keep_newest"], help_text="Newest policies that keep their files"
+        default=ONLINE_LEARNING_CONFIG["keep_newest"],
+        help_text="Number of the newest policies whose files are kept",
     )
 
     class Meta:
@@ -98,7 +101,7 @@ class Learnt(models.Model):
 
     class Use(models.TextChoices):
         TRAINED = "trained", "made a row that was trained on"
-        HELD_OUT = "held_out", "made a row that is kept for judging"
+        HELD_OUT = "held_out", "made a held-out row"
         LEFT_OUT = "left_out", "made no row"
 
     run = models.ForeignKey("rl.TrainingRun", on_delete=models.CASCADE, related_name="learnt")
@@ -128,9 +131,12 @@ class GateSettings(models.Model):
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     min_evidence = models.PositiveIntegerField(default=BOUNDS.min_evidence, help_text="Held-out prompts")
     alpha = models.FloatField(
-        default=BOUNDS.alpha, help_text="Chance of taking luck for a gain, over all attempts on a holdout"
+        default=BOUNDS.alpha,
+        help_text="Probability of promoting a policy that is no better, over all comparisons on a holdout",
     )
-    margin = models.FloatField(default=BOUNDS.margin, help_text="Lower bound of the gain in accuracy, 0 to 1")
+    margin = models.FloatField(
+        default=BOUNDS.margin, help_text="Value that the lower bound of the gain must exceed, 0 to 1"
+    )
     max_reward_loss = models.FloatField(
         default=BOUNDS.max_reward_loss, help_text="Fall of the mean reward that must be ruled out"
     )

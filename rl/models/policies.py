@@ -37,7 +37,7 @@ class Policy(models.Model):
         blank=True,
         on_delete=models.PROTECT,
         related_name="children",
-        help_text="The champion it set out to beat",
+        help_text="The champion it was compared with",
     )
     run = models.OneToOneField(
         TrainingRun, null=True, blank=True, on_delete=models.PROTECT, related_name="policy"

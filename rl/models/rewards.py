@@ -33,16 +33,16 @@ class RewardRecord(models.Model):
 
     decision = models.UUIDField(help_text="Id of the decision")
     agent = models.CharField(max_length=64)
-    raw = models.FloatField(null=True, help_text="In [-2, 2]; empty where nothing spoke")
+    raw = models.FloatField(null=True, help_text="In [-2, 2]; empty without any evidence")
     value = models.FloatField(null=True, help_text="The same in [0, 1]")
     immediate = models.FloatField(null=True, help_text="What was known at once, in [-2, 2]")
     delayed = models.FloatField(null=True, help_text="What people and the app said later, in [-2, 2]")
     strategic = models.FloatField(null=True, help_text="What it led to, in [-2, 2]")
     components = models.JSONField(help_text="Each horizon with its weight and its parts")
-    simulated = models.BooleanField(default=False, help_text="Whether a simulated rater had a say in it")
+    simulated = models.BooleanField(default=False, help_text="True if simulated ratings are part of it")
     measured = models.BooleanField(
         default=False,
-        help_text="Whether an outcome, its trace or a function the operator named spoke, beside people and form",
+        help_text="True if an outcome, a trace or a configured reward function is part of it",
     )
     rows_said = models.PositiveIntegerField(
         help_text="Rows of feedback on the decision that it was made from"

@@ -71,7 +71,7 @@ class TrainingRun(models.Model):
     class FollowUp(models.TextChoices):
         WANTED = "wanted"
         DONE = "done"
-        JUDGE = "judge", "judge it; a person moves it"
+        JUDGE = "judge", "evaluate it; a person promotes it"
         EXPORT = "export", "export its files"
         FAILED = "failed"
 

@@ -20,18 +20,19 @@ class ServingSettings(models.Model):
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     choose_temperature = models.FloatField(
         default=0.0,
-        help_text="Of the softmax a listed response is drawn from: 0 the best, 1 as the policy would answer among them",
+        help_text="Temperature of choosing among candidates: 0 takes the best, 1 samples by the policy's "
+        "probabilities",
     )
     epsilon = models.FloatField(
-        default=0.0, help_text="Share of choices among listed responses that is drawn evenly, 0 to 1"
+        default=0.0, help_text="Share of choices among candidates sampled uniformly (exploration), 0 to 1"
     )
     temperature = models.FloatField(
         null=True,
         blank=True,
-        help_text="Of written answers, 0 to 2; empty: the likeliest in process, a server's own",
+        help_text="Temperature of free-text answers, 0 to 2; empty: greedy in process, else the server's default",
     )
     max_tokens = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Longest written answer; empty: what the agent needs"
+        null=True, blank=True, help_text="Most tokens of an answer; empty: the agent's own limit"
     )
 
     class Meta:

@@ -50,7 +50,10 @@ def teaching_fault(
     said = "; ".join([*alike, *never])
     if not alike:
         return (
-            f"no reward applies to sampled answers: {said}. Give prompts it can judge, or another --reward",
+            (
+                f"no reward applies to sampled answers: {said}. Give prompts that it applies to, or another "
+                "--reward"
+            ),
             False,
         )
     return (

@@ -78,8 +78,8 @@ class DPOTrainer:
         train, held_out = self._encode(policy, train_rows), self._encode(policy, eval_rows)
         if not train.rows:
             raise TrainingRefused(
-                f"expected at least one pair that can teach something, found none among {len(train_rows)}: "
-                + ", ".join(f"{count} {why}" for why, count in train.left_out.items())
+                "expected at least one pair whose responses differ for the model, found none among "
+                f"{len(train_rows)}: " + ", ".join(f"{count} {why}" for why, count in train.left_out.items())
             )
         self._report_cuts(train)
         now = run_facts(self.recipe, policy, train.rows, arguments.world_size)
@@ -196,7 +196,7 @@ class DPOTrainer:
             if cache is not None:
                 self.context.detail(
                     f"reference log-probabilities: {computed:,} computed, "
-                    f"{len(items) - computed:,} known before"
+                    f"{len(items) - computed:,} from the cache"
                 )
             columns["ref_chosen_logps"], columns["ref_rejected_logps"] = logps[::2], logps[1::2]
         return Dataset.from_dict(columns)

@@ -104,8 +104,8 @@ class EarlyStopping(TrainerCallback):
         best, since = best_evaluation(state.log_history, args.metric_for_best_model)
         if since >= self.patience and state.global_step < state.max_steps:
             self.reason = (
-                f"at step {state.global_step} of {state.max_steps}: {since} evaluations without a gain on the eval "
-                f"split, best at step {best}"
+                f"at step {state.global_step} of {state.max_steps}: {since} evaluations without an "
+                f"improvement on the eval split, best at step {best}"
             )
             control.should_training_stop = True
             control.should_save = True

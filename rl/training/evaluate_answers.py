@@ -250,7 +250,7 @@ def errors_of(
                     "prompt": prompt_messages(row, number)[-1]["content"],
                     "answer": response_text(row, "rejected", number),
                     "expected": response_text(row, "chosen", number),
-                    "reason": f"holds the rejected response {bad.logp - good.logp:.2f} nats more likely",
+                    "reason": f"finds the rejected response {bad.logp - good.logp:.2f} nats more likely",
                 }
             )
     for number, answer in written.items():
@@ -260,7 +260,7 @@ def errors_of(
                     "prompt": asked[number].messages[-1]["content"],
                     "answer": answer.text,
                     "expected": answers[number].text,
-                    "reason": f"not valid where it is written, not chosen: {problem}",
+                    "reason": f"not valid as free text (served answers are chosen): {problem}",
                 }
             )
     return [*invalid, *rejected, *misses, *strays][:MAX_ERRORS]

@@ -99,7 +99,7 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
     card = gpus[0] if profile == "gpu" else None
     if card is None:
         device, name, memory_gb = "cpu", cpu, ram
-        left = f"; {gpus[0]['name']} is left alone" if gpus else ""
+        left = f"; {gpus[0]['name']} is not used" if gpus else ""
         reasons["device"] = (
             f"no CUDA or MPS seen by PyTorch {torch.__version__}" if not gpus else f"{profile}{left}"
         )
@@ -128,7 +128,7 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
                 f"{name} (compute capability {card['capability']}) has no native bfloat16: float16, loss scaled"
             )
     reasons.setdefault("matmul_precision", "only measured on CPU")
-    reasons.setdefault("threads", "PyTorch's own number: the products are the accelerator's")
+    reasons.setdefault("threads", "PyTorch's default: matrix products run on the accelerator")
     supports_4bit, reasons["supports_4bit"] = _supports_4bit(device)
     preset, reasons["preset"] = _preset(device, memory_gb)
     return Hardware(
@@ -197,7 +197,7 @@ def _cpu_matmul_precision(measured: dict[str, float]) -> tuple[str, str]:
     if not _medium_ok(measured):
         return "highest", f"`medium` is not float32 any more here ({seen}; allowed {MAX_RELATIVE_ERROR:.0e})"
     if gain < MIN_GAIN:
-        return "highest", f"`medium` brings nothing here ({seen})"
+        return "highest", f"`medium` is not faster here ({seen})"
     return "medium", f"`medium` is faster and as exact here ({seen})"
 
 

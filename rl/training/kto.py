@@ -53,8 +53,8 @@ def kto_weights(good: int, bad: int) -> tuple[float, float]:
     """
     if not good or not bad:
         raise TrainingRefused(
-            f"expected good and bad responses, found {good} good and {bad} bad: rate some of the other kind"
-            + (", or use train_sft, which learns from good ones alone" if good else "")
+            f"expected good and bad responses, found {good} good and {bad} bad: rate more responses of "
+            "the missing kind" + (", or use train_sft, which needs only good ones" if good else "")
         )
     ratio = good / bad
     low, high = BALANCE
@@ -212,7 +212,8 @@ class KTOTrainer:
         )
         if cache is not None:
             self.context.detail(
-                f"reference log-probabilities: {computed:,} computed, {len(score_items) - computed:,} known before"
+                f"reference log-probabilities: {computed:,} computed, {len(score_items) - computed:,} "
+                "from the cache"
             )
         return Dataset.from_dict(
             {

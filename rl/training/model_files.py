@@ -78,7 +78,7 @@ def base_check(what: str, facts: Mapping[str, Any], base_model: str, found: str)
     if expected and expected != found:
         raise PolicyLoadError(
             f"{what} was trained on {facts.get('base_model')!r} ({expected[:19]}…), but {base_model!r} is "
-            f"{found[:19]}…: on another base it answers nonsense. Give the base it was trained on, or train it again"
+            f"{found[:19]}…: it only works with its own base model. Give that one, or train it again"
         )
 
 

@@ -288,7 +288,7 @@ tags: [ratchet, preference-learning, lora]
 - base model: `{base_model}` ({base_model_hash})
 - trained with: {method}
 
-A checkpoint of a training run. It was not judged yet: its figures, data and limits stand in the card of the policy it
+A checkpoint of a training run. It is not evaluated: its figures, data and limits stand in the card of the policy it
 becomes.
 """
 

@@ -67,7 +67,9 @@ def compile_choose(
             return CompileChoice(None, reason)
     agrees, differences = compiled_agrees(policy, items, strategy, buckets.fit, autocast)
     if not agrees:
-        return CompileChoice(None, f"compiled, they do not agree with the stock forward ({differences})")
+        return CompileChoice(
+            None, f"compiled, they do not match the model's own forward pass ({differences})"
+        )
     return CompileChoice(buckets, f"{reason}; {differences}")
 
 
@@ -81,7 +83,7 @@ def _impossible(policy: PackablePolicy, strategy: Strategy, wish: str) -> str:
     if strategy is Strategy.CACHE:
         return "two passes over a key-value cache are not one form of a layer"
     if not layer_compilation.compilable(causal_model(policy.model)):
-        return "its layers are not where they are looked for"
+        return "its layers were not found in the model"
     if wish == "auto" and policy.device.type != "cuda":
         return "only on CUDA, unless asked for with compile=on"
     return ""

@@ -95,7 +95,9 @@ class MicroBatcher:
             torch.cuda.empty_cache()
         tried = len(part) * max(map(row_tokens, part))
         if len(part) == 1:
-            self.say(f"one pair of {tried:,} tokens did not fit: gradient checkpointing is on from here")
+            self.say(
+                f"one pair of {tried:,} tokens did not fit into memory: gradient checkpointing is on from now"
+            )
             return
         self.budget = tried // 2
-        self.say(f"out of memory at {tried:,} tokens: going on with {self.budget:,} at once")
+        self.say(f"out of memory at {tried:,} tokens: continuing with {self.budget:,} at once")

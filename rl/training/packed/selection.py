@@ -47,7 +47,7 @@ class StrategyChoice:
         """One line for a run's record."""
         if self.strategy is Strategy.STOCK:
             return f"rows are not packed: {self.reason}"
-        return f"rows that share a prompt: {self.strategy}, because it {self.reason}"
+        return f"forward pass for rows that share a prompt: {self.strategy}, as it {self.reason}"
 
 
 def strategy_select(
@@ -77,7 +77,7 @@ def strategy_select(
         strategy = Strategy(known["rung"])
         install(policy, strategy)
         return StrategyChoice(
-            strategy, f"{known['reason']}; found by an earlier run", dict(known["agreement"])
+            strategy, f"{known['reason']}; tested by an earlier run", dict(known["agreement"])
         )
     choice = _select_by_test(policy, completions, gradients, first, head)
     if key is not None and choice.strategy is not Strategy.STOCK and not choice.raised:
@@ -121,15 +121,17 @@ def _select_by_test(
                 install(policy, strategy)
             agreement[strategy] = text
             if agrees:
-                reason = f"agrees with the stock forward: {text}"
+                reason = f"matches the model's own forward pass: {text}"
                 flex = agreement.get(first, "") if first in FLEX_STRATEGIES else ""
                 if strategy not in FLEX_STRATEGIES and flex:
                     reason += f" (FlexAttention was asked for; {first}: {flex})"
                 return StrategyChoice(strategy, reason, agreement, has_error)
         install(policy, Strategy.STOCK)
     tried = "; ".join(f"{strategy}: {text}" for strategy, text in agreement.items())
-    logger.info("no packed forward agrees with %s: %s", _name(policy), tried)
-    return StrategyChoice(Strategy.STOCK, f"no packed forward agrees with the stock one ({tried})", agreement)
+    logger.info("no packed forward pass matches that of %s: %s", _name(policy), tried)
+    return StrategyChoice(
+        Strategy.STOCK, f"no packed forward pass matches the model's own ({tried})", agreement
+    )
 
 
 def _candidates(first: Strategy) -> list[Strategy]:

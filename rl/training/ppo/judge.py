@@ -51,8 +51,8 @@ class Judge:
         if not all(reward_values):
             missing = sum(not values for values in reward_values)
             raise TrainingRefused(
-                f"no reward applies to {missing} of {len(rollouts)} responses ({why}): give another reward, or prompts "
-                f"it can judge"
+                f"no reward applies to {missing} of {len(rollouts)} responses ({why}): give another reward, "
+                "or prompts that it applies to"
             )
         means = [math.fsum(values) / len(values) for values in reward_values]
         return Judgement(

@@ -40,5 +40,5 @@ def prompts_encoded(
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
     if cut:
-        say(f"{cut} prompts lost their oldest tokens: max_length is {recipe.max_length}")
+        say(f"{cut} prompts were cut (oldest tokens): max_length is {recipe.max_length}")
     return Prompts([rows[i] for i in kept], ids, cut, len(rows) - len(first))
