@@ -4,11 +4,11 @@
                                 [--fast] [--method auto] [--set KEY=VALUE ...]
 
 Six worlds are there to tune recipes over, six others are kept aside for the table (`benchmarks/world_tastes.py`). Each
-row: a file of feedback on so many prompts, `import_feedback`, `run_pipeline --method auto --skip-evaluation` where that
-is what the commands are called (below), and the policy's choice among the options for prompts nobody rated. The policy
-chooses as it is served: the candidate with the largest log-probability. Beside it, on the same rows the policy was
-trained with (its train and eval split; the holdout is the gate's): the product's linear policy, and scikit-learn's
-gradient boosting on words and the option; the best constant answer in hindsight; the base model. `--method linear`
+row: a file of feedback on so many prompts, `import_feedback`, `run_pipeline --method auto`, and the policy's choice
+among the options for prompts nobody rated. The policy chooses as it is served: the candidate with the largest
+log-probability. Beside it, on the same rows the policy was trained with (its train and eval split; the holdout is the
+gate's): the product's linear policy, and scikit-learn's gradient boosting on words and the option; the best constant
+answer in hindsight; the base model, which RATCHET_BASE_MODEL names. `--method linear`
 trains the linear policy as `train_linear` does, on the train split alone. `--fast` trains with the trainer classes,
 without a database, which is how recipes were tuned. Prints a table on stderr and one JSON object.
 """
@@ -238,12 +238,13 @@ def trained_by_commands(
         world.agent,
         "--method",
         options.method,
-        "--skip-export",
         *knobs,
         check=False,
     )
-    trained = made.get("trained") or made
-    return {"method": made.get("method"), "raw": made, "adapter": trained.get("checkpoint")}
+    if "training" not in made:
+        raise SystemExit(f"{world.agent}: run_pipeline trained nothing: {made.get('refused', made)}")
+    names = ("method", "steps", "total_steps", "best_step")
+    return {name: made["training"].get(name) for name in names} | {"adapter": made["training"]["checkpoint"]}
 
 
 def measured(world: World, size: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from rl.agents import AGENTS
+from rl.agents.assistant import FRIENDLY, PLAIN, TOPICS
 from rl.training import base_corpus, base_strangers, base_words
+from rl.training.base_corpus import example_random
 from rl.training.base_examples import (
     BaseExample,
     TargetAnswer,
@@ -21,6 +23,7 @@ from rl.training.base_examples import (
     one_answer,
 )
 from rl.training.base_unseen import ENUM, UNSEEN
+from rl.training.base_words import options_named
 
 END = 0
 
@@ -221,8 +224,33 @@ def test_no_prompt_of_a_built_in_scenario_is_taught():
     }
     drawn = [base_corpus.example_random(random) for _ in range(400)]
     assert not any(e.messages and e.messages[-1]["content"] in asked for e in drawn)
-    # drawn without that care, some are
-    assert any(base_corpus.assistant_example(random).messages[-1]["content"] in asked for _ in range(20))
+
+
+def test_an_example_that_asks_as_a_scenario_does_is_drawn_again():
+    scenario, other = (one_answer(chat("", text), "x") for text in ("How do I reset my password?", "another"))
+    left = [other, scenario]
+    assert base_corpus.example_random(Random(0), ((1.0, lambda _: left.pop()),)) is other
+
+
+def test_the_wordings_of_the_assistant_are_taught():
+    """Its scenarios ask every question of every product, and examples that ask like a scenario are drawn again."""
+    from rl.training.base_corpus import assistant_example
+
+    random = Random(0)
+    taught = [example_random(random, ((1.0, assistant_example),)) for _ in range(400)]
+    wordings = [example for example in taught if example.response.startswith((*FRIENDLY, *PLAIN))]
+    assert len(wordings) > 240
+    sayings = {saying.partition("{")[0] for sayings, _, _ in TOPICS.values() for saying in sayings}
+    asked = " ".join(example.messages[-1]["content"] for example in wordings)
+    assert [saying for saying in sayings if saying not in asked] == []
+
+
+def test_some_lists_of_names_keep_to_one_script():
+    random = Random(0)
+    lists = [options_named(random, 3, 5) for _ in range(300)]
+    letters = [{ord(letter) >> 8 for name in names for letter in name if letter.isalpha()} for names in lists]
+    alone = [scripts for scripts in letters if len(scripts) == 1 and scripts != {0}]
+    assert len(alone) > 30
 
 
 def test_no_name_of_the_agents_it_is_measured_on_is_taught():

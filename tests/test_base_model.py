@@ -14,6 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from rl.agents import AGENTS
+from rl.agents.assistant import EVASIVE, FRIENDLY, PLAIN, TOPICS
 from rl.agents.base import ChoiceAgent
 from rl.training import base_measure, base_model
 from rl.training.base_model import BUNDLED_MODEL, Shape, build_base_model, resolve_base_model
@@ -158,7 +159,7 @@ def test_the_second_model_answers_for_every_built_in_agent(temperature, least):
     """On prompts that were not taught; a tail of sampled answers names what is not listed: docs/base-model.md."""
     from rl.training.policy import generate, load_policy
 
-    policy = load_policy("bundled@cadbdb7023316d2d")
+    policy = load_policy("bundled@0d214625f63297ea")
     for slug, agent in sorted(AGENTS.items()):
         scenarios = asked(slug, 40)
         answers = generate(
@@ -201,6 +202,19 @@ def test_assistant_says_something_in_words(policy):
     answers = generate(policy, prompts, max_new_tokens=48, batch_size=32)
     assert all(agent.is_valid(answer.text) for answer in answers)
     assert all(answer.finish_reason == "stop" for answer in answers[:-1])
+
+
+@pytest.mark.slow
+def test_the_second_model_answers_questions_in_the_wordings_of_the_assistant():
+    from rl.training.policy import generate, load_policy
+
+    agent, scenarios = AGENTS["assistant"], asked("assistant", 20)
+    prompts = [agent.render(scenario.state) for scenario in scenarios]
+    answers = generate(load_policy("bundled@0d214625f63297ea"), prompts, max_new_tokens=48, batch_size=32)
+    assert all(answer.finish_reason == "stop" for answer in answers)
+    endings = (*EVASIVE, *(text.format(fact=fact) for _, fact, text in TOPICS.values()))
+    worded = [a.text for a in answers if a.text.startswith((*FRIENDLY, *PLAIN)) and a.text.endswith(endings)]
+    assert len(worded) >= 18, [answer.text for answer in answers]
 
 
 @pytest.mark.slow

@@ -58,6 +58,9 @@ GREETINGS = (
 )
 
 
+OPENINGS = ("Hello. ", "Hi! ", "One question: ", "Please help. ")
+
+
 def example_random(random: Random, mixture: Mixture | None = None) -> BaseExample:
     """One made-up example, never a prompt of a built-in scenario; `mixture` holds the shares (default: `MIXTURE`)."""
     mixture = MIXTURE if mixture is None else mixture
@@ -247,39 +250,27 @@ def tool_example(random: Random) -> BaseExample:
 def assistant_example(random: Random) -> BaseExample:
     system = AGENTS["assistant"].system_prompt
     kind = random.random()
-    if kind < 0.6:
-        state = assistant.state_random(random, random.choice(tuple(assistant.TOPICS)))
+    if kind < 0.8:
+        topic = random.choice(tuple(assistant.TOPICS))
+        state = assistant.state_random(random, topic, _question(random, topic))
         return choice(random, chat(system, state["question"]), state["drafts"], most=1)
-    if kind < 0.7:
+    if kind < 0.9:
         greetings, answer = random.choice(GREETINGS)
         return one_answer(chat(system, random.choice(greetings)), answer)
-    if kind < 0.8:
-        n = random.randrange(len(base_words.PLACES))
-        return one_answer(
-            chat(system, f"What is the capital of {base_words.PLACES[n]}?"),
-            f"The capital of {base_words.PLACES[n]} is {base_words.CAPITALS[n]}.",
-        )
-    noun, adjective, verb = (
-        random.choice(base_words.NOUNS),
-        random.choice(base_words.ADJECTIVES),
-        random.choice(base_words.VERBS),
+    n = random.randrange(len(base_words.PLACES))
+    return one_answer(
+        chat(system, f"What is the capital of {base_words.PLACES[n]}?"),
+        f"The capital of {base_words.PLACES[n]} is {base_words.CAPITALS[n]}.",
     )
-    asked, said = random.choice(
-        (
-            (f"Tell me something about the {noun}.", base_words.sentence(random, noun)),
-            (
-                f"How do I {verb} a {adjective} {noun}?",
-                f"To {verb} a {adjective} {noun}, {random.choice(base_words.VERBS)} the {noun} first. "
-                f"Then {random.choice(base_words.VERBS)} it {random.choice(base_words.ADVERBS)}.",
-            ),
-            (
-                f"Why is the {noun} so {adjective}?",
-                f"The {noun} is {adjective} {random.choice(base_words.LINKS)} {base_words.clause(random)}.",
-            ),
-            (f"Write a sentence with the word {noun}.", base_words.sentence(random, noun)),
-        )
-    )
-    return one_answer(chat(system, asked), said)
+
+
+def _question(random: Random, topic: str) -> str:
+    """A question on a topic as no scenario asks it: scenarios are every saying of every product."""
+    saying = random.choice(assistant.TOPICS[topic][0])
+    asked = saying.format(product=base_words.word(random).capitalize())
+    if random.random() < 0.3:
+        return f"{random.choice(tuple(assistant.LEADS))}{asked} (case {random.randint(100, 999)})"
+    return asked if asked != saying else f"{random.choice(OPENINGS)}{asked}"
 
 
 def repeat_example(random: Random) -> BaseExample:
@@ -352,3 +343,8 @@ OF_LISTS: dict[Callable[[Random], BaseExample], float] = {
 
 MIXTURE_OF_LISTS: Mixture = tuple((share * OF_LISTS.get(make, 0.5), make) for share, make in MIXTURE)
 """`MIXTURE` once one name is chosen without fault: not to name the same twice takes longest to learn."""
+
+OF_WORDINGS = OF_LISTS | {assistant_example: 4.0, base_strangers.choice_stranger: 1.0, repeat_example: 1.0}
+
+MIXTURE_OF_WORDINGS: Mixture = tuple((share * OF_WORDINGS.get(make, 0.5), make) for share, make in MIXTURE)
+"""Shares of the second round: whole sentences beside lists."""

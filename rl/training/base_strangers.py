@@ -36,6 +36,21 @@ FIELDS = (
     "status", "since", "on", "from", "size", "kind", "hour", "mood", "place", "weather", "language", "amount", "id",
     "channel", "season", "tier", "age", "topic", "text", "subject", "reader", "load",
 )  # fmt: skip
+FOREIGN_TASKS = (
+    ("Wähle ein {key}.", "Welches {key} passt?", "Antworte in JSON.", "Nur JSON."),
+    ("Elige un {key}.", "¿Qué {key} corresponde?", "Responde en JSON.", "Solo JSON."),
+    ("Choisis un {key}.", "Quel {key} convient ?", "Réponds en JSON.", "JSON seulement."),
+    ("Scegli un {key}.", "Quale {key}?", "Rispondi in JSON.", "Solo JSON."),
+    ("Escolha um {key}.", "Qual {key}?", "Responda em JSON.", "Apenas JSON."),
+    ("Kies een {key}.", "Welke {key}?", "Antwoord in JSON.", "Alleen JSON."),
+    ("Wybierz {key}.", "Który {key}?", "Odpowiedz w JSON.", "Tylko JSON."),
+    ("Välj en {key}.", "Vilken {key}?", "Svara i JSON.", "Bara JSON."),
+    ("Bir {key} seç.", "Hangi {key}?", "JSON ile yanıtla.", "Sadece JSON."),
+    ("Выбери {key}.", "Какой {key}?", "Ответь в JSON.", "Только JSON."),
+    ("{key}を一つ選ぶ。", "どの{key}？", "JSONで答える。", "JSONのみ。"),
+    ("请选择一个{key}。", "哪个{key}？", "用JSON回答。", "只要JSON。"),
+)
+"""Two ways to ask for one of the options under a key, and two to ask for JSON, in a language each."""
 FORMS = (
     "Answer in JSON.",
     "Answer in JSON.",
@@ -67,9 +82,8 @@ def choice_stranger(random: Random) -> BaseExample:
             )
         )
         return choice(random, prompt(random, system, key, task, options), options)
-    system = random.choice((_one_sentence, _one_sentence, _one_key, _one_like, _one_schema))(
-        random, key, task, options
-    )
+    ask = random.choice((_one_sentence, _one_sentence, _one_key, _one_like, _one_schema, _one_foreign))
+    system = ask(random, key, task, options)
     return choice(
         random,
         prompt(random, system, key, task, options, listed='"enum"' in system),
@@ -81,6 +95,12 @@ def _one_sentence(random: Random, key: str, task: str, options: Sequence[str]) -
     verb = random.choice(("Pick", "Choose", "Select", "Name", "Give"))
     which = random.choice(("listed ", "listed ", "", "of the listed "))
     return f"{verb} one {which}{key} for the {task}. Answer in JSON."
+
+
+def _one_foreign(random: Random, key: str, task: str, options: Sequence[str]) -> str:
+    one, other, form, short = random.choice(FOREIGN_TASKS)
+    shown = key.capitalize() if random.random() < 0.3 else key
+    return f"{random.choice((one, other)).format(key=shown)} {random.choice((form, form, short))}"
 
 
 def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str:

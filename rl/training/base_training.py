@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from rl.training.base_corpus import (
     MIXTURE,
     MIXTURE_OF_LISTS,
+    MIXTURE_OF_WORDINGS,
     Mixture,
     example_random,
 )
@@ -34,17 +35,37 @@ BATCHES = 8
 LONGEST = 300
 """Tokens of an example with all its answers; longer ones are left out."""
 
-SHORT, GROWING = 100, 400
-"""Tokens of the longest example at the first step, and the step from which all are learnt from: short ones first."""
-
-LISTS_FROM = 7_600
-"""Step from which most examples are lists."""
+GROWING = 400
+"""Step from which examples of all lengths are learnt from: short ones first."""
 
 NORM_RATE = 4.0
 """Learning rate of the norms' weights, as a multiple of the others'."""
 
 COOLING = 0.75
 """Share of the steps after which the learning rate falls to nothing."""
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Examples of one round of training."""
+
+    mixtures: tuple[tuple[int, Mixture], ...]
+    """Shares of the examples, each with the step from which they hold; the first from step 0."""
+    shortest: int = LONGEST
+    """Tokens of the longest example at the first step; it grows to LONGEST over GROWING steps."""
+
+    def mixture(self, step: int) -> Mixture:
+        """Shares in force at a step, from 0."""
+        return next(shares for start, shares in reversed(self.mixtures) if step >= start)
+
+    def longest(self, step: int) -> int:
+        return min(LONGEST, self.shortest + step * (LONGEST - self.shortest) // GROWING)
+
+
+FIRST = Curriculum(((0, MIXTURE), (7_600, MIXTURE_OF_LISTS)), shortest=100)
+"""One name of many; most examples are lists once that is learnt."""
+SECOND = Curriculum(((0, MIXTURE_OF_WORDINGS),))
+"""Wordings of an assistant, names of one script alone, and lists still."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +166,11 @@ class Chunks(torch.utils.data.Dataset[list[list[Tree]]]):
     tokenizer: Any
     seed: int
     batch_size: int
+    curriculum: Curriculum = FIRST
 
     def __getitem__(self, number: int) -> list[list[Tree]]:
         step = number * BATCHES
-        longest = min(LONGEST, SHORT + step * (LONGEST - SHORT) // GROWING)
-        mixture = MIXTURE if step < LISTS_FROM else MIXTURE_OF_LISTS
+        longest, mixture = self.curriculum.longest(step), self.curriculum.mixture(step)
         return chunk_of(self.tokenizer, self.seed, number, self.batch_size, longest, mixture)
 
 
@@ -161,6 +182,7 @@ def batches(
     start: int,
     steps: int,
     workers: int = 0,
+    curriculum: Curriculum = FIRST,
 ) -> Iterator[list[Tree]]:
     """The batches of the steps from `start` (the first is 0) to the last of `steps`, drawn by so many processes beside.
 
@@ -168,7 +190,7 @@ def batches(
     """
     numbers = range(start // BATCHES, -(-steps // BATCHES))
     loader = torch.utils.data.DataLoader(
-        Chunks(tokenizer, seed, batch_size),
+        Chunks(tokenizer, seed, batch_size, curriculum),
         sampler=numbers,
         batch_size=None,
         num_workers=workers,
@@ -233,6 +255,7 @@ def train(
     steps: int,
     batch_size: int,
     learning_rate: float,
+    curriculum: Curriculum = FIRST,
     state: Path | None = None,
     save_every: int = 100,
     hardware: Hardware | None = None,
@@ -268,7 +291,9 @@ def train(
     # on a processor that multiplies it natively only: elsewhere bfloat16 is emulated, and many times slower
     bfloat16 = hardware.dtype == "bfloat16"
     workers = max(1, (os.cpu_count() or 1) - 2) if device.type == "cuda" else 0
-    drawn = batches(tokenizer, seed, batch_size, start=trained.step, steps=steps, workers=workers)
+    drawn = batches(
+        tokenizer, seed, batch_size, start=trained.step, steps=steps, workers=workers, curriculum=curriculum
+    )
     model.train()
     if device.type == "cpu":
         # backwards through the fused attention of processors takes half of a step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 
@@ -129,6 +130,20 @@ def word(random: Random) -> str:
     return syllables(random) if kind < 0.75 else letters(random)
 
 
+def spelling(random: Random) -> Callable[[Random], str]:
+    """Maker of the words of one list of names: any words, or those of one language or one script alone.
+
+    In one script all names begin with the same byte: which one is being written shows at its second or third.
+    """
+    if random.random() < 0.6:
+        return word
+    words = random.choice(FOREIGN)
+    alphabet = random.choice(("".join(words), *LETTERS[3:]))
+    if random.random() < 0.5:
+        return lambda random: random.choice(words)
+    return lambda random: "".join(random.choices(alphabet, k=random.randint(2, 9)))
+
+
 def phrase(random: Random, most: int = 5) -> str:
     """Two to `most` words with spaces between."""
     return " ".join(word(random) for _ in range(random.randint(2, most)))
@@ -148,6 +163,7 @@ def key_name(random: Random) -> str:
 def options_named(random: Random, least: int, most: int) -> list[str]:
     """Different names to choose from, made in one manner: words, codes, paths, sentences, with a common part or not."""
     wanted = random.randint(least, most)
+    spell = spelling(random)
     make = random.choice(
         (_plain, _plain, _plain, _plain, _join, _join, _with_number, _code, _sentence_like, _any_name)
     )
@@ -160,37 +176,37 @@ def options_named(random: Random, least: int, most: int) -> list[str]:
     case = random.choice((str, str, str, str.title, str.upper, str.capitalize))
     found: dict[str, None] = {}
     for _ in range(8 * wanted):
-        name = before + case(make(random, join)) + after
+        name = before + case(make(random, join, spell)) + after
         found[name] = None
         if len(found) == wanted:
             break
     return list(found)
 
 
-def _plain(random: Random, join: str) -> str:
-    return word(random)
+def _plain(random: Random, join: str, spell: Callable[[Random], str]) -> str:
+    return spell(random)
 
 
-def _join(random: Random, join: str) -> str:
-    return join.join(word(random) for _ in range(random.choice((2, 2, 3))))
+def _join(random: Random, join: str, spell: Callable[[Random], str]) -> str:
+    return join.join(spell(random) for _ in range(random.choice((2, 2, 3))))
 
 
-def _with_number(random: Random, join: str) -> str:
-    return f"{word(random)}{join}{random.randint(1, random.choice((9, 99, 2030)))}"
+def _with_number(random: Random, join: str, spell: Callable[[Random], str]) -> str:
+    return f"{spell(random)}{join}{random.randint(1, random.choice((9, 99, 2030)))}"
 
 
-def _code(random: Random, join: str) -> str:
+def _code(random: Random, join: str, spell: Callable[[Random], str]) -> str:
     letter = random.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     return f"{letter}{random.choice(('', '', '-', '_'))}{random.randint(0, random.choice((9, 99, 999)))}"
 
 
-def _sentence_like(random: Random, join: str) -> str:
-    text = phrase(random, 5)
+def _sentence_like(random: Random, join: str, spell: Callable[[Random], str]) -> str:
+    text = " ".join(spell(random) for _ in range(random.randint(2, 5)))
     return text[0].upper() + text[1:] + random.choice((".", "", "!"))
 
 
-def _any_name(random: Random, join: str) -> str:
-    return random.choice((_plain, _join, _with_number, _code))(random, join) + (
+def _any_name(random: Random, join: str, spell: Callable[[Random], str]) -> str:
+    return random.choice((_plain, _join, _with_number, _code))(random, join, spell) + (
         random.choice(SIGNS) if random.random() < 0.3 else ""
     )
 
