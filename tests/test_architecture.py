@@ -580,9 +580,10 @@ def _is_record(node: ast.ClassDef) -> bool:
 
 LONG_LIVED_LINES = 10
 NOUN_PACKAGES = (
-    "feedback/erasure", "feedback/rating", "feedback/recording", "feedback/transfer", "rl/datasets", "rl/evaluation",
-    "rl/experiments", "rl/gates", "rl/jobs", "rl/linear", "rl/online", "rl/registry", "rl/serving", "rl/statistics",
-    "rl/training",
+    "feedback/accounts", "feedback/agents", "feedback/agreement", "feedback/api", "feedback/erasure", "feedback/rating",
+    "feedback/recording", "feedback/storage", "feedback/transfer", "rl/agents", "rl/api", "rl/charts", "rl/datasets",
+    "rl/evaluation", "rl/experiments", "rl/export", "rl/gates", "rl/jobs", "rl/linear", "rl/online", "rl/registry",
+    "rl/reward_models", "rl/rewards", "rl/serving", "rl/statistics", "rl/training",
 )  # fmt: skip
 """Where local names are held to nouns; elsewhere, as in the builder of the bundled base (`base_*`), not yet."""
 STANDARD_LOCALS = (*STANDARD_FIELDS.split(), "hidden", "seed", "whole")

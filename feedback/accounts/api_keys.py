@@ -41,19 +41,19 @@ def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
     """
     check = Check()
     check.text("name", name, limit=100, required=True)
-    wanted = list(dict.fromkeys(scopes))
-    unknown = [scope for scope in wanted if scope not in ApiKey.SCOPES]
-    if unknown or not wanted:
+    distinct_scopes = list(dict.fromkeys(scopes))
+    unknown = [scope for scope in distinct_scopes if scope not in ApiKey.SCOPES]
+    if unknown or not distinct_scopes:
         found = ", ".join(map(str, unknown)) or "none"
         check.fields["scopes"] = f"expected one or more of {', '.join(ApiKey.SCOPES)}; found {found}"
-    elif RATE_AS in wanted and "rate" not in wanted:
+    elif RATE_AS in distinct_scopes and "rate" not in distinct_scopes:
         check.fields["scopes"] = "rate_as (naming the rater) also needs the scope rate"
     if check.fields:
         raise KeyRefused(
             "; ".join(f"{field}: {fault}" for field, fault in check.fields.items()), check.fields
         )
     secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-    ordered = [scope for scope in ApiKey.SCOPES if scope in wanted]
+    ordered = [scope for scope in ApiKey.SCOPES if scope in distinct_scopes]
     try:
         with transaction.atomic():
             row = ApiKey.objects.create(

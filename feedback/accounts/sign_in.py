@@ -74,7 +74,7 @@ def signin_link(username: str, base_url: str) -> SigninLink:
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.netloc or re.search(r"\s", base_url):
         raise PeopleRefused(f"expected a base URL such as http://localhost:8000, found {base_url!r}")
-    user, created = _person(username)
+    user, is_new = _person(username)
     if not user.is_active:
         raise PeopleRefused(
             f"{username} may not sign in: the account is switched off; switch it on in the admin"
@@ -88,7 +88,7 @@ def signin_link(username: str, base_url: str) -> SigninLink:
         username=user.get_username(),
         url=base_url.rstrip("/") + address,
         expires_at=timezone.now() + timedelta(seconds=settings.PASSWORD_RESET_TIMEOUT),
-        created=created,
+        created=is_new,
         operator=user.is_staff,
     )
 

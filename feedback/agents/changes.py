@@ -125,9 +125,9 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
         raise AgentRefused(f"there is an agent {new!r} already; agents cannot be merged")
     if keeper is not None and (refusal := keeper.refusal(agent, new)):
         raise AgentRefused(refusal)
-    done = AgentRenamed(agent, new, dry_run, rows_counted(agent), keeper.files(agent) if keeper else [])
+    report = AgentRenamed(agent, new, dry_run, rows_counted(agent), keeper.files(agent) if keeper else [])
     if dry_run:
-        return done
+        return report
     if keeper is not None:
         keeper.files_link(agent, new)
     with transaction.atomic():
@@ -143,7 +143,7 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
     forget_all()
     if keeper is not None:
         keeper.files_unlink(agent, new)
-    return done
+    return report
 
 
 def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool = False) -> AgentDeleted:
@@ -157,17 +157,17 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
         if keeper is not None and not dry_run and keeper.files_remove(agent):
             return AgentDeleted(agent, dry_run)  # the rows went before; the files are gone now
         raise AgentNotRecorded(_unknown(agent))
-    done = AgentDeleted(agent, dry_run, force, rows_counted(agent))
+    report = AgentDeleted(agent, dry_run, force, rows_counted(agent))
     if keeper is not None:
-        done.files = keeper.files(agent)
-        done.trained = {kind: rows for kind, rows in keeper.artifacts_trained(agent).items() if rows}
+        report.files = keeper.files(agent)
+        report.trained = {kind: rows for kind, rows in keeper.artifacts_trained(agent).items() if rows}
         if not dry_run and (refusal := keeper.refusal(agent, None)):
             raise AgentRefused(refusal)
     if dry_run:
-        return done
-    if done.trained and not force:
+        return report
+    if report.trained and not force:
         raise AgentRefused(
-            f"agent {agent}: {trained_text(done.trained).replace(' on it', ' for it')}. Delete it with all of that "
+            f"agent {agent}: {trained_text(report.trained).replace(' on it', ' for it')}. Delete it with all of that "
             "with --force"
         )
     if pointing := rows_pointing_in(agent):
@@ -175,7 +175,7 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
             f"agent {agent}: {'; '.join(pointing)} refer to what would be deleted; delete these first"
         )
     if keeper is not None:
-        keeper.files_note(agent, done.files)
+        keeper.files_note(agent, report.files)
     with transaction.atomic():
         _rows_remove(agent, actor)
         if keeper is not None:
@@ -183,7 +183,7 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
     forget_all()
     if keeper is not None:
         keeper.files_remove(agent)
-    return done
+    return report
 
 
 def _rows_remove(agent: str, actor: str) -> None:

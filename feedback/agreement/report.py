@@ -187,7 +187,7 @@ _OTHER_SIDE = {Preference.LEFT.value: Preference.RIGHT.value, Preference.RIGHT.v
 
 def _answers(agent: str) -> tuple[dict[tuple[str, str], _AnswerColumns], list[str]]:
     """(Rater kind, question) -> answers, where there are any; and the raters' names by number."""
-    found: defaultdict[tuple[str, str], _AnswerColumns] = defaultdict(_AnswerColumns)
+    columns: defaultdict[tuple[str, str], _AnswerColumns] = defaultdict(_AnswerColumns)
     raters, units = _Numbers(), _Numbers()
     rated = (
         ratings_standing(agent)
@@ -197,11 +197,11 @@ def _answers(agent: str) -> tuple[dict[tuple[str, str], _AnswerColumns], list[st
     for decision, rater, kind, thumb, stars, score in rated.iterator(chunk_size=CHUNK):
         unit, who = units[decision], raters[rater]
         if thumb:
-            found[kind, "thumb"].add(unit, who, _THUMBS[thumb])
+            columns[kind, "thumb"].add(unit, who, _THUMBS[thumb])
         if stars is not None:
-            found[kind, "stars"].add(unit, who, stars - 1)
+            columns[kind, "stars"].add(unit, who, stars - 1)
         if score is not None:
-            found[kind, "score"].add(unit, who, score)
+            columns[kind, "score"].add(unit, who, score)
     # oldest first: two decisions stand as the first who compared them saw them, whichever sides others saw
     compared = comparisons_standing(agent).values_list(
         "left_id", "right_id", "rater", "rater_kind", "preference"
@@ -209,8 +209,8 @@ def _answers(agent: str) -> tuple[dict[tuple[str, str], _AnswerColumns], list[st
     for left, right, rater, kind, preference in compared.iterator(chunk_size=CHUNK):
         if (right, left) in units:
             left, right, preference = right, left, _OTHER_SIDE.get(preference, preference)
-        found[kind, "preference"].add(units[left, right], raters[rater], _PREFERENCES[preference])
-    return dict(found), list(raters)
+        columns[kind, "preference"].add(units[left, right], raters[rater], _PREFERENCES[preference])
+    return dict(columns), list(raters)
 
 
 def _question(question: AgreementQuestion, answers: _AnswerColumns, names: list[str]) -> QuestionAgreement:
@@ -258,28 +258,28 @@ def _raters(
     unit, rater, value = columns
     total, shared = np.bincount(rater), np.bincount(rater[size > 1], minlength=int(rater.max()) + 1)
     disagreement = _mean_by(rater, alpha.disagreement)
-    same = _mean_by(rater, _same_share(unit, value, size)) if question.answers else None
+    same_share = _mean_by(rater, _same_share(unit, value, size)) if question.answers else None
     right = None
     if question.metric == "nominal" and size.max() > 1:
         right = dawid_skene(
             unit, rater, value.astype(np.int64), len(question.answers), strength=STRENGTH, tolerance=TOLERANCE
         )
     reliability = None if right is None else right.reliability()
-    found = []
+    rows = []
     for number in np.flatnonzero(total).tolist():
         own = None if np.isnan(disagreement[number]) else 1 - float(disagreement[number])
-        found.append(
+        rows.append(
             RaterAgreement(
                 rater=names[number],
                 ratings=int(total[number]),
                 shared=int(shared[number]),
-                agreement=None if same is None or not shared[number] else float(same[number]),
+                agreement=None if same_share is None or not shared[number] else float(same_share[number]),
                 alpha=own,
                 reliability=None if reliability is None else float(reliability[number]),
                 low=own is not None and own < LOW_ALPHA and int(shared[number]) >= ENOUGH,
             )
         )
-    return sorted(found, key=lambda r: (r.alpha is None, r.alpha or 0.0, -r.ratings, r.rater))
+    return sorted(rows, key=lambda r: (r.alpha is None, r.alpha or 0.0, -r.ratings, r.rater))
 
 
 def _mean_by(group: Ints, values: Floats) -> Floats:
@@ -301,8 +301,8 @@ def _same_share(unit: Ints, value: Floats, size: Ints) -> Floats:
 def _pairs(
     question: AgreementQuestion, unit: Ints, rater: Ints, value: Floats, names: list[str]
 ) -> tuple[list[PairAgreement], int]:
-    both = sorted(rated_by_both(unit, rater, value), key=lambda found: (-len(found[2]), found[0], found[1]))
-    found = []
+    both = sorted(rated_by_both(unit, rater, value), key=lambda row: (-len(row[2]), row[0], row[1]))
+    pairs = []
     for one, other, x, y in both[:MAX_PAIRS]:
         if not question.answers:
             agreement, kappa = None, kappa_of_scores(x, y)
@@ -311,8 +311,8 @@ def _pairs(
             np.add.at(table, (x.astype(np.int64), y.astype(np.int64)), 1)
             agreement = float((x == y).mean())
             kappa = cohen_kappa(table, "quadratic" if question.metric == "ordinal" else None)
-        found.append(PairAgreement(names[one], names[other], len(x), agreement, kappa))
-    return found, max(len(both) - MAX_PAIRS, 0)
+        pairs.append(PairAgreement(names[one], names[other], len(x), agreement, kappa))
+    return pairs, max(len(both) - MAX_PAIRS, 0)
 
 
 # --- Labels -------------------------------------------------------------------------------------------------

@@ -100,20 +100,20 @@ def _by_table(
     # o_ck = sum over units of n_uc (n_uk - [c = k]) / (m_u - 1): (kinds, values, values)
     pairs = kinds[:, :, None] * (kinds[:, None, :] - np.eye(many))
     pairs = pairs / (kinds.sum(axis=1) - 1)[:, None, None]
-    squared = _distances(levels, metric)
+    squared_distance = _distances(levels, metric)
 
     def alpha(sums: Floats) -> Floats:
         coincidences = sums.reshape(-1, many, many)
         used = coincidences.sum(axis=2)
         total = used.sum(axis=1)
-        distance = squared(used)
+        distance = squared_distance(used)
         seen = (coincidences * distance).sum(axis=(1, 2)) / total
         chance = np.einsum("bc,bk,bck->b", used, used, distance) / (total * (total - 1))
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(1 - seen / chance)
 
     used = counts.sum(axis=0)[None, :].astype(np.float64)
-    distance = squared(used)[0]
+    distance = squared_distance(used)[0]
     total = float(used.sum())
     expected = float((used[0] @ distance @ used[0]) / (total * (total - 1)))
     to_others = (kinds @ distance) / (kinds.sum(axis=1) - 1)[:, None]
@@ -228,7 +228,7 @@ def rated_by_both(units: Ints, raters: Ints, values: Floats) -> Iterator[tuple[i
     order = np.lexsort((raters, units))
     unit, rater, value = units[order], raters[order], values[order]
     one: list[Ints] = []
-    other: list[Ints] = []
+    second: list[Ints] = []
     here = np.arange(len(unit))
     for step in range(1, len(unit)):
         here = here[here + step < len(unit)]
@@ -236,10 +236,10 @@ def rated_by_both(units: Ints, raters: Ints, values: Floats) -> Iterator[tuple[i
         if not here.size:
             break
         one.append(here)
-        other.append(here + step)
+        second.append(here + step)
     if not one:
         return
-    left, right = np.concatenate(one), np.concatenate(other)
+    left, right = np.concatenate(one), np.concatenate(second)
     order = np.lexsort((left, rater[right], rater[left]))
     left, right = left[order], right[order]
     changes = np.flatnonzero(np.diff(rater[left]) | np.diff(rater[right])) + 1

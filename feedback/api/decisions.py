@@ -117,20 +117,20 @@ class DecisionOne(ApiView):
 def _filters(given: dict[str, str]) -> dict[str, Any]:
     """Query parameters as `decisions_search` takes them. Raises FeedbackRefused with a fault per parameter."""
     check = Check()
-    found: dict[str, Any] = {"policy": given.get("policy", ""), "q": given.get("q", "")}
+    filters: dict[str, Any] = {"policy": given.get("policy", ""), "q": given.get("q", "")}
     if "agent" in given:
-        found["agent"] = check.agent(given["agent"])
+        filters["agent"] = check.agent(given["agent"])
     if "since" in given:
         # a + that was not encoded arrives as a space
-        found["since"] = check.time(
+        filters["since"] = check.time(
             "since", given["since"].replace(" ", "+") if "T" in given["since"] else given["since"]
         )
     if "batch" in given:
-        found["batch"] = parse_batch_number(check, given["batch"])
+        filters["batch"] = parse_batch_number(check, given["batch"])
     if "rated" in given:
-        found["rated"] = check.choice("rated", given["rated"].lower(), ("true", "false")) == "true"
+        filters["rated"] = check.choice("rated", given["rated"].lower(), ("true", "false")) == "true"
     check.raise_faults("search")
-    return found
+    return filters
 
 
 def _bulk(items: list[Any]) -> Response:

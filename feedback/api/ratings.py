@@ -26,14 +26,14 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     Raises Refused (403) for a key that names somebody else without it, (400) for a person that does, or simulates one.
     """
     grant = grant_of(request)
-    said = facts.pop("rater", grant.holder)
-    if grant.is_person and said != grant.holder:
+    name = facts.pop("rater", grant.holder)
+    if grant.is_person and name != grant.holder:
         raise Refused(
             f"you are signed in as {grant.holder} and can rate only as yourself; to send others' "
             "ratings use an API key with rate_as",
             fields={"rater": "expected your own name, or nothing"},
         )
-    if not grant.is_person and said != grant.holder and RATE_AS not in grant.scopes:
+    if not grant.is_person and name != grant.holder and RATE_AS not in grant.scopes:
         raise Refused(
             f"the key {grant.holder!r} has the scope rate, and rates as itself; to send others' ratings it needs "
             f"rate_as: make one with `{PROGRAM} api_key create NAME --scopes rate,{RATE_AS}`, or leave `rater` out",
@@ -43,7 +43,7 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
         )
     if grant.is_person and facts.get("rater_kind", "human") != "human":
         raise Refused("expected a person's rating", fields={"rater_kind": "expected human, found another"})
-    rater: str = said
+    rater: str = name
     return rater
 
 

@@ -114,24 +114,24 @@ class Withdrawals(ApiView):
         "are listed and not changed.",
     )
     def post(self, request: Request) -> Response:
-        given = object_in(request.data, required=(), optional=(*SELECTION, *MORE))
+        body = object_in(request.data, required=(), optional=(*SELECTION, *MORE))
         check = Check()
-        if not isinstance(given.get("ids", []), list):
+        if not isinstance(body.get("ids", []), list):
             check.fields["ids"] = "expected a list of UUIDs"
-        elif len(given.get("ids", [])) > MOST_IDS:
-            check.fields["ids"] = f"expected at most {MOST_IDS:,} UUIDs, found {len(given['ids']):,}"
+        elif len(body.get("ids", [])) > MOST_IDS:
+            check.fields["ids"] = f"expected at most {MOST_IDS:,} UUIDs, found {len(body['ids']):,}"
         for name, wanted in (("agent", "an agent"), ("since", "a time"), ("until", "a time")):
-            if given.get(name) == "":
+            if body.get(name) == "":
                 check.fields[name] = (
                     f"expected {wanted}, found an empty text; leave it out to select by other facts"
                 )
-        reason = check.text("reason", given.get("reason", ""), limit=500)
-        dry_run = given.get("dry_run", False)
+        reason = check.text("reason", body.get("reason", ""), limit=500)
+        dry_run = body.get("dry_run", False)
         if not isinstance(dry_run, bool):
             check.fields["dry_run"] = "expected true or false"
         check.raise_faults("withdrawal")
         done = decisions_withdraw(
-            selection_read(given), actor=grant_of(request).holder, reason=reason, dry_run=dry_run
+            selection_read(body), actor=grant_of(request).holder, reason=reason, dry_run=dry_run
         )
         return Response(done.as_dict(), status=200 if done.withdrawal is None else 201)
 

@@ -30,21 +30,21 @@ class FeedbackBundle:
 
 def feedback_bundles(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, FeedbackBundle]:
     """Ratings, comparisons and outcomes of each of these decisions."""
-    found = {pk: FeedbackBundle() for pk in ids}
+    bundles = {pk: FeedbackBundle() for pk in ids}
     for start in range(0, len(ids), IDS):
         chunk = list(ids[start : start + IDS])
         ratings = ratings_standing().order_by().filter(decision__in=chunk)
         for row in ratings.values_list(*RATING_COLUMNS):
-            found[row[0]].ratings.append(RatingFact._make(row))
+            bundles[row[0]].ratings.append(RatingFact._make(row))
         for own, other in (("left", "right"), ("right", "left")):
             compared = comparisons_standing().order_by().filter(**{f"{own}__in": chunk})
             for pk, preference, kind in compared.values_list(f"{own}_id", "preference", "rater_kind"):
                 ended = {own: "preferred", other: "not preferred", "both_bad": "both bad"}
-                found[pk].comparisons.append((ended.get(preference, preference), kind))
+                bundles[pk].comparisons.append((ended.get(preference, preference), kind))
         measured = Outcome.objects.filter(decision__in=chunk).order_by("at", "id")
         for pk, name, value in measured.values_list("decision_id", "name", "value"):
-            found[pk].outcomes[name] = value
-    return found
+            bundles[pk].outcomes[name] = value
+    return bundles
 
 
 @dataclass(frozen=True)

@@ -162,11 +162,11 @@ def preview_of(
     asked_key, listed_key = keys[0] or usual[0], keys[1] or usual[1]
     context = state.get("context")
     context = context if isinstance(context, Mapping) else {}
-    picked: list[str] = []
+    names: list[str] = []
     call = _call(decision.response) if kind == "tool" else None
     if kind == "list":
-        picked, fault = _choice_names(decision.response)
-        choice = ", ".join(picked)
+        names, fault = _choice_names(decision.response)
+        choice = ", ".join(names)
     elif call:
         choice, fault = call.tool, ""
     else:
@@ -174,7 +174,7 @@ def preview_of(
     options = _options(decision, state.get(listed_key), kind)
     if choice and options and kind not in ("list", "tool") and not any(option.chosen for option in options):
         fault = f"{choice} is not among the {len(options)} listed"
-    asked = _text(state.get(asked_key)) or (
+    question = _text(state.get(asked_key)) or (
         "" if kind == "text" else _first_line(_last_user(decision.messages))
     )
     descriptions = state.get("descriptions")
@@ -183,14 +183,14 @@ def preview_of(
     if choice and draw is not None:
         try:
             drawing = draw(
-                choice, asked=asked, description=description, context=context, seed=decision.prompt_hash
+                choice, asked=question, description=description, context=context, seed=decision.prompt_hash
             )
         except Exception:
             # an agent's drawing may be somebody else's code, and a page of decisions goes on without a picture
             logger.exception("the drawing of agent %s failed for the choice %.80r", decision.agent, choice)
     return Preview(
         template=template,
-        question=asked,
+        question=question,
         facts=[(str(name), str(value)) for name, value in context.items()],
         choice=choice,
         response=text_blocks(decision.response),
@@ -200,8 +200,8 @@ def preview_of(
         # an agent escapes every text of its drawing
         drawing=None if drawing is None else mark_safe(drawing),  # noqa: S308
         screen=screen if (screen := str(context.get("on", "")).replace(" ", "-")) in SCREENS else "",
-        picks=_picks(state, listed_key, picked) if kind == "list" else [],
-        in_order=kind == "list" and len(picked) > 1 and set(picked) == set(_list_values(state, listed_key)),
+        picks=_picks(state, listed_key, names) if kind == "list" else [],
+        in_order=kind == "list" and len(names) > 1 and set(names) == set(_list_values(state, listed_key)),
         call=call,
         tree=_tree([option.label for option in options] or [choice], choice) if kind == "folder" else [],
     )

@@ -25,11 +25,11 @@ PAGE = 50
 def problem_rows(request: HttpRequest) -> HttpResponse:
     """Decisions that a reader of many rows skipped, newest first: `?agent=&reader=&page=`."""
     agent, reader = request.GET.get("agent", ""), request.GET.get("reader", "")
-    known = reader in ("", *READERS)
-    found = problems(agent, reader) if known else problems().none()
+    is_known = reader in ("", *READERS)
+    found = problems(agent, reader) if is_known else problems().none()
     page = Paginator(found, PAGE).get_page(request.GET.get("page"))
     agents = ProblemRow.objects.order_by("agent").values_list("agent", flat=True).distinct()
-    asked = {name: value for name, value in (("agent", agent), ("reader", reader)) if value}
+    query = {name: value for name, value in (("agent", agent), ("reader", reader)) if value}
     context: dict[str, Any] = {
         "page": page,
         "agent": agent,
@@ -37,9 +37,9 @@ def problem_rows(request: HttpRequest) -> HttpResponse:
         "agents": list(agents),
         "readers": READERS.items(),
         "rows": [(row, READERS.get(row.reader, row.reader)) for row in page],
-        "query": urlencode(asked),
+        "query": urlencode(query),
         "here": request.get_full_path(),
-        "fault": "" if known else f"reader: expected one of {', '.join(READERS)}",
-        "any": bool(asked) or bool(page.paginator.count),
+        "fault": "" if is_known else f"reader: expected one of {', '.join(READERS)}",
+        "any": bool(query) or bool(page.paginator.count),
     }
-    return render(request, "feedback/problems.html", context, status=200 if known else 400)
+    return render(request, "feedback/problems.html", context, status=200 if is_known else 400)

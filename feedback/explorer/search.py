@@ -38,29 +38,29 @@ def decisions_search(
     after; until: before. q: text anywhere in the prompt or the response, upper and lower case alike. batch: number of
     the import that brought it.
     """
-    found = Decision.objects.order_by()
+    rows = Decision.objects.order_by()
     if agent:
-        found = found.filter(agent=agent)
+        rows = rows.filter(agent=agent)
     if policy:
-        found = found.filter(policy=policy)
+        rows = rows.filter(policy=policy)
     if batch is not None:
-        found = found.filter(import_batch=batch)
+        rows = rows.filter(import_batch=batch)
     if since is not None:
-        found = found.filter(created_at__gte=since)
+        rows = rows.filter(created_at__gte=since)
     if until is not None:
-        found = found.filter(created_at__lt=until)
+        rows = rows.filter(created_at__lt=until)
     if tag:
-        found = found.filter(tag_condition(tag))
+        rows = rows.filter(tag_condition(tag))
     if rated is not None:
         standing = one_of(ratings_standing(of_withdrawn=True).order_by().filter(decision=OuterRef("pk")))
-        found = found.alias(standing=standing).filter(standing__isnull=not rated)
+        rows = rows.alias(standing=standing).filter(standing__isnull=not rated)
     if q:
         # as it stands in the column: PostgreSQL writes a letter as itself, Django on SQLite as \u and four digits
         within = json.dumps(q, ensure_ascii=connection.vendor != "postgresql")[1:-1]
-        found = found.alias(prompt=Cast("messages", TextField())).filter(
+        rows = rows.alias(prompt=Cast("messages", TextField())).filter(
             Q(response__icontains=q) | Q(prompt__icontains=within)
         )
-    return found
+    return rows
 
 
 def one_of(rows: QuerySet[Any]) -> Subquery:

@@ -114,20 +114,20 @@ class Timeline:
 def timeline_of(trace: Trace, decision: uuid.UUID, part: int | None = None) -> Timeline:
     """The part of the trace that holds the decision, or the one asked for: from 1, at most the last one."""
     pieces, missing = _pieces(trace)
-    found = [
+    steps = [
         (piece, index, step)
         for piece in pieces
         for index, step in enumerate(piece.steps)
         if isinstance(step, Mapping)
     ]
-    if any("n" in step for _, _, step in found):
+    if any("n" in step for _, _, step in steps):
         # numbered by its collector: pieces overlap in time, a step that was open comes with a later one
-        found.sort(key=lambda row: (row[2].get("n") is None, row[2].get("n") or 0))
+        steps.sort(key=lambda row: (row[2].get("n") is None, row[2].get("n") or 0))
     began = min((piece.started_at for piece in pieces if piece.started_at), default=None)
-    ended = max((piece.finished_at for piece in pieces if piece.finished_at), default=None)
-    depths = _depths([step for _, _, step in found])
-    own = [_decision_id(piece, index, step) for piece, index, step in found]
-    parts = max(1, -(-len(found) // STEPS_SHOWN))
+    end = max((piece.finished_at for piece in pieces if piece.finished_at), default=None)
+    depths = _depths([step for _, _, step in steps])
+    own = [_decision_id(piece, index, step) for piece, index, step in steps]
+    parts = max(1, -(-len(steps) // STEPS_SHOWN))
     if part is None:
         part = own.index(decision) // STEPS_SHOWN + 1 if decision in own else 1
     part = min(max(part, 1), parts)
@@ -135,13 +135,13 @@ def timeline_of(trace: Trace, decision: uuid.UUID, part: int | None = None) -> T
     return Timeline(
         steps=[
             _timeline_step(number, step, depths[number], own[number], decision, began)
-            for number, (_, _, step) in list(enumerate(found))[start : start + STEPS_SHOWN]
+            for number, (_, _, step) in list(enumerate(steps))[start : start + STEPS_SHOWN]
         ],
-        total=len(found),
+        total=len(steps),
         part=part,
         parts=parts,
-        errors=sum(bool(step.get("error")) or step.get("status") == "failed" for _, _, step in found),
-        took_ms=(ended - began).total_seconds() * 1000 if began and ended else None,
+        errors=sum(bool(step.get("error")) or step.get("status") == "failed" for _, _, step in steps),
+        took_ms=(end - began).total_seconds() * 1000 if began and end else None,
         run_id=trace.run_id,
         missing=missing,
     )

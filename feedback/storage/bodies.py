@@ -171,7 +171,7 @@ def _is_unmade(kind: FieldType) -> bool:
 
 def _field(one: dataclasses.Field[Any], hint: Any) -> Field:
     assert get_origin(hint) is Annotated, f"{one.name}: expected Annotated[type, field type, ...]"
-    kind, *more = hint.__metadata__
+    kind, *extras = hint.__metadata__
     default = one.default
     if one.default_factory is not dataclasses.MISSING:
         make: Callable[[], Any] = one.default_factory
@@ -180,7 +180,7 @@ def _field(one: dataclasses.Field[Any], hint: Any) -> Field:
         name=one.name,
         type=kind,
         default=default,
-        description=next((item for item in more if isinstance(item, str)), ""),
-        page_input=next((item for item in more if isinstance(item, PageInput)), None),
-        is_sent=not any(isinstance(item, Internal) for item in more),
+        description=next((item for item in extras if isinstance(item, str)), ""),
+        page_input=next((item for item in extras if isinstance(item, PageInput)), None),
+        is_sent=not any(isinstance(item, Internal) for item in extras),
     )

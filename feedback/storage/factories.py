@@ -65,7 +65,7 @@ def decision_build(
     key = identity_of(id)
     values = DECISION.validate(check, facts)
     check.propensity_of_choice(values["candidates"], facts["response"], values["propensity"])
-    at = check.time("created_at", created_at)
+    time = check.time("created_at", created_at)
     # None where it is refused already, as deeper than can be read
     check_reserved(check, facts["response"], values["metadata"] or {}, reserved)
     check.raise_faults("decision")
@@ -81,7 +81,7 @@ def decision_build(
         ),
         ratings_wanted=rating_target(values["agent"], key),
         annotation_priority=policy_uncertainty(values["candidates"], values["propensity"]),
-        created_at=at or timezone.now(),
+        created_at=time or timezone.now(),
     )
 
 

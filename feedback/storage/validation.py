@@ -140,23 +140,23 @@ class Check:
 
     def time(self, name: str, value: Any) -> datetime | None:
         """A time: ISO 8601, UTC where no zone is given; None stays None."""
-        found: datetime | None = None
+        moment: datetime | None = None
         if isinstance(value, datetime):
-            found = value
+            moment = value
         elif isinstance(value, str):
             try:
-                found = datetime.fromisoformat(value)
+                moment = datetime.fromisoformat(value)
             except ValueError:
-                found = None
-        if found is not None and found.tzinfo is None:
-            found = found.replace(tzinfo=UTC)
-        if value is not None and (found is None or not TIMES[0] <= found < TIMES[1]):
+                moment = None
+        if moment is not None and moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        if value is not None and (moment is None or not TIMES[0] <= moment < TIMES[1]):
             self.fields[name] = (
                 f"expected a time such as 2026-03-02T10:30:00Z, from {TIMES[0].year} on and before "
                 f"{TIMES[1].year}, found {value_excerpt(value)}"
             )
             return None
-        return None if found is None else found.astimezone(UTC)
+        return None if moment is None else moment.astimezone(UTC)
 
     def slug(self, name: str, value: Any, example: str) -> str:
         if not isinstance(value, str) or not re.fullmatch(SLUG_PATTERN, value):

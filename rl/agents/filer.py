@@ -80,7 +80,7 @@ class Filer(ChoiceAgent):
         return [self.respond(folder) for folder in ([filed_in] if isinstance(filed_in, str) else filed_in)]
 
     def scenarios(self) -> list[Scenario]:
-        made: list[Scenario] = []
+        scenario_list: list[Scenario] = []
         for kind in TASTE:
             random = Random(f"filer/{kind}")
             seen: set[str] = set()
@@ -90,8 +90,8 @@ class Filer(ChoiceAgent):
                     continue
                 seen.add(state["document"])
                 filed = {**state, "filed_in": best_folder(state)}
-                made.append(Scenario(f"{kind}-{len(seen):03d}", filed, tags=(kind,)))
-        return made
+                scenario_list.append(Scenario(f"{kind}-{len(seen):03d}", filed, tags=(kind,)))
+        return scenario_list
 
     def hidden_preference(self, state: State, response: str) -> float:
         """1, 0.9, 0.8 for the wanted way of filing, 0.2, 0.1, 0 for the other way; 0 for anything else."""

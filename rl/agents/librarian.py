@@ -36,9 +36,9 @@ class Librarian(ListAgent):
 
     def scenarios(self) -> list[Scenario]:
         random = Random("librarian")
-        made: list[Scenario] = []
+        scenario_list: list[Scenario] = []
         seen: set[str] = set()
-        while len(made) < SCENARIOS:
+        while len(scenario_list) < SCENARIOS:
             chosen = random.sample(tuple(SUBJECTS), 5)
             right = chosen[:2]
             one, two = (random.choice(SUBJECTS[name]) for name in right)
@@ -52,8 +52,8 @@ class Librarian(ListAgent):
                 "catalogued_under": right,
                 "drafts": drafts_of(random, right, chosen[2:]),
             }
-            made.append(Scenario(f"text-{len(made) + 1:03d}", state, tags=tuple(right)))
-        return made
+            scenario_list.append(Scenario(f"text-{len(scenario_list) + 1:03d}", state, tags=tuple(right)))
+        return scenario_list
 
 
 def _situation_answer(state: dict[str, Any]) -> None:

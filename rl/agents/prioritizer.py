@@ -51,8 +51,8 @@ class Prioritizer(ListAgent):
                 f"{CHARACTERS_PER_TOKEN * self.max_new_tokens} characters, found {len(names)} tasks of {answer}; put "
                 "them in order in parts"
             )
-        over = _length(messages) - CHARACTERS_PER_TOKEN * (self.max_prompt_tokens or 0)
-        if over <= 0:
+        excess = _length(messages) - CHARACTERS_PER_TOKEN * (self.max_prompt_tokens or 0)
+        if excess <= 0:
             return messages
         told = {
             name: str(text) for name, text in (state.get("descriptions") or {}).items() if name in set(names)
@@ -61,10 +61,10 @@ class Prioritizer(ListAgent):
             short = {
                 name: text if len(text) <= width else text[: width - 1] + "…" for name, text in told.items()
             }
-            if sum(len(told[name]) - len(short[name]) for name in told) >= over:
+            if sum(len(told[name]) - len(short[name]) for name in told) >= excess:
                 return super().render({**state, "descriptions": short})
         raise ValueError(
-            f"{self.slug}: {len(names)} tasks make a prompt {over} characters longer than it may be, whatever their "
+            f"{self.slug}: {len(names)} tasks make a prompt {excess} characters longer than it may be, whatever their "
             "descriptions are cut to; put them in order in parts, or shorten the context"
         )
 

@@ -54,11 +54,11 @@ class Retriever(ListAgent):
     """
 
     def scenarios(self) -> list[Scenario]:
-        made = []
+        scenario_list = []
         for topic, (questions, helping) in TOPICS.items():
             random = Random(f"retriever/{topic}")
-            seen: set[tuple[str, tuple[str, ...]]] = set()
-            while len(seen) < PER_TOPIC:
+            keys: set[tuple[str, tuple[str, ...]]] = set()
+            while len(keys) < PER_TOPIC:
                 texts = list(helping)
                 texts += [
                     random.choice(TOPICS[other][1])
@@ -67,9 +67,9 @@ class Retriever(ListAgent):
                 names = [f"p{number}" for number in random.sample(range(1, 10), 5)]
                 question = random.choice(SAYINGS).format(question=random.choice(questions))
                 order = random.sample(range(5), 5)
-                if (question, tuple(names)) in seen:
+                if (question, tuple(names)) in keys:
                     continue
-                seen.add((question, tuple(names)))
+                keys.add((question, tuple(names)))
                 state = {
                     "question": question,
                     "passages": [names[i] for i in order],
@@ -77,8 +77,8 @@ class Retriever(ListAgent):
                     "helped": names[:2],
                     "drafts": drafts_of(random, names[:2], names[2:]),
                 }
-                made.append(Scenario(f"{topic}-{len(seen):03d}", state, tags=(topic,)))
-        return made
+                scenario_list.append(Scenario(f"{topic}-{len(keys):03d}", state, tags=(topic,)))
+        return scenario_list
 
 
 def _situation_answer(state: dict[str, Any]) -> None:

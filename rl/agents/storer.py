@@ -83,9 +83,9 @@ class Storer(ChoiceAgent):
         return [self.respond(kept_in)] if isinstance(kept_in, str) and kept_in else None
 
     def scenarios(self) -> list[Scenario]:
-        made = []
+        scenario_list = []
         for place, (_, sayings) in PLACES.items():
-            random, seen = Random(f"storer/{place}"), set()
+            random, facts = Random(f"storer/{place}"), set()
             every = sorted(
                 {
                     s.format(who=who, place=where, day=day)
@@ -96,16 +96,16 @@ class Storer(ChoiceAgent):
                 }
             )
             for fact in random.sample(every, min(PER_PLACE, len(every))):
-                seen.add(fact)
+                facts.add(fact)
                 state = {
                     "fact": fact,
                     "places": random.sample(tuple(PLACES), len(PLACES)),
                     "descriptions": {name: what for name, (what, _) in PLACES.items()},
                     "kept_in": place,
                 }
-                key = f"{place.replace(' ', '-')}-{len(seen):03d}"
-                made.append(Scenario(key, state, tags=(place,)))
-        return made
+                key = f"{place.replace(' ', '-')}-{len(facts):03d}"
+                scenario_list.append(Scenario(key, state, tags=(place,)))
+        return scenario_list
 
     def hidden_preference(self, state: State, response: str) -> float:
         """1 for the right place, 0 for any other; keeping what is worth nothing counts 0.3."""

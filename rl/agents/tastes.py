@@ -48,25 +48,25 @@ def scenarios_of(agent: Agent, taste: str, count: int, seed: int = 0) -> list[Sc
             f"agent {agent.slug} has {MOST:,} scenarios; expected 1 to {MOST:,}, found {count:,}"
         )
     random = Random(f"tastes/{agent.slug}/{seed}")
-    made: list[Scenario] = []
-    seen: set[str] = set()
+    scenarios: list[Scenario] = []
+    prompts: set[str] = set()
     repeats = 0
-    while len(made) < count:
+    while len(scenarios) < count:
         state = _listed_anew(agent, agent.world.draw(agent, random), random)
         shown = json.dumps(agent.render(state))
-        repeats = repeats + 1 if shown in seen else 0
+        repeats = repeats + 1 if shown in prompts else 0
         if repeats == MOST_REPEATS:
             raise ValueError(
-                f"agent {agent.slug!r}: expected {count:,} different prompts of its world, found {len(made):,}; "
-                f"ask for fewer (--scenarios {len(made)})"
+                f"agent {agent.slug!r}: expected {count:,} different prompts of its world, found {len(scenarios):,}; "
+                f"ask for fewer (--scenarios {len(scenarios)})"
             )
         if repeats:
             continue
-        seen.add(shown)
-        if taste == SITUATION or (taste == DRIFTING and 2 * len(made) >= count):
+        prompts.add(shown)
+        if taste == SITUATION or (taste == DRIFTING and 2 * len(scenarios) >= count):
             agent.world.want(state)
-        made.append(Scenario(f"{taste}-{seed}-{len(made) + 1:04d}", state))
-    return made
+        scenarios.append(Scenario(f"{taste}-{seed}-{len(scenarios) + 1:04d}", state))
+    return scenarios
 
 
 def _listed_anew(agent: Agent, state: State, random: Random) -> State:

@@ -70,21 +70,21 @@ class Decide(ApiView):
                     fields={"id": "already used for another write"},
                 )
             action = action_of(agent, before.response, before.state)
-            shown = {**decision_represent(before), "action": action, "stored": True, "recorded": True}
-            return Response(shown, status=200)
+            body = {**decision_represent(before), "action": action, "stored": True, "recorded": True}
+            return Response(body, status=200)
         try:
-            made = decide(order)
+            decision = decide(order)
         except ServingRefused as refusal:
             raise _refusal(refusal) from refusal
         except (NobodyAnswers, RecordingImpossible) as error:
             raise Unavailable(error) from error
-        shown = {
-            **pending_decision_represent(made.facts),
-            "action": made.action,
-            "stored": made.storage is Storage.DATABASE,
-            "recorded": made.recorded,
+        body = {
+            **pending_decision_represent(decision.facts),
+            "action": decision.action,
+            "stored": decision.storage is Storage.DATABASE,
+            "recorded": decision.recorded,
         }
-        return Response(shown, status=201, headers={} if made.recorded else {RECORDED_HEADER: "no"})
+        return Response(body, status=201, headers={} if decision.recorded else {RECORDED_HEADER: "no"})
 
 
 def _check_request(agent: Agent, order: DecideOrder) -> None:

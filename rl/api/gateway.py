@@ -70,25 +70,25 @@ class ChatCompletions(OpenAIView):
 
     def post(self, request: Request) -> HttpResponseBase:
         began = time.perf_counter()
-        asked = chat_request(
+        chat = chat_request(
             request.data,
             unit=request.headers.get("X-Ratchet-Unit", ""),
             run_id=request.headers.get("X-Ratchet-Run", ""),
             caller=grant_of(request).ident,
         )
         id = _idempotent(request)
-        retried = request.headers.get("X-Stainless-Retry-Count", "0") != "0"
-        if asked.stream:
-            pieces = complete_stream(asked, id=id, retried=retried)
+        is_retry = request.headers.get("X-Stainless-Retry-Count", "0") != "0"
+        if chat.stream:
+            pieces = complete_stream(chat, id=id, retried=is_retry)
             made = next(pieces)  # what goes wrong before the first word still has a status
             assert isinstance(made, Completion)
-            events = _events(asked, made, pieces, began)
+            events = _events(chat, made, pieces, began)
             return StreamingHttpResponse(
                 events,
                 content_type="text/event-stream; charset=utf-8",
                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_headers(made)},
             )
-        made = complete(asked, id=id, retried=retried)
+        made = complete(chat, id=id, retried=is_retry)
         _count(made, made.tokens_in, made.tokens_out, began)
         return Response(completion_represent(made), headers=_headers(made))
 
@@ -122,14 +122,14 @@ def _routing_represent(made: Completion) -> dict[str, Any]:
 
 
 def _events(
-    asked: ChatRequest, made: Completion, pieces: Iterator[Completion | Piece], began: float
+    asked: ChatRequest, completion: Completion, pieces: Iterator[Completion | Piece], began: float
 ) -> Iterator[bytes]:
     """Server-sent events: every chunk under the decision's id, the first with the role, the last with the reason."""
     head = {
-        "id": str(made.id),
+        "id": str(completion.id),
         "object": "chat.completion.chunk",
-        "created": made.created,
-        "model": made.policy,
+        "created": completion.created,
+        "model": completion.policy,
     }
     more = {"usage": None} if asked.include_usage else {}
 
@@ -137,12 +137,12 @@ def _events(
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         return _event({**head, "choices": [choice], **more, **own})
 
-    yield chunk({"role": "assistant", "content": ""}, ratchet=_routing_represent(made))
+    yield chunk({"role": "assistant", "content": ""}, ratchet=_routing_represent(completion))
     last = Piece()
     try:
         for piece in pieces:
             if isinstance(piece, Completion):
-                made = piece
+                completion = piece
                 continue
             delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
             if piece.tool_calls:
@@ -155,10 +155,12 @@ def _events(
         # the status is long sent: the clients raise what they find here
         yield _event(openai_body(503, f"the answer broke off: {failure}", code="unavailable"))
         return
-    yield chunk({}, last.finish_reason, **({} if made.recorded else {"ratchet": _routing_represent(made)}))
+    yield chunk(
+        {}, last.finish_reason, **({} if completion.recorded else {"ratchet": _routing_represent(completion)})
+    )
     if asked.include_usage:
         yield _event({**head, "choices": [], "usage": _usage(last.tokens_in, last.tokens_out)})
-    _count(made, last.tokens_in, last.tokens_out, began)
+    _count(completion, last.tokens_in, last.tokens_out, began)
     yield b"data: [DONE]\n\n"
 
 

@@ -71,18 +71,18 @@ class Score(ApiView):
                 "responses: expected a list of texts", fields={"responses": "expected a list of texts"}
             )
         try:
-            scored = responses_score(agent, _messages(sent), responses, text(sent, "rewardModel"))
+            scores = responses_score(agent, _messages(sent), responses, text(sent, "rewardModel"))
         except ScorerAway as error:
             raise ScorerUnavailable(error) from error
         return Response(
             {
                 "agent": agent,
-                "rewardModel": scored.version.name,
-                "objective": scored.version.objective,
-                "betterThanACoin": ranks_above_chance(scored.version.ranking),
+                "rewardModel": scores.version.name,
+                "objective": scores.version.objective,
+                "betterThanACoin": ranks_above_chance(scores.version.ranking),
                 "scores": [
                     {"score": score, "reward": reward}
-                    for score, reward in zip(scored.scores, scored.rewards, strict=True)
+                    for score, reward in zip(scores.scores, scores.rewards, strict=True)
                 ],
             }
         )
@@ -94,18 +94,18 @@ def _is_text(value: Any) -> bool:
 
 def _messages(sent: dict[str, Any]) -> list[dict[str, Any]]:
     """The prompt as chat messages; of `prompt` and `messages` exactly one."""
-    given = [name for name in ("prompt", "messages") if sent.get(name) is not None]
-    if len(given) != 1:
+    names = [name for name in ("prompt", "messages") if sent.get(name) is not None]
+    if len(names) != 1:
         fault = "expected either prompt or messages"
         raise Refused(fault, fields={"messages": fault})
-    value = sent[given[0]]
+    value = sent[names[0]]
     if _is_text(value) and value.strip():
         return [{"role": "user", "content": value}]
-    turns = value if given[0] == "messages" and isinstance(value, list) and value else None
+    turns = value if names[0] == "messages" and isinstance(value, list) and value else None
     if turns is None or not all(
         isinstance(turn, dict) and _is_text(turn.get("content")) and turn.get("role") in ROLES
         for turn in turns
     ):
-        fault = "expected a text" if given[0] == "prompt" else "expected a text or a list of {role, content}"
-        raise Refused(f"{given[0]}: {fault}", fields={given[0]: fault})
+        fault = "expected a text" if names[0] == "prompt" else "expected a text or a list of {role, content}"
+        raise Refused(f"{names[0]}: {fault}", fields={names[0]: fault})
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]

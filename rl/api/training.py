@@ -45,8 +45,8 @@ class Policies(ApiView):
     )
     def get(self, request: Request, agent: str) -> Response:
         parameters(request, ())
-        found = list(Policy.objects.filter(agent=agent_checked(agent)).order_by("-pk"))
-        scores = score_summaries(agent, [policy.created_at for policy in found])
+        policies = list(Policy.objects.filter(agent=agent_checked(agent)).order_by("-pk"))
+        scores = score_summaries(agent, [policy.created_at for policy in policies])
         return Response(
             [
                 {
@@ -62,7 +62,7 @@ class Policies(ApiView):
                         "scoreStd": score.std,
                     },
                 }
-                for policy, score in zip(found, scores, strict=True)
+                for policy, score in zip(policies, scores, strict=True)
             ]
         )
 

@@ -98,11 +98,14 @@ def line_chart(
 
     share: the vertical axis is 0 to 1.
     """
-    known = [(line, points) for line in lines if (points := finite_points(line.points))]
-    if max((len(points) for _, points in known), default=0) < 2:
+    finite_lines = [(line, points) for line in lines if (points := finite_points(line.points))]
+    if max((len(points) for _, points in finite_lines), default=0) < 2:
         return None
-    thin = [(line, _thin(points)) for line, points in known]
-    first, last = min(points[0][0] for _, points in known), max(points[-1][0] for _, points in known)
+    thin = [(line, _thin(points)) for line, points in finite_lines]
+    first, last = (
+        min(points[0][0] for _, points in finite_lines),
+        max(points[-1][0] for _, points in finite_lines),
+    )
     values = [value for _, points in thin for _, value in points]
     levels = [0.0, 0.25, 0.5, 0.75, 1.0] if share else round_range(min(values), max(values))
     low, high = levels[0], levels[-1]
@@ -139,7 +142,7 @@ def line_chart(
         y_ticks=[
             Tick(_percent(y_share(level)), text) for level, text in zip(levels, tick_texts(levels), strict=True)
         ],
-        summary=f"{title}: " + "; ".join(_line_text(line.label, points) for line, points in known),
+        summary=f"{title}: " + "; ".join(_line_text(line.label, points) for line, points in finite_lines),
         data={"low": low, "high": high, **_data(thin)},
         height=height,
     )  # fmt: skip

@@ -196,7 +196,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[str, Series]]) -> FigureFamily:
-    family, drawn = FigureFamily(slug, title), list[tuple[str, LineData]]()
+    family, headed_lines = FigureFamily(slug, title), list[tuple[str, LineData]]()
     for name, parts in _figures_by_chart(names, together=len(runs) == 1):
         heading, hint = (TITLES_BESIDE if len(parts) > 1 else TITLES).get(name, (name, ""))
         lines = list(_lines(parts, runs))
@@ -206,14 +206,14 @@ def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[st
         )  # fmt: skip
         if chart is not None:
             family.charts.append(chart)
-            drawn += [(heading, line) for line in lines]
+            headed_lines += [(heading, line) for line in lines]
             continue
         family.lone.extend(
             LoneFigure(f"{heading}, {line.label}", number_text(value), step)
             for line in lines
             for step, value in finite_points(line.points)
         )
-    table = _table(drawn) if drawn else None
+    table = _table(headed_lines) if headed_lines else None
     return FigureFamily(slug, title, family.charts, family.lone, table)
 
 

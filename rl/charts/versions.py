@@ -65,7 +65,7 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
     """
     if not points:
         return None
-    across, up = WIDTH - LEFT - RIGHT - 16, HEIGHT - TOP - BOTTOM
+    width, up = WIDTH - LEFT - RIGHT - 16, HEIGHT - TOP - BOTTOM
     lows = [value if low is None else low for _, _, value, low, _ in points]
     highs = [value if high is None else high for _, _, value, _, high in points]
     floor = max(0.0, math.floor(10 * min(lows)) / 10)
@@ -78,11 +78,11 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
     def value_text(value: float, digits: int = 1) -> str:
         return f"{100 * value:.{digits}f} %" if percent else f"{value:.{digits + 1}f}"
 
-    shown = [
+    marks = [
         Version(
             name=name,
             stage=stage,
-            x=round(LEFT + 8 + across * (number / (len(points) - 1) if len(points) > 1 else 0.5), 1),
+            x=round(LEFT + 8 + width * (number / (len(points) - 1) if len(points) > 1 else 0.5), 1),
             y=height(value),
             top=height(value if high is None else high),
             bottom=height(value if low is None else low),
@@ -93,8 +93,8 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
     first, last = _short_names(points[0][0], points[-1][0])
     return Versions(
         title=title,
-        versions=shown,
-        lines=[(one.x, one.y, after.x, after.y) for one, after in pairwise(shown)],
+        versions=marks,
+        lines=[(one.x, one.y, after.x, after.y) for one, after in pairwise(marks)],
         ticks=[
             VersionTick(height(part), value_text(part, 0) if percent else f"{round(part, 2):g}")
             for part in (floor, (floor + ceiling) / 2, ceiling)
@@ -102,7 +102,7 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
         first=first,
         last=last,
         newest=value_text(points[-1][2]),
-        summary=f"{title} over {len(shown)} versions: " + "; ".join(version.words for version in shown[-5:]),
+        summary=f"{title} over {len(marks)} versions: " + "; ".join(version.words for version in marks[-5:]),
     )
 
 

@@ -125,8 +125,8 @@ def manifest_write(folder: Path, result: ExportResult) -> None:
 @contextmanager
 def _stage(output: Path, needed_bytes: int) -> Iterator[Path]:
     parent = output.absolute().parent
-    created = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-    done = False
+    new_folders = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    is_done = False
     try:
         with _refusals(parent):
             parent.mkdir(parents=True, exist_ok=True)
@@ -136,12 +136,12 @@ def _stage(output: Path, needed_bytes: int) -> Iterator[Path]:
         try:
             with _refusals(parent):
                 yield folder
-            done = True
+            is_done = True
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
-        if not done:
-            for folder in created:
+        if not is_done:
+            for folder in new_folders:
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
 

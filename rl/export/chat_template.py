@@ -84,24 +84,26 @@ def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> G
 
     try:
         template = sandbox.from_string(jinja)
-        found = _read_off(render, eos)
-        if found is None or any(found.render(turns) != render(turns) for turns in _TRIED):
+        translation = _read_off(render, eos)
+        if translation is None or any(translation.render(turns) != render(turns) for turns in _TRIED):
             return None
     except (TemplateError, TypeError, KeyError, ValueError):
         return None  # it refuses a system turn, or reads what Ollama does not tell it
     if any(
         "{{" in text or "}}" in text
-        for text in (found.start, found.answer, *sum(found.role_markers.values(), ()))
+        for text in (translation.start, translation.answer, *sum(translation.role_markers.values(), ()))
     ):
         return None
     if bos and bos_added:
-        before, after = found.role_markers["system"]
+        before, after = translation.role_markers["system"]
         around = {
-            **found.role_markers,
-            "system": (before.removeprefix(bos) if not found.start else before, after),
+            **translation.role_markers,
+            "system": (before.removeprefix(bos) if not translation.start else before, after),
         }
-        found = GoTemplate(found.start.removeprefix(bos), around, found.answer, found.system)
-    return found
+        translation = GoTemplate(
+            translation.start.removeprefix(bos), around, translation.answer, translation.system
+        )
+    return translation
 
 
 def _read_off(render: Any, eos: str) -> GoTemplate | None:

@@ -72,11 +72,11 @@ def export_gguf(
     plain = quantization if quantization in PLAIN else "f16"
     notes = list(writer.notes)
 
-    with staged_file(output, _staging_bytes(source, plain, quantization)) as staged:
+    with staged_file(output, _staging_bytes(source, plain, quantization)) as staging:
         reference = reference_make(source, asked, answer_tokens, progress)
         if reference.skip_reason:
             notes.append(f"log-probabilities were not compared: {reference.skip_reason}")
-        first = staged if quantization in PLAIN else staged.with_name(f"{plain}.gguf")
+        first = staging if quantization in PLAIN else staging.with_name(f"{plain}.gguf")
         try:
             tensors = writer.write(first, plain, name, progress)
         except TooLarge as error:
@@ -95,19 +95,19 @@ def export_gguf(
             notes=writer.notes,
         )
         progress("comparing with the original", 0, 0)
-        checked = compare(first, quantization=plain)
-        if first != staged:
+        equality = compare(first, quantization=plain)
+        if first != staging:
             progress(f"quantising to {quantization}", 0, 0)
-            quantise(first, staged, quantization)
+            quantise(first, staging, quantization)
             progress("comparing the quantised file", 0, 0)
-            before = {"type": plain, **checked}
-            checked = compare(staged, quantization=quantization)
-            checked["before_quantization"] = before
-        facts, stored = gguf_read(staged, tensors, quantization)
+            before = {"type": plain, **equality}
+            equality = compare(staging, quantization=quantization)
+            equality["before_quantization"] = before
+        facts, stored = gguf_read(staging, tensors, quantization)
         progress("checked", 1, 1)
-        made = exported_file(staged)
+        made = exported_file(staging)
     return ExportResult(
-        "gguf", [ExportedFile(output, made.bytes, made.sha256)], {**facts, **checked}, notes + stored
+        "gguf", [ExportedFile(output, made.bytes, made.sha256)], {**facts, **equality}, notes + stored
     )
 
 

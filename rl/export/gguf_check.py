@@ -41,28 +41,28 @@ def gguf_check(
     `logprob_mean_abs_diff`, `logprob_max_abs_diff` (nats), `top1_agreement` (share in [0, 1]) and, with answers,
     `greedy_equal` (share in [0, 1]); where it was not, `not_compared` says why.
     """
-    checked: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     longest = max(len(prompt.ids[:CHECK_TOKENS]) for prompt in reference.prompts)
     if reference.answers:
         longest = max(len(prompt.ids) for prompt in reference.prompts) + answer_tokens
     with llama_opened(path, max(longest, 64), lora) as llama:
-        checked |= _tokens(llama, reference)
+        figures |= _tokens(llama, reference)
         if reference.skip_reason:
-            return {**checked, "not_compared": reference.skip_reason}
-        checked |= _log_probs(llama, reference)
+            return {**figures, "not_compared": reference.skip_reason}
+        figures |= _log_probs(llama, reference)
         if reference.answers:
             answers = [llama_greedy_answer(llama, p.ids, answer_tokens, stop) for p in reference.prompts]
             equal = sum(found == said for found, said in zip(answers, reference.answers, strict=True))
-            checked["greedy_equal"] = equal / len(answers)
-    mean, bar = checked["logprob_mean_abs_diff"], PLAIN_BAR.get(quantization)
+            figures["greedy_equal"] = equal / len(answers)
+    mean, bar = figures["logprob_mean_abs_diff"], PLAIN_BAR.get(quantization)
     if not np.isfinite(mean) or (bar is not None and mean > bar):
         raise ExportRefused(
             f"expected the {quantization} GGUF to answer like the original (mean absolute log-probability difference "
-            f"at most {bar if bar is not None else 'finite'}), found {mean:.4f} over {checked['positions']} positions "
-            f"of {checked['prompts']} prompts; the export was thrown away, export the model as merged instead"
+            f"at most {bar if bar is not None else 'finite'}), found {mean:.4f} over {figures['positions']} positions "
+            f"of {figures['prompts']} prompts; the export was thrown away, export the model as merged instead"
             + "".join(f" ({note})" for note in notes)
         )
-    return checked
+    return figures
 
 
 def gguf_read(path: Path, tensors: int | None, quantization: str) -> tuple[dict[str, Any], list[str]]:
@@ -119,18 +119,18 @@ def _tokens(llama: llama_cpp.Llama, reference: Reference) -> dict[str, Any]:
 
 
 def _log_probs(llama: llama_cpp.Llama, reference: Reference) -> dict[str, Any]:
-    worst, total, count, same, positions = 0.0, 0.0, 0, 0, 0
+    worst, total, count, agreements, positions = 0.0, 0.0, 0, 0, 0
     for prompt, expected in zip(reference.prompts, reference.log_probs, strict=True):
         found = llama_log_probabilities(llama, prompt.ids[:CHECK_TOKENS], len(expected))
         difference = np.abs(found - expected)
         worst = max(worst, float(difference.max()))
         total += float(difference.sum(dtype=np.float64))
         count += difference.size
-        same += int((found.argmax(-1) == expected.argmax(-1)).sum())
+        agreements += int((found.argmax(-1) == expected.argmax(-1)).sum())
         positions += len(expected)
     return {
         "positions": positions,
         "logprob_mean_abs_diff": total / count,
         "logprob_max_abs_diff": worst,
-        "top1_agreement": same / positions,
+        "top1_agreement": agreements / positions,
     }

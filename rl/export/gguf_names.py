@@ -49,7 +49,7 @@ class TensorLayout:
     def names(self, names: list[str]) -> dict[str, str]:
         """Checkpoint name -> GGUF name for every tensor llama.cpp reads. Raises ExportRefused for an unknown one."""
         table = gguf.get_tensor_name_map(self.family.arch, self.config.num_hidden_layers)
-        found: dict[str, str] = {}
+        mapping: dict[str, str] = {}
         for name in names:
             if self._is_omitted(name):
                 continue
@@ -59,8 +59,8 @@ class TensorLayout:
                     f"expected only tensors of a {self.family.name} model, found {name}, which GGUF has no place for; "
                     "give LLAMA_CPP_PATH to use llama.cpp's own conversion"
                 )
-            found[name] = mapped
-        return found
+            mapping[name] = mapped
+        return mapping
 
     def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[::-1] if self._conv1d(name) else shape

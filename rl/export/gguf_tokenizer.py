@@ -166,22 +166,22 @@ def _byte_level(facts: dict[str, Any], rows: int) -> Vocabulary:
 def _patterns(pre: dict[str, Any] | None) -> tuple[tuple[str, ...], bool]:
     """The regular expressions a byte-level pre-tokenizer splits by, in order, and whether it puts a space first."""
     steps = (pre.get("pretokenizers") or [pre]) if pre else []
-    found: list[str] = []
+    patterns: list[str] = []
     prefix_space = False
     for step in steps:
         kind = step.get("type")
         pattern = step.get("pattern") or {}
         if kind == "Split" and "Regex" in pattern and not step.get("invert"):
-            found.append(pattern["Regex"])
+            patterns.append(pattern["Regex"])
         elif kind == "Digits" and step.get("individual_digits"):
-            found.append(_DIGITS)
+            patterns.append(_DIGITS)
         elif kind == "ByteLevel":
             prefix_space = bool(step.get("add_prefix_space"))
             if step.get("use_regex", True):
-                found.append(_GPT2)
+                patterns.append(_GPT2)
         else:
-            found.append(f"{kind}?")
-    return tuple(found), prefix_space
+            patterns.append(f"{kind}?")
+    return tuple(patterns), prefix_space
 
 
 def _sentencepiece(facts: dict[str, Any], rows: int, chat: bool) -> Vocabulary:
@@ -294,7 +294,7 @@ def chat_template_with(tokenizer: Any, system_prompt: str | None) -> str:
             "expected a model with a chat template to carry the system prompt, found none; leave --system-prompt out"
         )
     turn = json.dumps({"role": "system", "content": system_prompt}, ensure_ascii=False)
-    told = (
+    extension = (
         "{%- if not messages or messages[0]['role'] != 'system' -%}{%- set messages = ["
         + turn
         + "] + messages -%}{%- endif -%}"
@@ -302,7 +302,7 @@ def chat_template_with(tokenizer: Any, system_prompt: str | None) -> str:
     )
     try:
         text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "Ratchet asks"}], chat_template=told, tokenize=False
+            [{"role": "user", "content": "Ratchet asks"}], chat_template=extension, tokenize=False
         )
     except TemplateError as error:
         raise ExportRefused(
@@ -313,4 +313,4 @@ def chat_template_with(tokenizer: Any, system_prompt: str | None) -> str:
         raise ExportRefused(
             "expected a chat template that shows a system turn, found one that leaves it out; leave --system-prompt out"
         )
-    return told
+    return extension

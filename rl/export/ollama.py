@@ -129,10 +129,10 @@ def export_to_ollama(
         stop = list(dict.fromkeys([*(facts.stop if facts else []), *(go.stop if go else [])]))
         wanted_parameters = {**profile, **({"stop": stop} if stop else {}), **(parameters or {})}
         files = [path for path in (model, adapter) if isinstance(path, Path)]
-        digests, sent = {}, 0
+        digests, byte_count = {}, 0
         for path in files:
             digests[path.name], new = _upload(client, path, progress)
-            sent += new
+            byte_count += new
         text = template or (go.text if go is not None else None)
         _create(
             client,
@@ -157,7 +157,7 @@ def export_to_ollama(
             name,
             client.address,
             digests,
-            sent,
+            byte_count,
             text or "",
             system or "",
             wanted_parameters,

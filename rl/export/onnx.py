@@ -73,23 +73,23 @@ def export_onnx(
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
-    asked = check_prompts(source.tokenizer())
+    prompts = check_prompts(source.tokenizer())
     weights_bytes = 4 * source.weights.base.parameters
     _memory_check(weights_bytes)
     with staged_folder(output, weights_bytes) as folder:
         progress("loading the original", 0, 0)
         with original_model(source) as model:
-            kept = positions_retained(model, len(asked))
+            kept = positions_retained(model, len(prompts))
             expected = []
-            for number, prompt in enumerate(asked):
-                progress("asking the original", number, len(asked))
+            for number, prompt in enumerate(prompts):
+                progress("asking the original", number, len(prompts))
                 expected.append(_logits(model, prompt.ids[:CHECK_TOKENS])[-kept:])
         progress("tracing", 0, 0)
         onnx_write(source, folder / MODEL)
         source.copy_config(folder)
         source.copy_tokenizer(folder)
         progress("comparing with the original", 0, 0)
-        checked = _check(folder / MODEL, asked, expected, cores_for(weights_bytes))
+        checked = _check(folder / MODEL, prompts, expected, cores_for(weights_bytes))
         files = [exported_file(path) for path in sorted(folder.iterdir())]
         manifest_write(folder, ExportResult("onnx", files, checked))
         files.append(exported_file(folder / "export.json"))
@@ -212,27 +212,28 @@ def _check(
     pair = [pair[0], pair[-1]]
     padded = _run(session, [ids[i] for i in pair])
     difference = _largest(alone, expected)
-    difference_padded = _largest(
-        [found[-len(expected[i]) :] for i, found in zip(pair, padded, strict=True)],
+    padding_difference = _largest(
+        [logits[-len(expected[i]) :] for i, logits in zip(pair, padded, strict=True)],
         [expected[i] for i in pair],
     )
     largest = max(float(np.abs(rows).max()) for rows in expected)
     bar = LOGITS_BAR * max(largest, 1.0)
-    if not max(difference, difference_padded) <= bar:  # NaN is refused too
+    if not max(difference, padding_difference) <= bar:  # NaN is refused too
         raise ExportRefused(
             f"expected the ONNX model's logits to equal those of base + adapter (differences at most {bar:.2g}), found "
-            f"{difference:.3g}, and {difference_padded:.3g} where padded; the export was thrown away, "
+            f"{difference:.3g}, and {padding_difference:.3g} where padded; the export was thrown away, "
             "export the policy as merged instead"
         )
     positions = sum(len(rows) for rows in expected)
     same = sum(
-        int((found.argmax(-1) == rows.argmax(-1)).sum()) for found, rows in zip(alone, expected, strict=True)
+        int((logits.argmax(-1) == rows.argmax(-1)).sum())
+        for logits, rows in zip(alone, expected, strict=True)
     )
     return {
         "prompts": len(asked),
         "positions": positions,
         "logit_max_abs_diff": difference,
-        "logit_max_abs_diff_padded": difference_padded,
+        "logit_max_abs_diff_padded": padding_difference,
         "logit_max_abs": largest,
         "top1_agreement": same / positions,
         "opset": OPSET,

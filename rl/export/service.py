@@ -149,14 +149,14 @@ def _export_register(
     order: ExportOrder, policy: Policy | None, adapter: Path, base_model: str, result: ExportResult
 ) -> dict[str, Any]:
     """Note the files in the registry, and report them."""
-    quantized = "quantization" in EXPORTERS[order.format].options
+    is_quantized = "quantization" in EXPORTERS[order.format].options
     if policy is not None:
         for file in result.files:
             registry.artifact_register(
                 policy,
                 actor=order.actor,
                 format=result.format,
-                quantization=order.quantization if quantized else "",
+                quantization=order.quantization if is_quantized else "",
                 path=registry.home_relative(file.path),
                 bytes=file.bytes,
                 sha256=file.sha256,
@@ -167,7 +167,7 @@ def _export_register(
         "checkpoint": str(adapter),
         "base_model": base_model,
         "format": result.format,
-        "quantization": order.quantization if quantized else None,
+        "quantization": order.quantization if is_quantized else None,
         "files": [
             {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
         ],

@@ -208,24 +208,24 @@ def reward_model_judge(
 
 def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapshot | None]:
     """Rows nobody trained on: of the holdout as it is now, or of the file the model was trained from."""
-    own = version.run.snapshot if version.run else None
-    if own is None or own.query.get("source") != "file":
+    snapshot = version.run.snapshot if version.run else None
+    if snapshot is None or snapshot.query.get("source") != "file":
         try:
-            own = prepare_training_dataset(
+            snapshot = prepare_training_dataset(
                 version.agent, kind=OBJECTIVE_KINDS[version.objective], min_samples=1, for_training=False
             ).snapshot
         except DatasetRefused:
             return [], None
-    if own is None:
+    if snapshot is None:
         return [], None
-    rows = list(snapshot_rows(own, "holdout"))
+    rows = list(snapshot_rows(snapshot, "holdout"))
     if rows and "chosen" in rows[0]:
         # the strongest pair of each prompt: its other pairs are no further evidence to intervals that count rows
         firsts: dict[str, dict[str, Any]] = {}
         for row in rows:
             firsts.setdefault(row["prompt_hash"], row)
         rows = list(firsts.values())
-    return rows, own
+    return rows, snapshot
 
 
 def _scores(

@@ -24,7 +24,7 @@ def rewards_located(specs: str, agent: str) -> str:
     """
     from rl.training.result import ResultError, TrainResult
 
-    located = []
+    names = []
     for spec in specs.split(","):
         kind, _, name = spec.strip().partition(":")
         if kind == "code_execution" and not settings.ENABLE_CODE_EXECUTION:
@@ -59,9 +59,9 @@ def rewards_located(specs: str, agent: str) -> str:
                 raise RunRefused(
                     f"--reward {spec}: run {name} is {run.status} and left no model ({error})"
                 ) from error
-        located.append(spec.strip())
-    rewards_named(located, code_execution=settings.ENABLE_CODE_EXECUTION)
-    return ",".join(located)
+        names.append(spec.strip())
+    rewards_named(names, code_execution=settings.ENABLE_CODE_EXECUTION)
+    return ",".join(names)
 
 
 def reward_model_of(run: TrainingRun) -> RewardModelVersion | None:

@@ -97,25 +97,25 @@ class CodeExecutionReward:
         return language, code, tests
 
     def _run_tests(self, at: JailServer, language: str, code: str, tests: CodeTests) -> RewardValue:
-        passed = cases = 0
+        successes = cases = 0
         detail: dict[str, Any] = {"language": language}
         if tests.units or tests.cases:
             verdict = tests_run(at, code, tests.as_program(), self.limits)
             if "unusable" in verdict:
                 return RewardValue(None, {"why": str(verdict["unusable"])})
-            passed, cases = int(verdict.get("passed", 0)), int(verdict.get("cases", 1))
+            successes, cases = int(verdict.get("passed", 0)), int(verdict.get("cases", 1))
             detail["faults"] = verdict.get("faults") or ([] if verdict else ["stopped: time or memory"])
         for given, expected in tests.pairs:
             if language == "python":
                 output = script_run(at, code, given, self.limits)
             else:
                 output = sandbox.run(code, language, self.limits, stdin=given).output
-            passed += _lines(output) == _lines(expected)
+            successes += _lines(output) == _lines(expected)
             cases += 1
             detail["output"] = output[-2000:]
-        share = passed / max(cases, 1)
+        share = successes / max(cases, 1)
         return RewardValue(
-            RAW_LOW + (RAW_HIGH - RAW_LOW) * share, {**detail, "passed": passed, "cases": cases}
+            RAW_LOW + (RAW_HIGH - RAW_LOW) * share, {**detail, "passed": successes, "cases": cases}
         )
 
 

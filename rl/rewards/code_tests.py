@@ -121,15 +121,15 @@ def _case(item: Any, what: str, function: bool) -> Mapping[str, Any] | tuple[str
             "named": dict(item.get("kwargs") or {}),
             "expected": expected,
         }
-    given = item["stdin"] if "stdin" in item else item.get("input")
-    if "stdin" in item or key == "stdout" or (isinstance(given, str) and not function):
-        return str(given or ""), str(expected)
-    if isinstance(given, list):
-        return {"args": given, "expected": expected}
-    if isinstance(given, Mapping):
-        return {"args": [], "named": dict(given), "expected": expected}
+    case_input = item["stdin"] if "stdin" in item else item.get("input")
+    if "stdin" in item or key == "stdout" or (isinstance(case_input, str) and not function):
+        return str(case_input or ""), str(expected)
+    if isinstance(case_input, list):
+        return {"args": case_input, "expected": expected}
+    if isinstance(case_input, Mapping):
+        return {"args": [], "named": dict(case_input), "expected": expected}
     if "input" not in item:
         raise CodeTestsRefused(
             f"{what}: expected `call`, `args` or `input`, found {', '.join(map(str, item))}"
         )
-    return {"args": [given], "expected": expected}
+    return {"args": [case_input], "expected": expected}

@@ -105,19 +105,19 @@ def outcomes_parsed(given: Any) -> dict[str, OutcomeWorth]:
     ValueError."""
     if not isinstance(given, Mapping):
         raise ValueError(f'expected {{"outcome": {{"good": 0, "bad": 1}}}}, found {given!r:.80}')
-    found = {}
+    worths = {}
     for name, worth in given.items():
         if not isinstance(worth, Mapping) or not {"good", "bad"} <= set(worth) <= {"good", "bad", "horizon"}:
             raise ValueError(
                 f'{name}: expected {{"good": 0, "bad": 1, "horizon": "delayed"}}, found {worth!r:.80}'
             )
         try:
-            found[str(name)] = OutcomeWorth(
+            worths[str(name)] = OutcomeWorth(
                 **{**worth, "good": float(worth["good"]), "bad": float(worth["bad"])}
             )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
-    return found
+    return worths
 
 
 def rewards_over_time(
@@ -139,18 +139,18 @@ def rewards_over_time(
         for i, rewarded in enumerate(engine.reward(samples)):
             at_once[i], means[i] = rewarded.components, rewarded.raw
     completed = TaskCompletionReward().score(samples)
-    found = []
-    for i, said in enumerate(known):
-        later = _human_parts(said) | _outcome_details(said, plan.facts.outcomes, "delayed")
+    breakdowns = []
+    for i, feedback in enumerate(known):
+        later = _human_parts(feedback) | _outcome_details(feedback, plan.facts.outcomes, "delayed")
         strategic = {"task_completion": _part(completed[i].raw, completed[i].detail)}
-        strategic |= _outcome_details(said, plan.facts.outcomes, "strategic")
+        strategic |= _outcome_details(feedback, plan.facts.outcomes, "strategic")
         horizons = {"immediate": means[i], "delayed": _mean(later), "strategic": _mean(strategic)}
         at_once_raw, ended = horizons["immediate"], completed[i].raw
         if at_once_raw is not None and ended is not None and ended < 0 and horizons["delayed"] is None:
             horizons["immediate"] = min(at_once_raw, 0.0)
         parts = {"immediate": at_once[i], "delayed": later, "strategic": strategic}
         raw = combine(horizons, weights)
-        found.append(
+        breakdowns.append(
             RewardBreakdown(
                 raw=None if raw is None else min(RAW_HIGH, max(RAW_LOW, raw)),
                 horizons=horizons,
@@ -162,10 +162,10 @@ def rewards_over_time(
                     }
                     for name in HORIZONS
                 },
-                simulated=said.simulated,
+                simulated=feedback.simulated,
             )
         )
-    return found
+    return breakdowns
 
 
 def _human_parts(known: DecisionFeedback) -> dict[str, dict[str, Any]]:

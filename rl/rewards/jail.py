@@ -175,7 +175,7 @@ def refuse_calls(code: bytes) -> None:
 
 
 def main() -> int:
-    asked = json.loads(sys.argv[1])
+    order = json.loads(sys.argv[1])
     root = os.getuid() == 0
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
@@ -188,17 +188,17 @@ def main() -> int:
         return os.waitstatus_to_exitcode(os.waitpid(init, 0)[1]) % 256
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
-        new_root(Path(asked["work"]), asked["file_mb"])
+        new_root(Path(order["work"]), order["file_mb"])
     except (OSError, KeyError) as error:
         sys.stderr.write(f"cannot isolate: {error}\n")
         os._exit(CANNOT_ISOLATE)
     child = os.fork()  # not the first process itself: that one would survive its own limits' signals
     if child == 0:
         try:
-            limits(asked)
+            limits(order)
             give_up_rights(root)
-            refuse_calls(base64.b64decode(asked["filter"]))
-            os.execve(asked["command"][0], asked["command"], VARIABLES)  # noqa: S606
+            refuse_calls(base64.b64decode(order["filter"]))
+            os.execve(order["command"][0], order["command"], VARIABLES)  # noqa: S606
         except (OSError, KeyError, ValueError) as error:
             sys.stderr.write(f"cannot isolate: {error}\n")
         os._exit(CANNOT_ISOLATE)

@@ -131,7 +131,7 @@ def _run(code: str, language: str, limits: Limits, stdin: str = "") -> SandboxRe
     work = Path(tempfile.mkdtemp(prefix="ratchet-sandbox-"))
     try:
         (work / name).write_text(code, "utf-8", "surrogatepass")
-        asked = {
+        order = {
             "command": [str(Path(command[0]).resolve()), *command[1:]],
             "work": str(work),
             "memory_mb": limits.memory_mb,
@@ -145,7 +145,7 @@ def _run(code: str, language: str, limits: Limits, stdin: str = "") -> SandboxRe
             given.write(stdin.encode("utf-8", "surrogatepass"))
             given.seek(0)
             process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", str(Path(jail.__file__)), json.dumps(asked)],
+                [sys.executable, "-I", str(Path(jail.__file__)), json.dumps(order)],
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -169,13 +169,13 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits, began: float) -> tu
     """Read what it says until it ends, says too much or takes too long; then nothing of it is left."""
     assert process.stdout is not None
     chunks: list[bytes] = []
-    size, stopped = 0, ""
+    size, limit = 0, ""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while not stopped:
+        while not limit:
             left = began + limits.wall_s - time.monotonic()
             if left <= 0:
-                stopped = "wall time"
+                limit = "wall time"
             elif selector.select(min(left, 0.5)):
                 chunk = os.read(process.stdout.fileno(), 65536)
                 if not chunk:
@@ -183,7 +183,7 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits, began: float) -> tu
                 chunks.append(chunk)
                 size += len(chunk)
                 if size > limits.output_bytes:
-                    stopped = "output"
+                    limit = "output"
             elif process.poll() is not None:
                 break  # ended, but something kept the pipe: it ends with its namespace
     with contextlib.suppress(ProcessLookupError):  # it ended by itself
@@ -191,4 +191,4 @@ def _watch(process: subprocess.Popen[bytes], limits: Limits, began: float) -> tu
     process.wait()
     process.stdout.close()
     text = b"".join(chunks)[: limits.output_bytes].decode("utf-8", "replace")
-    return text, stopped
+    return text, limit

@@ -46,7 +46,7 @@ CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
 
 def filter_program(machine: str) -> bytes:
     """The filter for a machine of ARCH, as the kernel reads it: struct sock_filter, one after the other."""
-    which = list(ARCH).index(machine)
+    index = list(ARCH).index(machine)
     code: list[tuple[int, int, int, int]] = [
         (LOAD, 0, 0, AT_ARCH),
         (JUMP_EQUAL, 1, 0, ARCH[machine]),
@@ -56,11 +56,11 @@ def filter_program(machine: str) -> bytes:
     if machine == "x86_64":
         code += [(JUMP_AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
     for numbers in REFUSED.values():
-        code += [(JUMP_EQUAL, 0, 1, numbers[which]), (RETURN, 0, 0, ERRNO | errno.EPERM)]
+        code += [(JUMP_EQUAL, 0, 1, numbers[index]), (RETURN, 0, 0, ERRNO | errno.EPERM)]
     # its flags lie in memory, where a filter cannot look; the C library then falls back to clone
-    code += [(JUMP_EQUAL, 0, 1, CLONE3[which]), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
+    code += [(JUMP_EQUAL, 0, 1, CLONE3[index]), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
     code += [
-        (JUMP_EQUAL, 0, 4, CLONE[which]),
+        (JUMP_EQUAL, 0, 4, CLONE[index]),
         (LOAD, 0, 0, AT_FIRST),
         (JUMP_BITS, 0, 1, NAMESPACES),
         (RETURN, 0, 0, ERRNO | errno.EPERM),
@@ -68,7 +68,7 @@ def filter_program(machine: str) -> bytes:
     ]
     families = [(JUMP_EQUAL, len(FAMILIES) - number, 0, family) for number, family in enumerate(FAMILIES)]
     code += [
-        (JUMP_EQUAL, 0, 2 + len(FAMILIES), SOCKET[which]),
+        (JUMP_EQUAL, 0, 2 + len(FAMILIES), SOCKET[index]),
         (LOAD, 0, 0, AT_FIRST),
         *families,
         (RETURN, 0, 0, ERRNO | errno.EAFNOSUPPORT),

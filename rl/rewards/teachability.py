@@ -37,7 +37,7 @@ def teaching_fault(
     A function teaches where on at least one row it applies and may tell valid answers apart.
     """
     never: list[str] = []
-    alike: list[str] = []
+    constants: list[str] = []
     for function in functions:
         applies = [row for row in rows if not (why := inapplicable_reason(function, row, agent))]
         if not applies:
@@ -46,9 +46,9 @@ def teaching_fault(
         reasons = [constant_reason(function, row, agent) for row in applies]
         if not all(reasons):
             return "", False
-        alike.append(f"{function.name} is constant over valid answers: {reasons[0]}")
-    said = "; ".join([*alike, *never])
-    if not alike:
+        constants.append(f"{function.name} is constant over valid answers: {reasons[0]}")
+    said = "; ".join([*constants, *never])
+    if not constants:
         return (
             (
                 f"no reward applies to sampled answers: {said}. Give prompts that it applies to, or another "

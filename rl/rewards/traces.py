@@ -63,21 +63,21 @@ class ToolSuccessReward:
         calls = [call for call in steps_of(sample, "tool_call") if not call.get("unfinished")]
         if not calls:
             return RewardValue(None, {"why": "no tool was called"})
-        failed: list[str] = []
-        repeated: list[str] = []
-        worked: set[str] = set()
+        failures: list[str] = []
+        repeats: list[str] = []
+        successes: set[str] = set()
         useful = 0
         for call in calls:
             name = str(call.get("name", "?"))
             key = json.dumps([name, call.get("arguments")], sort_keys=True, default=str)
             if call_failed(call):
-                failed.append(name)
-            elif key in worked and call.get("arguments") is not None:
-                repeated.append(name)
+                failures.append(name)
+            elif key in successes and call.get("arguments") is not None:
+                repeats.append(name)
             else:
                 useful += 1
-                worked.add(key)
-        detail = {"calls": len(calls), "failed": failed} | ({"repeated": repeated} if repeated else {})
+                successes.add(key)
+        detail = {"calls": len(calls), "failed": failures} | ({"repeated": repeats} if repeats else {})
         return RewardValue(share_to_raw(useful / len(calls)), detail)
 
 

@@ -107,7 +107,7 @@ class Widgets(ChoiceAgent):
         ]
 
     def scenarios(self) -> list[Scenario]:
-        made: list[Scenario] = []
+        scenario_list: list[Scenario] = []
         for intent in WIDGETS:
             random = Random(f"widgets/{intent}")
             seen: set[tuple[str, str, int]] = set()
@@ -117,8 +117,8 @@ class Widgets(ChoiceAgent):
                 if shown in seen:
                     continue
                 seen.add(shown)
-                made.append(Scenario(f"{intent}-{len(seen):03d}", state, tags=(intent,)))
-        return made
+                scenario_list.append(Scenario(f"{intent}-{len(seen):03d}", state, tags=(intent,)))
+        return scenario_list
 
     def hidden_preference(self, state: State, response: str) -> float:
         """1, 0.9, 0.8 for the wanted kind of widget, 0.2, 0.1, 0 for the other kind; 0 for anything else."""

@@ -71,31 +71,31 @@ class Host:
             return {"n": asked["n"], "error": _error(error)}
 
     def _finish(self, asked: dict[str, Any], args: list[Any]) -> Any:
-        what, target = asked["do"], asked["target"]
-        if what == "defined":
+        action, target = asked["do"], asked["target"]
+        if action == "defined":
             return [name for name, value in vars(self.module).items() if isinstance(value, FunctionType)]
         if isinstance(target, str):
             if not hasattr(self.module, target):
                 raise NameError(f"name {target!r} is not defined")
-            held = getattr(self.module, target)
+            callee = getattr(self.module, target)
         else:
-            held = self.objects[target]
-        if what == "call":
+            callee = self.objects[target]
+        if action == "call":
             named = {key: decode(value, self._resolve) for key, value in asked.get("named", {}).items()}
-            return held(*args, **named)
-        if what == "attribute":
-            return getattr(held, args[0])
-        if what == "set":
-            return setattr(held, args[0], args[1])
-        if what == "item":
-            return held[args[0]]
-        if what == "text":
-            return str(held)
-        if what == "length":
-            return len(held)
-        if what == "items":
-            return [item for _, item in zip(range(ITEMS), held, strict=False)]
-        raise ValueError(f"unknown request {what!r}")
+            return callee(*args, **named)
+        if action == "attribute":
+            return getattr(callee, args[0])
+        if action == "set":
+            return setattr(callee, args[0], args[1])
+        if action == "item":
+            return callee[args[0]]
+        if action == "text":
+            return str(callee)
+        if action == "length":
+            return len(callee)
+        if action == "items":
+            return [item for _, item in zip(range(ITEMS), callee, strict=False)]
+        raise ValueError(f"unknown request {action!r}")
 
     def _handle(self, value: Any) -> dict[str, Any]:
         if hasattr(value, "__next__") or type(value).__name__ in (

@@ -88,52 +88,52 @@ class Rewriter(ast.NodeTransformer):
 
 def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
     """The names a program defines somewhere, and those it reads."""
-    defined: set[str] = set()
+    definitions: set[str] = set()
     read: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            (read if isinstance(node.ctx, ast.Load) else definitions).add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            defined.add(node.name)
+            definitions.add(node.name)
         elif isinstance(node, ast.arg):
-            defined.add(node.arg)
+            definitions.add(node.arg)
         elif isinstance(node, ast.alias):
-            defined.add((node.asname or node.name).partition(".")[0])
+            definitions.add((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            defined.add(node.name)
-    return defined, read
+            definitions.add(node.name)
+    return definitions, read
 
 
-def json_equal(found: Any, expected: Any) -> bool:
+def json_equal(actual: Any, expected: Any) -> bool:
     """True if plain data is what a JSON file expects: tuples count as lists there, keys as texts, floats to
     1e-9."""
-    if isinstance(found, ITERATOR):
-        found = list(found)
-    if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
-        pairs = zip(found, expected, strict=False)
-        return len(found) == len(expected) and all(json_equal(one, other) for one, other in pairs)
-    if isinstance(found, (set, frozenset)) and isinstance(expected, list):
+    if isinstance(actual, ITERATOR):
+        actual = list(actual)
+    if isinstance(actual, (list, tuple)) and isinstance(expected, (list, tuple)):
+        pairs = zip(actual, expected, strict=False)
+        return len(actual) == len(expected) and all(json_equal(one, other) for one, other in pairs)
+    if isinstance(actual, (set, frozenset)) and isinstance(expected, list):
         try:
-            return len(found) == len(expected) and found == set(expected)
+            return len(actual) == len(expected) and actual == set(expected)
         except TypeError:
             return False
-    if isinstance(found, dict) and isinstance(expected, dict):
-        texts = {str(key): value for key, value in found.items()}
-        return len(texts) == len(found) == len(expected) and all(
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        texts = {str(key): value for key, value in actual.items()}
+        return len(texts) == len(actual) == len(expected) and all(
             key in texts and json_equal(texts[key], value) for key, value in expected.items()
         )
-    if isinstance(found, bool) or isinstance(expected, bool):
-        return found is expected
-    if isinstance(found, (int, float)) and isinstance(expected, (int, float)):
-        if isinstance(found, int) and isinstance(expected, int):
-            return found == expected
-        return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12)
-    if isinstance(expected, str) and found is not None and not isinstance(found, str):
+    if isinstance(actual, bool) or isinstance(expected, bool):
+        return actual is expected
+    if isinstance(actual, (int, float)) and isinstance(expected, (int, float)):
+        if isinstance(actual, int) and isinstance(expected, int):
+            return actual == expected
+        return math.isclose(actual, expected, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(expected, str) and actual is not None and not isinstance(actual, str):
         try:
-            return json_equal(found, ast.literal_eval(expected))
+            return json_equal(actual, ast.literal_eval(expected))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return False
-    return type(found) is type(expected) and bool(found == expected)
+    return type(actual) is type(expected) and bool(actual == expected)
 
 
 class Pytest(types.ModuleType):

@@ -244,13 +244,13 @@ class Tests:
 
     def _unit(self, tree: ast.Module, *, counts: bool = True, usable: bool = False) -> bool:
         """Run the statements one by one; returns whether all of them ended by themselves."""
-        called = {
+        helpers = {
             n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
         }
         body = Rewriter(self.cases).visit(tree).body if counts else tree.body
-        ended = True
+        is_over = True
         for node in body:
-            ended &= self._statement(ast.Module([node], []), usable)
+            is_over &= self._statement(ast.Module([node], []), usable)
         for made in body if counts else []:
             if isinstance(made, ast.ClassDef):
                 held = self.space.get(made.name)
@@ -258,9 +258,9 @@ class Tests:
                     self._methods(held)
                 elif isinstance(held, type) and made.name.startswith("Test"):
                     self._plain_methods(held)
-            elif isinstance(made, ast.FunctionDef) and made.name not in called:
-                ended &= self._function(made)
-        return ended
+            elif isinstance(made, ast.FunctionDef) and made.name not in helpers:
+                is_over &= self._function(made)
+        return is_over
 
     def _statement(self, tree: ast.Module, usable: bool = False) -> bool:
         try:
@@ -349,17 +349,17 @@ def run(program: dict[str, Any], source: int, target: int, verdict: int) -> None
     pytest.__spec__ = importlib.util.spec_from_loader("pytest", None)
     sys.modules.setdefault("pytest", pytest)
     tests = Tests(program, AnswerProcess(WireLine(source, target)))
-    said: dict[str, Any]
+    reply: dict[str, Any]
     try:
         tests.run(program.get("setup", ""), program.get("given", []))
-        said = {"passed": sum(tests.outcomes), "cases": len(tests.outcomes)}
+        reply = {"passed": sum(tests.outcomes), "cases": len(tests.outcomes)}
         if not tests.outcomes:
-            said = {"unusable": "the tests check nothing: no assert, no case"}
+            reply = {"unusable": "the tests check nothing: no assert, no case"}
     except TestsUnusable as error:
-        said = {"unusable": str(error)[:300]}
+        reply = {"unusable": str(error)[:300]}
     except Exception as error:
-        said = {"passed": 0, "cases": max(1, len(tests.outcomes))}
+        reply = {"passed": 0, "cases": max(1, len(tests.outcomes))}
         tests.faults.append(f"{type(error).__name__}: {error}"[:300])
-    said["faults"] = tests.faults[:3]
-    WireLine(source, verdict).send(said)
+    reply["faults"] = tests.faults[:3]
+    WireLine(source, verdict).send(reply)
     os.close(verdict)

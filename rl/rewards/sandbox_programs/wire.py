@@ -69,19 +69,19 @@ def decode(said: Any, handle: Callable[[str, Any], Any] = lambda kind, said: _no
         return [decode(item, handle) for item in said]
     if not isinstance(said, dict) or len(said) != 1:
         raise ValueError("expected an object of one key")
-    ((kind, held),) = said.items()
+    ((kind, value),) = said.items()
     try:
         if kind == "dict":
-            return {decode(key, handle): decode(item, handle) for key, item in held}
+            return {decode(key, handle): decode(item, handle) for key, item in value}
         if kind in ("tuple", "set", "frozenset"):
             return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](
-                [decode(item, handle) for item in held]
+                [decode(item, handle) for item in value]
             )
         if kind in PLAIN:
-            return PLAIN[kind](held)
+            return PLAIN[kind](value)
     except (TypeError, IndexError, OverflowError) as error:
         raise ValueError(f"not a {kind}: {error}") from None
-    return handle(kind, held)
+    return handle(kind, value)
 
 
 class WireLine:
