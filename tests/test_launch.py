@@ -133,7 +133,7 @@ class Heard:
 
 def test_a_further_process_follows_the_first_one_s_word() -> None:
     assert Launch(Heard((7, True))).follow() == (7, True)
-    with pytest.raises(RunRefused, match="began no run"):
+    with pytest.raises(RunRefused, match="started no run"):
         Launch(Heard(None)).follow()
 
 
