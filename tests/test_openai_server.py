@@ -260,5 +260,5 @@ def test_who_waits_in_vain_has_not_held_a_place() -> None:
     turns = ConcurrencyLimiter(1, 5, "x")
     with turns.turn(1):
         for _ in range(10):
-            with pytest.raises(BackendFailed, match=r"no turn within 0\.001 s"), turns.turn(0.001):
+            with pytest.raises(BackendFailed, match=r"no free slot within 0\.001 s"), turns.turn(0.001):
                 pass
