@@ -275,7 +275,7 @@ def test_a_run_that_was_stopped_and_then_killed_ends_with_the_same_number_of_ste
     rated_home: Path, base: Path
 ) -> None:
     run, err = interrupted(rated_home, [*TRAINING, "--model", str(base)], 5, signal.SIGINT)
-    assert f"go on with: python manage.py train_dpo --resume {run}" in err
+    assert f"resume with: python manage.py train_dpo --resume {run}" in err
     assert "Traceback" not in err
     resume = ["train_dpo", "--resume", str(run), "--json"]
     assert interrupted(rated_home, resume, 20, signal.SIGKILL)[0] == run

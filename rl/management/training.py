@@ -219,8 +219,7 @@ class TrainCommand(RatchetCommand):
         if result["status"] == "cancelled":
             raise CommandError(
                 f"run {result['run']} stopped at step {result['steps']} of {result['total_steps']} and kept "
-                "its checkpoint; resume with: python manage.py train_{self.method} --resume "
-                "{result['run']}"
+                f"its checkpoint; resume with: python manage.py train_{self.method} --resume {result['run']}"
             )
         if (options.get("export") or options.get("register_ollama")) and result["policy"]:
             from rl.export.service import ExportOrder, export

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from django.core.management import call_command
 from django.db import connection
 
 _template: Path | None = None
@@ -14,6 +15,9 @@ _template: Path | None = None
 def template_write(path: Path) -> None:
     """Write the tests' own SQLite database, as it is before the first test, to `path`."""
     global _template
+    if not connection.introspection.table_names():
+        # no test of this session asked for the database, so that it was not made
+        call_command("migrate", verbosity=0)
     with connection.cursor() as cursor:
         cursor.execute("VACUUM INTO %s", [str(path)])
     _template = path
