@@ -22,27 +22,27 @@ class Step:
 
 
 THUMB = (
-    Step("A thumb", "feedback.rating, feedback.api", "a checked form or request"),
+    Step("A thumb", "feedback.rating, feedback.api", "a validated form or request"),
     Step("The rating is stored", "feedback.services", "a Rating row, never changed"),
     Step("The buffer is full", "rl.online.learner", "a queued TrainingRun"),
     Step("A dataset is made", "rl.datasets.builder", "a snapshot: file, hash, counts"),
     Step("A worker claims the run", "rl.jobs.lifecycle", "a child process, one per device"),
-    Step("It is trained", "rl.jobs.train -> rl.training", "adapter.safetensors, result.json"),
-    Step("It enters the registry", "rl.registry.service", "a Policy, stage candidate"),
-    Step("It is judged", "rl.evaluation.service", "an Evaluation on held-out prompts"),
-    Step("The gate is asked", "rl.gates.rules", "a gate report: opens, or rejected"),
-    Step("It moves up", "rl.registry, rl.experiments", "challenger with an arm, champion"),
+    Step("A policy is trained", "rl.jobs.train -> rl.training", "adapter.safetensors, result.json"),
+    Step("It is registered", "rl.registry.service", "a Policy, stage candidate"),
+    Step("It is evaluated", "rl.evaluation.service", "an Evaluation on held-out prompts"),
+    Step("The gate checks it", "rl.gates.rules", "a gate report: passed or rejected"),
+    Step("It is promoted", "rl.registry, rl.experiments", "challenger or champion"),
     Step("It answers users", "rl.serving.gateway", "a Decision: policy, propensity"),
     Step("People rate its answers", "feedback.rating.queue", "the next thumb"),
 )
 COMPLETION = (
     Step("An app asks", "rl.api.gateway", "POST /v1/chat/completions, a key"),
-    Step("The request is read", "rl.serving.chat_request", "a ChatRequest, or a 400 at once"),
-    Step("Who answers is chosen", "rl.serving.routing", "agent, arm, policy, who steps in"),
+    Step("The request is parsed", "rl.serving.chat_request", "a ChatRequest, or a 400 at once"),
+    Step("A policy is chosen", "rl.serving.routing", "agent, arm, policy, fallbacks"),
     Step("A backend answers", "rl.serving.fallback", "text, tokens, probability"),
-    Step("The decision is noted", "feedback.recording.journal", "a line in a file, before the answer"),
-    Step("The app has its answer", "rl.api.gateway", "its id is the decision's"),
-    Step("The decision is stored", "feedback.recording.recorder", "a Decision row, by the group"),
+    Step("The decision is journaled", "feedback.recording.journal", "a line in a file, before the answer"),
+    Step("The app gets the answer", "rl.api.gateway", "its id is the decision's"),
+    Step("The decision is stored", "feedback.recording.recorder", "Decision rows, in batches"),
     Step("A rating of it arrives", "feedback.services", "the way of a thumb begins"),
 )
 
