@@ -82,7 +82,7 @@ def test_too_few_prompts_are_named_with_what_is_needed() -> None:
     judged(policy, both=4, wins=6, losses=0, neither=0)
     (champion,) = gate_checklists(policy, BOTH[:1])
     evidence = next(item for item in champion.unmet if item.rule == "evidence")
-    assert evidence.words == "10 held-out prompts, at least 30 are needed"
+    assert {"10", "30"} <= set(evidence.words.split())
     assert not champion.opens
     assert not champion.harmful
 

@@ -20,6 +20,7 @@ from rl.datasets.feedback_types import Split
 from rl.datasets.held_out_evidence import evidence_counts
 from rl.evaluation.judges import barred_reason, rewards_of_training
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
+from rl.gates.evidence_kinds import LABELS
 from rl.management.commands.evaluate_model import kind_cells
 from rl.models import AgentDefinition, Policy, PromptSplit, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
@@ -122,7 +123,7 @@ def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     assert evaluation.snapshot is not None
     assert evaluation.snapshot.kind == Snapshot.Kind.SCORES
     verdicts = {verdict.rule: verdict for verdict in policy_judge(policy).verdicts}  # type: ignore[union-attr]
-    assert verdicts["evidence"].words == "40 held-out prompts with thumbs, stars or scores"
+    assert (verdicts["evidence"].figures["prompts"], verdicts["evidence"].figures["kind"]) == (40, LABELS)
     assert verdicts["accuracy"].outcome == "passed"
     # one lower bound everywhere
     policy.refresh_from_db()

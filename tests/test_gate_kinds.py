@@ -45,7 +45,7 @@ LIKED = thumbs([2.0 + i / 10 for i in range(20)], [i / 10 for i in range(20)])
 def test_thumbs_carry_the_gate_where_there_are_no_pairs() -> None:
     sheet = gate_judge(evidence(labels=LIKED), BOUNDS)
     assert sheet.passed
-    assert sheet.verdicts[0].words == "40 held-out prompts with thumbs, stars or scores"
+    assert (sheet.verdicts[0].figures["prompts"], sheet.verdicts[0].figures["kind"]) == (40, LABELS)
     said = sheet.verdicts[1]
     assert said.words.startswith(
         "+50.0 points in concordance with thumbs, stars and scores against old, lower bound "
@@ -58,15 +58,13 @@ def test_twenty_nine_prompts_are_not_evidence_however_often_they_were_rated() ->
     items = [RatedAnswer(f"p{i}", float(j), float(j)) for i in range(29) for j in range(2)]
     said = verdict(rules.rule_evidence, evidence(labels=items))
     assert not said.passed
-    assert said.words == "29 held-out prompts with thumbs, stars or scores, at least 30 are needed"
+    assert (said.figures["prompts"], said.figures["needed"], said.waits) == (29, 30, True)
 
 
 def test_answers_that_were_all_liked_wait_for_one_that_was_not() -> None:
     said = verdict(rules.rule_accuracy, evidence(labels=thumbs([1.0 + i for i in range(40)], [])))
     assert (said.passed, said.waits) == (False, True)
-    assert said.words == (
-        "all answers to the 40 held-out prompts have the same rating, so nothing can be compared"
-    )
+    assert said.figures == {"kind": LABELS, "n": 40}
 
 
 def test_thumbs_that_are_all_alike_do_not_keep_other_evidence_from_leading() -> None:
@@ -75,7 +73,7 @@ def test_thumbs_that_are_all_alike_do_not_keep_other_evidence_from_leading() -> 
     written: list[Item] = [Case(1, 0) for _ in range(40)]
     assert gate_judge(evidence(labels=up, corrections=written), BOUNDS).passed
     said = verdict(rules.rule_evidence, evidence(labels=up, corrections=written[:29]))
-    assert said.words == "29 held-out prompts with answers that people wrote, at least 30 are needed"
+    assert (said.passed, said.figures["prompts"], said.figures["kind"]) == (False, 29, CORRECTIONS)
     # a single one that was not liked makes them evidence again
     mixed = [*up, *thumbs([], [0.0])]
     assert verdict(rules.rule_evidence, evidence(labels=mixed, corrections=written)).words.startswith("101 ")
@@ -102,7 +100,9 @@ def test_log_likelihood_of_what_people_wrote_is_told_in_nats_per_token() -> None
 def test_a_loss_on_another_kind_of_evidence_closes_the_gate() -> None:
     lost = [Case(0.0, 1.0)] * 8 + [Case(1.0, 1.0)] * 24
     sheet = gate_judge(evidence(labels=LIKED, tests=lost), BOUNDS)
-    assert sheet.reason == "worse by other kinds of evidence: -25.0 points in tests passed over 32 prompts"
+    (refusal,) = sheet.refusals
+    assert refusal.rule == "other_evidence"
+    assert (refusal.figures[TESTS]["value"], refusal.figures[TESTS]["n"]) == (-0.25, 32)
     assert sheet.harmful
     # a coin falls so four times running in one of sixteen, and 29 prompts are not asked
     assert gate_judge(

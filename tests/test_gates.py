@@ -126,7 +126,7 @@ def test_a_slice_that_lost_is_named() -> None:
     )  # fmt: skip
     said = verdict(rules.rule_slices, found)
     assert not said.passed
-    assert said.words == "worse on slice topic:b: -66.7 points over 12 prompts"
+    assert said.figures["topic:b"] == {"value": pytest.approx(-8 / 12), "n": 12}
 
 
 def test_a_small_slice_is_not_judged() -> None:
@@ -147,8 +147,11 @@ def aged(wins: int, losses: int) -> Evidence:
 def test_what_the_champion_knew_must_not_be_forgotten() -> None:
     sheet = gate_judge(aged(wins=1, losses=8), BOUNDS)
     # 10 of 512 ways of nine fair coins show eight heads or more: 0.0195
-    assert sheet.reason == (
-        "worse on older feedback: on 30 prompts with older feedback it is right in 73.3 %, champion in 96.7 %"
+    (refusal,) = sheet.refusals
+    assert refusal.rule == "forgetting"
+    assert refusal.figures["n"] == 30
+    assert (refusal.figures["accuracy"], refusal.figures["against_accuracy"]) == pytest.approx(
+        (22 / 30, 29 / 30)
     )
     assert gate_judge(aged(wins=1, losses=5), BOUNDS).passed  # 7 of 64: chance
 

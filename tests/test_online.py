@@ -88,7 +88,7 @@ def test_too_little_feedback_starts_nothing_and_says_how_much_is_wanted() -> Non
     rate(2)
     status = widgets_learner().get_status()
     assert (status["buffer_size"], status["min_samples"], status["should_retrain"]) == (2, 3, False)
-    assert status["reason"] == "2 of 3 new pieces of feedback needed for a retrain"
+    assert "2 of 3" in status["reason"]
     with pytest.raises(learner.LearnerRefused, match="2 of 3"):
         widgets_learner().trigger_retrain()
 
@@ -107,9 +107,7 @@ def test_the_defaults_are_those_of_the_operators_file_and_then_of_the_agents_row
 def test_nothing_starts_by_itself_unless_it_is_switched_on(settings: Any) -> None:
     rate(3)
     settings.ENABLE_ONLINE_LEARNING = False
-    assert (
-        widgets_learner().get_status()[("reason")] == "ENABLE_ONLINE_LEARNING is off: no automatic retraining"
-    )
+    assert "ENABLE_ONLINE_LEARNING" in widgets_learner().get_status()["reason"]
     assert not widgets_learner().should_retrain()
 
 
@@ -154,7 +152,9 @@ def test_a_small_buffer_is_learnt_from_when_the_interval_is_over() -> None:
     wanted = learner.init_online_learner(min_samples=100, agent="widgets")
     assert not wanted.should_retrain()
     TrainingRun.objects.update(created_at=timezone.now() - timedelta(hours=25))
-    assert wanted.get_status()["reason"] == "12 new pieces of feedback have waited for 24 hours"
+    status = wanted.get_status()
+    assert (status["buffer_size"], status["should_retrain"]) == (12, True)
+    assert "24 hours" in status["reason"]
 
 
 def test_feedback_from_python_is_recorded_like_any_other() -> None:

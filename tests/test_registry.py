@@ -138,7 +138,11 @@ def test_a_gate_that_refuses_puts_its_sheet_on_record_and_moves_nothing() -> Non
     sheet = registry.policy_gated(candidate, "champion", actor="loop")
     event = candidate.events.get(kind="gated")
     assert [verdict.rule for verdict in sheet.refusals] == ["kl"]
-    assert event.reason == "KL to its reference 7.50 nats per token of its answers, at most 2 is allowed"
+    assert event.reason == sheet.reason
+    assert (
+        next(verdict for verdict in event.verdicts["verdicts"] if verdict["rule"] == "kl")["figures"]["value"]
+        == 7.5
+    )
     candidate.refresh_from_db()
     assert candidate.stage == "candidate"
 

@@ -315,7 +315,7 @@ def test_a_child_that_failed_without_a_word_leaves_the_run_failed(
     monkeypatch.setattr(tasks, "command_run", Child(1, "warming up\nno such option\n", status=left))
     assert tasks.train(run.pk) == "failed"
     run.refresh_from_db()
-    assert run.reason == "the process that trained it ended with 1: no such option"
+    assert run.reason.endswith("1: no such option")
     assert run.finished_at is not None
 
 
