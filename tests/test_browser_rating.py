@@ -38,7 +38,7 @@ def test_a_accepts_what_is_suggested_and_u_takes_it_back(opener: Opener) -> None
     record(2)
     suggestions_record({first.pk: 0.9}, "labels-1")
     page = opener()
-    expect(page.locator(".suggested")).to_contain_text("90 of 100")
+    expect(page.locator(".suggested")).to_contain_text("90 %")
     page.keyboard.press("a")
     rated(page, 1)
     assert [(rating.decision_id, rating.thumb) for rating in standing()] == [(first.pk, "up")]

@@ -337,7 +337,7 @@ def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pyte
     )  # fmt: skip
     policy = Policy(name="own-bot-v1", agent="own-bot", run=run)
     assert barred_reason("model:/somewhere/judge", policy, "own-bot") == (
-        "model:/somewhere/judge is the reward that own-bot-v1 was trained on"
+        "model:/somewhere/judge is the reward that own-bot-v1 was trained with"
     )
     assert barred_reason("model:/somewhere/other", policy, "own-bot") == ""
     assert barred_reason("agent", policy, "own-bot") == ""  # a rule is what it is, whoever was trained on it
@@ -346,7 +346,7 @@ def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pyte
     folders = {"model:own-bot-rm-v9": "model:/somewhere/judge"}
     monkeypatch.setattr("rl.evaluation.judges.rewards_located", lambda spec, agent: folders.get(spec, spec))
     assert barred_reason("model:own-bot-rm-v9", policy, "own-bot") == (
-        "model:own-bot-rm-v9 is the reward that own-bot-v1 was trained on"
+        "model:own-bot-rm-v9 is the reward that own-bot-v1 was trained with"
     )
 
 

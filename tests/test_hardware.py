@@ -131,7 +131,7 @@ def test_an_accelerator_is_left_alone_where_that_is_asked(
     monkeypatch.setattr(hardware, "measure_products", lambda: FACTS)
     found = detect(profile="cpu_only")
     assert (found.device, found.preset) == ("cpu", "cpu")
-    assert "A Card is left alone" in found.reasons["device"]
+    assert "A Card is not used" in found.reasons["device"]
     assert found.gpus[0] | {"name": "A Card"} == found.gpus[0]
 
 

