@@ -38,6 +38,7 @@ from world_tastes import CORRECTIONS, KEPT, PAIRS, SCORES, THUMBS, TUNED, WORLDS
 
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
+from rl.bundled_models import BUNDLED  # noqa: E402
 from rl.linear.distillation import rows_taught  # noqa: E402
 from rl.linear.fit import FittedPolicy, fit  # noqa: E402
 from rl.linear.model import WEIGHTS, LinearPolicy  # noqa: E402
@@ -47,6 +48,11 @@ MIN_EVIDENCE = 30
 
 METHOD = {THUMBS: "taught", SCORES: "taught", PAIRS: "taught", CORRECTIONS: "sft"}
 """The method `auto` takes, for the road without commands; `taught` is SFT on a classifier's answers."""
+
+
+def base_model() -> str:
+    """The base model that is trained here, as the settings name it."""
+    return os.environ.get("RATCHET_BASE_MODEL") or BUNDLED
 
 
 def messages(text: str) -> list[dict[str, str]]:
@@ -145,7 +151,7 @@ def policy_share(world: World, unseen: Sequence[Prompt], adapter: str | None) ->
     from rl.training.policy import load_policy
     from rl.training.scoring import score_responses
 
-    policy = load_policy("bundled", adapter, hardware=detect())
+    policy = load_policy(base_model(), adapter, hardware=detect())
     count = len(world.options)
     scores = score_responses(
         policy, [(messages(prompt.text), option) for prompt in unseen for option in world.options]
@@ -205,7 +211,7 @@ def trained_fast(
         trains = functools.partial(SearchTrainer, trains)
     trainer = trains(
         recipe,
-        "bundled",
+        base_model(),
         output_dir=home,
         agent=world.agent,
         hardware=detect(),

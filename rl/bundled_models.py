@@ -26,11 +26,16 @@ def base_named(base_model: str, base_model_hash: str) -> str:
     return f"{BUNDLED}@{digits[:DIGITS]}" if base_model == BUNDLED and digits else base_model
 
 
+def is_bundled(name: str) -> bool:
+    """True for the bundled base model and for those beside it: `bundled`, `bundled@<digits>`."""
+    return name.partition("@")[0] == BUNDLED
+
+
 def resolve_base_model(name: str) -> str:
     """`bundled` becomes the shipped model's directory, `bundled@<digits>` that of the one of this hash, where
     there is one; any other name or path stays as it is."""
-    base, _, digits = name.partition("@")
-    if base != BUNDLED:
+    if not is_bundled(name):
         return name
+    digits = name.partition("@")[2]
     alternative = BUNDLED_ALTERNATIVES / digits[:DIGITS]
     return str(alternative if digits and alternative.is_dir() else BUNDLED_MODEL)

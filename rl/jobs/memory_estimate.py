@@ -16,6 +16,8 @@ from typing import Any
 
 from django.conf import settings
 
+from rl.bundled_models import is_bundled, resolve_base_model
+
 GB = 1e9
 PROCESS_GB = 1.5
 """Python with torch and transformers, and on a CPU the kernels compiled for the shapes a run meets."""
@@ -137,8 +139,8 @@ def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> 
 
 def base_folder(base_model: str) -> Path | None:
     """The folder of a base model that is here: the bundled one, a path, or the newest snapshot in the hub's cache."""
-    if base_model == "bundled":
-        return Path(settings.BASE_DIR) / "rl" / "bundled_model"
+    if is_bundled(base_model):
+        return Path(resolve_base_model(base_model))
     given = Path(base_model).expanduser()
     if (given / "config.json").is_file():
         return given

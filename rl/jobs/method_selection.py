@@ -9,6 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
+from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
@@ -85,7 +86,7 @@ def method_chosen(
         _DemonstrationCounts.of(found["sft"]),
     )
     chosen = _of_pairs_and_singles(pairs, labels, shown, need)
-    if chosen and chosen.method in TAUGHT and base_model == BUNDLED:
+    if chosen and chosen.method in TAUGHT and is_bundled(base_model):
         rows = found["dpo"] if chosen.method == "dpo" else prepare("scores")
         chosen = _of_choices(agent, chosen, rows) or chosen
     return (
@@ -205,11 +206,9 @@ def _of_pairs_and_singles(
     return None
 
 
-BUNDLED = "bundled"
-"""The base model that knows nothing of the world: a classifier reads the feedback of a choice better than it can."""
-
 TAUGHT = {"dpo": "pairs", "kto": "scores"}
-"""Method -> the feedback a classifier learns from in its place."""
+"""Method -> the feedback a classifier learns from in its place, on a bundled base model: that one knows nothing of the
+world, and a classifier reads the feedback of a choice better than it can."""
 
 FEWEST_TAUGHT = 150
 """Prompts below which a classifier finds too little of a rule: of 90 with one thumb each the gate could not be shown
