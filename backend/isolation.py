@@ -37,7 +37,7 @@ def agent_isolated(task: str, agent: str, work: Callable[[], list[str]]) -> list
     """
     file = _fault_file(task, agent)
     try:
-        done = work()
+        work_lines = work()
     except Exception as error:
         if isinstance(error, OperationalError | InterfaceError) and _connection_lost():
             raise DatabaseAway(str(error)) from error
@@ -49,7 +49,7 @@ def agent_isolated(task: str, agent: str, work: Callable[[], list[str]]) -> list
             _lasting.setdefault(file, OutageLog(logger)).report(text, level=logging.ERROR)
         return [text]
     _fault_over(file)
-    return done
+    return work_lines
 
 
 def quiet() -> None:
@@ -75,19 +75,19 @@ def _fault_file(task: str, agent: str) -> Path:
 
 def _is_news(file: Path, text: str) -> bool:
     """True of a fault that was not told lately, by this clock or another; it is noted as told."""
-    now = time.time()
+    time_s = time.time()
     try:
-        known = file.read_text("utf-8") == text and now - file.stat().st_mtime < TOLD_AGAIN_AFTER_S
+        known = file.read_text("utf-8") == text and time_s - file.stat().st_mtime < TOLD_AGAIN_AFTER_S
     except OSError:
         known = False
     before, at = _told.get(file, ("", 0.0))
-    if known or (before == text and now - at < TOLD_AGAIN_AFTER_S):
+    if known or (before == text and time_s - at < TOLD_AGAIN_AFTER_S):
         return False
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
     except OSError:
-        _told[file] = (text, now)  # a full disk must not end the shares of the others
+        _told[file] = (text, time_s)  # a full disk must not end the shares of the others
     return True
 
 

@@ -77,22 +77,22 @@ def operator_file(path: str, *, methods_missing: bool = False) -> OperatorFile:
         raise OperatorFileError(f"RATCHET_CONFIG ({path}): {error}") from error
 
 
-def operator_settings(found: Any, *, methods_missing: bool = False) -> OperatorFile:
+def operator_settings(content: Any, *, methods_missing: bool = False) -> OperatorFile:
     """The settings in a parsed file: sections at the top, or all of them below `rlhf`. Raises OperatorFileError."""
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise OperatorFileError(
-            f"expected sections of knobs ({', '.join(section_checks())}), found {type(found).__name__}"
+            f"expected sections of knobs ({', '.join(section_checks())}), found {type(content).__name__}"
         )
-    if WRAPPER in found:
-        if beside := sorted(map(str, set(found) - {WRAPPER})):
+    if WRAPPER in content:
+        if beside := sorted(map(str, set(content) - {WRAPPER})):
             raise OperatorFileError(f"{beside[0]} stands beside {WRAPPER}: put everything below {WRAPPER}")
-        found = found[WRAPPER] or {}
-        if not isinstance(found, dict):
-            raise OperatorFileError(f"{WRAPPER}: expected sections of knobs, found {type(found).__name__}")
+        content = content[WRAPPER] or {}
+        if not isinstance(content, dict):
+            raise OperatorFileError(f"{WRAPPER}: expected sections of knobs, found {type(content).__name__}")
     sections: dict[str, dict[str, Any]] = {}
     base_models: dict[str, str] = {}
     checks = section_checks()
-    for name, knobs in found.items():
+    for name, knobs in content.items():
         if name in SWITCHES or (methods_missing and name not in checks):
             continue
         if name not in checks:
@@ -107,10 +107,10 @@ def operator_settings(found: Any, *, methods_missing: bool = False) -> OperatorF
             base_models[name] = _text(f"{name}.base_model", own.pop("base_model"))
         checks[name](name, own)
         sections[name] = own
-    enabled = found.get("enabled")
+    enabled = content.get("enabled")
     if enabled is not None and not isinstance(enabled, bool):
         raise OperatorFileError(f"enabled: expected true or false, found {enabled!r}")
-    base_model = _text("base_model", found["base_model"]) if "base_model" in found else ""
+    base_model = _text("base_model", content["base_model"]) if "base_model" in content else ""
     return OperatorFile(sections, base_models, base_model, enabled)
 
 

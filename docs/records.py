@@ -78,22 +78,24 @@ def faults(records: list[Record]) -> list[str]:
 
     Records without a number are right only above all others: new ones, which the script numbers.
     """
-    found = []
+    problems = []
     numbers = [record.number for record in records if record.number is not None]
     if None in [record.number for record in records[len(records) - len(numbers) :]]:
-        found.append("a record without a number stands below one that has its number; new records go on top")
+        problems.append(
+            "a record without a number stands below one that has its number; new records go on top"
+        )
     if numbers != sorted(set(numbers), reverse=True):
-        found.append("numbers do not fall from the top of the page to its end, each used once")
+        problems.append("numbers do not fall from the top of the page to its end, each used once")
     dates = {record.number: record.date for record in records}
     for record in records:
         if not record.text:
-            found.append(f"{record.title}: a heading without a text")
+            problems.append(f"{record.title}: a heading without a text")
         for newer in record.newer:
             if newer == record.number or dates.get(newer, "") < record.date:
-                found.append(f"{record.title}: its status names record {newer}, which is no later one")
+                problems.append(f"{record.title}: its status names record {newer}, which is no later one")
     titles = [record.title for record in records]
-    found += [f"{title}: stands twice" for title in sorted({t for t in titles if titles.count(t) > 1})]
-    return found
+    problems += [f"{title}: stands twice" for title in sorted({t for t in titles if titles.count(t) > 1})]
+    return problems
 
 
 def index(records: list[Record]) -> str:

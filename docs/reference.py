@@ -28,18 +28,16 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 def options(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
     """(how it is typed, what it does) of each argument that is our own, subcommands' arguments included."""
-    found = []
+    rows = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, sub in action.choices.items():
                 summary = next((a.help for a in action._choices_actions if a.dest == name), "") or ""
-                found.append((name, summary))
-                found += [(f"{name} {typed}", text) for typed, text in options(sub)]
+                rows.append((name, summary))
+                rows += [(f"{name} {typed}", text) for typed, text in options(sub)]
         elif not DJANGOS & set(action.option_strings):
-            found.append(
-                (_typed(action), parser._get_formatter()._expand_help(action) if action.help else "")
-            )
-    return found
+            rows.append((_typed(action), parser._get_formatter()._expand_help(action) if action.help else ""))
+    return rows
 
 
 def _typed(action: argparse.Action) -> str:

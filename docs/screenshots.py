@@ -95,9 +95,9 @@ def support_recorded() -> None:
         "I should look the parcel up before I promise anything, and name a time only if the carrier does."
     )
     track = {"kind": "tool_call", "name": "carrier.track", "parent": 0, "arguments": {"tracking": "JD0002"}}
-    asked = {"kind": "tool_call", "name": "orders.find", "parent": 0, "arguments": {"number": 1043}}
+    call = {"kind": "tool_call", "name": "orders.find", "parent": 0, "arguments": {"number": 1043}}
     chosen = [{"response": good, "score": 0.81}, {"response": late, "score": 0.19}]
-    decided = {
+    choice = {
         "kind": "decision",
         "name": "answer",
         "messages": prompt,
@@ -108,10 +108,10 @@ def support_recorded() -> None:
     steps = [
         {"kind": "step", "name": "plan", "n": 0, "duration_ms": 12.0},
         {"kind": "reasoning", "text": thought, "n": 1, "parent": 0},
-        asked | {"n": 2, "result": {"state": "shipped", "carrier": "DHL"}, "duration_ms": 184.0},
+        call | {"n": 2, "result": {"state": "shipped", "carrier": "DHL"}, "duration_ms": 184.0},
         track | {"n": 3, "error": "TimeoutError: no answer within 1 s", "duration_ms": 1002.0},
         track | {"n": 4, "result": "out for delivery, tomorrow 09:00-12:00", "duration_ms": 430.0},
-        decided | facts | {"n": 5, "duration_ms": 912.0},
+        choice | facts | {"n": 5, "duration_ms": 912.0},
         {"kind": "task", "name": "answer the customer", "status": "completed", "n": 6},
     ]
     made = trace_record(agent="support-bot", run_id="run-7731", steps=steps).decisions[0]
@@ -156,32 +156,32 @@ def pictures() -> list[tuple[str, str, dict[str, Any]]]:
     from rl.models import Experiment, Policy, TrainingRun
 
     wide, phone = WIDE | {"height": 1040}, {"width": 390, "height": 780}
-    found: list[tuple[str, str, dict[str, Any]]] = []
+    pages: list[tuple[str, str, dict[str, Any]]] = []
     if line := decision_shown("widgets", '{"widget": "line_chart"}', on="desktop"):
-        found.append(("rating-page", line, {"viewport": wide}))
-        found.append(("rating-page-phone", line, {"viewport": phone, "has_touch": True, "is_mobile": True}))
+        pages.append(("rating-page", line, {"viewport": wide}))
+        pages.append(("rating-page-phone", line, {"viewport": phone, "has_touch": True, "is_mobile": True}))
     if folder := decision_shown("filer", '{"folder": "Reports/2024"}'):
         dark = {"viewport": wide | {"height": 900}, "color_scheme": "dark"}
-        found.append(("rating-page-dark", folder, dark))
+        pages.append(("rating-page-dark", folder, dark))
     if pair := pair_shown("widgets"):
-        found.append(("pairs", f"/rate/pairs/?pair={pair}", {"viewport": wide}))
-        found.append(("pairs-phone", f"/rate/pairs/?pair={pair}", {"viewport": phone, "has_touch": True}))
+        pages.append(("pairs", f"/rate/pairs/?pair={pair}", {"viewport": wide}))
+        pages.append(("pairs-phone", f"/rate/pairs/?pair={pair}", {"viewport": phone, "has_touch": True}))
     if decision := Decision.objects.filter(agent="support-bot", trace__isnull=False).first():
-        found.append(("decisions", "/decisions/?agent=widgets", {"viewport": wide}))
-        found.append(("decision", f"/decisions/{decision.pk}/", {"viewport": wide | {"height": 1320}}))
-        found.append(("agreement", "/agreement/?agent=widgets&rater_kind=human", {"viewport": wide}))
+        pages.append(("decisions", "/decisions/?agent=widgets", {"viewport": wide}))
+        pages.append(("decision", f"/decisions/{decision.pk}/", {"viewport": wide | {"height": 1320}}))
+        pages.append(("agreement", "/agreement/?agent=widgets&rater_kind=human", {"viewport": wide}))
     if experiment := Experiment.objects.filter(status="running").first():
-        found.append(("experiment", f"/experiments/{experiment.pk}/", {"viewport": wide | {"height": 1180}}))
+        pages.append(("experiment", f"/experiments/{experiment.pk}/", {"viewport": wide | {"height": 1180}}))
     if policy := Policy.objects.exclude(metrics={}).first():
-        found.append(("start-page", "/", {"viewport": wide | {"height": 700}}))
-        found.append(
+        pages.append(("start-page", "/", {"viewport": wide | {"height": 700}}))
+        pages.append(
             ("policy", f"/admin/rl/policy/{policy.pk}/change/", {"viewport": {"width": 1280, "height": 980}})
         )
     if run := TrainingRun.objects.filter(
         status="succeeded", metrics__isnull=False, policy__isnull=False
     ).first():
-        found.append(("run", f"/runs/{run.pk}/", {"viewport": wide | {"height": 860}}))
-    return found
+        pages.append(("run", f"/runs/{run.pk}/", {"viewport": wide | {"height": 860}}))
+    return pages
 
 
 def file_to_import(folder: Path) -> Path:

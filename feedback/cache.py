@@ -45,20 +45,22 @@ class TTLCache(Generic[V]):
 
         While the database cannot be reached, what was read up to STALE_S seconds ago stands in.
         """
-        now = time.monotonic()
-        kept = self._kept.get(key)
-        if kept is not None and now - kept[0] < settings.FEEDBACK_REMEMBER_S:
-            if settings.FEEDBACK_RENEW_AHEAD and now - kept[0] > settings.FEEDBACK_REMEMBER_S / 2:
+        time_s = time.monotonic()
+        entry = self._kept.get(key)
+        if entry is not None and time_s - entry[0] < settings.FEEDBACK_REMEMBER_S:
+            if settings.FEEDBACK_RENEW_AHEAD and time_s - entry[0] > settings.FEEDBACK_REMEMBER_S / 2:
                 self._refresh_in_background(key, make)
-            return kept[1]
+            return entry[1]
         try:
             value = make()
         except (OperationalError, InterfaceError) as error:
-            if kept is None or now - kept[0] > STALE_S:
+            if entry is None or time_s - entry[0] > STALE_S:
                 raise
-            outage.report(f"the database cannot be reached; using data read {now - kept[0]:.0f} s ago", error)
-            return kept[1]
-        self._keep(key, now, value)
+            outage.report(
+                f"the database cannot be reached; using data read {time_s - entry[0]:.0f} s ago", error
+            )
+            return entry[1]
+        self._keep(key, time_s, value)
         return value
 
     def _keep(self, key: Hashable, at: float, value: V) -> None:
@@ -146,18 +148,18 @@ class StampedCache(TTLCache[V]):
 
     def get_unless(self, key: Hashable, stamp: Hashable, make: Callable[[], V]) -> V:
         """The value of a key; made anew where the stamp is another one and the value was not costly."""
-        now = time.monotonic()
-        kept, known = self._kept.get(key), self._stamps.get(key)
-        if kept is not None and known is not None:
-            same = known[0] == stamp and now - kept[0] < CostAwareCache.LONGEST_S
-            if same or now < known[1]:
-                return kept[1]
+        start_s = time.monotonic()
+        entry, stamp_entry = self._kept.get(key), self._stamps.get(key)
+        if entry is not None and stamp_entry is not None:
+            is_current = stamp_entry[0] == stamp and start_s - entry[0] < CostAwareCache.LONGEST_S
+            if is_current or start_s < stamp_entry[1]:
+                return entry[1]
         value = make()
-        done = time.monotonic()
-        self._keep(key, done, value)
+        end_s = time.monotonic()
+        self._keep(key, end_s, value)
         self._stamps[key] = (
             stamp,
-            done + min(CostAwareCache.BELIEF * (done - now), CostAwareCache.LONGEST_S),
+            end_s + min(CostAwareCache.BELIEF * (end_s - start_s), CostAwareCache.LONGEST_S),
         )
         return value
 

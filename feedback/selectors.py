@@ -223,10 +223,10 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
         .annotate(n=Count("pk"), simulated=Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED)))
     )
     outcomes = Outcome.objects.filter(decision__withdrawal=None).order_by().values("decision__agent")
-    measured = dict(outcomes.annotate(n=Count("pk")).values_list("decision__agent", "n"))
+    outcome_counts = dict(outcomes.annotate(n=Count("pk")).values_list("decision__agent", "n"))
     few = [row["agent"] for row in decisions if row["n"] <= MOST_TAGGED]
-    imitated = _by_agent(Decision.objects.filter(_imitation_condition(), agent__in=few))
-    traced = _by_agent(Decision.objects.filter(trace__isnull=False))
+    demonstration_counts = _by_agent(Decision.objects.filter(_imitation_condition(), agent__in=few))
+    trace_counts = _by_agent(Decision.objects.filter(trace__isnull=False))
     rated: dict[str, dict[str, Any]] = {row["decision__agent"]: dict(row) for row in ratings}
     compared: dict[str, dict[str, Any]] = {row["left__agent"]: dict(row) for row in comparisons}
     nothing: dict[str, Any] = {"n": 0, "corrections": 0, "simulated": 0, "newest": None}
@@ -241,9 +241,9 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
             corrections=mine["corrections"],
             simulated=mine["simulated"] + pairs["simulated"],
             newest_at=mine["newest"],
-            outcomes=measured.get(slug, 0),
-            demonstrations=imitated.get(slug, 0),
-            traces=traced.get(slug, 0),
+            outcomes=outcome_counts.get(slug, 0),
+            demonstrations=demonstration_counts.get(slug, 0),
+            traces=trace_counts.get(slug, 0),
         )
     return counts
 
@@ -455,16 +455,18 @@ def policy_verdicts(agent: str, policy: str, since: datetime | None = None) -> I
 def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> set[str]:
     """Hashes of the prompts that these ratings, comparisons, outcomes and decisions are about; of the `newest` of them
     alone."""
-    found: list[tuple[datetime, str]] = []
+    dated_prompts: list[tuple[datetime, str]] = []
     for start in range(0, len(ids), IDS):
         asked = list(ids[start : start + IDS])
         ratings = Rating.objects.filter(pk__in=asked).order_by()
         comparisons = Comparison.objects.filter(pk__in=asked).order_by()
-        found += ratings.values_list("created_at", "decision__prompt_hash")
-        found += comparisons.values_list("created_at", "left__prompt_hash")
+        dated_prompts += ratings.values_list("created_at", "decision__prompt_hash")
+        dated_prompts += comparisons.values_list("created_at", "left__prompt_hash")
         outcomes = Outcome.objects.filter(pk__in=asked).order_by()
-        found += outcomes.values_list("created_at", "decision__prompt_hash")
-        found += Decision.objects.filter(pk__in=asked).order_by().values_list("created_at", "prompt_hash")
-    if newest is not None and len(found) > newest:
-        found = sorted(found, reverse=True)[:newest]
-    return {prompt for _, prompt in found}
+        dated_prompts += outcomes.values_list("created_at", "decision__prompt_hash")
+        dated_prompts += (
+            Decision.objects.filter(pk__in=asked).order_by().values_list("created_at", "prompt_hash")
+        )
+    if newest is not None and len(dated_prompts) > newest:
+        dated_prompts = sorted(dated_prompts, reverse=True)[:newest]
+    return {prompt for _, prompt in dated_prompts}

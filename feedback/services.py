@@ -94,13 +94,13 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult]:
     rows = [decision_build(**item) for item in items]
     for pk in decisions_erased(rows):
         raise erased_refusal("decision", pk)
-    written: list[WriteResult] = []
+    results: list[WriteResult] = []
     with transaction.atomic():
         for start in range(0, len(rows), BULK_BATCH):
             batch = {row.pk: row for row in rows[start : start + BULK_BATCH]}
-            known = set(Decision.objects.filter(pk__in=batch).values_list("pk", flat=True))
+            existing_ids = set(Decision.objects.filter(pk__in=batch).values_list("pk", flat=True))
             Decision.objects.bulk_create(
-                (r for pk, r in batch.items() if pk not in known), ignore_conflicts=True
+                (r for pk, r in batch.items() if pk not in existing_ids), ignore_conflicts=True
             )
             stored = dict(Decision.objects.filter(pk__in=batch).values_list("pk", "body_hash"))
             for row in rows[start : start + BULK_BATCH]:
@@ -109,8 +109,8 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult]:
                         f"decision {row.pk} was recorded before with a different body",
                         {"id": "already used for another write"},
                     )
-                written.append(WriteResult(row, created=row.pk not in known))
-    return written
+                results.append(WriteResult(row, created=row.pk not in existing_ids))
+    return results
 
 
 def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> Subject:
@@ -132,11 +132,11 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
     predecessor: the one-to-one `supersedes` lets one of them in, and the other looks again.
     """
     model = type(row)
-    before = False
+    replaces_human = False
     for _ in range(20):
         try:
             if isinstance(row, Rating):
-                standing = rating_insert(row, rating_change(row, before))
+                standing = rating_insert(row, rating_change(row, replaces_human))
                 priority_update(row.decision_id, standing)
             else:
                 with transaction.atomic():
@@ -147,10 +147,10 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
         except IntegrityError:
             if (earlier := _earlier(row)) is not None:
                 return earlier
-        row.supersedes_id, before = None, False
+        row.supersedes_id, replaces_human = None, False
         newest = model._default_manager.filter(**chain, superseded_by__isnull=True).order_by()
         for pk, withdrawn, kind in newest.values_list("pk", "withdrawn", "rater_kind")[:1]:
-            row.supersedes_id, before = pk, not withdrawn and kind == RaterKind.HUMAN
+            row.supersedes_id, replaces_human = pk, not withdrawn and kind == RaterKind.HUMAN
         if row.supersedes_id is None and isinstance(row, Rating):
             _subject(row.decision_id)  # no chain to stand in: it may be the decision that is missing
     raise FeedbackRefused(

@@ -56,32 +56,35 @@ Findings = Iterator[Diagnosis]
 
 def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
     """All findings, the wrong ones first; empty where all is well. Reads files and the database, writes nothing."""
-    found: list[Diagnosis] = []
+    findings: list[Diagnosis] = []
     here = (settings_faults, plugin_diagnoses, folder_faults, disk_faults, llama_faults)
     for check in (*here, lambda: port_faults(host, port)):
-        found += check()
+        findings += check()
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
-        behind = migrations_waiting()
+        migration_count = migrations_waiting()
     except DatabaseError as error:
-        found.append(
+        findings.append(
             Diagnosis(
                 "database", WRONG, f"it does not answer: {_line(error)}",
                 "start it, or correct DATABASE_URL (without it an SQLite file in RATCHET_HOME is used)",
             )
         )  # fmt: skip
     else:
-        if behind:
-            found.append(
+        if migration_count:
+            findings.append(
                 Diagnosis(
-                    "migrations", WRONG, f"the database is {behind} migrations behind", f"{PROGRAM} migrate"
+                    "migrations",
+                    WRONG,
+                    f"the database is {migration_count} migrations behind",
+                    f"{PROGRAM} migrate",
                 )
             )
         else:
             for look in OF_THE_DATABASE:
-                found += look()
-    return sorted(found, key=lambda finding: finding.level != WRONG)
+                findings += look()
+    return sorted(findings, key=lambda finding: finding.level != WRONG)
 
 
 # --- Without the database -----------------------------------------------------------------------------------
@@ -211,11 +214,11 @@ def database_faults() -> Findings:
 
 
 def clock_faults() -> Findings:
-    now = timezone.now()
+    clock_time = timezone.now()
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT clock_timestamp()")
-            skew = abs(cursor.fetchone()[0] - now)
+            skew = abs(cursor.fetchone()[0] - clock_time)
         if skew > SKEW:
             yield Diagnosis(
                 "clock", WRONG,
@@ -223,11 +226,11 @@ def clock_faults() -> Findings:
                 "synchronise both by NTP: heartbeats and the order of ratings depend on them",
             )  # fmt: skip
     newest = Decision.objects.order_by("-created_at").values_list("created_at", flat=True).first()
-    if newest is not None and newest - now > SKEW:
+    if newest is not None and newest - clock_time > SKEW:
         yield Diagnosis(
             "clock", WRONG,
             f"the newest decision is dated {newest:%Y-%m-%d %H:%M} UTC, later than this machine's clock "
-            f"({now:%Y-%m-%d %H:%M})",
+            f"({clock_time:%Y-%m-%d %H:%M})",
             "synchronise the clocks by NTP, here and where decisions are recorded",
         )  # fmt: skip
 
@@ -261,9 +264,9 @@ def worker_faults() -> Findings:
 
 def artifact_faults() -> Findings:
     """Files that rows name and that are not there, of what is served or may be: retired policies' may be swept."""
-    named: list[tuple[str, str, str]] = []
+    paths: list[tuple[str, str, str]] = []
     for policy in Policy.objects.filter(stage__in=[Policy.Stage.CHAMPION, Policy.Stage.CHALLENGER]):
-        named.append(
+        paths.append(
             (
                 f"{policy.stage} {policy.name}",
                 policy.adapter_path,
@@ -272,11 +275,11 @@ def artifact_faults() -> Findings:
         )
     for model in RewardModelVersion.objects.filter(stage=RewardModelVersion.Stage.CHAMPION):
         again = f"{PROGRAM} train_reward_model --agent {model.agent}"
-        named.append((f"reward model {model.name}", model.path, again))
+        paths.append((f"reward model {model.name}", model.path, again))
     for artifact in Artifact.objects.filter(policy__stage=Policy.Stage.CHAMPION).select_related("policy"):
         again = f"{PROGRAM} export_model --policy {artifact.policy.name} --format {artifact.format}"
-        named.append((f"export of {artifact.policy.name}", artifact.path, again))
-    for what, path, step in named:
+        paths.append((f"export of {artifact.policy.name}", artifact.path, again))
+    for what, path, step in paths:
         place = settings.RATCHET_HOME / path
         if path and not place.exists():
             step = f"restore it from a backup (docs/backup.md), or run {step}"

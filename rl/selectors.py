@@ -128,8 +128,8 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     for policy in [*newest_policies, *Policy.objects.filter(stage=Policy.Stage.CHAMPION)]:
         policies[policy.agent] = policy
     gated = PolicyEvent.objects.filter(policy__in=newest_policies, kind=PolicyEvent.Kind.GATED).order_by("pk")
-    closed = dict(gated.values_list("policy__agent", "reason"))
-    waiting, untrained = buffer_sizes_cached(), fresh_sizes_cached()
+    gate_refusals = dict(gated.values_list("policy__agent", "reason"))
+    waiting, fresh_sizes = buffer_sizes_cached(), fresh_sizes_cached()
     wishes = {row.agent: row for row in LearnerSettings.objects.all()}
     usual, distances = learner_defaults(), gate_distances_cached(counts)
     experiments: dict[str, list[Experiment]] = {}
@@ -149,9 +149,9 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
             retrain_threshold=(wishes.get(slug) or usual).min_samples_to_retrain,
             charts=policy_charts(by_agent.get(slug, [])),
             eta_s=run_eta_s(runs[slug]) if slug in runs else None,
-            learner=_learner(untrained.get(slug, 0), wishes.get(slug) or usual),
+            learner=_learner(fresh_sizes.get(slug, 0), wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
-            gate_refusal=closed.get(slug, ""),
+            gate_refusal=gate_refusals.get(slug, ""),
             stopped_beside=beside.get(slug),
             distance=distances.get(slug),
         )

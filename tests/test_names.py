@@ -206,13 +206,8 @@ def _is_record(node: ast.ClassDef) -> bool:
 
 
 LONG_LIVED_LINES = 10
-NOUN_PACKAGES = (
-    "feedback/accounts", "feedback/agents", "feedback/agreement", "feedback/api", "feedback/erasure", "feedback/rating",
-    "feedback/recording", "feedback/storage", "feedback/transfer", "rl/agents", "rl/api", "rl/charts", "rl/datasets",
-    "rl/evaluation", "rl/experiments", "rl/export", "rl/gates", "rl/jobs", "rl/linear", "rl/online", "rl/registry",
-    "rl/reward_models", "rl/rewards", "rl/serving", "rl/statistics", "rl/training",
-)  # fmt: skip
-"""Where local names are held to nouns; elsewhere, as in the builder of the bundled base (`base_*`), not yet."""
+NOUN_FOLDERS = ("backend", "clients/python/src", "docs", "examples", "feedback", "rl")
+"""Where local names are held to nouns: everything but tests and benchmarks."""
 STANDARD_LOCALS = (*STANDARD_FIELDS.split(), "hidden", "seed", "whole")
 """Words of the field: `hidden` are hidden states."""
 
@@ -223,9 +218,8 @@ def test_locals_that_live_long_are_named_by_nouns() -> None:
     what is true or false is named `is_...` or `has_...`."""
     odd = [
         f"{file.relative_to(ROOT)}:{first} {name}"
-        for package in NOUN_PACKAGES
-        for file in _files(package)
-        if not file.name.startswith("base_") or package != "rl/training"
+        for folder in NOUN_FOLDERS
+        for file in _files(folder)
         for function in ast.walk(parsed(file))
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         for name, first, last in _locals(function)

@@ -89,20 +89,20 @@ def backup(target: Path, told: Told = lambda done, total: None) -> Manifest:
         migrations_applied(),
         {},
     )
-    done = 0
+    bytes_done = 0
 
     def take(paths: Iterator[Path]) -> None:
-        nonlocal done
+        nonlocal bytes_done
         for path in paths:
-            done += _take(path, home, target, manifest)
-            told(done, total)
+            bytes_done += _take(path, home, target, manifest)
+            told(bytes_done, total)
 
     take(_spool_files(home))
     copy, manifest.rows = database_copy(target)
     manifest.database = copy.name
     manifest.files[copy.name] = [copy.stat().st_size, _sha256(copy), 0o600]
-    done += copy.stat().st_size
-    told(done, total)
+    bytes_done += copy.stat().st_size
+    told(bytes_done, total)
     take(_other_files(home))
     draft = target / f"{MANIFEST}.draft"
     draft.write_text(json.dumps(asdict(manifest), indent=1), "utf-8")

@@ -42,21 +42,21 @@ def page_of(
     descending = order[0].startswith("-")
     backwards, position = _decode(rows.model, names, request.query_params.get("cursor", ""))
     onward, back = ("lt", "gt") if descending != backwards else ("gt", "lt")
-    ordered = [("-" if onward == "lt" else "") + name for name in names]
+    order_names = [("-" if onward == "lt" else "") + name for name in names]
     if position is not None:
         rows = rows.filter(_position_condition(names, position, onward))
     end: list[Any] | None = None
     if among is not None:
         if position is not None:
             among = among.filter(_position_condition(names, position, onward))
-        for last in among.order_by(*ordered).values_list(*names)[LOOK - 1 : LOOK]:
+        for last in among.order_by(*order_names).values_list(*names)[LOOK - 1 : LOOK]:
             end = list(last)
             rows = rows.filter(**{f"{names[0]}__{back}e": end[0]}).filter(
                 _position_condition(names, end, back) | Q(**dict(zip(names, end, strict=True)))
             )
-    found = list(rows.order_by(*ordered)[: size + 1])
-    more = len(found) > size
-    page = found[:size][::-1] if backwards else found[:size]
+    fetched_rows = list(rows.order_by(*order_names)[: size + 1])
+    has_more = len(fetched_rows) > size
+    page = fetched_rows[:size][::-1] if backwards else fetched_rows[:size]
 
     def place(row: M) -> list[Any]:
         return [getattr(row, name) for name in names]
@@ -69,8 +69,8 @@ def page_of(
         return f"{address}?{query.urlencode()}"
 
     # where the looking ended before the page was full, it goes on from there
-    onwards = place(found[size - 1]) if more else end
-    came_from = (place(found[0]) if found else end) if position is not None else None
+    onwards = place(fetched_rows[size - 1]) if has_more else end
+    came_from = (place(fetched_rows[0]) if fetched_rows else end) if position is not None else None
     following, preceding = (came_from, onwards) if backwards else (onwards, came_from)
     return {
         "next": link(following, False) if following is not None else None,

@@ -95,16 +95,16 @@ def object_in(data: Any, *, required: Collection[str], optional: Collection[str]
 
 def parameters(request: Request, allowed: Collection[str]) -> dict[str, str]:
     """Query parameters. Refuses (400) unknown and repeated ones, which would be filters that silently do nothing."""
-    given = {name: str(value) for name, value in request.query_params.items() if value != ""}
-    fields = {name[:80]: "unknown parameter" for name in given if name not in allowed}
+    values = {name: str(value) for name, value in request.query_params.items() if value != ""}
+    fields = {name[:80]: "unknown parameter" for name in values if name not in allowed}
     fields |= {
-        name: "expected text without NUL characters" for name in allowed if "\x00" in given.get(name, "")
+        name: "expected text without NUL characters" for name in allowed if "\x00" in values.get(name, "")
     }
     fields |= {
-        name[:80]: f"expected one value, found {len(values)}"
-        for name, values in request.query_params.lists()
-        if name in allowed and len(values) > 1
+        name[:80]: f"expected one value, found {len(repeated)}"
+        for name, repeated in request.query_params.lists()
+        if name in allowed and len(repeated) > 1
     }
     if fields:
         raise Refused(f"expected the parameters {', '.join(allowed) or '(none)'}", fields=fields)
-    return given
+    return values

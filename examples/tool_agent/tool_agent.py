@@ -48,18 +48,18 @@ Planner = Callable[[list[dict[str, Any]]], Step]
 
 def rule_planner(messages: list[dict[str, Any]]) -> Step:
     """Find the order, then its parcel, then say what was found: no model at all."""
-    found = [json.loads(message["content"]) for message in messages if message["role"] == "tool"]
-    if not found:
+    results = [json.loads(message["content"]) for message in messages if message["role"] == "tool"]
+    if not results:
         number = re.search(r"\d+", messages[1]["content"])
         if number is None:
             return Step(answer="Which order is it? Please tell me its number.")
         return Step([ToolCall("find_order", {"number": number[0]})])
-    if "error" in found[-1]:
+    if "error" in results[-1]:
         return Step(answer="I could not look that up just now. I will write as soon as I know.")
-    order = found[0]["result"]
-    if len(found) == 1 and order["tracking"]:
+    order = results[0]["result"]
+    if len(results) == 1 and order["tracking"]:
         return Step([ToolCall("track_parcel", {"tracking": order["tracking"]})])
-    return Step(answer=f"Your order is {found[1]['result'] if len(found) > 1 else order['state']}.")
+    return Step(answer=f"Your order is {results[1]['result'] if len(results) > 1 else order['state']}.")
 
 
 def model_planner(model: str) -> Planner:
@@ -99,8 +99,8 @@ def answer(question: str, planner: Planner, collector: TraceCollector, *, policy
         {"role": "system", "content": INSTRUCTIONS},
         {"role": "user", "content": question},
     ]
-    asked = list(messages)
-    failed = False
+    prompt = list(messages)
+    has_failed = False
     with collector.trace(policy=policy) as trace:
         for _ in range(MAX_STEPS):
             step = planner(messages)
@@ -115,11 +115,11 @@ def answer(question: str, planner: Planner, collector: TraceCollector, *, policy
             messages.append({"role": "assistant", "content": None, "tool_calls": calls})
             for call in step.calls:
                 outcome = tool_run(call, trace)
-                failed = failed or "error" in outcome
+                has_failed = has_failed or "error" in outcome
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(outcome)})
         said = step.answer or "I could not find that out."
-        decision = trace.decision(asked, said)
-        if failed or not step.answer:
+        decision = trace.decision(prompt, said)
+        if has_failed or not step.answer:
             trace.task_failed("answer the customer", "something could not be looked up")
         else:
             trace.task_completed("answer the customer")

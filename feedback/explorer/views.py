@@ -41,18 +41,22 @@ DECISION_PLACED = (
 def decisions(request: HttpRequest) -> HttpResponse:
     """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`; `before=` where another page
     ended."""
-    fault, found, before = "", None, None
+    fault, page, position = "", None, None
     try:
         search = search_read(request.GET)
-        before = place_of(request.GET.get("before", ""))
+        position = place_of(request.GET.get("before", ""))
     except FeedbackRefused as refusal:
         fault = "; ".join(f"{name}: {said}" for name, said in refusal.fields.items()) or str(refusal)
         search = DecisionSearch(narrowed_of({}))
     else:
-        found = decisions_page(
-            search.filter, q=search.q, rated=search.rating_state, min_reward=search.min_reward, before=before
+        page = decisions_page(
+            search.filter,
+            q=search.q,
+            rated=search.rating_state,
+            min_reward=search.min_reward,
+            before=position,
         )
-    asked = search.parts
+    query = search.parts
     context = {
         **filter_context(request, search.filter, search.beside),
         "within": search.filter,
@@ -60,15 +64,15 @@ def decisions(request: HttpRequest) -> HttpResponse:
         "rated": search.rating_state,
         "min_reward": search.beside.get("min_reward", ""),
         "kinds": [(name, words) for name, (words, _) in RATED.items()],
-        "asked": asked,
+        "asked": query,
         "may_withdraw": request.user.has_perm(SCOPE_PERMISSIONS["operate"]),
         "fault": fault,
-        "found": found,
-        "rows": [_row(row) for row in found.decisions] if found else [],
+        "found": page,
+        "rows": [_row(row) for row in page.decisions] if page else [],
         "look": f"{LOOK:,}",
-        "first_page": before is None,
-        "newest": urlencode(asked),
-        "older": urlencode({**asked, "before": str(found.older)}) if found and found.older else "",
+        "first_page": position is None,
+        "newest": urlencode(query),
+        "older": urlencode({**query, "before": str(page.older)}) if page and page.older else "",
     }
     return render(request, "feedback/decisions.html", context, status=400 if fault else 200)
 
@@ -153,11 +157,11 @@ def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
 
 
 def _candidates(row: Decision) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for candidate in row.candidates or []:
         text = candidate if isinstance(candidate, str) else str(candidate.get("response", ""))
         score = None if isinstance(candidate, str) else candidate.get("score")
-        found.append(
+        rows.append(
             {
                 "text": answer_line(text),
                 "score": score,
@@ -165,7 +169,7 @@ def _candidates(row: Decision) -> list[dict[str, Any]]:
                 "chosen": text == row.response,
             }
         )
-    return found
+    return rows
 
 
 def _provenance(row: Decision) -> list[tuple[str, str]]:

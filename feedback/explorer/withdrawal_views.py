@@ -71,31 +71,31 @@ def decisions_take_out(request: HttpRequest) -> HttpResponse:
 
     Without `confirm` it is tried alone, and a page asks. `count`: how many that page named; another number asks again.
     """
-    given = request.POST
+    form = request.POST
     search: dict[str, str] = {}
     try:
-        found = search_read(given)
+        found = search_read(form)
         search = found.parts
-        in_search = given.get("which") == "found"
-        selection = selection_chosen(found if in_search else None, given.getlist("id"))
+        in_search = form.get("which") == "found"
+        selection = selection_chosen(found if in_search else None, form.getlist("id"))
     except FeedbackRefused as refusal:
         messages.error(request, "; ".join(refusal.fields.values()) or str(refusal))
         return redirect(_list(search))
-    actor, reason = request.user.get_username(), given.get("reason", "").strip()[:500]
+    actor, reason = request.user.get_username(), form.get("reason", "").strip()[:500]
     tried = decisions_withdraw(selection, actor=actor, reason=reason, dry_run=True)
     if not tried.decisions:
         messages.warning(request, "Nothing to withdraw: what was chosen is withdrawn already.")
         return redirect(_list(search))
-    if given.get("confirm") != "on" or given.get("count") != str(tried.decisions):
+    if form.get("confirm") != "on" or form.get("count") != str(tried.decisions):
         context: dict[str, Any] = {
             "tried": tried,
             "trained": trained_text(tried.trained_on) if tried.trained_on else "",
             "reason": reason,
-            "which": given.get("which", ""),
+            "which": form.get("which", ""),
             "search": search,
             "ids": [] if in_search else [str(pk) for pk in selection.ids],
             "most": f"{MATCHING:,}" if in_search and len(selection.ids) == MATCHING else "",
-            "changed": given.get("confirm") == "on",
+            "changed": form.get("confirm") == "on",
             "back": _list(search),
         }
         return render(request, "feedback/withdraw.html", context)

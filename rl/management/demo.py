@@ -34,7 +34,7 @@ class ProgressReporter(Protocol):
 
 def demo(bar: Callable[[str], AbstractContextManager[ProgressReporter]], *, seed: int = 0) -> dict[str, Any]:
     """Turn the ratchet once; `bar(label)` shows the progress of each step. The ratings are SIMULATED."""
-    with bar(f"1/5 {SCENARIOS} scenarios, decided and rated (simulated)") as shown:
+    with bar(f"1/5 {SCENARIOS} scenarios, decided and rated (simulated)") as progress_bar:
         simulated = simulation.simulate(
             AGENT,
             scenarios=SCENARIOS,
@@ -42,9 +42,9 @@ def demo(bar: Callable[[str], AbstractContextManager[ProgressReporter]], *, seed
             raters=RATERS,
             noise=NOISE,
             seed=seed,
-            progress=shown.update,
+            progress=progress_bar.update,
         )
-    with bar("2/5 training with DPO") as shown:
+    with bar("2/5 training with DPO") as progress_bar:
         training = train.train(
             TrainOrder(
                 agent=AGENT,
@@ -54,28 +54,28 @@ def demo(bar: Callable[[str], AbstractContextManager[ProgressReporter]], *, seed
                 max_samples=MAX_PAIRS,
                 actor="demo",
             ),
-            shown.update,
+            progress_bar.update,
         )
     if training["status"] != "succeeded":
         return {"simulation": asdict(simulated), "training": training}
-    with bar("3/5 evaluating on held-out prompts, against the base model") as shown:
+    with bar("3/5 evaluating on held-out prompts, against the base model") as progress_bar:
         evaluation = evaluate(
             EvaluationOrder(policy=training["policy"], compare_base=True, actor="demo"),
-            shown.update,
+            progress_bar.update,
         )
-    with bar(f"4/5 exporting to GGUF, {QUANTIZATION}") as shown:
-        exported = export(
+    with bar(f"4/5 exporting to GGUF, {QUANTIZATION}") as progress_bar:
+        export_result = export(
             ExportOrder(policy=training["policy"], format="gguf", quantization=QUANTIZATION, actor="demo"),
-            shown.update,
+            progress_bar.update,
         )
-    with bar("5/5 answering through llama.cpp") as shown:
-        answer = _answer(Path(exported["files"][0]["path"]))
-        shown.update(1, 1)
+    with bar("5/5 answering through llama.cpp") as progress_bar:
+        answer = _answer(Path(export_result["files"][0]["path"]))
+        progress_bar.update(1, 1)
     return {
         "simulation": asdict(simulated),
         "training": training,
         "evaluation": evaluation,
-        "export": exported,
+        "export": export_result,
         "answer": answer,
     }
 

@@ -74,12 +74,12 @@ def simulate(
         raise SimulationRefused(f"expected at least 1 simulated rater, found {raters}")
     chosen = _scenarios(maker, taste, scenarios, seed)
     facts = [_decision_facts(maker, scenario, response) for scenario, response in maker.variations(chosen)]
-    made = ratings = ratings_new = up = 0
+    decisions_new = ratings = ratings_new = up_count = 0
     for start in range(0, len(facts), BATCH):
         batch = facts[start : start + BATCH]
         with transaction.atomic():
             written = decisions_record(batch)
-            made += sum(w.created for w in written)
+            decisions_new += sum(w.created for w in written)
             for decision in written if rated else ():
                 for number in range(1, raters + 1):
                     rater = f"simulated-{seed}-{number}"
@@ -95,7 +95,7 @@ def simulate(
                     )
                     ratings += 1
                     ratings_new += stored.created
-                    up += thumb == Thumb.UP
+                    up_count += thumb == Thumb.UP
         if progress:
             progress(min(start + BATCH, len(facts)), len(facts))
     return SimulationCounts(
@@ -104,8 +104,8 @@ def simulate(
         decisions=len(facts),
         ratings=ratings,
         raters=raters if rated else 0,
-        up_share=up / ratings if ratings else None,
-        decisions_new=made,
+        up_share=up_count / ratings if ratings else None,
+        decisions_new=decisions_new,
         ratings_new=ratings_new,
     )
 

@@ -106,7 +106,7 @@ def filer_example(random: Random) -> BaseExample:
     state = filer.state_random(random, random.choice(tuple(filer.TASTE)))
     # names of its own as well, so that the model copies a folder instead of knowing the ten partners by heart
     partner = state["partner"] if random.random() < 0.5 else base_words.syllables(random).capitalize()
-    renamed = {
+    changes = {
         key: value.replace(state["partner"], partner)
         for key, value in state.items()
         if isinstance(value, str)
@@ -118,7 +118,7 @@ def filer_example(random: Random) -> BaseExample:
         if other["kind"] != state["kind"]
         else []
     )
-    return _choice_example(random, AGENTS["filer"], {**state, **renamed, "folders": folders}, folders, others)
+    return _choice_example(random, AGENTS["filer"], {**state, **changes, "folders": folders}, folders, others)
 
 
 def storer_example(random: Random) -> BaseExample:
@@ -215,35 +215,35 @@ def tool_example(random: Random) -> BaseExample:
     if random.random() < 0.45:
         tools, goal, answers = base_strangers.tool_stranger(random)
         return BaseExample(tuple(agent.render({"goal": goal, "tools": tools})), tuple(answers))
-    who = random.choice(tool_agent.WHO) if random.random() < 0.5 else base_words.word(random).lower()
+    person = random.choice(tool_agent.WHO) if random.random() < 0.5 else base_words.word(random).lower()
     order, amount = random.randint(100, 2099), random.randint(5, 90)
     goal, refund = random.choice(
         (
-            (f"find what {who} bought, case {order}", False),
-            (f"give {who} back {amount} euros for order {order}", True),
-            (f"tell {who} that we write about order {order}", False),
+            (f"find what {person} bought, case {order}", False),
+            (f"give {person} back {amount} euros for order {order}", True),
+            (f"tell {person} that we write about order {order}", False),
         )
     )
     calls: list[tuple[str, list[tuple[str, list[Any]]]]] = [
-        ("search_orders", [("customer", [who])]),
-        ("send_mail", [("to", [who]), ("text", [f"About order {order}."])]),
+        ("search_orders", [("customer", [person])]),
+        ("send_mail", [("to", [person]), ("text", [f"About order {order}."])]),
     ]
     if refund:
         calls.append(("refund", [("order", [order]), ("amount", [amount])]))
-    made = [call_of(random, calls) for _ in range(3)]
-    declined = TargetAnswer('{"answer": "I cannot do that."}')
+    call_answers = [call_of(random, calls) for _ in range(3)]
+    refusal = TargetAnswer('{"answer": "I cannot do that."}')
     # a call of some tool in five answers of six; else it declines
     answers = [
         TargetAnswer(
             call.text,
             (
-                (*((text, share * 5 / 6) for text, share in call.choices[0]), (declined.text, 1 / 6)),
+                (*((text, share * 5 / 6) for text, share in call.choices[0]), (refusal.text, 1 / 6)),
                 *call.choices[1:],
             ),
         )
-        for call in made
+        for call in call_answers
     ]
-    answers.append(TargetAnswer(declined.text, answers[0].choices[:1]))
+    answers.append(TargetAnswer(refusal.text, answers[0].choices[:1]))
     return BaseExample(tuple(agent.render({"goal": goal, "tools": tool_agent.TOOLS})), tuple(answers))
 
 

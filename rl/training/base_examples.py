@@ -100,20 +100,20 @@ def object_of(random: Random, fields: Sequence[tuple[str, Sequence[Any]]]) -> Ta
 
 def call_of(random: Random, tools: Sequence[tuple[str, Sequence[tuple[str, Sequence[Any]]]]]) -> TargetAnswer:
     """A call of one of the tools, each alike, with one of the values of each argument: {"tool", "arguments"}."""
-    opened = [f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": ' for name, _ in tools]
-    first = tuple((text.removesuffix(" "), 1 / len(opened)) for text in opened)
+    openings = [f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": ' for name, _ in tools]
+    first = tuple((text.removesuffix(" "), 1 / len(openings)) for text in openings)
     place = random.randrange(len(tools))
     arguments = tools[place][1]
     if not arguments:
-        return TargetAnswer(opened[place] + "{}}", (first,))
+        return TargetAnswer(openings[place] + "{}}", (first,))
     inner = object_of(random, arguments)
     return TargetAnswer(
-        opened[place] + inner.text + "}",
+        openings[place] + inner.text + "}",
         (
             first,
             *(
                 tuple(
-                    (opened[place] + text + ("}" if text.endswith("}") else ""), share)
+                    (openings[place] + text + ("}" if text.endswith("}") else ""), share)
                     for text, share in every
                 )
                 for every in inner.choices

@@ -95,7 +95,7 @@ def build_base_model(
     output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     shape = shape or Shape()
-    started = time.monotonic()
+    start_s = time.monotonic()
     tokenizer = tokenizer_build(seed, shape.vocabulary, texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -137,7 +137,7 @@ def build_base_model(
         "path": str(output),
         "seed": seed,
         "steps": steps,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.monotonic() - start_s, 1),
         "loss": round(sum(last) / len(last), 4),
         "parameters": parameters,
         "vocabulary": len(tokenizer),
@@ -160,8 +160,8 @@ def tokenizer_build(seed: int, vocabulary: int, texts: int = TEXTS) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    joined = (*JSON_SIGNS, *((BLANK, word) for word in PROMPT_WORDS))
-    learnt = vocabulary - len(joined)
+    added_merges = (*JSON_SIGNS, *((BLANK, word) for word in PROMPT_WORDS))
+    learnt_size = vocabulary - len(added_merges)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -173,16 +173,18 @@ def tokenizer_build(seed: int, vocabulary: int, texts: int = TEXTS) -> Any:
     bpe.train_from_iterator(
         (tokenizer_text(random) for _ in range(texts)),
         trainers.BpeTrainer(
-            vocab_size=learnt,
+            vocab_size=learnt_size,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         ),
     )
-    if bpe.get_vocab_size() != learnt:
-        raise ValueError(f"expected {learnt} tokens, the texts gave {bpe.get_vocab_size()}: use more texts")
+    if bpe.get_vocab_size() != learnt_size:
+        raise ValueError(
+            f"expected {learnt_size} tokens, the texts gave {bpe.get_vocab_size()}: use more texts"
+        )
     written = json.loads(bpe.to_str())
-    for left, right in joined:
+    for left, right in added_merges:
         written["model"]["merges"].append([left, right])
         written["model"]["vocab"][left + right] = len(written["model"]["vocab"])
     bpe = Tokenizer.from_str(json.dumps(written))

@@ -156,7 +156,7 @@ def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
     key, task = key_of(random), random.choice(TASKS)
     if ordered:
         sizes: Sequence[int] = [len(options)]
-        what = random.choice(
+        opening = random.choice(
             (
                 f"Put all listed {key}s in order",
                 "Put the options in order",
@@ -168,7 +168,7 @@ def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
         )
     else:
         sizes = range(1, min(len(options), 4) + 1)
-        what = random.choice(
+        opening = random.choice(
             (
                 f"Pick the listed {key} that fit the {task}",
                 f"Pick the {key}s of the {task}",
@@ -179,7 +179,7 @@ def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
             )
         )
     like = json.dumps({key: random.choice((["..."], ["...", "..."], options[:1]))}, ensure_ascii=False)
-    system = what + random.choice(
+    system = opening + random.choice(
         (
             f'. Answer in JSON with a list under "{key}".',
             f". Answer in JSON like {like}",
@@ -204,15 +204,15 @@ def object_stranger(random: Random) -> BaseExample:
         fields[key_of(random, FIELDS)] = _values(random)
     kind = random.random()
     if kind < 0.35:
-        told = "\n".join(f"{key}: {said}" for key, (_, said, _) in fields.items())
+        field_list = "\n".join(f"{key}: {said}" for key, (_, said, _) in fields.items())
     elif kind < 0.55:
-        told = _schema(random, {key: schema for key, (_, _, schema) in fields.items()})
+        field_list = _schema(random, {key: schema for key, (_, _, schema) in fields.items()})
     elif kind < 0.75:
-        told = "{" + ", ".join(f'"{key}": {said}' for key, (_, said, _) in fields.items()) + "}"
+        field_list = "{" + ", ".join(f'"{key}": {said}' for key, (_, said, _) in fields.items()) + "}"
     elif kind < 0.9:
-        told = "\n".join(f"- {key} ({said})" for key, (_, said, _) in fields.items())
+        field_list = "\n".join(f"- {key} ({said})" for key, (_, said, _) in fields.items())
     else:
-        told = ", ".join(f'"{key}" ({said})' for key, (_, said, _) in fields.items())
+        field_list = ", ".join(f'"{key}" ({said})' for key, (_, said, _) in fields.items())
     task = random.choice(TASKS)
     opening = random.choice(
         (
@@ -224,7 +224,7 @@ def object_stranger(random: Random) -> BaseExample:
         )
     )
     answers = [object_of(random, [(key, values) for key, (values, _, _) in fields.items()]) for _ in range(2)]
-    asked = f"{opening}:{random.choice((' ', chr(10)))}{told}"
+    asked = f"{opening}:{random.choice((' ', chr(10)))}{field_list}"
     about = "\n".join(_context(random, task, most=4))
     if random.random() < 0.6:
         return BaseExample(chat(asked, about), tuple(answers))
@@ -356,7 +356,7 @@ def lookup_stranger(random: Random) -> BaseExample:
     """The value of a field that the prompt asks for: one answer is right."""
     fields = {key_of(random, FIELDS): _value(random) for _ in range(random.randint(2, 6))}
     key = random.choice(list(fields))
-    asked = random.choice(
+    system = random.choice(
         (
             f"What is the {key}? Answer in JSON.",
             f"Give the {key}. Answer in JSON.",
@@ -368,7 +368,7 @@ def lookup_stranger(random: Random) -> BaseExample:
         if random.random() < 0.3
         else "\n".join(f"{name}: {value}" for name, value in fields.items())
     )
-    return one_answer(chat(asked, said), json.dumps({key: fields[key]}, ensure_ascii=False))
+    return one_answer(chat(system, said), json.dumps({key: fields[key]}, ensure_ascii=False))
 
 
 def rule_stranger(random: Random) -> BaseExample:

@@ -93,18 +93,18 @@ def tree_of(tokenizer: Any, example: BaseExample) -> Tree:
     tree = Tree(list(prompt), list(range(-1, len(prompt) - 1)), list(range(len(prompt))), {})
     children: dict[tuple[int, int], int] = {}
     for answer in example.answers:
-        at = len(prompt) - 1
+        node = len(prompt) - 1
         for token, shares in token_shares(backend, answer, end):
-            if at >= 0:
-                tree.targets.setdefault(at, shares)
+            if node >= 0:
+                tree.targets.setdefault(node, shares)
             if token == end:
                 break
-            place = children.setdefault((at, token), len(tree.tokens))
+            place = children.setdefault((node, token), len(tree.tokens))
             if place == len(tree.tokens):
                 tree.tokens.append(token)
-                tree.parents.append(at)
-                tree.depths.append(tree.depths[at] + 1 if at >= 0 else 0)
-            at = place
+                tree.parents.append(node)
+                tree.depths.append(tree.depths[node] + 1 if node >= 0 else 0)
+            node = place
     return tree
 
 
@@ -209,21 +209,21 @@ def loss_of(model: Any, batch: Sequence[Tree], pad: int) -> tuple[torch.Tensor, 
     width = max(len(tree.tokens) for tree in batch)
     ids = torch.full((len(batch), width), pad)
     positions = torch.zeros((len(batch), width), dtype=torch.long)
-    seen = torch.eye(width, dtype=torch.bool).repeat(len(batch), 1, 1)
+    visibility = torch.eye(width, dtype=torch.bool).repeat(len(batch), 1, 1)
     rows: list[int] = []
     targets: list[dict[int, float]] = []
     for number, tree in enumerate(batch):
         ids[number, : len(tree.tokens)] = torch.tensor(tree.tokens)
         positions[number, : len(tree.tokens)] = torch.tensor(tree.depths)
         chain = next((i for i, parent in enumerate(tree.parents) if parent != i - 1), len(tree.parents))
-        seen[number, :chain, :chain] = torch.ones(chain, chain, dtype=torch.bool).tril()
+        visibility[number, :chain, :chain] = torch.ones(chain, chain, dtype=torch.bool).tril()
         for place in range(chain, len(tree.tokens)):
             if tree.parents[place] >= 0:
-                seen[number, place] |= seen[number, tree.parents[place]]
+                visibility[number, place] |= visibility[number, tree.parents[place]]
         rows += [number * width + place for place in tree.targets]
         targets += tree.targets.values()
     # what a place must not see is taken off its score: eager attention knows no masks of truth values
-    hidden_from = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.bfloat16).min)
+    hidden_from = torch.zeros(visibility.shape).masked_fill(~visibility, torch.finfo(torch.bfloat16).min)
     hidden = model.model(
         input_ids=ids.to(device),
         position_ids=positions.to(device),
@@ -286,19 +286,25 @@ def train(
         weight_decay=0.0,
     )
     kind = {"seed": seed, "batch_size": batch_size, "learning_rate": learning_rate}
-    trained = _load(state, model, optimizer, kind) if state is not None else Trained(0, [])
+    checkpoint = _load(state, model, optimizer, kind) if state is not None else Trained(0, [])
     cooling = int(COOLING * steps)
     # on a processor that multiplies it natively only: elsewhere bfloat16 is emulated, and many times slower
     bfloat16 = hardware.dtype == "bfloat16"
     workers = max(1, (os.cpu_count() or 1) - 2) if device.type == "cuda" else 0
-    drawn = batches(
-        tokenizer, seed, batch_size, start=trained.step, steps=steps, workers=workers, curriculum=curriculum
+    drawn_batches = batches(
+        tokenizer,
+        seed,
+        batch_size,
+        start=checkpoint.step,
+        steps=steps,
+        workers=workers,
+        curriculum=curriculum,
     )
     model.train()
     if device.type == "cpu":
         # backwards through the fused attention of processors takes half of a step
         model.set_attn_implementation("eager")
-    for step, batch in enumerate(drawn, trained.step + 1):
+    for step, batch in enumerate(drawn_batches, checkpoint.step + 1):
         for group in optimizer.param_groups:
             cooled = (steps + 1 - step) / (steps + 1 - cooling)
             group["lr"] = group["times"] * learning_rate * min(step / 50, 1.0, cooled)
@@ -308,13 +314,13 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        trained.losses.append(float(above))
+        checkpoint.losses.append(float(above))
         if progress is not None:
-            progress(step, steps, trained.losses[-1])
+            progress(step, steps, checkpoint.losses[-1])
         if state is not None and step % save_every == 0:
-            _save(state, model, optimizer, kind, Trained(step, trained.losses))
+            _save(state, model, optimizer, kind, Trained(step, checkpoint.losses))
     model.eval().to("cpu")
-    return trained.losses
+    return checkpoint.losses
 
 
 def _tensors(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
@@ -337,19 +343,19 @@ def _load(state: Path, model: Any, optimizer: Any, kind: dict[str, Any]) -> Trai
     """Put a saved training back; one of other numbers is left alone, and the training starts anew."""
     if not state.is_file():
         return Trained(0, [])
-    with safe_open(state, "pt") as kept:
-        about = kept.metadata()
+    with safe_open(state, "pt") as state_file:
+        about = state_file.metadata()
         if json.loads(about["kind"]) != kind:
             return Trained(0, [])
         parameters = dict(model.named_parameters())
-        for name in kept.keys():  # noqa: SIM118  # no dict: it cannot be iterated over
+        for name in state_file.keys():  # noqa: SIM118  # no dict: it cannot be iterated over
             key, _, owner = name.partition("/")
             parameter = parameters[owner]
             if key == "weight":
                 with torch.no_grad():
-                    parameter.copy_(kept.get_tensor(name))
+                    parameter.copy_(state_file.get_tensor(name))
             else:
                 # the optimiser counts its steps on the CPU
-                value = kept.get_tensor(name)
+                value = state_file.get_tensor(name)
                 optimizer.state[parameter][key] = value if value.ndim == 0 else value.to(parameter.device)
     return Trained(int(about["step"]), json.loads(about["losses"]))

@@ -162,7 +162,7 @@ def key_name(random: Random) -> str:
 
 def options_named(random: Random, least: int, most: int) -> list[str]:
     """Different names to choose from, made in one manner: words, codes, paths, sentences, with a common part or not."""
-    wanted = random.randint(least, most)
+    count = random.randint(least, most)
     spell = spelling(random)
     make = random.choice(
         (_plain, _plain, _plain, _plain, _join, _join, _with_number, _code, _sentence_like, _any_name)
@@ -175,10 +175,10 @@ def options_named(random: Random, least: int, most: int) -> list[str]:
     join = random.choice(("_", "_", "-", " ", "/", " ", "."))
     case = random.choice((str, str, str, str.title, str.upper, str.capitalize))
     found: dict[str, None] = {}
-    for _ in range(8 * wanted):
+    for _ in range(8 * count):
         name = before + case(make(random, join, spell)) + after
         found[name] = None
-        if len(found) == wanted:
+        if len(found) == count:
             break
     return list(found)
 

@@ -108,7 +108,7 @@ def _labels(slug: str) -> dict[str, Any] | None:
 
 def _settings(request: HttpRequest, slug: str) -> list[dict[str, Any]]:
     """Per kind of settings: what was set otherwise than usual, and where to change it for who may."""
-    shown = []
+    rows = []
     for model, column, title in SETTINGS:
         row = model._default_manager.filter(**{column: slug}).first()
         name = model._meta.model_name
@@ -121,8 +121,8 @@ def _settings(request: HttpRequest, slug: str) -> list[dict[str, Any]]:
             if row
             else f"{reverse(f'{base}_add')}?{column}={slug}"
         )
-        shown.append({"title": title, "set": _change_counts(row, column) if row else None, "url": address})
-    return shown
+        rows.append({"title": title, "set": _change_counts(row, column) if row else None, "url": address})
+    return rows
 
 
 def _change_counts(row: Model, column: str) -> list[tuple[str, str]]:

@@ -18,18 +18,18 @@ def facts_of(decision: uuid.UUID, policy: str) -> LinkedFacts:
         url=f"{reverse('admin:rl_goldencase_add')}?decision={decision}",
         permission="rl.add_goldencase",
     )
-    known: LinkedFacts = {"policy_url": "", "reward": None, "links": [golden]}
+    facts: LinkedFacts = {"policy_url": "", "reward": None, "links": [golden]}
     if policy and Policy.objects.filter(name=policy).exists():
-        known["policy_url"] = reverse("policy", args=[policy])
+        facts["policy_url"] = reverse("policy", args=[policy])
     record = RewardRecord.objects.filter(decision=decision).order_by("-id").first()
     if record is not None and record.raw is not None and record.value is not None:
-        known["reward"] = {
+        facts["reward"] = {
             "value": record.value,
             "raw": record.raw,
             "components": [_component(name, found) for name, found in record.components.items()],
             "calculated_at": record.created_at,
         }
-    return known
+    return facts
 
 
 def _component(name: str, found: dict[str, Any]) -> RewardComponent:

@@ -80,26 +80,28 @@ def _verdict(experiment: Experiment) -> tuple[str, str]:
 @require_safe
 def experiment(request: HttpRequest, pk: int) -> HttpResponse:
     """One experiment: who answers whom, what it came to, what can be done, its history."""
-    found = _experiment_or_404(pk=pk)
+    experiment_row = _experiment_or_404(pk=pk)
     try:
-        results = results_cached(found)
+        results = results_cached(experiment_row)
     except ExperimentRefused as refusal:  # a draft made in the admin, without its arms
-        return render(request, "rl/experiment.html", {"experiment": found, "incomplete": str(refusal)})
+        return render(
+            request, "rl/experiment.html", {"experiment": experiment_row, "incomplete": str(refusal)}
+        )
     may = request.user.has_perm(CHANGE)
     return render(
         request,
         "rl/experiment.html",
         {
-            "experiment": found,
+            "experiment": experiment_row,
             "summary": summarize(results),
-            "events": list(found.events.all()[:100]),
-            "ramps": ramps_remaining(found) if may else [],
-            "may_start": may and found.status == Experiment.Status.DRAFT,
-            "may_stop": may and found.status != Experiment.Status.STOPPED,
+            "events": list(experiment_row.events.all()[:100]),
+            "ramps": ramps_remaining(experiment_row) if may else [],
+            "may_start": may and experiment_row.status == Experiment.Status.DRAFT,
+            "may_stop": may and experiment_row.status != Experiment.Status.STOPPED,
             "winners": [one.name for one in results.winners]
-            if may and found.status == Experiment.Status.RUNNING
+            if may and experiment_row.status == Experiment.Status.RUNNING
             else [],
-            "idle": out_of_service(found),
+            "idle": out_of_service(experiment_row),
         },
     )
 
@@ -109,31 +111,31 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 def experiment_new(request: HttpRequest) -> HttpResponse:
     """A draft out of the form's fields."""
-    sent = request.POST
-    settings: dict[str, Any] = {"ramp": _parse_int(sent.get("ramp", "")), "metric": sent.get("metric", "")}
-    if outcome := sent.get("outcome", "").strip():
+    form = request.POST
+    settings: dict[str, Any] = {"ramp": _parse_int(form.get("ramp", "")), "metric": form.get("metric", "")}
+    if outcome := form.get("outcome", "").strip():
         settings["metric"] = f"outcome:{outcome}"
     for name in ("goal", "allocation", "on_win", "group", "hypothesis"):
-        if value := sent.get(name, "").strip():
+        if value := form.get(name, "").strip():
             settings[name] = value
     try:
-        made = experiment_draft(
-            sent.get("name", "").strip(),
-            [sent.get("challenger", "")],
-            control=sent.get("control", ""),
+        draft = experiment_draft(
+            form.get("name", "").strip(),
+            [form.get("challenger", "")],
+            control=form.get("control", ""),
             actor=request.user.get_username(),
             **settings,
         )
     except ExperimentRefused as refusal:
         messages.error(request, str(refusal))
         return redirect("experiments")
-    for arm in arms_of(made):
+    for arm in arms_of(draft):
         if arm.policy is not None and not arm.is_control and arm.policy.stage not in ANSWERING:
             messages.error(
                 request,
                 f"{arm.policy.name} is {arm.policy.stage}: promote it to challenger before you start.",
             )
-    return redirect("experiment", made.pk)
+    return redirect("experiment", draft.pk)
 
 
 @login_required
@@ -141,28 +143,28 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
 @require_POST
 def experiment_change(request: HttpRequest, pk: int) -> HttpResponse:
     """Start, ramp, stop, or promote an arm; what the service says is shown."""
-    found = _experiment_or_404(pk=pk)
+    experiment_row = _experiment_or_404(pk=pk)
     actor, reason = request.user.get_username(), request.POST.get("reason", "").strip()
     action = request.POST.get("action", "")
     try:
         if action == "start":
-            experiment_start(found, actor=actor)
-            said = f"{found.name} runs now."
+            experiment_start(experiment_row, actor=actor)
+            message = f"{experiment_row.name} runs now."
         elif action == "ramp":
-            ramped = experiment_ramp(found, _parse_int(request.POST.get("ramp", "")), actor=actor)
-            said = f"{found.name} takes {ramped.ramp} % of the units now."
+            ramped = experiment_ramp(experiment_row, _parse_int(request.POST.get("ramp", "")), actor=actor)
+            message = f"{experiment_row.name} takes {ramped.ramp} % of the units now."
         elif action == "stop":
-            experiment_stop(found, actor=actor, reason=reason)
-            said = f"{found.name} is stopped: everybody gets the champion."
+            experiment_stop(experiment_row, actor=actor, reason=reason)
+            message = f"{experiment_row.name} is stopped: everybody gets the champion."
         elif action == "promote":
-            policy = winner_promote(found, request.POST.get("arm", ""), actor=actor, reason=reason)
-            said = f"{policy.name} is champion now; {found.name} is over."
+            policy = winner_promote(experiment_row, request.POST.get("arm", ""), actor=actor, reason=reason)
+            message = f"{policy.name} is champion now; {experiment_row.name} is over."
         else:
             raise ExperimentRefused(f"expected start, ramp, stop or promote, found {action[:40]!r}")
     except (ExperimentRefused, registry.RegistryRefused) as refusal:
         messages.error(request, str(refusal))
     else:
-        messages.success(request, said)
+        messages.success(request, message)
     return redirect("experiment", pk)
 
 

@@ -84,7 +84,7 @@ GUIDE = (
 def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
     """The guided start as far as this agent has come (None: no agent yet); exactly one step is NOW or FAULT. Read off
     what is stored, so that who left goes on where they were."""
-    reached = dict.fromkeys((step[0] for step in GUIDE), False)
+    steps_done = dict.fromkeys((step[0] for step in GUIDE), False)
     fault = ""
     if card is not None:
         newest, run = card.newest, card.run
@@ -93,7 +93,7 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
         judged = trained and newest is not None and headline_of(newest.metrics) is not None
         # between a champion and a newer candidate it is the candidate that is led on
         answers = champion and (newest == card.policy or newest is None or newest.stage in ENDED)
-        reached |= {
+        steps_done |= {
             "bring": card.counts.decisions > 0,
             "rate": newest is not None or card.works or card.counts.evidence >= feedback_minimum(),
             "train": trained,
@@ -102,12 +102,12 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
         }
         if newest is None and run is not None and run.status in STOPPED:
             fault = "train"
-    at = next(key for key, done in reached.items() if not done)
+    at = next(key for key, done in steps_done.items() if not done)
     return tuple(
         GuideStep(
             key,
             title,
-            (FAULT if key == fault else NOW) if key == at else DONE if reached[key] else OPEN,
+            (FAULT if key == fault else NOW) if key == at else DONE if steps_done[key] else OPEN,
             after.format(needed=feedback_minimum()),
             takes,
         )

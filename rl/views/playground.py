@@ -48,25 +48,25 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
     `?decision=` fills in the prompt of a recorded decision, `?policy=` picks whom to ask.
     """
     _agent_checked(slug)
-    sent = request.POST if request.method == "POST" else request.GET
-    picked = sent.getlist("policy")
-    offered = policies_offered(slug, picked)
+    form = request.POST if request.method == "POST" else request.GET
+    policy_names = form.getlist("policy")
+    policy_choices = policies_offered(slug, policy_names)
     # a form sends lines ended by CR LF, which no recorded prompt has and no policy has learnt from
-    text = sent.get("question", "").replace("\r\n", "\n")
-    question = Question(text, _lines(sent.get("candidates", "")))
+    text = form.get("question", "").replace("\r\n", "\n")
+    question = Question(text, _lines(form.get("candidates", "")))
     fault, answers = "", []
     if request.method == "POST":
         try:
-            answers = playground_ask(slug, question, picked, request.user.get_username())
+            answers = playground_ask(slug, question, policy_names, request.user.get_username())
         except ServingRefused as refusal:
             fault = str(refusal)
-    elif ids := _ids(sent.get("answers", "")):
+    elif ids := _ids(form.get("answers", "")):
         answers = [PlaygroundAnswer(row.policy, row.pk) for row in answers_recorded(slug, ids)]
         fault = (
             "" if len(answers) == len(ids) else f"{len(ids) - len(answers)} of these answers are not stored"
         )
     rows = answers_recorded(slug, [answer.decision for answer in answers if answer.decision])
-    like = rows[:1] or answers_recorded(slug, _ids(sent.get("decision", ""))[:1])
+    like = rows[:1] or answers_recorded(slug, _ids(form.get("decision", ""))[:1])
     system = system_prompt_recorded(slug)
     if like and not question.text:
         question = Question.of_decision(like[0], system, question.candidates)
@@ -77,8 +77,12 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
         "system": system,
         "candidates": "\n".join(question.candidates),
         "offered": [
-            (name, stage, name in (picked or [row.policy for row in rows] or policies_default(offered)))
-            for name, stage in offered
+            (
+                name,
+                stage,
+                name in (policy_names or [row.policy for row in rows] or policies_default(policy_choices)),
+            )
+            for name, stage in policy_choices
         ],
         "most": MAX_POLICIES,
         "fault": fault,
@@ -153,7 +157,7 @@ def _answers(
         rating.decision_id: rating
         for rating in ratings_standing().filter(decision_id__in=list(by_id), rater=rater)
     }
-    shown = []
+    rendered_answers = []
     for answer in answers:
         row = by_id.get(answer.decision) if answer.decision else None
         one: dict[str, Any] = {"policy": answer.policy, "refusal": answer.refusal}
@@ -164,8 +168,8 @@ def _answers(
                 "probabilities": _probabilities(row),
                 "thumb": rating.thumb if rating else "",
             }
-        shown.append(one)
-    return shown
+        rendered_answers.append(one)
+    return rendered_answers
 
 
 def _probabilities(row: Decision) -> list[dict[str, Any]]:

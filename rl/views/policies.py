@@ -44,13 +44,13 @@ MOVE = "rl.change_policy"
 @require_safe
 def policies(request: HttpRequest) -> HttpResponse:
     """Every agent's versions, newest first, with reward and accuracy over them; `?agent=`."""
-    agents: dict[str, list[Policy]] = {}
+    by_agent: dict[str, list[Policy]] = {}
     rows = Policy.objects.select_related("parent", "run").order_by("agent", "-pk")
-    if asked := request.GET.get("agent"):
-        rows = rows.filter(agent=asked)
+    if agent_filter := request.GET.get("agent"):
+        rows = rows.filter(agent=agent_filter)
     for policy in rows:
-        agents.setdefault(policy.agent, []).append(policy)
-    shown = [
+        by_agent.setdefault(policy.agent, []).append(policy)
+    agent_rows = [
         {
             "agent": agent,
             "rows": [_row(policy) for policy in found[:NEWEST]],
@@ -59,9 +59,9 @@ def policies(request: HttpRequest) -> HttpResponse:
             "names": [policy.name for policy in found],
             "beside": policy_compared_first(found),
         }
-        for agent, found in agents.items()
+        for agent, found in by_agent.items()
     ]  # fmt: skip
-    return render(request, "rl/policies.html", {"agents": shown, "asked": asked})
+    return render(request, "rl/policies.html", {"agents": agent_rows, "asked": agent_filter})
 
 
 def _row(policy: Policy) -> dict[str, Any]:
@@ -79,34 +79,34 @@ def _row(policy: Policy) -> dict[str, Any]:
 @require_safe
 def policy(request: HttpRequest, name: str) -> HttpResponse:
     """One policy: figures, lineage, the gate's sheet, files, history, and the moves for who may make them."""
-    found = get_object_or_404(Policy.objects.select_related("parent", "run"), name=name)
-    overview = policy_overview(found)
-    judged = (
-        found.events.filter(kind__in=[PolicyEvent.Kind.GATED, PolicyEvent.Kind.PROMOTED])
+    policy_row = get_object_or_404(Policy.objects.select_related("parent", "run"), name=name)
+    overview = policy_overview(policy_row)
+    gate_event = (
+        policy_row.events.filter(kind__in=[PolicyEvent.Kind.GATED, PolicyEvent.Kind.PROMOTED])
         .exclude(verdicts={})
         .first()
     )
     may = request.user.has_perm(MOVE)
-    others = Policy.objects.filter(agent=found.agent).exclude(pk=found.pk).order_by("-pk")
+    siblings = Policy.objects.filter(agent=policy_row.agent).exclude(pk=policy_row.pk).order_by("-pk")
     return render(
         request,
         "rl/policy.html",
         {
-            "policy": found,
+            "policy": policy_row,
             "overview": overview,
-            "benchmarks": policy_benchmarks(found),
+            "benchmarks": policy_benchmarks(policy_row),
             "off_policy": off_policy_summary(overview.evaluations),
             "clusters": next(filter(None, map(near_identical_prompts, overview.evaluations)), None),
-            "judged": judged,
-            "sheet": sheet_lines(judged.verdicts.get("verdicts", [])) if judged else [],
-            "ancestors": policy_ancestors(found),
-            "lineage": policy_lineage(found.agent, policy_relatives(found)),
-            "others": list(others.values_list("name", flat=True)[:NEWEST]),
-            "promotion": promotion_of(found, may_move=may),
-            "may_work": may and found.run is not None,
-            "working": found.run is not None and found.run.is_followed,
-            "compared": comparison_newest(found) is not None,
-            "export_forms": export_forms(found) if may else {},
+            "judged": gate_event,
+            "sheet": sheet_lines(gate_event.verdicts.get("verdicts", [])) if gate_event else [],
+            "ancestors": policy_ancestors(policy_row),
+            "lineage": policy_lineage(policy_row.agent, policy_relatives(policy_row)),
+            "others": list(siblings.values_list("name", flat=True)[:NEWEST]),
+            "promotion": promotion_of(policy_row, may_move=may),
+            "may_work": may and policy_row.run is not None,
+            "working": policy_row.run is not None and policy_row.run.is_followed,
+            "compared": comparison_newest(policy_row) is not None,
+            "export_forms": export_forms(policy_row) if may else {},
         },
     )
 

@@ -25,20 +25,22 @@ def policy_answers(request: HttpRequest, name: str) -> HttpResponse:
     counts, show = counts_of(every), request.GET.get("show", "")
     if show and show not in counts:
         raise Http404("expected show=win, loss or tie")
-    among = [one for one in every if show in ("", one.outcome)]
+    matches = [one for one in every if show in ("", one.outcome)]
     asked = request.GET.get("at", "1")
-    at = min(max(int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 1, 1), len(among))
+    number = min(
+        max(int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 1, 1), len(matches)
+    )
     context = {
         "policy": policy,
         "evaluation": evaluation,
         "against": evaluation.against if evaluation else "",
-        "one": among[at - 1] if among else None,
-        "at": at,
-        "among": len(among),
+        "one": matches[number - 1] if matches else None,
+        "at": number,
+        "among": len(matches),
         "all": len(every),
         "show": show,
         "kinds": [(key, title, counts[key]) for key, title in NAMED],
-        "before": at - 1 if at > 1 else None,
-        "after": at + 1 if at < len(among) else None,
+        "before": number - 1 if number > 1 else None,
+        "after": number + 1 if number < len(matches) else None,
     }
     return render(request, "rl/policy_answers.html", context)

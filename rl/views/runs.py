@@ -107,36 +107,36 @@ def run_new(request: HttpRequest) -> HttpResponse:
 @require_safe
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     """One run: its state, curves, recipe, and what was left out of its data."""
-    found = run_get(pk)
-    if found is None:
+    run_row = run_get(pk)
+    if run_row is None:
         raise Http404(f"no run {pk}")
-    policy = getattr(found, "policy", None)
-    judge = getattr(found, "reward_model", None) or reward_model_of(found)
+    policy = getattr(run_row, "policy", None)
+    judge = getattr(run_row, "reward_model", None) or reward_model_of(run_row)
     return render(
         request,
         "rl/run.html",
         {
-            "run": found,
-            "charts": run_charts(run_series(found)),
+            "run": run_row,
+            "charts": run_charts(run_series(run_row)),
             "policy": policy,
             "headline": headline_of(policy.metrics) if policy else None,
-            "stages": stages_of(found),
+            "stages": stages_of(run_row),
             "judge": judge,
             "judge_words": ranking_text(judge.ranking) if judge else "",
-            "epochs": [str(folder) for folder in lifecycle.run_epochs(found)],
-            "left_out": _omissions(found),
-            "recipe": sorted((name, value) for name, value in found.recipe.items() if name != "seed"),
-            "eta": run_eta_s(found),
-            "live": found.is_unfinished or found.is_followed,
-            "may_cancel": found.is_unfinished and request.user.has_perm("rl.change_trainingrun"),
-            "log": run_log_tail(found) if request.user.has_perm("rl.view_trainingrun") else "",
-            "libraries": sorted(found.libraries.items()),
+            "epochs": [str(folder) for folder in lifecycle.run_epochs(run_row)],
+            "left_out": _omissions(run_row),
+            "recipe": sorted((name, value) for name, value in run_row.recipe.items() if name != "seed"),
+            "eta": run_eta_s(run_row),
+            "live": run_row.is_unfinished or run_row.is_followed,
+            "may_cancel": run_row.is_unfinished and request.user.has_perm("rl.change_trainingrun"),
+            "log": run_log_tail(run_row) if request.user.has_perm("rl.view_trainingrun") else "",
+            "libraries": sorted(run_row.libraries.items()),
             "hardware": sorted(
                 (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else value)
-                for name, value in found.hardware.items()
+                for name, value in run_row.hardware.items()
                 if not isinstance(value, dict) and value not in ([], None, "")
             ),
-            "reasons": sorted((found.hardware.get("reasons") or {}).items()),
+            "reasons": sorted((run_row.hardware.get("reasons") or {}).items()),
         },
     )
 

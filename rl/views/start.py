@@ -85,20 +85,20 @@ def _page(
     steps = guide_of(card)
     at = _step_at(steps)
     asked = step or request.GET.get("step", "")
-    shown = next((one for one in steps if one.key == asked and one.state != OPEN), at)
+    shown_step = next((one for one in steps if one.key == asked and one.state != OPEN), at)
     slug = card.facts.slug if card else ""
     context = {
         "card": card,
         "slug": slug,
         "steps": steps,
         "at": at,
-        "shown": shown,
-        "number": steps.index(shown) + 1,
+        "shown": shown_step,
+        "number": steps.index(shown_step) + 1,
         "next": step_next(card) if card else None,
         "needed": feedback_minimum(),
         "here": start_address(slug) if card else reverse("start"),
-        "template": f"rl/start/_{shown.key}.html",
-        **_step_context(request, card, shown.key),
+        "template": f"rl/start/_{shown_step.key}.html",
+        **_step_context(request, card, shown_step.key),
         **more,
     }
     return render(request, "rl/start.html", context, status=status)

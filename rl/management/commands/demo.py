@@ -28,8 +28,8 @@ class Command(RatchetCommand):
         return result
 
     def show(self, result: dict[str, Any]) -> None:
-        simulated, training, judged = result["simulation"], result["training"], result["evaluation"]
-        comparison, answer = judged["comparison"], result["answer"]
+        simulated, training, evaluation = result["simulation"], result["training"], result["evaluation"]
+        comparison, answer = evaluation["comparison"], result["answer"]
         file = result["export"]["files"][0]
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_row(
@@ -39,9 +39,10 @@ class Command(RatchetCommand):
         table.add_row("trained", f"{training['samples']['train']:,} pairs in {training['seconds']:.0f} s")
         table.add_row("base model prefers what raters prefer", share_text(comparison["preference_accuracy"]))
         table.add_row(
-            f"[bold]{training['policy']}[/bold]", f"[bold]{share_text(judged['preference_accuracy'])}[/bold]"
+            f"[bold]{training['policy']}[/bold]",
+            f"[bold]{share_text(evaluation['preference_accuracy'])}[/bold]",
         )
-        table.add_row("valid answers", share_text(judged["valid_rate"]))
+        table.add_row("valid answers", share_text(evaluation["valid_rate"]))
         table.add_row("GGUF", f"{file['path']} ({file['bytes'] / 1e6:.1f} MB)")
         table.add_row("asked", answer["state"]["question"])
         table.add_row(
@@ -49,7 +50,7 @@ class Command(RatchetCommand):
             + ("which the raters like" if answer["liked"] else "which the raters do not like")
         )  # fmt: skip
         self.console.print(Panel(table, title="the whole loop, once", title_align="left", expand=False))
-        self.stdout.write(verdict(judged))
+        self.stdout.write(verdict(evaluation))
         serve = as_typed("make serve")
         plan = as_typed(".venv/bin/python manage.py train_dpo --dry-run")
         self.stdout.write(

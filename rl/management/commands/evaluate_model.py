@@ -118,8 +118,8 @@ class Command(RatchetCommand):
         comparison = result.get("comparison")
         liked = liked_of(result)
         self.stdout.write(liked["words"] if liked else LIKED_UNKNOWN)
-        if (known := right_answer_figure(result)) is not None:
-            self.stdout.write(known["words"])
+        if (knowledge := right_answer_figure(result)) is not None:
+            self.stdout.write(knowledge["words"])
         self.stdout.write(evidence_text(result))
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("held out")
@@ -141,8 +141,8 @@ class Command(RatchetCommand):
                 table.add_row("... as free text, not by choice", *cells)
         self.console.print(table)
         for kind in (LABELS, OUTCOMES):
-            if known := result["evidence"].get(kind, {}).get("probability_liked"):
-                self.stdout.write(knowledge_text(known))
+            if knowledge := result["evidence"].get(kind, {}).get("probability_liked"):
+                self.stdout.write(knowledge_text(knowledge))
         if result["simulated_share"]:
             self.stdout.write(
                 f"{100 * result['simulated_share']:.0f} % of the held-out ratings are SIMULATED."
@@ -226,20 +226,20 @@ def off_policy_text(found: dict[str, Any]) -> str:
     if "refused" in found:
         return f"No off-policy estimate: {found['refused']}."
     best = found["doubly_robust"]
-    said = (
+    text = (
         f"Off-policy estimate on {found['decisions']:,} logged decisions: average reward {best['value']:.3f} "
         f"[{best['low']:.3f}, {best['high']:.3f}]; the logged policy earned {found['logged']:.3f}"
     )
     low, high = found.get("scale", (0.0, 1.0))
     if (low, high) != (0.0, 1.0):
-        said += f" (rewards from {low:g} to {high:g}, rescaled to 0 to 1)"
+        text += f" (rewards from {low:g} to {high:g}, rescaled to 0 to 1)"
     if difference := found.get("difference"):
-        said += (
+        text += (
             f"; {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}] against "
             "the compared policy"
         )
     warnings = found["overlap"]["warnings"]
-    return f"{said}. {'Warning: ' + '; '.join(warnings) + '.' if warnings else ''}".strip()
+    return f"{text}. {'Warning: ' + '; '.join(warnings) + '.' if warnings else ''}".strip()
 
 
 def evidence_text(result: dict[str, Any]) -> str:
@@ -294,18 +294,18 @@ def verdict(result: dict[str, Any]) -> str:
     against = comparison["against"]
     if difference is None:
         return f"No gain over {against} can be shown: all held-out answers were rated alike."
-    found = gate or difference
+    estimate = gate or difference
     scale, unit = (100.0, "points") if comparison["unit"] == "points" else (1.0, comparison["unit"])
     form = "+.1f" if scale == 100 else "+.3f"
-    value, low, high = (format(scale * found[part], form) for part in ("value", "low", "high"))
+    value, low, high = (format(scale * estimate[part], form) for part in ("value", "low", "high"))
     confidence = gate["confidence"] if gate else 0.95
     figures = (
         f"{value} {unit} {EVIDENCE_MEASURES[comparison['kind']]} [{low}, {high}] ({100 * confidence:.1f} % interval"
         f"{', the one the gate asks about at attempt ' + str(gate['attempt']) if gate else ''}), "
         f"{'exact McNemar ' if 'b' in comparison else ''}p = {comparison['p_value']:.2g}"
     )
-    if found["low"] > 0:
+    if estimate["low"] > 0:
         return f"Better than {against}: {figures}."
-    if found["high"] < 0:
+    if estimate["high"] < 0:
         return f"WORSE than {against}: {figures}."
     return f"No gain over {against} is shown: {figures}; the interval includes zero."

@@ -68,7 +68,7 @@ class Command(RatchetCommand):
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         agent, kind = agent_for(options["agent"], from_file=False), options["kind"]
-        prepared = prepare_training_dataset(
+        dataset = prepare_training_dataset(
             agent,
             kind=kind,
             min_samples=1,
@@ -80,17 +80,17 @@ class Command(RatchetCommand):
         )
         ending = "" if options["format"] == "datasets" else f".{options['format']}"
         path = options["output"] or Path(f"{agent}.{kind}{ending}")
-        files = dataset_write(prepared, path, options["format"], order=options["order"])
-        stats = pair_stats(prepared.rows()) if kind == "pairs" else example_stats(prepared.rows())
+        files = dataset_write(dataset, path, options["format"], order=options["order"])
+        stats = pair_stats(dataset.rows()) if kind == "pairs" else example_stats(dataset.rows())
         return {
             "agent": agent,
             "kind": kind,
             "format": options["format"],
             "path": str(path),
             "files": [{"path": str(file), "bytes": file.stat().st_size} for file in files],
-            "samples": prepared.counts,
-            "left_out": prepared.left_out,
-            "unreadable": prepared.unreadable,
+            "samples": dataset.counts,
+            "left_out": dataset.left_out,
+            "unreadable": dataset.unreadable,
             "stats": stats,
         }
 

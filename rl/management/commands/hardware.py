@@ -50,8 +50,8 @@ class Command(RatchetCommand):
             table.add_column(column)
         for name, value in result.items():
             if name not in ("reasons", "measured", "gpus", "sizes"):
-                said = ", ".join(value) if isinstance(value, list) else SAID.get(value, str(value))
-                table.add_row(name.replace("_", " "), said, result["reasons"].get(name, ""))
+                text = ", ".join(value) if isinstance(value, list) else SAID.get(value, str(value))
+                table.add_row(name.replace("_", " "), text, result["reasons"].get(name, ""))
         for gpu in result["gpus"]:
             table.add_row("gpu", f"{gpu['name']}, {gpu['memory_gb']} GB", gpu["kind"])
         for name, value in result["measured"].items():
@@ -60,10 +60,10 @@ class Command(RatchetCommand):
         for quantization in ("none", "4bit"):
             fits = [one for one in result["sizes"] if one["quantization"] == quantization]
             if fits:
-                said = ", ".join(one["size"] for one in fits if one["fits"]) or "none of 0.5B to 8B"
+                text = ", ".join(one["size"] for one in fits if one["fits"]) or "none of 0.5B to 8B"
                 need = ", ".join(f"{one['size']} {one['gb']:g}" for one in fits)
                 how = "in 4 bits" if quantization == "4bit" else "as they are"
                 table.add_row(
-                    f"models {how}", said, f"GB at most, a pair at a time, preset {result['preset']}: {need}"
+                    f"models {how}", text, f"GB at most, a pair at a time, preset {result['preset']}: {need}"
                 )
         self.console.print(table)

@@ -51,22 +51,22 @@ class Command(RatchetCommand):
             if options["agent"]:
                 rows = rows.filter(agent=options["agent"])
             return {"reward_models": [reward_models.reward_model_represent(row) for row in rows]}
-        found = reward_models.reward_model_get(name)
+        model = reward_models.reward_model_get(name)
         if action == "judge":
-            found = reward_models.reward_model_judge(found, actor=actor)
+            model = reward_models.reward_model_judge(model, actor=actor)
         elif action == "promote":
-            found = reward_models.reward_model_promote(
-                found, actor=actor, reason=options["reason"], force=options["force"]
+            model = reward_models.reward_model_promote(
+                model, actor=actor, reason=options["reason"], force=options["force"]
             )
         elif action == "retire":
-            found = reward_models.reward_model_retire(found, actor=actor, reason=options["reason"])
+            model = reward_models.reward_model_retire(model, actor=actor, reason=options["reason"])
         return {
-            **reward_models.reward_model_represent(found),
-            "sha256": found.sha256,
-            "path": found.path,
+            **reward_models.reward_model_represent(model),
+            "sha256": model.sha256,
+            "path": model.path,
             "events": [
                 {"at": event.created_at.isoformat(), "kind": event.kind, "actor": event.actor, "reason": event.reason}
-                for event in found.events.all()
+                for event in model.events.all()
             ],
         }  # fmt: skip
 

@@ -84,15 +84,15 @@ class Command(RatchetCommand):
             knobs=self.knobs_of(options),
         )
         with self.bar("training") as bar:
-            trained = whole.train(bar.update)
-        if trained["status"] != "succeeded":
+            training = whole.train(bar.update)
+        if training["status"] != "succeeded":
             raise CommandError(
-                f"run {trained['run']} was {trained['status']}; go on with: "
-                f"python manage.py train_{trained['method']} --resume {trained['run']}, then "
-                f"python manage.py run_pipeline --run {trained['run']}"
+                f"run {training['run']} was {training['status']}; go on with: "
+                f"python manage.py train_{training['method']} --resume {training['run']}, then "
+                f"python manage.py run_pipeline --run {training['run']}"
             )
         with self.bar("evaluating, then gate and export") as bar:
-            outcome = whole.follow(trained, bar.update)
+            outcome = whole.follow(training, bar.update)
         if options["deploy_ollama"] and outcome.passed and not outcome.deployed.startswith("ollama"):
             with self.bar("deploying") as bar:
                 outcome.deployed = pipeline.policy_deploy(
@@ -101,7 +101,7 @@ class Command(RatchetCommand):
                     to_ollama=True,
                     progress=bar.update,
                 )
-        return {"training": trained, **asdict(outcome)}
+        return {"training": training, **asdict(outcome)}
 
     @staticmethod
     def knobs_of(options: dict[str, Any]) -> dict[str, Any]:

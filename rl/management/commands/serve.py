@@ -58,9 +58,9 @@ class Command(RatchetCommand):
         host, port = options["host"], options["port"]
         migrations_applied()
         supervisor.port_wait(host, port)
-        asked = threading.Event()
+        stop_event = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: asked.set())
+            signal.signal(number, lambda *_: stop_event.set())
         base_prepare()
         running = supervisor.services(
             port,
@@ -76,7 +76,7 @@ class Command(RatchetCommand):
             if not greeted and supervisor.port_answers(host, port):
                 self._greet(host, port)
                 greeted = True
-            return asked.is_set()
+            return stop_event.is_set()
 
         supervisor.supervise(running, stop)
         return {"ended": [service.name for service in running]}

@@ -68,7 +68,7 @@ class Command(RatchetCommand):
                 f"expected --scenarios as a number or all, found {scenarios!r}"
             )
         with self.bar("simulating") as bar:
-            made = simulation.simulate(
+            simulated_feedback = simulation.simulate(
                 options["agent"],
                 scenarios=None if scenarios == "all" else int(scenarios),
                 taste=options["taste"],
@@ -79,7 +79,7 @@ class Command(RatchetCommand):
                 progress=bar.update,
             )
         return {
-            **dataclasses.asdict(made),
+            **dataclasses.asdict(simulated_feedback),
             "simulated": True,
             "taste": options["taste"],
             "noise": options["noise"],

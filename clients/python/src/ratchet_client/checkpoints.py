@@ -48,7 +48,7 @@ class _Session:
         window that slid on (its beginning was dropped): a suffix of the earlier history is then its prefix.
         """
         best, history = max(
-            ((_common(known, messages), known) for known in self.histories),
+            ((_common(earlier, messages), earlier) for earlier in self.histories),
             key=lambda match: match[0],
             default=(0, []),
         )
@@ -57,10 +57,10 @@ class _Session:
         if best and best == len(history):
             history[:] = messages
         elif not best and (
-            overlap := max((_overlap(known, messages) for known in self.histories), default=0)
+            overlap := max((_overlap(earlier, messages) for earlier in self.histories), default=0)
         ):
-            known = next(known for known in self.histories if _overlap(known, messages) == overlap)
-            known.extend(messages[overlap:])
+            earlier = next(earlier for earlier in self.histories if _overlap(earlier, messages) == overlap)
+            earlier.extend(messages[overlap:])
             return overlap
         else:
             self.histories.append(messages)

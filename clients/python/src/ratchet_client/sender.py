@@ -176,23 +176,23 @@ class Sender:
         with file_lock(self.outbox.folder / "sender.lock", wait=False) as free:
             if not free:
                 return Delivery(Disposition.DEFERRED)
-            failed: Delivery | None = None
+            last_failure: Delivery | None = None
             for day in self.outbox.pending():
                 failure = _DayDelivery(self, day).send()
-                failed = failure or failed
+                last_failure = failure or last_failure
                 if self._stop:
                     return None
                 if failure is not None and failure.disposition is Disposition.UNAVAILABLE:
                     break
             self.outbox.sweep()
-        if failed is None:
+        if last_failure is None:
             self.problems.resolve("server", f"{self.connection.url} takes what is sent again")
             return None
         self.problems.report(
             "server",
-            f"{self.connection.url} does not take everything now ({failed.reason}); the outbox keeps it",
+            f"{self.connection.url} does not take everything now ({last_failure.reason}); the outbox keeps it",
         )
-        return Delivery(Disposition.UNAVAILABLE, failed.reason, failed.retry_after_s)
+        return Delivery(Disposition.UNAVAILABLE, last_failure.reason, last_failure.retry_after_s)
 
     def stopping(self) -> bool:
         return self._stop
@@ -256,7 +256,7 @@ class _DayDelivery:
 
     def _retry_held(self) -> Delivery | None:
         failures = 0
-        failed: Delivery | None = None
+        last_failure: Delivery | None = None
         for start in list(self.progress.held):
             if self.sender.stopping() or failures >= MAX_FAILURES_IN_A_ROW:
                 break
@@ -266,13 +266,13 @@ class _DayDelivery:
                 return delivery
             self.progress.held.remove(start)
             if delivery.disposition is Disposition.DEFERRED:
-                failures, failed = failures + 1, delivery
+                failures, last_failure = failures + 1, delivery
                 self.progress.held.append(start)  # to the end: the others have their turn first
             elif record is not None:
                 self._save_delivery(record, delivery)
-        if failed:
+        if last_failure:
             self.sender.outbox.progress_save(self.day, self.progress)
-        return failed
+        return last_failure
 
     def _attempt(self, record: Record) -> Delivery:
         if record.body is None:
