@@ -1,12 +1,10 @@
 """URL configuration: the two applications' addresses and the admin's."""
 
 from django.contrib import admin
-from django.contrib.auth import views as auth_views
 from django.urls import include, path, re_path
 
 from backend.glossary import glossary
 from backend.rest import errors
-from feedback.accounts.views import SignIn
 
 urlpatterns = [
     # first, because it is asked most often
@@ -23,8 +21,7 @@ urlpatterns = [
     re_path("^admin/r/", errors.no_such_page),
     path("admin/", admin.site.urls),
     path("glossary/", glossary, name="glossary"),
-    path("accounts/login/", SignIn.as_view(), name="login"),
-    path("accounts/logout/", auth_views.LogoutView.as_view(), name="logout"),
+    path("accounts/", include("feedback.accounts.urls")),
 ]
 
 handler400 = errors.handler400

@@ -34,5 +34,4 @@ urlpatterns = [
     path("export/file/", transfer_views.export_file, name="export-file"),
     path("agents/<str:slug>/change/", agent_views.agent_change, name="agent-change"),
     path("agreement/", agreement_views.agreement, name="agreement"),
-    path("accounts/link/<str:uid>/<str:token>/", views.link_signin, name="signin-link"),
 ]

@@ -230,6 +230,23 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(" -> ".join(circle.args[1]))
 
 
+@pytest.mark.slow
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    """A folder and those inside it count as one place: a package's face names its parts, which build on its files."""
+    graph: dict[str, set[str]] = {}
+    project = PROJECT | {name_of(file): file for file in modules("backend")}
+    for file in project.values():
+        here = file.parent.relative_to(ROOT)
+        for module in set(imports(file, types=False)) & set(project):
+            there = project[module].parent.relative_to(ROOT)
+            if not (here.is_relative_to(there) or there.is_relative_to(here)):
+                graph.setdefault(str(here), set()).add(str(there))
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))
+
+
 def test_feedback_knows_nothing_of_rl_and_torch() -> None:
     assert offences("feedback", {"rl", *TORCH}) == []
 

@@ -1,4 +1,4 @@
-"""Pages of feedback: the rating page and signing in by link."""
+"""The rating page: a decision to rate, its card, undo and skip."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import uuid
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib.auth import login
 from django.contrib.auth.decorators import login_required, permission_required
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST
 
 from backend.redirects import redirect_back
-from feedback.accounts.roles import SCOPE_PERMISSIONS, landing_page
-from feedback.accounts.sign_in import signin_link_check, signin_link_redeem
-from feedback.accounts.sign_in_brake import link_allowed, link_failed
+from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.search import DecisionFilter, narrowed_of
 from feedback.models import Decision
@@ -263,23 +259,3 @@ def rate_skip(request: HttpRequest) -> HttpResponse:
     SKIPPED.append(request, str(decision.pk))
     lease_release(request.user.get_username(), decision.pk)
     return _next_response(request, within, said="skipped")
-
-
-@never_cache
-@sensitive_variables("token")
-@require_http_methods(["GET", "HEAD", "POST"])
-def link_signin(request: HttpRequest, uid: str, token: str) -> HttpResponse:
-    """Sign in by a one-time link.
-
-    GET only asks: mail programs and chats open links to preview them, and would use it up.
-    """
-    if not link_allowed(request, uid):
-        return HttpResponse(status=429)  # the middleware of the brake has the page
-    user = signin_link_redeem(uid, token) if request.method == "POST" else signin_link_check(uid, token)
-    if user is None:
-        link_failed(request, uid)
-        return render(request, "link.html", {"person": None}, status=410)
-    if request.method == "POST":
-        login(request, user, backend="django.contrib.auth.backends.ModelBackend")
-        return redirect(landing_page(user))
-    return render(request, "link.html", {"person": user})
