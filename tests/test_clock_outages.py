@@ -77,9 +77,9 @@ def test_a_database_that_is_away_ends_the_tick_and_is_no_agents_fault(
 
 def test_a_fault_of_one_statement_stays_its_agents_own(told: list[str]) -> None:
     """SQLite says OperationalError of a statement with too many values, too: the connection works on."""
-    assert agent_isolated("retrain", "alpha", away) == [
-        "retrain of alpha failed: OperationalError: the connection is closed"
-    ]
+    (line,) = agent_isolated("retrain", "alpha", away)
+    assert "alpha" in line
+    assert line.endswith("OperationalError: the connection is closed")
     assert len(told) == 1
 
 
@@ -99,12 +99,9 @@ def test_watch_outlives_an_outage_and_says_it_once(
         call_command("online_learner", "watch", "--every", "0.5")
     assert len(ticks) == 50
     assert told == []
-    assert [record.message.partition(";")[0] for record in log.records] == [
-        (
-            "the database cannot be reached, and online learning checks again in 0.5 s: DatabaseAway: the "
-            "connection is closed"
-        )
-    ]
+    (message,) = log.messages
+    assert "in 0.5 s" in message
+    assert "DatabaseAway: the connection is closed" in message
 
 
 def test_watch_goes_on_where_its_next_look_cannot_be_noted(
@@ -141,10 +138,8 @@ def test_a_fault_that_lasts_is_logged_with_its_traceback_once(
         agent_isolated("retrain", "alpha", broken)
     agent_isolated("retrain", "beta", broken)
     traced = [record for record in log.records if record.exc_info]
-    assert [record.message for record in traced] == [
-        "retrain of alpha failed: ZeroDivisionError: the gate is broken",
-        "retrain of beta failed: ZeroDivisionError: the gate is broken",
-    ]
+    assert [set(record.message.split()) & {"alpha", "beta"} for record in traced] == [{"alpha"}, {"beta"}]
+    assert all(record.message.endswith("ZeroDivisionError: the gate is broken") for record in traced)
     assert len(log.records) == 3, "and one line in 60 s that it lasts"
     assert len(told) == 2
 
@@ -158,13 +153,10 @@ def test_where_the_fault_cannot_be_noted_on_disk_the_others_go_on(
     for name in ("write_text", "unlink", "mkdir"):
         monkeypatch.setattr(Path, name, full)
     for _ in range(3):
-        assert agent_isolated("retrain", "alpha", broken) == [
-            "retrain of alpha failed: ZeroDivisionError: the gate is broken"
-        ]
+        (line,) = agent_isolated("retrain", "alpha", broken)
+        assert line.endswith("ZeroDivisionError: the gate is broken")
         assert agent_isolated("retrain", "beta", lambda: ["trained"]) == ["trained"]
-    assert told == ["retrain of alpha failed: ZeroDivisionError: the gate is broken"], (
-        "once, as on a good disk"
-    )
+    assert told == [line], "once, as on a good disk"
 
 
 def test_the_workers_queue_waits_for_its_database(

@@ -21,6 +21,7 @@ from feedback.transfer.formats.records import (
     RowRefused,
     RowSkipped,
 )
+from tests.support.figures import figures_of
 from tests.support.formats import ASKED, BAD, GOOD, ODD, QUESTION, places, put, written
 from tests.support.table_files import kinds, rated_rows, text
 
@@ -90,11 +91,9 @@ def test_cells_that_cannot_be_rows_are_refused_and_the_next_read(tmp_path: Path)
         {"prompt": "a", "response": "b"},
         {"prompt": "j", "response": "k"},
     ]
-    assert [(row.line, row.reason[:36]) for row in found if isinstance(row, RowRefused)] == [
-        (3, "expected 2 cells as in the header, f"),
-        (4, "expected 2 cells as in the header, f"),
-        (6, "not CSV: ',' expected after '\"'"),
-    ]
+    refused = [row for row in found if isinstance(row, RowRefused)]
+    assert [row.line for row in refused] == [3, 4, 6]
+    assert [figures_of(row.reason) for row in refused[:2]] == [[2, 3], [2, 1]]
 
 
 def test_a_cell_of_a_spreadsheet_loses_its_apostrophe_and_a_numbers_cell_stays_text(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from rl.training.reward_model import RewardModelTrainer
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
 from tests.support.dpo_runs import HARDWARE, ListenerCallback, some_pairs
+from tests.support.figures import figures_of
 from tests.support.tiny_models import tiny_model
 
 QUICK: dict[str, Any] = {
@@ -127,10 +128,7 @@ def test_a_run_that_gains_no_more_stops_and_keeps_its_best_weights(
     assert result.status == "succeeded"
     assert result.best_step == min(losses, key=lambda step: losses[step])
     assert result.steps == result.best_step + recipe.patience < result.total_steps == 12
-    assert result.stopped_early == (
-        f"at step {result.steps} of 12: 2 evaluations without an improvement on the eval split, best at step "
-        f"{result.best_step}"
-    )
+    assert figures_of(result.stopped_early) == [result.steps, 12, 2, result.best_step]
     checkpoints = tmp_path / "checkpoints"
     assert same_weights(Path(result.checkpoint), checkpoints / f"checkpoint-{result.best_step}")
     assert not same_weights(Path(result.checkpoint), checkpoints / f"checkpoint-{result.steps}")

@@ -158,9 +158,9 @@ def test_experiments_are_listed_and_told_apart() -> None:
     stopped = reader.get("/api/experiments/", status="stopped", agent="filer").json()["results"]
     assert [(row["name"], row["reason"]) for row in stopped] == [("one", "enough")]
     assert reader.get("/api/experiments/", agent="other").json()["results"] == []
-    assert error_of(reader.get("/api/experiments/", status="asleep"))["fields"] == {
-        "status": "expected one of draft, running, stopped"
-    }
+    fields = error_of(reader.get("/api/experiments/", status="asleep"))["fields"]
+    assert list(fields) == ["status"]
+    assert fields["status"].endswith("draft, running, stopped")
 
 
 def test_results_have_exposures_effect_and_verdict() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedback.transfer import formats
-from feedback.transfer.formats.records import RowRefused
+from feedback.transfer.formats.records import RowRefused, RowSkipped
 from tests.support.formats import ASKED, GOOD, one, refusal, written
 from tests.support.formats import read as read_example
 
@@ -106,7 +106,7 @@ def test_mt_bench_judgments_are_joined_with_their_answers(tmp_path: Path) -> Non
     single, unreadable = formats.read(TOOLS / "mtbench_judgment_single.jsonl", ratings_path=texts)
     assert (single.messages, single.response) == (NORWAY, "Maybe.")  # type: ignore[union-attr]
     assert single.ratings[0].score == pytest.approx(2 / 9)  # type: ignore[union-attr]
-    assert unreadable.reason == "the judge's words could not be read"  # type: ignore[union-attr]
+    assert (type(unreadable), unreadable.line) == (RowSkipped, 2)
     (missing,) = formats.read(
         TOOLS / "mtbench_judgment_pair.jsonl", ratings_path=written(tmp_path / "few.jsonl", answers[:2])
     )

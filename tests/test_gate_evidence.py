@@ -336,8 +336,8 @@ def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pyte
         recipe={"reward": "model:/somewhere/judge, agent"},
     )  # fmt: skip
     policy = Policy(name="own-bot-v1", agent="own-bot", run=run)
-    assert barred_reason("model:/somewhere/judge", policy, "own-bot") == (
-        "model:/somewhere/judge is the reward that own-bot-v1 was trained with"
+    assert {"model:/somewhere/judge", "own-bot-v1"} <= set(
+        barred_reason("model:/somewhere/judge", policy, "own-bot").split()
     )
     assert barred_reason("model:/somewhere/other", policy, "own-bot") == ""
     assert barred_reason("agent", policy, "own-bot") == ""  # a rule is what it is, whoever was trained on it
@@ -345,9 +345,9 @@ def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pyte
     # by its registered name it is the same judge, and no folder of ours stands in the reason
     folders = {"model:own-bot-rm-v9": "model:/somewhere/judge"}
     monkeypatch.setattr("rl.evaluation.judges.rewards_located", lambda spec, agent: folders.get(spec, spec))
-    assert barred_reason("model:own-bot-rm-v9", policy, "own-bot") == (
-        "model:own-bot-rm-v9 is the reward that own-bot-v1 was trained with"
-    )
+    reason = barred_reason("model:own-bot-rm-v9", policy, "own-bot")
+    assert {"model:own-bot-rm-v9", "own-bot-v1"} <= set(reason.split())
+    assert "/somewhere" not in reason
 
 
 def test_a_reward_in_a_table_has_no_unit_and_nats_have_theirs() -> None:

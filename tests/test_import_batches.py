@@ -18,6 +18,7 @@ from feedback.services import (
 )
 from feedback.transfer import import_report
 from feedback.transfer.import_ import ImportRefused, file_import
+from tests.support.figures import figures_of
 from tests.support.import_files import PAIR, THUMB, command, failing, written
 from tests.support.postgres import postgres_url as postgres_url
 
@@ -30,12 +31,12 @@ pytestmark = pytest.mark.django_db
 def test_an_import_that_stores_nothing_says_so_first_and_fails(tmp_path: Path) -> None:
     path = written(tmp_path / "x.jsonl", [{"prompt": "only a prompt"}, {"prompt": "another"}])
     out, line = failing("import_feedback", str(path), "--agent", "helper", "--format", "trl")
-    assert out.splitlines()[0] == f"{path} (trl): nothing could be stored of 2 rows"
-    assert "nothing could be stored of 2 rows (2 " in line
+    assert out.splitlines()[0].startswith(f"{path} (trl): ")
+    assert figures_of(line.replace(str(path), ""))[:2] == [2, 2]
     assert not ImportBatch.objects.exists()
     found = json.loads(failing("import_feedback", str(path), "--format", "trl", "--json")[0])
     assert (found["skipped"], found["rows"], found["batch"]) == (2, 2, None)
-    assert found["files"][0]["problem"] == "nothing could be stored of 2 rows"
+    assert figures_of(found["files"][0]["problem"]) == [2]
 
 
 def test_an_import_that_leaves_out_more_than_it_stores_keeps_what_it_stored_and_fails(tmp_path: Path) -> None:
@@ -101,7 +102,8 @@ def test_the_report_ends_with_the_next_step(tmp_path: Path) -> None:
         said[name] = command("import_feedback", str(path), "--agent", "helper", "--format", kind)["next"]
     assert "train_dpo --agent helper --dry-run" in said["pairs"][-1]
     assert "train_kto --agent helper --dry-run" in said["thumbs"][-1]
-    assert said["shown"] == ["See what can be trained: python manage.py train_sft --agent helper --dry-run"]
+    (demonstrations,) = said["shown"]
+    assert demonstrations.endswith(": python manage.py train_sft --agent helper --dry-run")
     assert said["plain"] == ["Rate them: /rate/?agent=helper"]
     liked = {"prompt": "a?", "response": "so", "thumb": "up"}
     corrected = {"prompt": "b?", "response": "so", "thumb": "down", "correction": "thus"}

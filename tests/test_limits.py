@@ -27,6 +27,7 @@ from rl.serving import chat_request
 from rl.serving.base import ServingRefused
 from rl.serving.chat_request import read_format
 from tests.support.api_client import ApiClient, error_of
+from tests.support.figures import figures_of
 from tests.support.server import ROOT
 
 GOOD = b'{"prompt": "q", "response": "r", "rating": "up"}\n'
@@ -131,7 +132,9 @@ def test_candidates_are_counted_before_they_are_read() -> None:
     at = api.post("/api/decisions/", {**body, "candidates": [str(n) for n in range(limits.CANDIDATES)]})
     assert at.status_code == 201
     above = api.post("/api/decisions/", {**body, "candidates": [5] * (limits.CANDIDATES + 1)})
-    assert error_of(above)["fields"] == {"candidates": "expected at most 1,000 candidates, found 1,001"}
+    fields = error_of(above)["fields"]
+    assert list(fields) == ["candidates"]
+    assert figures_of(fields["candidates"]) == [1000, 1001]
     bad = api.post("/api/decisions/", {**body, "candidates": [""] + [{"response": "r", "score": 9}] * 900})
     assert len(error_of(bad)["fields"]) == limits.FAULTS_NAMED
 

@@ -419,7 +419,7 @@ def test_the_words_of_a_classifier_name_its_figure_and_how_far_the_policy_is_fro
         "-0.200)."
     )
     assert baseline_text({}) == ""
-    assert baseline_text({"baseline": {"refused": "why"}}) == "No simple classifier to compare with: why."
+    assert "why" in baseline_text({"baseline": {"refused": "why"}})
 
 
 @pytest.mark.slow

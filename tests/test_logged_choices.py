@@ -25,6 +25,7 @@ from rl.statistics.offpolicy import MIN_DECISIONS
 from rl.views.off_policy import off_policy_summary
 from tests.support.evaluations import judged
 from tests.support.experiments import policy_of
+from tests.support.figures import figures_of
 from tests.support.split_prompts import stand
 
 pytestmark = pytest.mark.django_db
@@ -231,7 +232,7 @@ def test_a_small_log_says_its_figures_with_a_warning_and_opens_no_gate(logs: Any
 
 def test_choices_nobody_rated_say_so() -> None:
     figures, _ = off_policy(LoggedChoices([], "reward", 17), [], None, WARM)
-    assert figures["refused"] == "none of 17 held-out choices with a propensity has a rating or reward yet"
+    assert figures_of(figures["refused"]) == [17]
 
 
 # --- Who uses it --------------------------------------------------------------------------------------------

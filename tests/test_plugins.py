@@ -141,19 +141,17 @@ def test_one_that_cannot_be_used_is_named_and_left_out(module: Module, source: s
     broken, sound = plugins.plugins.values()
     assert broken.fault == said
     assert not sound.fault
-    assert (
-        broken.text
-        == f"RATCHET_AGENTS: mail was left out: {said}; correct it, or take it out of RATCHET_AGENTS"
-    )
+    assert broken.text.startswith("RATCHET_AGENTS: mail ")
+    assert said in broken.text
 
 
 def test_a_package_that_is_broken_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "agents", ("own", "nowhere_at_all:AGENT"))
     plugins_load("agents")
-    assert only_plugin().text == (
-        "a package without a name: ratchet.agents own = nowhere_at_all:AGENT was left out: cannot be imported "
-        "(ModuleNotFoundError: No module named 'nowhere_at_all'); uninstall it"
-    )
+    text = only_plugin().text
+    assert "ratchet.agents own = nowhere_at_all:AGENT" in text
+    assert "(ModuleNotFoundError: No module named 'nowhere_at_all')" in text
+    assert "uninstall" in text
 
 
 def test_check_and_doctor_say_what_was_left_out_and_let_the_site_start() -> None:
@@ -164,7 +162,7 @@ def test_check_and_doctor_say_what_was_left_out_and_let_the_site_start() -> None
     assert "RATCHET_AGENTS: nowhere_at_all was left out" in warning.msg
     (diagnosis,) = doctor.plugin_diagnoses()
     assert (diagnosis.part, diagnosis.level) == ("plugins", doctor.WRONG)
-    assert diagnosis.next_step == "correct it, or take it out of RATCHET_AGENTS"
+    assert "RATCHET_AGENTS" in diagnosis.next_step
 
 
 def test_a_plugin_that_brings_torch_into_every_process_is_used_and_named(
@@ -265,7 +263,9 @@ def test_a_format_that_fails_on_rows_of_others_knows_them_not(
         assert known is not None
         assert known.name == "table"
     said = [record.message for record in caplog.records]
-    assert said == ["format mails cannot say whether a row is its own (KeyError: 'mailbox')"]
+    (warning,) = said
+    assert "mails" in warning
+    assert "(KeyError: 'mailbox')" in warning
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from rl.reward_models.service import (
     reward_model_valid,
 )
 from rl.reward_models.specs import rewards_located
+from tests.support.figures import figures_of
 
 pytestmark = pytest.mark.django_db
 
@@ -66,11 +67,11 @@ def test_thumbs_are_ranked_by_concordance() -> None:
 def test_no_rows_are_no_ranking() -> None:
     found = ranking_of([], []).share
     assert not ranks_above_chance(found)
-    assert ranking_text(found) == "nothing could be ranked: 0 held-out scores"
+    assert figures_of(ranking_text(found)) == [0]
 
 
 def test_the_figures_in_words() -> None:
-    assert ranking_text(COIN) == "ranks 60 % (45 to 74) of 20 held-out pairs as people did"
+    assert figures_of(ranking_text(COIN)) == [60, 45, 74, 20]
 
 
 def test_what_ranks_like_a_coin_is_not_promoted(ratchet_home: Path) -> None:

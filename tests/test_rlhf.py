@@ -139,4 +139,6 @@ def test_a_stage_whose_worker_died_is_left_to_its_run() -> None:
     assert reward_stage.waits_for_reward_model(parent)
     assert lifecycle.runs_reclaim() == []
     stage.refresh_from_db()
-    assert (stage.status, stage.reason) == ("failed", f"its worker gone:1:1 died; run {parent.pk} resumes it")
+    assert stage.status == "failed"
+    assert "gone:1:1" in stage.reason
+    assert f"run {parent.pk} " in stage.reason

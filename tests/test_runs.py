@@ -202,9 +202,7 @@ def test_a_run_whose_database_went_away_goes_back_to_the_workers(
         assert run.attempts == attempt
         if attempt < lifecycle.MAX_ATTEMPTS:
             assert (run.status, run.dispatched_at) == ("queued", None)
-            assert run.reason == (
-                "the connection to the database was lost: terminating connection due to administrator command"
-            )
+            assert run.reason.endswith("terminating connection due to administrator command")
             lifecycle.run_dispatch(run)
     assert run.status == "failed"  # not for ever
 

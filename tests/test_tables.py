@@ -17,6 +17,7 @@ from feedback.transfer.formats.records import (
     ImportedRating,
     RowRefused,
 )
+from tests.support.figures import figures_of
 from tests.support.formats import ASKED, BAD, GOOD, HERE, QUESTION, written
 from tests.support.table_files import rated_rows, ratings, text
 
@@ -205,7 +206,10 @@ def test_a_table_keeps_what_its_columns_say() -> None:
 
 def test_what_was_decided_for_a_file_is_told() -> None:
     with formats.readings(HERE / "table_ratings.csv") as (file,):
-        assert file.notes == ("rating: whole numbers 1 to 5 read as stars, 1 to 5",)
+        (note,) = file.notes
+        assert note.startswith("rating: ")
+        assert "stars" in note
+        assert figures_of(note) == [1, 5, 1, 5]
 
 
 # --- As people have them ------------------------------------------------------------------------------------
@@ -215,7 +219,9 @@ def test_names_of_a_scale_a_person_and_a_question(tmp_path: Path) -> None:
     path = text(tmp_path / "t.csv", "Prompt,Response,User Rating (1-10)\nq,a,10\nr,b,5.5\n")
     assert ratings(path) == [1.0, 0.5]
     with formats.readings(path) as (file,):
-        assert file.notes == ("User Rating (1-10): read as scores on the scale 1 to 10, as said",)
+        (note,) = file.notes
+        assert note.startswith("User Rating (1-10): ")
+        assert figures_of(note)[-2:] == [1, 10]
     path = text(
         tmp_path / "u.csv",
         "query,model_output,helpful,user_feedback\nq,a,True,nan\nr,b,False,Too long for me.\n",

@@ -337,7 +337,7 @@ def test_broken_files_are_named_with_their_line_and_stop_nothing(tmp_path: Path)
         ("d.json", None),
         ("e.json", None),
     ]
-    assert loader.refused[3].reason == "expected messages or tasks, found neither"
+    assert "messages or tasks" in loader.refused[3].reason
 
 
 def test_a_decision_too_long_for_the_server_is_refused_and_the_rest_kept(tmp_path: Path) -> None:
