@@ -56,13 +56,41 @@ def grouped(seeds: int) -> dict[str, object]:
     return report
 
 
+def worded(seeds: int) -> dict[str, object]:
+    """Groups of three short prompts that differ in a number: looked for by words, and the same unseen."""
+    report: dict[str, object] = {}
+    for overlooked, words in ((False, "looked for"), (True, "overlooked (the mistake)")):
+        equal = Growth([60] * 20, group=3, worded=not overlooked, overlooked=overlooked)
+        through = sum(promoted_at(equal, seed) is not None for seed in range(seeds))
+        better = Growth([600], gain=0.1, memory=False, group=3, worded=not overlooked, overlooked=overlooked)
+        looks = [next(looks_at(better, seed)) for seed in range(seeds)]
+        report[f"short groups of 3, {words}, 20 looks, 60 before each: promoted"] = wilson_interval(
+            through, seeds
+        ).as_dict()
+        report[f"short groups of 3, {words}, 600 rated prompts: votes held out"] = {
+            "mean": sum(len(look.cases) for look in looks) / len(looks),
+            "n": seeds,
+        }
+        passed = sum(gate_judge(look, BOUNDS).passed for look in looks)
+        report[
+            f"short groups of 3, {words}, 600 rated prompts, 10 points better: promoted at the first look"
+        ] = wilson_interval(passed, seeds).as_dict()
+    return report
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="Series of each kind (default 1000)")
     parser.add_argument("--only-groups", action="store_true", help="Only worlds with near-identical prompts")
+    parser.add_argument(
+        "--only-worded", action="store_true", help="Only groups that are looked for in short prompts"
+    )
     options = parser.parse_args()
     seeds = options.seeds
     report: dict[str, object] = {"seeds": seeds}
+    if options.only_worded:
+        print(json.dumps(report | worded(seeds), indent=2))
+        return
     if options.only_groups:
         print(json.dumps(report | grouped(seeds), indent=2))
         return
@@ -72,7 +100,7 @@ def main() -> None:
             through = sum(promoted_at(growth, seed) is not None for seed in range(seeds))
             name = f"{said}, policies {'alike' if alike else 'unlike'}"
             report[name] = wilson_interval(through, seeds).as_dict()
-    report |= grouped(seeds)
+    report |= grouped(seeds) | worded(min(seeds, 100))
     few, (said, arrivals) = min(seeds, 100), next(iter(ARRIVALS.items()))
     through = sum(promoted_at(Growth(arrivals), seed, forgetful) is not None for seed in range(few))
     report[f"{said}, sides drawn anew each time (the mistake)"] = wilson_interval(through, few).as_dict()

@@ -308,6 +308,8 @@ class PromptFact(NamedTuple):
     messages: list[dict[str, Any]]
     state: Any
     metadata: dict[str, Any]
+    unit: str
+    trace: str | None
 
 
 RATING_COLUMNS = (
@@ -414,7 +416,9 @@ def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
         rows = Decision.objects.filter(pk__in=ids[start : start + IDS]).order_by()
         yield from map(
             PromptFact._make,
-            rows.values_list("id", "prompt_hash", "messages", "state", "metadata").iterator(),
+            rows.values_list(
+                "id", "prompt_hash", "messages", "state", "metadata", "unit", "trace_id"
+            ).iterator(),
         )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 from django.test import Client
 
-from feedback.models import Decision, prompt_hash
+from feedback.models import Decision, Trace, prompt_hash
 from rl.datasets.held_out_evidence import evidence_counts, held_out_of_database
-from rl.datasets.prompt_clusters import cluster_report, cluster_text, clusters_of
+from rl.datasets.prompt_clusters import ClusteredPrompt, cluster_report, cluster_text, clusters_of
+from rl.datasets.rows import recorded_prompts
 from rl.models import Snapshot
 from rl.registry.service import policy_evaluated
 from tests.support.api_client import ApiClient
@@ -24,6 +27,10 @@ LONG = (
 )
 
 
+def word_clusters(texts: Mapping[str, str]) -> dict[str, str]:
+    return clusters_of({name: ClusteredPrompt(text) for name, text in texts.items()})
+
+
 def test_a_prompt_that_differs_in_one_word_of_many_is_near_identical_and_another_question_is_not() -> None:
     texts = {
         "a": LONG.format("it"),
@@ -34,8 +41,8 @@ def test_a_prompt_that_differs_in_one_word_of_many_is_near_identical_and_another
     }
     # a and d: 25 words each, 24 of them and 22 pairs are the same, of 50 and 48 + ... in all: above 0.85; b and e: of
     # 7 words and 6 pairs 6 and 5 are shared, of 8 and 7: 11 / 15
-    assert clusters_of(texts) == {"a": "a", "b": "", "c": "a", "d": "a", "e": ""}
-    assert clusters_of({}) == {}
+    assert word_clusters(texts) == {"a": "a", "b": "", "c": "a", "d": "a", "e": ""}
+    assert word_clusters({}) == {}
 
 
 def test_what_an_agents_template_says_tells_no_prompt_from_another() -> None:
@@ -43,8 +50,8 @@ def test_what_an_agents_template_says_tells_no_prompt_from_another() -> None:
     texts = {f"p{i}": form.format(f"from {name} about {what}") for i, (name, what) in enumerate(
         (name, what) for name in ("ann", "bob", "cy", "dee") for what in ("rent", "tax", "leave")
     )}  # fmt: skip
-    assert set(clusters_of(texts).values()) == {""}
-    again = clusters_of({**texts, "q": form.format("from Ann about rent!")})
+    assert set(word_clusters(texts).values()) == {""}
+    again = word_clusters({**texts, "q": form.format("from Ann about rent!")})
     assert {name for name, cluster in again.items() if cluster} == {"p0", "q"}
 
 
@@ -55,9 +62,83 @@ def test_clusters_do_not_grow_by_chains() -> None:
         texts[str(step)] = " ".join(["new" + word if i < step else word for i, word in enumerate(words)])
     # beside other questions: what most prompts say would count as the template
     texts |= {f"other{i}": " ".join(f"{word}of{i}" for word in words) for i in range(14)}
-    found = clusters_of(texts)
+    found = word_clusters(texts)
     assert found["1"] == found["0"] == "0"
     assert found["11"] != "0"
+
+
+def test_short_prompts_that_differ_in_a_number_alone_are_one() -> None:
+    things = ("Koffer", "Schirm", "Ticket", "Hund", "Kinderwagen", "Fahrrad", "Schlüssel")
+    places = ("Gleis {}", "Wagen {}", "Zug ICE {}", "Schließfach {}/{}")
+    texts = {
+        f"{thing} {place} {number}": f"Ein {thing} an {place.format(number, number + 1)}?"
+        for thing in things for place in places for number in (3, 14, 157)
+    }  # fmt: skip
+    found = Counter(word_clusters(texts).values())
+    assert sorted(found.values()) == [3] * 28
+    assert "" not in found
+
+
+def test_numbers_tell_prompts_apart_where_they_are_what_an_agent_is_asked_about() -> None:
+    amounts = {
+        f"{what} {n}": f"Refund of {n} EUR for a {what}?" for what in ("bag", "hat") for n in range(60)
+    }
+    assert set(word_clusters(amounts).values()) == {""}
+    # as a form that one in five asks by, beside questions of their own
+    forms = {f"form {n}": f"Set row {n}" for n in range(20)}
+    asked = {f"{a} {b}": f"what about {a} with {b}?" for a in "abcdefghi" for b in "klmnopqrs"}
+    assert set(word_clusters(forms | asked).values()) == {""}
+
+
+def test_prompts_of_one_trace_are_one() -> None:
+    texts = ("find the invoice", "open it", "who wrote it?", "send it back", "thanks")
+    steps = {
+        f"{trace} {text}": ClusteredPrompt(f"{trace} {text}", trace) for trace in "abcde" for text in texts
+    }
+    found = clusters_of({**steps, "alone": ClusteredPrompt("where is my parcel?", "z")})
+    assert Counter(found.values()) == {"": 1, **{f"{trace} {texts[0]}": 5 for trace in "abcde"}}
+    # a trace that holds a tenth of all prompts and more names an app, not a conversation
+    whole = {name: ClusteredPrompt(prompt.text, "one") for name, prompt in steps.items()}
+    assert set(clusters_of(whole).values()) == {""}
+
+
+def test_a_person_who_asks_again_in_other_words_asks_the_same() -> None:
+    asked = "my invoice of last month shows the wrong address"
+    again = "the invoice of last month shows the wrong address, please"
+    others = {
+        f"{unit} {n}": ClusteredPrompt(f"{word} {word}{unit} {unit}{word} {unit}{unit}{word}", unit=unit)
+        for unit in "bcdef" for n, word in enumerate(("red", "green"))
+    }  # fmt: skip
+    one = {"first": ClusteredPrompt(asked, unit="ann"), "then": ClusteredPrompt(again, unit="ann")}
+    assert {name for name, cluster in clusters_of({**others, **one}).items() if cluster} == {"first", "then"}
+    # of two people these are two questions, and of one customer with many users too
+    two = {"first": ClusteredPrompt(asked, unit="ann"), "then": ClusteredPrompt(again, unit="bob")}
+    tenant = {name: ClusteredPrompt(prompt.text, unit="acme") for name, prompt in {**others, **one}.items()}
+    for prompts in ({**others, **two}, tenant):
+        assert set(clusters_of(prompts).values()) == {""}
+
+
+@pytest.mark.django_db
+def test_the_trace_and_the_unit_of_recorded_prompts_are_known(client: Client) -> None:
+    trace = Trace.objects.create(agent="helper", steps=[])
+    for text, unit, of in (("hello there", "u1", None), ("and then?", "", trace)):
+        prompt = [{"role": "user", "content": text}]
+        Decision.objects.create(
+            agent="helper",
+            messages=prompt,
+            prompt_hash=prompt_hash("helper", prompt),
+            response="yes",
+            unit=unit,
+            trace=of,
+        )
+    found = recorded_prompts(
+        "helper", [prompt_hash("helper", [{"role": "user", "content": "hello there"}]), "gone"]
+    )
+    assert list(found.values()) == [ClusteredPrompt("hello there", "", "u1")]
+    (other,) = set(
+        recorded_prompts("helper", Decision.objects.values_list("prompt_hash", flat=True)).values()
+    ) - set(found.values())
+    assert other == ClusteredPrompt("and then?", str(trace.pk), "")
 
 
 @pytest.mark.django_db

@@ -64,6 +64,9 @@ class Prompt:
     tools: list[Any] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts for verifiable rewards: tests, the right answer."""
+    unit: str = ""
+    trace: str = ""
+    """Unit and trace of the decision that stands for the prompt; "" without one."""
 
 
 class EvidenceSource(Protocol):
@@ -292,7 +295,12 @@ class DatabaseEvidence:
         for fact in selectors.prompt_facts(ids):
             with self.rows.row(fact.id):
                 found[fact.prompt_hash] = Prompt(
-                    fact.messages, fact.state, tools_of(fact.metadata), facts_of(fact.metadata)
+                    fact.messages,
+                    fact.state,
+                    tools_of(fact.metadata),
+                    facts_of(fact.metadata),
+                    fact.unit,
+                    str(fact.trace or ""),
                 )
         return found
 

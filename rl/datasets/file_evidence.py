@@ -207,7 +207,12 @@ class FileEvidence:
         known = self._prompts.get(prompt_hash)
         if known is None or known.state is None:
             self._prompts[prompt_hash] = Prompt(
-                record.messages, record.state, tools_of(record.metadata), facts_of(record.metadata)
+                record.messages,
+                record.state,
+                tools_of(record.metadata),
+                facts_of(record.metadata),
+                record.unit,
+                str(record.trace or ""),
             )
         completion = record.response
         if isinstance(completion, str):

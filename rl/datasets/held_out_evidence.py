@@ -26,9 +26,9 @@ from rl.datasets.examples import Example, examples_from_evidence
 from rl.datasets.feedback_types import NEUTRAL, SPLITS, Evidence, Split
 from rl.datasets.holdout import SplitCounts
 from rl.datasets.pairs import pairs_from_evidence
-from rl.datasets.prompt_clusters import cluster_report, clusters_of, prompt_text
+from rl.datasets.prompt_clusters import cluster_report, clusters_of
 from rl.datasets.prompt_files import holds_prompts
-from rl.datasets.rows import PROMPTS_AT_ONCE, prompt_texts, source_opened
+from rl.datasets.rows import PROMPTS_AT_ONCE, clustered_prompts, recorded_prompts, source_opened
 from rl.datasets.splits import SourceSplits
 from rl.gates.evidence_kinds import (
     CORRECTIONS,
@@ -78,15 +78,13 @@ WRITTEN = ("correction", "demonstration", "teacher")
 
 @dataclass
 class HeldOutPrompts:
-    """Every prompt of an agent: on which side of the split it stands, its words, and the rows of some to ask."""
+    """Every prompt of an agent: on which side of the split it stands, and the rows of some to ask."""
 
     sides: dict[str, str] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
     spare: Rows = field(default_factory=list)
 
     def add(self, row: dict[str, Any]) -> None:
         self.sides[row["prompt_hash"]] = row["split"]
-        self.texts[row["prompt_hash"]] = prompt_text(row["prompt"])
         if row["split"] in UNTRAINED and len(self.spare) < SPARE:
             self.spare.append(row)
 
@@ -134,7 +132,7 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
     source_opened(agent, "db")  # an agent nobody knows is refused by name
     prompts = HeldOutPrompts()
     rows = _rows_by_kind(agent, (HOLDOUT,), held_out.left_out, rewarded, prompts=prompts, binding=True)
-    clusters = clusters_of(prompts.texts)
+    clusters = clusters_of(recorded_prompts(agent, prompts.sides))
     held_out.rows, held_out.spare = (
         _with_clusters(rows, clusters, prompts.sides, held_out.left_out),
         prompts.spare,
@@ -295,7 +293,7 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
         evidence_source = source_opened(agent, "db")
     except DatasetRefused:
         return counts, SplitCounts()
-    splits = SourceSplits(agent, dry_run=True, texts=partial(prompt_texts, evidence_source))
+    splits = SourceSplits(agent, dry_run=True, clustered=partial(clustered_prompts, evidence_source))
     for _ in itertools.chain(
         splits.track_rated(_all_evidence(evidence_source)),
         splits.track_rewarded(_reward_evidence(evidence_source)),
@@ -324,7 +322,7 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
                 prompts[TESTS].add(name)
             if known.truths(prompt.state):
                 prompts[KNOWN].add(name)
-    readable = prompt_texts(evidence_source, sorted(set().union(*prompts.values())))
+    readable = clustered_prompts(evidence_source, sorted(set().union(*prompts.values())))
     clusters = clusters_of(readable)
     counts |= {
         kind: len({clusters[name] or name for name in hashes & readable.keys()})

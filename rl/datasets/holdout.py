@@ -43,6 +43,12 @@ LARGE, LARGE_SHARE = 5, 0.1
 template that many questions share, and nothing would be left to train on where all of them were held out. If it is one
 question after all, a vote of the holdout is lost with it."""
 
+
+def largest_cluster(prompts: int) -> float:
+    """Prompts of the largest cluster that is drawn as one, of an agent with so many."""
+    return max(LARGE, LARGE_SHARE * prompts)
+
+
 Clusters = Callable[[Sequence[str]], Mapping[str, str]]
 """Prompt hashes, in the order in which they may lead a cluster -> the name of the cluster of each, "" for a prompt like
 no other (`rl.datasets.prompt_clusters.clusters_of`)."""
@@ -176,7 +182,7 @@ class _Groups:
         # prompts with a side come first, so that a cluster keeps the name it was drawn by
         found = clusters(sorted(prompts, key=lambda name: (name not in known, _place(name))))
         members = Counter(name for name in found.values() if name)
-        most = max(LARGE, LARGE_SHARE * len(prompts))
+        most = largest_cluster(len(prompts))
         sides: dict[str, set[Split]] = {}
         for prompt_hash, name in found.items():
             if name and prompt_hash in known:

@@ -1,4 +1,5 @@
-"""Clusters of near-identical prompts, by MinHash over the words that tell an agent's prompts apart. Pure.
+"""Clusters of near-identical prompts: by trace, by words without their numbers, and by MinHash over the words that tell
+an agent's prompts apart. Pure.
 
 Broder 1997 (On the resemblance and containment of documents); signatures and their index are datasketch's.
 """
@@ -9,12 +10,18 @@ import itertools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from rl.datasets.holdout import largest_cluster
 
 NEAR = 0.85
 """Share of words and pairs of words in common (Jaccard) from which two prompts are near-identical: of twenty words one
 may differ."""
+
+NEAR_WITHIN_UNIT = 0.5
+"""The same for two prompts of one unit: a person who asks again asks in other words."""
 
 COMMON = 0.5
 """Share of the prompts from which a word or pair of words is the agent's template and tells no prompt from another."""
@@ -22,39 +29,133 @@ COMMON = 0.5
 FEW = 10
 """Prompts below which no template can be told."""
 
+MOST_ALIKE = 5
+"""Prompts on average up to which those that differ in numbers alone are one question asked again, and those of one
+unit one session. Where more share a text or a unit, numbers are what tells prompts apart (an amount, a room) and a unit
+is a customer: then neither says that two prompts are alike."""
+
+LONGEST_SESSION = 50
+"""Prompts of a unit from which it is a customer's, whatever the others are; also what comparing them costs."""
+
 PERMUTATIONS = 64
 """Of a signature; an estimate only chooses whom to compare, and candidates are compared exactly."""
 
 WORD = re.compile(r"\w+")
 
+NUMBER = "0"
+"""What stands for one or several words with a digit in them that follow each other: a number, a date, an order's id."""
 
-def clusters_of(texts: Mapping[str, str]) -> dict[str, str]:
+
+@dataclass(frozen=True, slots=True)
+class ClusteredPrompt:
+    """What tells whether a prompt is near-identical to another: its words, and the trace and unit of its decision."""
+
+    text: str
+    trace: str = ""
+    unit: str = ""
+
+
+def clusters_of(prompts: Mapping[str, ClusteredPrompt]) -> dict[str, str]:
     """Prompt -> the prompt its cluster is named after, the first of it in the order given; "" for one like no other.
 
-    A prompt joins the cluster whose first prompt it is most like, so clusters do not grow by chains: all members are
-    near-identical to the first. The same prompts in the same order give the same clusters.
+    Prompts of one trace are one cluster. Of the others those that differ in numbers alone are (MOST_ALIKE says where),
+    and a prompt joins the cluster whose first prompt it is most like, so clusters do not grow by chains: all members
+    are near-identical to the first. The same prompts in the same order give the same clusters.
+    """
+    most = largest_cluster(len(prompts))
+    leaders = dict(_first_of_groups({name: prompt.trace for name, prompt in prompts.items()}, most))
+    led = set(leaders.values())
+    rest = {name: prompt for name, prompt in prompts.items() if name not in leaders and name not in led}
+    words = {name: WORD.findall(prompt.text.lower()) for name, prompt in rest.items()}
+    texts = {name: " ".join(_without_numbers(found)) for name, found in words.items()}
+    repeats: dict[str, str] = {}
+    if _are_few(texts.values()):
+        repeats = dict(_first_of_groups(texts, most))
+        sizes = Counter(texts.values())
+        # of a text that many share the numbers tell, so its prompts keep them
+        words = {
+            name: texts[name].split() if sizes[texts[name]] <= most else found
+            for name, found in words.items()
+            if name not in repeats
+        }
+        leaders |= repeats
+    units = {name: rest[name].unit for name in words}
+    near = _near_prompts(_distinctive_words(words), units if _are_few(units.values()) else {})
+    leaders |= near
+    # who repeats a prompt goes where that one went
+    leaders |= {name: near.get(first, first) for name, first in repeats.items()}
+    led = set(leaders.values())
+    return {name: leaders.get(name, name if name in led else "") for name in prompts}
+
+
+def _without_numbers(words: Iterable[str]) -> Iterator[str]:
+    """The words, with NUMBER in place of those with a digit; several that follow each other are one."""
+    masked = (NUMBER if any(map(str.isdigit, word)) else word for word in words)
+    for word, same in itertools.groupby(masked):
+        yield from [NUMBER] if word == NUMBER else same
+
+
+def _are_few(values: Iterable[str]) -> bool:
+    """True where at most MOST_ALIKE prompts, on average, share a value; prompts without one share none."""
+    found = list(filter(None, values))
+    return len(found) >= FEW and len(found) <= MOST_ALIKE * len(set(found))
+
+
+def _first_of_groups(values: Mapping[str, str], most: float) -> Iterator[tuple[str, str]]:
+    """(prompt, first prompt of the same value) of groups of two to `most` prompts, each but the first."""
+    groups: dict[str, list[str]] = {}
+    for name, value in values.items():
+        if value:
+            groups.setdefault(value, []).append(name)
+    for first, *others in groups.values():
+        if len(others) < most:
+            yield from ((name, first) for name in others)
+
+
+def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str]) -> dict[str, str]:
+    """Prompt -> the first prompt that it is most like, for those that are near enough to one.
+
+    parts: prompt -> its distinctive words and pairs; units: prompt -> its unit, where units are sessions.
     """
     from datasketch import MinHash, MinHashLSH  # takes half a second that most commands need not wait for
 
-    parts = _distinctive_words(texts)
     index = MinHashLSH(threshold=NEAR - 0.1, num_perm=PERMUTATIONS)
-    leaders: dict[str, str] = {}
     count = Counter(part for found in parts.values() for part in found)
+    sessions = Counter(filter(None, units.values()))
     # whoever has more parts to itself than two near-identical prompts may differ in is like no other
     alone = {name: sum(count[part] == 1 for part in found) for name, found in parts.items()}
-    names = [name for name, found in parts.items() if found and alone[name] <= (1 - NEAR) * len(found) + 1e-9]
+    compared = [
+        name for name, found in parts.items() if found and alone[name] <= (1 - NEAR) * len(found) + 1e-9
+    ]
     signatures = MinHash.generator(
-        ([part.encode() for part in parts[name]] for name in names), num_perm=PERMUTATIONS, hashfunc=_number
+        ([part.encode() for part in parts[name]] for name in compared),
+        num_perm=PERMUTATIONS,
+        hashfunc=_number,
     )
-    for name, signature in zip(names, signatures, strict=True):
-        near = [(_similarity(parts[name], parts[other]), other) for other in index.query(signature)]
-        best = max(near, default=(0.0, ""))
-        if best[0] >= NEAR:
-            leaders[name] = best[1]
-        else:
-            index.insert(name, signature, check_duplication=False)
-    led = set(leaders.values())
-    return {name: leaders.get(name, name if name in led else "") for name in texts}
+    signed = dict(zip(compared, signatures, strict=True))
+    leaders: dict[str, str] = {}
+    of_unit: dict[str, list[str]] = {}
+    for name, found in parts.items():
+        if not found:
+            continue
+        unit = units.get(name, "")
+        near = (
+            [(_similarity(found, parts[other]), NEAR, other) for other in index.query(signed[name])]
+            if name in signed
+            else []
+        )
+        near += [
+            (_similarity(found, parts[other]), NEAR_WITHIN_UNIT, other) for other in of_unit.get(unit, ())
+        ]
+        enough = [(similarity, other) for similarity, least, other in near if similarity >= least]
+        if enough:
+            leaders[name] = max(enough)[1]
+            continue
+        if name in signed:
+            index.insert(name, signed[name], check_duplication=False)
+        if 1 < sessions[unit] <= LONGEST_SESSION:
+            of_unit.setdefault(unit, []).append(name)
+    return leaders
 
 
 SHOWN, EXAMPLES = 5, 3
@@ -111,12 +212,12 @@ def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 
-def _distinctive_words(texts: Mapping[str, str]) -> dict[str, frozenset[str]]:
+def _distinctive_words(words: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
     """Per prompt its words and pairs of neighbouring words, without those of the agent's template."""
-    found = {}
-    for name, text in texts.items():
-        words = WORD.findall(text.lower())
-        found[name] = frozenset([*words, *(f"{a} {b}" for a, b in itertools.pairwise(words))])
+    found = {
+        name: frozenset([*each, *(f"{a} {b}" for a, b in itertools.pairwise(each))])
+        for name, each in words.items()
+    }
     if len(found) < FEW:
         return found
     count = Counter(part for parts in found.values() for part in parts)

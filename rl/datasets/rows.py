@@ -24,7 +24,7 @@ from rl.datasets.examples import (
 from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence
 from rl.datasets.file_evidence import FileEvidence
 from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sample_pairs
-from rl.datasets.prompt_clusters import prompt_text
+from rl.datasets.prompt_clusters import ClusteredPrompt, prompt_text
 from rl.datasets.prompt_files import PromptFile, holds_prompts
 from rl.datasets.reward_records import reward_threshold as agent_reward_threshold
 from rl.datasets.snapshots import DatasetRefused
@@ -98,7 +98,7 @@ def make_rows(
 
     Prompts that stand on no side of the split yet are drawn one, for good unless this is a dry run.
     """
-    splits = SourceSplits(given.agent, dry_run=dry_run, texts=partial(prompt_texts, given))
+    splits = SourceSplits(given.agent, dry_run=dry_run, clustered=partial(clustered_prompts, given))
     evidence = _evidence(given, splits, kind, left_out)
     if kind == Snapshot.Kind.PAIRS:
         return pairs_from_evidence(evidence, splits, **knobs)
@@ -214,15 +214,22 @@ def _prompt_facts(prompt: Prompt) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value}
 
 
-def prompt_texts(given: EvidenceSource, prompt_hashes: list[str]) -> dict[str, str]:
-    """The words of those prompts that are plain text: the others make no row of any dataset."""
-    found: dict[str, str] = {}
+def clustered_prompts(given: EvidenceSource, prompt_hashes: list[str]) -> dict[str, ClusteredPrompt]:
+    """Words, unit and trace of those prompts that are plain text: the others make no row of any dataset."""
+    found: dict[str, ClusteredPrompt] = {}
     for start in range(0, len(prompt_hashes), PROMPTS_AT_ONCE):
         prompts = given.prompts(prompt_hashes[start : start + PROMPTS_AT_ONCE])
         for name, prompt in prompts.items():
             if (messages := messages_plain(prompt.messages)) is not None:
-                found[name] = prompt_text(messages)
+                found[name] = ClusteredPrompt(prompt_text(messages), prompt.trace, prompt.unit)
     return found
+
+
+def recorded_prompts(agent: str, prompt_hashes: Collection[str]) -> dict[str, ClusteredPrompt]:
+    """The same of prompts recorded here; those whose decisions are gone are missing."""
+    source = DatabaseEvidence(agent)
+    known = set(source.prompt_hashes())
+    return clustered_prompts(source, [name for name in prompt_hashes if name in known])
 
 
 def _as_messages(completion: Completion) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, cast
 from rl.datasets.feedback_types import Split
 from rl.datasets.holdout import Clusters, SplitCounts, draw_splits, no_clusters
 from rl.datasets.prompt_clusters import FEW as FEW_PROMPTS
-from rl.datasets.prompt_clusters import clusters_of
+from rl.datasets.prompt_clusters import ClusteredPrompt, clusters_of
 from rl.gates.report import GateBounds
 from rl.models import GateSettings, PromptSplit
 
@@ -28,11 +28,11 @@ holdout is large enough without those that stand on two sides."""
 REMEMBERED = 4
 """Sets of prompts whose clusters are kept in memory: one dry run asks for the same ones several times."""
 
-Texts = Callable[[list[str]], Mapping[str, str]]
-"""Prompt hashes -> the words of those prompts that are text."""
+ReadPrompts = Callable[[list[str]], Mapping[str, ClusteredPrompt]]
+"""Prompt hashes -> what tells whether those prompts that are text are near-identical."""
 
 
-def no_texts(prompt_hashes: list[str]) -> Mapping[str, str]:
+def no_prompts(prompt_hashes: list[str]) -> Mapping[str, ClusteredPrompt]:
     """No prompt can be read."""
     return {}
 
@@ -42,16 +42,17 @@ def splits_of(
     rated: Collection[str],
     rewarded: Collection[str] = (),
     unrated: Collection[str] = (),
-    texts: Texts = no_texts,
+    clustered: ReadPrompts = no_prompts,
 ) -> dict[str, Split]:
     """Prompt hash -> train, eval or holdout; writes nothing.
 
     A prompt that was in a dataset stands where it stood then. Of the others it is said where they would stand if all
     given here were seen now: `rated` are those somebody said something of, `rewarded` those that only have a reward,
-    `unrated` the rest (see `rl.datasets.holdout.draw_splits`). texts: near-identical prompts are drawn together by it.
+    `unrated` the rest (see `rl.datasets.holdout.draw_splits`). clustered: reads what near-identical prompts are told
+    by, which are drawn together.
     """
     known = _stored_splits(agent, {*rated, *rewarded, *unrated})
-    return known | _new_sides(agent, known, rated, rewarded, unrated, texts)
+    return known | _new_sides(agent, known, rated, rewarded, unrated, clustered)
 
 
 def splits_store(
@@ -59,12 +60,12 @@ def splits_store(
     rated: Collection[str],
     rewarded: Collection[str] = (),
     unrated: Collection[str] = (),
-    texts: Texts = no_texts,
+    clustered: ReadPrompts = no_prompts,
 ) -> dict[str, Split]:
     """Sides of prompts like `splits_of`; new ones are stored for good. Of two processes at once the first
     one's word stands."""
     known = _stored_splits(agent, {*rated, *rewarded, *unrated})
-    drawn = _new_sides(agent, known, rated, rewarded, unrated, texts)
+    drawn = _new_sides(agent, known, rated, rewarded, unrated, clustered)
     if not drawn:
         return known
     rows = (PromptSplit(prompt_hash=name, agent=agent, split=drawn[name]) for name in sorted(drawn))
@@ -85,11 +86,11 @@ def _new_sides(
     rated: Collection[str],
     rewarded: Collection[str],
     unrated: Collection[str],
-    texts: Texts,
+    clustered: ReadPrompts,
 ) -> dict[str, Split]:
     if all(name in known for names in (rated, rewarded, unrated) for name in names):
         return {}
-    clusters: Clusters = no_clusters if texts is no_texts else partial(_clusters, texts)
+    clusters: Clusters = no_clusters if clustered is no_prompts else partial(_clusters, clustered)
     return draw_splits(
         known, rated, rewarded, unrated, min_evidence=min_evidence_of(agent), clusters=clusters
     )
@@ -99,14 +100,14 @@ _remembered: dict[bytes, dict[str, str]] = {}
 """Digest of prompt hashes -> their clusters, the newest few: a hash names the words, so an entry never goes stale."""
 
 
-def _clusters(texts: Texts, prompt_hashes: Sequence[str]) -> Mapping[str, str]:
+def _clusters(clustered: ReadPrompts, prompt_hashes: Sequence[str]) -> Mapping[str, str]:
     """Clusters of near-identical prompts; none of too few to tell a template from a question, or of too many."""
     if not FEW_PROMPTS <= len(prompt_hashes) <= MOST_CLUSTERED:
         return {}
     digest = hashlib.sha256("".join(prompt_hashes).encode()).digest()
     if (clusters := _remembered.get(digest)) is None:
-        words = texts(list(prompt_hashes))
-        clusters = clusters_of({name: words[name] for name in prompt_hashes if name in words})
+        prompts = clustered(list(prompt_hashes))
+        clusters = clusters_of({name: prompts[name] for name in prompt_hashes if name in prompts})
         if len(_remembered) >= REMEMBERED:
             _remembered.clear()
         _remembered[digest] = clusters
@@ -143,8 +144,8 @@ class SourceSplits:
     was said is noted, whether this kind of dataset makes a row of it or not.
     """
 
-    def __init__(self, agent: str, *, dry_run: bool, texts: Texts = no_texts) -> None:
-        self.agent, self._texts = agent, texts
+    def __init__(self, agent: str, *, dry_run: bool, clustered: ReadPrompts = no_prompts) -> None:
+        self.agent, self._clustered = agent, clustered
         self._settle: Callable[..., dict[str, Split]] = splits_of if dry_run else splits_store
         self._rated: dict[str, None] = {}
         self._rewarded: dict[str, None] = {}
@@ -164,7 +165,7 @@ class SourceSplits:
 
     def settle(self, prompt_hashes: Collection[str]) -> None:
         """Settle these too, of which nothing may have been said."""
-        self._known = self._settle(self.agent, self._rated, self._rewarded, prompt_hashes, self._texts)
+        self._known = self._settle(self.agent, self._rated, self._rewarded, prompt_hashes, self._clustered)
 
     @property
     def tally(self) -> SplitCounts:

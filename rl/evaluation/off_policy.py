@@ -21,7 +21,7 @@ from feedback.explorer.exposures import (
 from feedback.storage.problem_rows import RowReader
 from rl.agents import get_agent
 from rl.datasets.feedback_types import rating_value
-from rl.datasets.near_duplicates import prompt_words
+from rl.datasets.rows import recorded_prompts
 from rl.datasets.splits import splits_store
 from rl.models import RewardRecord, RewardSettings, ServingSettings
 from rl.rewards.horizons import outcomes_parsed
@@ -76,7 +76,9 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     where as many have one, else calculated rewards: one scale, never two. Logged rewards in [0, 1] are taken as they
     are, others from their worst to their best, or as the agent's reward settings say what a `reward` is worth.
     """
-    splits = splits_store(agent, [], unrated=listed_prompts(agent), texts=partial(prompt_words, agent))
+    splits = splits_store(
+        agent, [], unrated=listed_prompts(agent), clustered=partial(recorded_prompts, agent)
+    )
     draws: list[Draw] = []
     sample = []
     for row in listed_choices(agent):

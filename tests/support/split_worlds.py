@@ -11,6 +11,7 @@ import numpy as np
 
 from rl.datasets.feedback_types import Split
 from rl.datasets.holdout import Clusters, draw_splits
+from rl.datasets.prompt_clusters import ClusteredPrompt, clusters_of
 from rl.gates.clusters import one_per_cluster
 from rl.gates.report import Case, Evidence, GateBounds
 from rl.gates.rules import gate_judge
@@ -33,6 +34,10 @@ class Growth:
     group: int = 1
     """Near-identical prompts that come after one another: groups of so many, 0 for heavy-tailed sizes (Pareto, index
     1.1, at most a fifth of all). Nine in ten of a group go as its first one did."""
+    worded: bool = False
+    """Whether groups are not known but looked for, in short prompts that differ in a number alone within a group."""
+    overlooked: bool = False
+    """Whether neither the draw nor the verdict notices groups (the mistake)."""
     one_by_one: bool = False
     """Whether sides are drawn without regard to groups (the mistake)."""
     gain: float = 0.0
@@ -64,6 +69,18 @@ def group_leaders(growth: Growth, random: np.random.Generator) -> np.ndarray:
     return np.repeat(starts, sizes)[:total]
 
 
+THINGS = "bag hat dog key coat book ring phone scarf glove lamp purse".split()  # noqa: SIM905
+PLACES = "track bus gate hall stairs ferry desk lift shop bench".split()  # noqa: SIM905
+WISHES = "lost found broken stolen wet dirty sold left".split()  # noqa: SIM905
+
+
+def short_prompt(group: int, number: int) -> str:
+    """Five words and a number; groups differ in one to three words, prompts of a group in the number alone."""
+    rest, thing = divmod(group, len(THINGS))
+    rest, place = divmod(rest, len(PLACES))
+    return f"my {THINGS[thing]} was {WISHES[rest % len(WISHES)]} at {PLACES[place]} {number}"
+
+
 def promoted_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> int | None:
     """Which look, from 1, takes a policy for better; None where none does."""
     for look, evidence in enumerate(looks_at(growth, seed, draw), 1):
@@ -83,7 +100,16 @@ def looks_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> Iterato
     leaders = np.arange(total) if growth.group == 1 else group_leaders(growth, random)
     cluster = {name: names[leader] for name, leader in zip(names, leaders.tolist(), strict=True)}
 
+    texts = {
+        name: ClusteredPrompt(short_prompt(int(leader), i))
+        for i, (name, leader) in enumerate(zip(names, leaders, strict=True))
+    }
+
     def clusters(those: Sequence[str]) -> dict[str, str]:
+        if growth.worded:
+            return clusters_of({name: texts[name] for name in those})
+        if growth.overlooked:
+            return dict.fromkeys(those, "")
         return {} if growth.one_by_one or growth.group == 1 else {name: cluster[name] for name in those}
 
     at = 0
@@ -95,16 +121,17 @@ def looks_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> Iterato
         said = fate if growth.alike else random.random(total)
         if growth.group != 1:
             said = np.where(random.random(total) < 0.9, said[leaders], said)
-        elsewhere = {cluster[name] for name in prompts if known[name] != "holdout"}
+        seen = clusters(prompts) if growth.worded or growth.overlooked else cluster
+        elsewhere = {seen[name] for name in prompts if known[name] != "holdout"} - {""}
         cases, groups = [], []
         for name, luck in zip(prompts, said, strict=False):
-            if known[name] != "holdout" or (growth.group != 1 and cluster[name] in elsewhere):
+            if known[name] != "holdout" or (growth.group != 1 and seen[name] in elsewhere):
                 continue
             by_heart = growth.memory and cluster[name] in trained
             # right where the champion is, but for half of DISCORDANT lost, and as many won (more by the gain)
             won = 1 - luck < (DISCORDANT + growth.gain) / 2
             own = True if by_heart else luck < 0.7 - (DISCORDANT - growth.gain) / 2 or won
             cases.append(Case(float(own), float(luck < 0.7)))
-            groups.append("" if growth.group == 1 else cluster[name])
+            groups.append("" if growth.group == 1 else seen[name])
         found = [item for item in one_per_cluster(cases, groups) if isinstance(item, Case)]
         yield Evidence("champion", found, attempt=look)
