@@ -1,10 +1,13 @@
-"""OpenAPI description of endpoints: components by name, the same errors everywhere."""
+"""OpenAPI description of endpoints: components by name, the same errors everywhere, and the page that shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
 from drf_spectacular.renderers import OpenApiJsonRenderer2, OpenApiYamlRenderer
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from drf_spectacular.views import SpectacularAPIView
@@ -149,3 +152,9 @@ class SchemaView(SpectacularAPIView):
 
     renderer_classes = [JSONRenderer, OpenApiJsonRenderer2, OpenApiYamlRenderer]
     content_negotiation_class = DefaultContentNegotiation
+
+
+@require_safe
+def api_docs(request: HttpRequest) -> HttpResponse:
+    """Swagger UI on /api/schema/, open to everyone as the schema is; who is signed in tries calls as themselves."""
+    return render(request, "api_docs.html")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from backend.rest.docs import api_docs
-from backend.rest.schema import SchemaView
+from backend.rest.schema import SchemaView, api_docs
 from feedback.api.agreement import Agreement
 from feedback.api.decisions import DecisionOne, Decisions
 from feedback.api.exports import RatingsExport

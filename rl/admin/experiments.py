@@ -14,7 +14,7 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, FactInline
-from rl.admin.displays import ByAgent
+from rl.admin.filters import ByAgent
 from rl.models import Arm, Experiment, ExperimentEvent
 
 COLOURS = {"draft": "info", "running": "primary", "stopped": "default"}

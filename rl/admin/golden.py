@@ -12,7 +12,7 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminTextareaWidget
 
-from rl.admin.displays import ByAgent
+from rl.admin.filters import ByAgent
 from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
 from rl.models import GoldenCase
 

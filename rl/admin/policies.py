@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, admin_link
-from rl.admin.displays import ByAgent, ByAgentOfPolicy
+from rl.admin.filters import ByAgent, ByAgentOfPolicy
 from rl.gates.figures import headline_of
 from rl.gates.headlines import headline
 from rl.models import (

@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, FactInline, admin_link
-from rl.admin.displays import ByAgent
+from rl.admin.filters import ByAgent
 from rl.datasets.near_duplicates import near_identical_prompts
 from rl.models import (
     LabelRun,

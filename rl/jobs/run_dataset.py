@@ -1,11 +1,13 @@
-"""Dataset of a run: the feedback it takes, the snapshot made of it, and the run's row."""
+"""Dataset of a run: the feedback it takes, the snapshot made of it, the check of rewards on it, and the run's row."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
 
 from feedback.selectors import prompts_of_feedback
 from rl.datasets import Prepared, prepare_training_dataset
@@ -23,10 +25,14 @@ from rl.recipes import BasicRecipe, SFTRecipe
 from rl.recipes.methods import dataset_kind, method_named
 from rl.recipes.sft import SHOWN
 from rl.registry import service as registry
-from rl.reward_models.teachability import TEACHING_ROWS, teaching_check
+from rl.rewards.catalogue import opened_in_training, rewards_named
+from rl.rewards.teachability import teaching_fault
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
+
+TEACHING_ROWS = 200
+"""Prompts that rewards are computed on before a model is loaded."""
 
 
 def run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
@@ -109,3 +115,17 @@ def dataset_prepare(
     if method_named(order.method).rewarded and recipe.as_dict().get("mode") != "logged":
         teaching_check(recipe.as_dict(), list(islice(dataset.rows("train"), TEACHING_ROWS)), order.agent)
     return dataset
+
+
+def teaching_check(knobs: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], agent: str) -> None:
+    """Raises RunRefused for rewards that cannot tell one valid answer from another on any of the prompts.
+
+    knobs: of the recipe, `reward` and `allow_constant_reward` among them.
+    """
+    specs = [spec.strip() for spec in str(knobs["reward"]).split(",") if spec.strip()]
+    if any(opened_in_training(spec) for spec in specs):
+        return  # what a trained model says is only known with the model
+    functions = rewards_named(specs, code_execution=settings.ENABLE_CODE_EXECUTION)
+    fault, may_insist = teaching_fault(functions, rows, agent)
+    if fault and not (may_insist and knobs["allow_constant_reward"]):
+        raise RunRefused(fault)

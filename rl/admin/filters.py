@@ -1,4 +1,4 @@
-"""Parts that admin pages of rl share: the filter by agent, and a share with its interval."""
+"""Filters of rl's admin pages: by a row's agent, or by the agent of its policy."""
 
 from __future__ import annotations
 
