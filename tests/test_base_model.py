@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -129,7 +130,7 @@ def test_any_text_can_be_encoded_and_comes_back(policy, text):
 def test_prompts_are_short_enough_to_be_quick(policy, slug):
     prompts = [AGENTS[slug].render(scenario.state) for scenario in asked(slug, 100)]
     ids, _ = policy.encoder.prompts(prompts, room=24)
-    assert max(map(len, ids)) <= 110
+    assert max(map(len, ids)) <= 130
 
 
 @pytest.mark.slow
@@ -155,11 +156,10 @@ def test_answers_are_valid_in_at_least_95_of_100(policy, slug, temperature):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.95), (1.0, 0.85)])
-def test_the_second_model_answers_for_every_built_in_agent(temperature, least):
+def test_every_built_in_agent_is_answered(policy, temperature, least):
     """On prompts that were not taught; a tail of sampled answers names what is not listed: docs/base-model.md."""
-    from rl.training.policy import generate, load_policy
+    from rl.training.policy import generate
 
-    policy = load_policy("bundled@0d214625f63297ea")
     for slug, agent in sorted(AGENTS.items()):
         scenarios = asked(slug, 40)
         answers = generate(
@@ -205,12 +205,12 @@ def test_assistant_says_something_in_words(policy):
 
 
 @pytest.mark.slow
-def test_the_second_model_answers_questions_in_the_wordings_of_the_assistant():
-    from rl.training.policy import generate, load_policy
+def test_questions_are_answered_in_the_wordings_of_the_assistant(policy):
+    from rl.training.policy import generate
 
     agent, scenarios = AGENTS["assistant"], asked("assistant", 20)
     prompts = [agent.render(scenario.state) for scenario in scenarios]
-    answers = generate(load_policy("bundled@0d214625f63297ea"), prompts, max_new_tokens=48, batch_size=32)
+    answers = generate(policy, prompts, max_new_tokens=48, batch_size=32)
     assert all(answer.finish_reason == "stop" for answer in answers)
     endings = (*EVASIVE, *(text.format(fact=fact) for _, fact, text in TOPICS.values()))
     worded = [a.text for a in answers if a.text.startswith((*FRIENDLY, *PLAIN)) and a.text.endswith(endings)]
@@ -297,20 +297,21 @@ def test_training_starts_looking_at_what_is_listed(policy):
 
     from rl.training.base_weights import weights_start
 
+    ranks: dict[bool, list[int]] = {False: [], True: []}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(policy.model.config).eval()
-        ids = torch.randperm(model.config.vocab_size)[:24]
-        opening, asking = ids[3].item(), ids[23].item()
-        ids[[9, 15]] = opening
-        ranks = []
-        for tokens in ({}, {"asking": [asking], "opening": [opening]}):
-            weights_start(model, **tokens)
-            with torch.no_grad():
-                logits = model(input_ids=ids[None]).logits[0, -1].float()
-            ranks.append([int((logits > logits[ids[place + 1]]).sum()) for place in (3, 9, 15)])
-    assert sorted(ranks[0])[1] > 100  # of 2,560
-    assert sorted(ranks[1])[1] < 20
+        for seed in range(4):
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM(policy.model.config).eval()
+            ids = torch.randperm(model.config.vocab_size)[:24]
+            opening, asking = ids[3].item(), ids[23].item()
+            ids[[9, 15]] = opening
+            for known, tokens in ((False, {}), (True, {"asking": [asking], "opening": [opening]})):
+                weights_start(model, **tokens)
+                with torch.no_grad():
+                    logits = model(input_ids=ids[None]).logits[0, -1].float()
+                ranks[known] += [int((logits > logits[ids[place + 1]]).sum()) for place in (3, 9, 15)]
+    assert median(ranks[False]) > 300  # of 2,560
+    assert median(ranks[True]) < 20
 
 
 @pytest.mark.slow

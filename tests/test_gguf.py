@@ -177,7 +177,7 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
     sizes, worst = {}, {}
     for quantization in QUANTIZATIONS:
         result = export_gguf("bundled", None, tmp_path, quantization=quantization, prompts=asked)
-        assert result.files[0].path == tmp_path / f"Ratchet-bundled-3.8M-v1.0-{quantization.upper()}.gguf"
+        assert result.files[0].path == tmp_path / f"Ratchet-bundled-3.0M-v1.0-{quantization.upper()}.gguf"
         assert result.notes == []  # every row of the bundled model is a multiple of 256 wide
         sizes[quantization] = result.files[0].bytes
         worst[quantization] = result.equality["logprob_mean_abs_diff"]
@@ -189,7 +189,7 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
     assert [worst[name] for name in bits[1:]] == sorted(worst[name] for name in bits[1:])
     assert all(worst[name] < 0.2 for name in SIX_BITS)
     assert leftovers(tmp_path) == sorted(
-        f"Ratchet-bundled-3.8M-v1.0-{name.upper()}.gguf" for name in QUANTIZATIONS
+        f"Ratchet-bundled-3.0M-v1.0-{name.upper()}.gguf" for name in QUANTIZATIONS
     )
 
 

@@ -35,12 +35,12 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Source:
 @pytest.mark.parametrize(
     ("base", "parts"),
     [
-        ("bundled", ("Ratchet-bundled", "3.8M", "support-bot", "v214.2")),
+        ("bundled", ("Ratchet-bundled", "3.0M", "support-bot", "v214.2")),
         ("Qwen/Qwen3-0.6B", ("Qwen3", "0.6B", "support-bot", "v214.2")),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", ("SmolLM2", "135M", "Instruct-support-bot", "v214.2")),
         ("meta-llama/Llama-3.2-1B-Instruct", ("Llama-3-2", "1B", "Instruct-support-bot", "v214.2")),
         ("models/mistral_7b", ("mistral", "7B", "support-bot", "v214.2")),
-        ("models/our 3rd try", ("our3rd-try", "3.8M", "support-bot", "v214.2")),
+        ("models/our 3rd try", ("our3rd-try", "3.0M", "support-bot", "v214.2")),
     ],
 )
 def test_a_file_name_splits_into_the_parts_of_the_specification(
@@ -66,13 +66,13 @@ def test_a_file_names_its_base_model_and_its_size(adapted: Source, tmp_path: Pat
     assert adapted.adapter is not None
     whole = export_gguf("bundled", adapted.adapter.path, tmp_path, quantization="f16").files[0].path
     lora = export_gguf_lora("bundled", adapted.adapter.path, tmp_path).files[0].path
-    assert whole.name == "Ratchet-bundled-3.8M-support-bot-v214.2-F16.gguf"
-    assert lora.name == "Ratchet-bundled-3.8M-support-bot-v214.2-F32-LoRA.gguf"
+    assert whole.name == "Ratchet-bundled-3.0M-support-bot-v214.2-F16.gguf"
+    assert lora.name == "Ratchet-bundled-3.0M-support-bot-v214.2-F32-LoRA.gguf"
     for path in (whole, lora):
         reader = gguf.GGUFReader(path)
         stored = {key: field.contents() for key, field in reader.fields.items() if key.startswith("general.")}
         assert stored["general.basename"] == "Ratchet-bundled"
-        assert stored["general.size_label"] == "3.8M"
+        assert stored["general.size_label"] == "3.0M"
         assert stored["general.finetune"] == "support-bot"
         assert stored["general.version"] == "v214.2"
         assert stored["general.base_model.count"] == 1
