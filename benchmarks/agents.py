@@ -7,7 +7,8 @@
 One cell: feedback of a simulated rater (one thumb in ten flipped; `rl.agents.tastes`) on so many prompts, training
 with the default settings of a laptop, and the policy's answer to unseen prompts, as it is served: chosen where the
 prompt lists what may be answered, written greedily by the assistant. Its worth is the taste itself, in [0, 1]; told is
-the mean paired difference from the base model in points, with a 95 % interval. Every cell has a control: the same with
+the mean paired difference in points, with a 95 % interval, from the base model, or from an even choice among the
+options where that is worth more: a base whose habits people happen to dislike is beaten by a coin. Every cell has a control: the same with
 shuffled feedback (PPO and GRPO: a coin as their reward), which must not be above zero. A cell that cannot learn says
 why before training: the preflight refuses, or the method does not apply.
 
@@ -199,6 +200,20 @@ class Bench:
     def base(self) -> list[float]:
         return self.worths(self.answers(None))
 
+    @cached_property
+    def even(self) -> list[float]:
+        """Worth of an even choice among the options of each unseen prompt."""
+        return [
+            math.fsum(worths) / len(worths)
+            for scenario in self.unseen
+            for worths in [
+                [
+                    self.agent.hidden_preference(scenario.state, answer)
+                    for answer in self.agent.candidates(scenario.state)
+                ]
+            ]
+        ]
+
     def run(self, cell: Cell, folder: Path) -> dict[str, Any]:
         """Train and judge one cell; `refused` where it says beforehand that it cannot learn."""
         from rl.linear.rows import LinearRefused
@@ -213,10 +228,13 @@ class Bench:
         if made.get("status") not in (None, "succeeded"):
             return {"refused": made["reason"], "seconds": round(time.process_time() - began, 1)}
         own = self.worths(self.answers(made.pop("adapter")))
-        gains = [mine - theirs for mine, theirs in zip(own, self.base, strict=True)]
+        gains = [
+            mine - theirs for mine, theirs in zip(own, max(self.base, self.even, key=math.fsum), strict=True)
+        ]
         return {
             **made,
             "base_worth": math.fsum(self.base) / len(self.base),
+            "even_worth": math.fsum(self.even) / len(self.even),
             "worth": math.fsum(own) / len(own),
             "difference": mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
             "gains": [round(gain, 4) for gain in gains],
@@ -285,6 +303,7 @@ def pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
         "worth": math.fsum(seeds) / len(seeds),
         "base_worth": math.fsum(row["base_worth"] for row in rows if "worth" in row) / len(seeds),
+        "even_worth": math.fsum(row["even_worth"] for row in rows if "worth" in row) / len(seeds),
         "seconds": max(row["seconds"] for row in rows),
     }
 
@@ -318,17 +337,28 @@ def verdict(cell: Mapping[str, Mapping[str, Any]]) -> str:
 def markdown(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     methods = [method for method in METHODS if any(method in row for row in found.values())]
     lines = [
-        "| agent | base | " + " | ".join(methods) + " |",
-        "| --- | --- |" + " --- |" * len(methods),
+        "| agent | base | even choice | " + " | ".join(methods) + " |",
+        "| --- | --- | --- |" + " --- |" * len(methods),
     ]
     reasons: dict[str, int] = {}
     for agent, row in found.items():
-        base = next((c["taste"]["base_worth"] for c in row.values() if "base_worth" in c["taste"]), None)
+        worths = next(
+            (
+                [c["taste"]["base_worth"], c["taste"]["even_worth"]]
+                for c in row.values()
+                if "base_worth" in c["taste"]
+            ),
+            None,
+        )
         cells = [_shown(row.get(method), reasons) for method in methods]
         lines.append(
-            f"| {agent} | {'' if base is None else f'{100 * base:.0f}'} | " + " | ".join(cells) + " |"
+            f"| {agent} | {_percent(worths, 0)} | {_percent(worths, 1)} | " + " | ".join(cells) + " |"
         )
     return "\n".join([*lines, "", *(f"({number}) {reason}" for reason, number in reasons.items())])
+
+
+def _percent(worths: Sequence[float] | None, place: int) -> str:
+    return "" if worths is None else f"{100 * worths[place]:.0f}"
 
 
 def _shown(cell: Mapping[str, Any] | None, reasons: dict[str, int]) -> str:
