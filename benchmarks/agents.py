@@ -8,7 +8,8 @@ One cell: feedback of a simulated rater (one thumb in ten flipped; `rl.agents.ta
 with the default settings of a laptop, and the policy's answer to unseen prompts, as it is served: chosen where the
 prompt lists what may be answered, written greedily by the assistant. Its worth is the taste itself, in [0, 1]; told is
 the mean paired difference in points, with a 95 % interval, from the base model, or from an even choice among the
-options where that is worth more: a base whose habits people happen to dislike is beaten by a coin. Every cell has a control: the same with
+options where that is worth more: a base whose habits people happen to dislike is beaten by a coin. Every cell has a
+control: the same with
 shuffled feedback (PPO and GRPO: a coin as their reward), which must not be above zero. A cell that cannot learn says
 why before training: the preflight refuses, or the method does not apply.
 
