@@ -6,7 +6,8 @@
 
 One cell: feedback of a simulated rater (one thumb in ten flipped; `rl.agents.tastes`) on so many prompts, training
 with the default settings of a laptop, and the policy's answer to unseen prompts, as it is served: chosen where the
-prompt lists what may be answered, written greedily by the assistant. Its worth is the taste itself, in [0, 1]; told is
+prompt lists what may be answered, by the assistant written at temperature 1 (greedily, one that prefers neither of two
+tones always takes the same one). Its worth is the taste itself, in [0, 1]; told is
 the mean paired difference in points, with a 95 % interval, from the base model, or from an even choice among the
 options where that is worth more: a base whose habits people happen to dislike is beaten by a coin. Every cell has a
 control: the same with
@@ -50,6 +51,7 @@ from rl.rewards.base import RewardSample, RewardValue  # noqa: E402
 METHODS = ("dpo", "kto", "sft", "ppo", "grpo", "linear")
 SAMPLED = ("ppo", "grpo")
 NOISE = 0.1
+SAMPLING_SEED = 7
 EVAL_SHARE = 0.15
 """Of the rated prompts, those that early stopping watches."""
 
@@ -186,7 +188,7 @@ class Bench:
         from rl.training.evaluate_answers import generate_answers
         from rl.training.hardware import detect
         from rl.training.linear_side import LinearSide
-        from rl.training.policy import load_policy
+        from rl.training.policy import generate, load_policy
 
         prompts = [self.agent.render(scenario.state) for scenario in self.unseen]
         states = [scenario.state for scenario in self.unseen]
@@ -195,6 +197,12 @@ class Bench:
             policy = LinearSide(LinearPolicy.load(Path(adapter)), self.agent)
         else:
             policy = load_policy("bundled", adapter, hardware=detect())
+            if not any(map(self.agent.choices, states)):
+                length = self.agent.max_new_tokens
+                written = generate(
+                    policy, prompts, max_new_tokens=length, temperature=1.0, seed=SAMPLING_SEED
+                )
+                return [answer.text for answer in written]
         return [answer.text for answer in generate_answers(policy, prompts, self.agent, states=states)]
 
     @cached_property
