@@ -38,8 +38,10 @@ QUIET_S = 8.0
 """Seconds without a line after which one says that the work goes on, where stderr is no terminal."""
 
 
-UNTYPED = ("help", "version", "verbosity", "settings", "pythonpath", "traceback", "no_color", "force_color", "json",
-           "skip_checks")  # fmt: skip
+STANDARD_OPTIONS = (
+    "help", "version", "verbosity", "settings", "pythonpath", "traceback",
+    "no_color", "force_color", "json", "skip_checks",
+)  # fmt: skip
 """Options that say nothing about the work itself."""
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "safetensors", "gguf")
 """Packages of requirements-rl.txt that commands begin with: the web's image has none of them."""
@@ -205,7 +207,7 @@ class RatchetCommand(BaseCommand):
         without: names of options left out; those of every Django command and --json always are.
         """
         name = type(self).__module__.rpartition(".")[2]
-        words, seen = [*PROGRAM.split(), name], {*without, *UNTYPED}
+        words, seen = [*PROGRAM.split(), name], {*without, *STANDARD_OPTIONS}
         for action in self.create_parser("manage.py", name)._actions:
             value = options.get(action.dest, action.default)
             if action.dest in seen or not action.option_strings or value == action.default:

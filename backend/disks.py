@@ -45,7 +45,7 @@ def disk_state(path: Path) -> DiskState:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-LOCKED = (errno.EROFS, errno.EACCES, errno.EPERM)
+PERMISSION_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM)
 SQLITE_FAULTS = {
     "disk is full": "the disk of {folder} is full: free some space and run it again",
     "readonly database": "{folder} cannot be written: mount it writable, or change its permissions",
@@ -63,19 +63,21 @@ def disk_fault(error: BaseException, database: str = "") -> str:
     folder = Path(database).parent if database else None
     for text, meaning in SQLITE_FAULTS.items():
         if folder is not None and text in str(error):
-            return f"the database {database} cannot be written: {meaning.format(folder=folder)}; {KEPT}"
-    if not isinstance(error, OSError) or error.errno not in (*FULL, *LOCKED):
+            return (
+                f"the database {database} cannot be written: {meaning.format(folder=folder)}; {INTACT_NOTE}"
+            )
+    if not isinstance(error, OSError) or error.errno not in (*FULL, *PERMISSION_ERRORS):
         return ""
     path = str(error.filename2 or error.filename or "the disk")
     if error.errno in FULL:
-        return f"{path} cannot be written: its disk is full; free some space and run it again; {KEPT}"
+        return f"{path} cannot be written: its disk is full; free some space and run it again; {INTACT_NOTE}"
     return (
         f"{path} cannot be written ({error.strerror}): mount it writable, change its permissions, or name another "
-        f"folder (RATCHET_HOME for everything); {KEPT}"
+        f"folder (RATCHET_HOME for everything); {INTACT_NOTE}"
     )
 
 
-KEPT = "what was whole before is as it was"
+INTACT_NOTE = "what was whole before is as it was"
 
 
 def file_replace(path: Path, text: str) -> None:

@@ -22,12 +22,12 @@ class ForkAware(Protocol):
     def after_fork(self) -> None: ...
 
 
-_forked: weakref.WeakSet[Any] = weakref.WeakSet()
+_fork_aware_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def renew_after_fork(thing: ForkAware) -> None:
     """Have `thing.after_fork()` called in every child process, for as long as it lives."""
-    _forked.add(thing)
+    _fork_aware_locks.add(thing)
 
 
 def _after_fork() -> None:
@@ -36,7 +36,7 @@ def _after_fork() -> None:
     for descriptor in _descriptors:
         os.close(descriptor)
     _descriptors.clear()
-    for thing in _forked:
+    for thing in _fork_aware_locks:
         thing.after_fork()
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 PRIVATE = 0o700
-OTHERS = 0o007
+OTHERS_PERMISSIONS = 0o007
 
 
 def home_private(home: Path) -> None:
@@ -18,5 +18,5 @@ def home_private(home: Path) -> None:
     """
     with contextlib.suppress(OSError):
         home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-        if home.stat().st_mode & OTHERS and home.stat().st_uid == os.geteuid():
+        if home.stat().st_mode & OTHERS_PERMISSIONS and home.stat().st_uid == os.geteuid():
             home.chmod(PRIVATE)

@@ -15,12 +15,12 @@ from backend.outages import OutageLog
 
 logger = logging.getLogger("backend.isolation")
 
-TOLD_AGAIN_AFTER_S = 24 * 3600.0
+REPEAT_AFTER_S = 24 * 3600.0
 """Seconds after which the same fault, where it lasts, is worth another notice."""
 
 _lasting: dict[Path, OutageLog] = {}
 """Fault file -> what says now and then that its fault lasts; of faults that this process met."""
-_told: dict[Path, tuple[str, float]] = {}
+_unsaved_faults: dict[Path, tuple[str, float]] = {}
 """Fault file -> the fault and when it was told (Unix time), where the disk took no note of it."""
 
 
@@ -55,7 +55,7 @@ def agent_isolated(task: str, agent: str, work: Callable[[], list[str]]) -> list
 def quiet() -> None:
     """Take every fault for news: between tests."""
     _lasting.clear()
-    _told.clear()
+    _unsaved_faults.clear()
 
 
 def _connection_lost() -> bool:
@@ -77,23 +77,23 @@ def _is_news(file: Path, text: str) -> bool:
     """True of a fault that was not told lately, by this clock or another; it is noted as told."""
     time_s = time.time()
     try:
-        known = file.read_text("utf-8") == text and time_s - file.stat().st_mtime < TOLD_AGAIN_AFTER_S
+        known = file.read_text("utf-8") == text and time_s - file.stat().st_mtime < REPEAT_AFTER_S
     except OSError:
         known = False
-    before, at = _told.get(file, ("", 0.0))
-    if known or (before == text and time_s - at < TOLD_AGAIN_AFTER_S):
+    before, at = _unsaved_faults.get(file, ("", 0.0))
+    if known or (before == text and time_s - at < REPEAT_AFTER_S):
         return False
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
     except OSError:
-        _told[file] = (text, time_s)  # a full disk must not end the shares of the others
+        _unsaved_faults[file] = (text, time_s)  # a full disk must not end the shares of the others
     return True
 
 
 def _fault_over(file: Path) -> None:
     _lasting.pop(file, None)
-    _told.pop(file, None)
+    _unsaved_faults.pop(file, None)
     try:
         file.unlink(missing_ok=True)
     except OSError:

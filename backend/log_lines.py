@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import re
 
-HIDDEN = "[hidden]"
+PLACEHOLDER = "[hidden]"
 
 _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     # a one-time link: Django logs the address of what it refuses, and a refused link may still be good
-    (re.compile(r"(/accounts/link/[^/\s\"']+/)[^/\s\"']+"), rf"\1{HIDDEN}"),
+    (re.compile(r"(/accounts/link/[^/\s\"']+/)[^/\s\"']+"), rf"\1{PLACEHOLDER}"),
     # an API key keeps its public beginning, by which it is found in the list of keys
-    (re.compile(r"(rk_[A-Za-z0-9_-]{8})[A-Za-z0-9_-]{32}"), rf"\1{HIDDEN}"),
-    (re.compile(r"(?i)(bearer\s+)(?!rk_)[^\s\"',]+"), rf"\1{HIDDEN}"),
-    (re.compile(r"((?:sessionid|csrftoken|csrfmiddlewaretoken)=)[^;&\s\"']+"), rf"\1{HIDDEN}"),
-    (re.compile(r"(://[^:/@\s\"']*:)[^@/\s\"']+(?=@)"), rf"\1{HIDDEN}"),
+    (re.compile(r"(rk_[A-Za-z0-9_-]{8})[A-Za-z0-9_-]{32}"), rf"\1{PLACEHOLDER}"),
+    (re.compile(r"(?i)(bearer\s+)(?!rk_)[^\s\"',]+"), rf"\1{PLACEHOLDER}"),
+    (re.compile(r"((?:sessionid|csrftoken|csrfmiddlewaretoken)=)[^;&\s\"']+"), rf"\1{PLACEHOLDER}"),
+    (re.compile(r"(://[^:/@\s\"']*:)[^@/\s\"']+(?=@)"), rf"\1{PLACEHOLDER}"),
 )
 
 

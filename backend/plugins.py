@@ -175,12 +175,12 @@ def left_out(kind: str) -> bool:
 def plugin_faults_log() -> None:
     """Name in the log what was left out of this process, each once."""
     for plugin in plugin_faults():
-        if plugin not in _logged:
+        if plugin not in _logged_plugins:
             logger.warning("plugin %s", plugin.text)
-            _logged.add(plugin)
+            _logged_plugins.add(plugin)
 
 
-_logged: set[Plugin] = set()
+_logged_plugins: set[Plugin] = set()
 
 
 def plugins_check(**_: Any) -> list[Any]:

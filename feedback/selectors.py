@@ -147,10 +147,10 @@ class FeedbackCounts:
         return self.feedback + self.outcomes + self.demonstrations + self.traces
 
 
-MOST_TAGGED = 20_000
+MAX_TAG_LOOKUPS = 20_000
 """Decisions of an agent up to which those to be imitated are counted: it takes a look at every one."""
 
-IMITATED = ("demonstration", "teacher")
+IMITATION_TAGS = ("demonstration", "teacher")
 """Tags of decisions whose response is to be imitated."""
 
 
@@ -179,14 +179,14 @@ def feedback_counts(agent: str) -> FeedbackCounts:
         simulated=ratings["simulated"] + comparisons["simulated"],
         newest_at=newest,
         outcomes=Outcome.objects.filter(decision__agent=agent, decision__withdrawal=None).count(),
-        demonstrations=imitated.count() if decisions <= MOST_TAGGED else 0,
+        demonstrations=imitated.count() if decisions <= MAX_TAG_LOOKUPS else 0,
         traces=decisions_of(agent).filter(trace__isnull=False).count(),
     )
 
 
 def _imitation_condition() -> Q:
     wanted = Q()
-    for tag in IMITATED:
+    for tag in IMITATION_TAGS:
         wanted |= tag_condition(tag)
     return wanted
 
@@ -224,7 +224,7 @@ def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
     )
     outcomes = Outcome.objects.filter(decision__withdrawal=None).order_by().values("decision__agent")
     outcome_counts = dict(outcomes.annotate(n=Count("pk")).values_list("decision__agent", "n"))
-    few = [row["agent"] for row in decisions if row["n"] <= MOST_TAGGED]
+    few = [row["agent"] for row in decisions if row["n"] <= MAX_TAG_LOOKUPS]
     demonstration_counts = _by_agent(Decision.objects.filter(_imitation_condition(), agent__in=few))
     trace_counts = _by_agent(Decision.objects.filter(trace__isnull=False))
     rated: dict[str, dict[str, Any]] = {row["decision__agent"]: dict(row) for row in ratings}

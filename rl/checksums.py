@@ -22,10 +22,10 @@ SUMS = "sha256.json"
 """File beside those of a folder: file name -> SHA-256 in hexadecimal."""
 MANIFEST = "export.json"
 """In an exported folder (merged, LoRA, ONNX), in place of SUMS: `files` names each with its SHA-256."""
-UNSUMMED = ("README.md", SUMS)
+UNHASHED_FILES = ("README.md", SUMS)
 """Files whose words may change after the folder was made: cards are written again when figures are known."""
 
-_known: dict[str, tuple[tuple[int, int, int, int], str]] = {}
+_sums: dict[str, tuple[tuple[int, int, int, int], str]] = {}
 """Path -> (device, inode, size, time of change in ns), and the sum computed then."""
 _locks: dict[str, threading.Lock] = {}
 _guard = threading.Lock()
@@ -49,11 +49,11 @@ def file_sum(path: Path) -> str:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            known = _known.get(name)
+            known = _sums.get(name)
             if known is not None and known[0] == state:
                 return known[1]
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        _known[name] = (state, found)
+        _sums[name] = (state, found)
         return found
 
 
@@ -109,7 +109,7 @@ def _manifest_sums(manifest: object) -> object:
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, list) or not all(isinstance(file, dict) and "path" in file for file in files):
         return {}
-    return {str(file["path"]): file.get("sha256") for file in files if file["path"] not in UNSUMMED}
+    return {str(file["path"]): file.get("sha256") for file in files if file["path"] not in UNHASHED_FILES}
 
 
 def sums_check(folder: Path, remedy: str) -> int:
@@ -125,7 +125,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(
         file
         for file in folder.rglob("*")
-        if file.is_file() and file.name not in UNSUMMED and not file.name.startswith(".")
+        if file.is_file() and file.name not in UNHASHED_FILES and not file.name.startswith(".")
     )
 
 

@@ -16,7 +16,7 @@ from rl.agents.base import Agent, AgentFacts
 from rl.charts.lineage import Descent, Lineage, lineage_of
 from rl.charts.versions import Versions, versions_of
 from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
-from rl.datasets.gate_distance import MOST_COUNTED, Distance, gate_distances_cached
+from rl.datasets.gate_distance import MAX_COUNT, Distance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS
 from rl.gates.figures import Headline, Share, headline_of, is_number, share_of
 from rl.gates.headlines import TITLES
@@ -99,7 +99,7 @@ class AgentCard:
         return headline_of(self.policy.metrics) if self.policy else None
 
 
-STOPPED = (TrainingRun.Status.FAILED, TrainingRun.Status.REFUSED, TrainingRun.Status.CANCELLED)
+STOPPED_STATUSES = (TrainingRun.Status.FAILED, TrainingRun.Status.REFUSED, TrainingRun.Status.CANCELLED)
 
 NO_FEEDBACK = FeedbackCounts(
     decisions=0, ratings=0, comparisons=0, corrections=0, simulated=0, newest_at=None
@@ -110,7 +110,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     """A card for every agent that decided anything or was trained, by its slug. fresh: an agent whose feedback
     is counted now, where that costs nothing worth speaking of; the others' may be a moment old."""
     counts = feedback_counts_cached()
-    if fresh and counts.get(fresh, NO_FEEDBACK).decisions <= MOST_COUNTED:
+    if fresh and counts.get(fresh, NO_FEEDBACK).decisions <= MAX_COUNT:
         newest = feedback_counts(fresh)
         counts = {**counts, fresh: newest} if newest.decisions else counts
     slugs = {*counts, *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
@@ -216,7 +216,9 @@ def loop_closed() -> bool:
 def _stopped_beside(runs: dict[str, TrainingRun]) -> dict[str, TrainingRun]:
     """Take runs that somebody tried beside a policy and that stopped out of `runs`, agent -> newest run, and put the
     newest that made a policy in their place. One the online learner started stays: the loop itself stands still."""
-    stopped = {slug: run for slug, run in runs.items() if run.status in STOPPED and run.asked_by != LEARNER}
+    stopped = {
+        slug: run for slug, run in runs.items() if run.status in STOPPED_STATUSES and run.asked_by != LEARNER
+    }
     if not stopped:
         return {}
     trained = TrainingRun.objects.filter(agent__in=stopped, policy__isnull=False).order_by("pk")

@@ -19,7 +19,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from feedback.erasure.marks import REDACTED, marks_of, texts_of
+from feedback.erasure.marks import REDACTION, marks_of, texts_of
 from feedback.erasure.places import files_erase
 from feedback.erasure.service import UnitUnknown, unit_forget
 from feedback.models import Comparison, Decision, ImportBatch, ProblemRow, Tombstone, Withdrawal
@@ -201,7 +201,7 @@ def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path:
     assert snapshot.query["erased"]["rows"] == 2  # a correction and a thumb up, each against a thumb down
     evaluation = Evaluation.objects.get()
     assert evaluation.evidence["cases"][0]["gain"] == 0.5
-    assert evaluation.evidence["answers"][0]["answer"] == REDACTED
+    assert evaluation.evidence["answers"][0]["answer"] == REDACTION
     assert not GoldenCase.objects.get().active
     assert "step 1" in (ratchet_home / "runs" / str(TrainingRun.objects.get().pk) / "worker.log").read_text()
     # and no way leads back: a lost progress file, an import, a retry

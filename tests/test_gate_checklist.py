@@ -10,7 +10,7 @@ from django.test import Client
 
 from feedback.accounts.roles import role_give
 from feedback.services import decision_record
-from rl.gates.outlook import MOST, prompts_for_gain, prompts_to_show
+from rl.gates.outlook import MAX_PROMPTS, prompts_for_gain, prompts_to_show
 from rl.models import Policy, TrainingRun
 from rl.models.runs import LEARNER
 from rl.registry import service as registry
@@ -49,7 +49,7 @@ def test_no_gain_has_no_number() -> None:
 
 
 def test_a_tiny_gain_ends_at_the_most() -> None:
-    assert prompts_to_show(1e-9, -0.2, 0.0, 100) == MOST
+    assert prompts_to_show(1e-9, -0.2, 0.0, 100) == MAX_PROMPTS
 
 
 def test_the_next_attempt_is_paid_for() -> None:

@@ -142,7 +142,7 @@ def test_a_checkout_keeps_its_data_and_settings_beside_it() -> None:
 
 
 def test_an_installation_keeps_them_in_the_users_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend.installation.INSTALLED", True)
+    monkeypatch.setattr("backend.installation.IS_INSTALLED", True)
     monkeypatch.setattr("backend.installation.PROGRAM", "ratchet")
     assert default_home({"XDG_DATA_HOME": "/data"}) == Path("/data/ratchet")
     assert default_home({}) == Path.home() / ".local/share/ratchet"

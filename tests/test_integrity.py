@@ -56,8 +56,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             self.start = target
 
     monkeypatch.setattr(integrity.threading, "Thread", Now)
-    monkeypatch.setattr(integrity, "_told", set())
-    monkeypatch.setattr(checksums, "_known", {})
+    monkeypatch.setattr(integrity, "_reported_faults", set())
+    monkeypatch.setattr(checksums, "_sums", {})
     return sent
 
 

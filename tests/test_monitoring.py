@@ -32,7 +32,7 @@ EXPRESSIONS = [
 def series() -> dict[str, set[str]]:
     """Name of every series that /metrics gives -> its labels."""
     found: dict[str, set[str]] = {name: set() for name in _gauges()}
-    counters = (metrics.REQUESTS, metrics.TOKENS, metrics.FALLBACKS, metrics.RECORDED)
+    counters = (metrics.REQUESTS, metrics.TOKENS, metrics.FALLBACKS, metrics.DECISIONS_RECORDED)
     found |= {f"{metric._name}_total": set(metric._labelnames) for metric in counters}
     labels = set(metrics.SECONDS._labelnames)
     return found | {

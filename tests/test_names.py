@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import PROJECT, ROOT, modules, parsed
+from tests.test_architecture import PROJECT, ROOT, modules, name_of, parsed, within
 
 RIDDLES = (
     "What Which How Who Whom Whose Where When Why Whether That Those These It As If So Once Likewise "
@@ -236,6 +237,42 @@ def _locals(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[str,
     assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     lines = {name: [node.lineno for node in names if node.id == name] for name in assigned}
     return [(name.strip("_"), min(at), max(at)) for name, at in lines.items()]
+
+
+STANDARD_CONSTANTS = ("bundled", "learnt")
+"""The base model's name, and the table of feedback that a run read."""
+LATER_PACKAGES = (
+    "rl.datasets.held_out_evidence", "rl.datasets.prompt_clusters", "rl.datasets.splits", "rl.recipes",
+    "rl.rewards.code_tests", "rl.training.grpo", "rl.training.ppo", "rl.training.reward_model",
+)  # fmt: skip
+"""Where constants are not yet held to nouns."""
+
+
+@pytest.mark.slow
+def test_constants_and_classes_are_named_by_nouns() -> None:
+    """No name at the top of a module is a participle or a relation alone: what a module remembers, its bounds, its
+    types and classes."""
+    odd = [
+        f"{file.relative_to(ROOT)}:{statement.lineno} {name}"
+        for folder in ("backend", "feedback", "rl", "clients/python/src")
+        for file in _files(folder)
+        if not within(name_of(file), set(LATER_PACKAGES))
+        for statement in parsed(file).body
+        for name in _top_names(statement)
+        if name in RELATIONS.split() or (is_participle(name) and "_" not in name)
+        if name not in STANDARD_CONSTANTS
+    ]
+    assert odd == [], "\n".join(odd)
+
+
+def _top_names(statement: ast.stmt) -> Iterator[str]:
+    """Names that a statement defines, in lower case and without leading underscores."""
+    if isinstance(statement, ast.ClassDef):
+        words = re.findall(r"[A-Z][^A-Z]*", statement.name)
+        yield statement.name.strip("_").lower() if len(words) < 2 else ""
+    for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
+        if isinstance(target, ast.Name):
+            yield target.id.strip("_").lower()
 
 
 @pytest.mark.slow

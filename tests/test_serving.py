@@ -49,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         started.append([part for part in command if not part.endswith(("python", "python3", "manage.py"))])
 
     monkeypatch.setattr(files.subprocess, "Popen", popen)
-    files._asked.clear()
+    files._request_times.clear()
     return started
 
 

@@ -41,7 +41,7 @@ BLOCK = 1024 * 1024
 SPARE_BYTES = 64 * BLOCK
 """Left free on the disk a backup is written to."""
 
-Told = Callable[[int, int], None]
+BytesProgress = Callable[[int, int], None]
 """Bytes done, bytes in all."""
 
 
@@ -69,7 +69,7 @@ class Manifest:
 # --- Backing up ---------------------------------------------------------------------------------------------
 
 
-def backup(target: Path, told: Told = lambda done, total: None) -> Manifest:
+def backup(target: Path, told: BytesProgress = lambda done, total: None) -> Manifest:
     """Write a backup into a new or empty folder and read it again; others may write meanwhile. Raises BackupRefused."""
     home = settings.RATCHET_HOME
     target = target.resolve()

@@ -47,7 +47,7 @@ class LengthRequired(exceptions.APIException):
     default_detail = "expected a Content-Length header, found a chunked body; send the body in one piece"
 
 
-class Refused(exceptions.APIException):
+class RequestRefused(exceptions.APIException):
     """A refusal with a code, a status and faults per field."""
 
     def __init__(
@@ -104,7 +104,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
         return Response(refusal[1], status=refusal[0])
     if isinstance(error, exceptions.APIException):
         return _api_exception(error)
-    for kind, status, code, message in EXPECTED:
+    for kind, status, code, message in EXPECTED_ERRORS:
         if isinstance(error, kind):
             return Response(error_body(code, message), status=status)
     request = context.get("request")
@@ -130,7 +130,7 @@ OUTAGES = (OperationalError, InterfaceError)
 UNREACHABLE = f"the database cannot be reached; send it again in {RETRY_S} s, with the same id"
 INTERNAL = "internal error; it was logged with its cause. Sending the request again with the same id is safe"
 
-EXPECTED: tuple[tuple[type[Exception], int, str, str], ...] = (
+EXPECTED_ERRORS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (Http404, 404, "not_found", "nothing is at this address"),
     (PermissionDenied, 403, "forbidden", "you do not have permission for this"),
     (RequestDataTooBig, 413, "too_large", "the body is too large"),

@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 from rest_framework.request import Request
 
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 
 M = TypeVar("M", bound=Model)
 
@@ -83,7 +83,7 @@ def _size(text: str) -> int:
     if not text:
         return PAGE_SIZE
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_PAGE_SIZE):
-        raise Refused(
+        raise RequestRefused(
             f"expected page_size from 1 to {MAX_PAGE_SIZE}",
             fields={"page_size": f"expected a whole number from 1 to {MAX_PAGE_SIZE}"},
         )
@@ -109,7 +109,7 @@ def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, 
             ):
                 raise ValueError(text)
     except (ValueError, TypeError, RecursionError, OverflowError, ValidationError):
-        raise Refused(
+        raise RequestRefused(
             "expected a cursor as an answer's next or previous gave it",
             fields={"cursor": "not a cursor of this list; leave it out to start at the first page"},
         ) from None

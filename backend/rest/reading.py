@@ -14,7 +14,7 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
 from backend import limits
-from backend.rest.errors import BodyTooLarge, Refused
+from backend.rest.errors import BodyTooLarge, RequestRefused
 
 
 class StrictJSONParser(BaseParser):
@@ -81,7 +81,7 @@ class AlwaysJSON(BaseContentNegotiation):
 def object_in(data: Any, *, required: Collection[str], optional: Collection[str]) -> dict[str, Any]:
     """The fields of a JSON object, null ones left out. Refuses (400) other types, unknown fields, missing ones."""
     if not isinstance(data, dict):
-        raise Refused(f"expected a JSON object, found {type(data).__name__}")
+        raise RequestRefused(f"expected a JSON object, found {type(data).__name__}")
     known = {*required, *optional}
     unknown = [name for name in data if name not in known]
     fields = {str(name)[:80]: "unknown field" for name in unknown[: limits.FAULTS_NAMED]}
@@ -89,7 +89,7 @@ def object_in(data: Any, *, required: Collection[str], optional: Collection[str]
         fields["..."] = f"and {len(unknown) - limits.FAULTS_NAMED:,} more unknown fields"
     fields |= {name: "required" for name in required if data.get(name) is None}
     if fields:
-        raise Refused(f"expected the fields {', '.join([*required, *optional])}", fields=fields)
+        raise RequestRefused(f"expected the fields {', '.join([*required, *optional])}", fields=fields)
     return {name: value for name, value in data.items() if value is not None}
 
 
@@ -106,5 +106,5 @@ def parameters(request: Request, allowed: Collection[str]) -> dict[str, str]:
         if name in allowed and len(repeated) > 1
     }
     if fields:
-        raise Refused(f"expected the parameters {', '.join(allowed) or '(none)'}", fields=fields)
+        raise RequestRefused(f"expected the parameters {', '.join(allowed) or '(none)'}", fields=fields)
     return values

@@ -21,13 +21,13 @@ from feedback.storage.validation import Check, FeedbackRefused
 PREFIX = "rk_"
 SECRET_BYTES = 30
 """Random bytes in a key, written as 40 characters: 240 bits cannot be guessed, so a plain SHA-256 keeps them."""
-SHOWN = 11
+PREFIX_LENGTH = 11
 """First characters of a key, kept to tell keys apart; the other 32 hold 192 random bits."""
 USED_EVERY = timedelta(minutes=1)
 """Resolution of a key's last-used time: it is written at most this often."""
 
 _FORM = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{40}}")
-_checked: TTLCache[ApiKey | None] = TTLCache()
+_key_cache: TTLCache[ApiKey | None] = TTLCache()
 
 
 class KeyRefused(FeedbackRefused):
@@ -57,7 +57,7 @@ def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
     try:
         with transaction.atomic():
             row = ApiKey.objects.create(
-                name=name, prefix=secret[:SHOWN], key_hash=_hash(secret), scopes=ordered
+                name=name, prefix=secret[:PREFIX_LENGTH], key_hash=_hash(secret), scopes=ordered
             )
     except IntegrityError:
         raise KeyRefused(
@@ -76,7 +76,7 @@ def key_revoke(name: str) -> ApiKey:
     if row.revoked_at is None:
         row.revoked_at = timezone.now()
         row.save(update_fields=["revoked_at"])
-    _checked.clear()
+    _key_cache.clear()
     return row
 
 
@@ -90,11 +90,11 @@ def key_check(secret: str) -> ApiKey | None:
     if not _FORM.fullmatch(secret):
         return None
     # by its hash, so that the memory of this process holds no key either
-    return _checked.get(_hash(secret), lambda: _look_up(secret))
+    return _key_cache.get(_hash(secret), lambda: _look_up(secret))
 
 
 def _look_up(secret: str) -> ApiKey | None:
-    row = ApiKey.objects.filter(prefix=secret[:SHOWN]).first()
+    row = ApiKey.objects.filter(prefix=secret[:PREFIX_LENGTH]).first()
     # the row is found by what is public of a key; the rest is compared in constant time
     if row is None or not hmac.compare_digest(row.key_hash, _hash(secret)) or row.revoked_at is not None:
         return None

@@ -31,7 +31,7 @@ class AgreementEstimate:
     """Sample size: ratings that can be paired for alpha, shared decisions for kappa."""
 
 
-NOTHING = AgreementEstimate(None, None, None, 0)
+NO_ESTIMATE = AgreementEstimate(None, None, None, 0)
 
 
 # --- Krippendorff's alpha -----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def cohen_kappa(table: ArrayLike, weights: Literal["linear", "quadratic"] | None
         raise ValueError(f"expected a square table of counts, found shape {counts.shape}")
     n = float(counts.sum())
     if n == 0:
-        return NOTHING
+        return NO_ESTIMATE
     shares = counts / n
     rows, columns = shares.sum(axis=1), shares.sum(axis=0)
     steps = np.abs(np.subtract.outer(np.arange(len(counts)), np.arange(len(counts)))) / max(
@@ -214,7 +214,7 @@ def kappa_of_scores(first: ArrayLike, second: ArrayLike) -> AgreementEstimate:
     if x.shape != y.shape or x.ndim != 1:
         raise ValueError(f"expected scores of one length, found {x.shape} and {y.shape}")
     if x.size == 0:
-        return NOTHING
+        return NO_ESTIMATE
     chance = float(x.var() + y.var() + (x.mean() - y.mean()) ** 2)
     kappa = None if chance < 1e-12 else 1 - float(((x - y) ** 2).mean()) / chance
     return AgreementEstimate(kappa, None, None, int(x.size))

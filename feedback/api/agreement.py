@@ -7,7 +7,7 @@ import re
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.reading import parameters
 from backend.rest.schema import Schema, describe, list_schema, parameter
 from backend.rest.views import ApiView
@@ -92,5 +92,5 @@ class Agreement(ApiView):
         if given.get("rater_kind", "human") not in RaterKind.values:
             fields["rater_kind"] = f"expected human or simulated, found {given['rater_kind']!r}"[:200]
         if fields:
-            raise Refused("expected ?agent=SLUG", fields=fields)
+            raise RequestRefused("expected ?agent=SLUG", fields=fields)
         return Response(agreement_report(given["agent"], given.get("rater_kind")).as_dict())

@@ -9,7 +9,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.errors import Refused, error_body
+from backend.rest.errors import RequestRefused, error_body
 from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import parameters
@@ -135,14 +135,14 @@ def _filters(given: dict[str, str]) -> dict[str, Any]:
 
 def _bulk(items: list[Any]) -> Response:
     if not 1 <= len(items) <= MAX_BULK:
-        raise Refused(f"expected a list of 1 to {MAX_BULK:,} decisions, found {len(items):,}")
+        raise RequestRefused(f"expected a list of 1 to {MAX_BULK:,} decisions, found {len(items):,}")
     readable: list[dict[str, Any]] = []
     answers: list[dict[str, Any] | None] = []
     for item in items:
         try:
             readable.append(fields_in(item, "DecisionSent"))
             answers.append(None)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             answers.append(_refusal_entry("invalid", str(refusal.detail), refusal.fields))
     done = iter(decisions_ingest(readable))
     results = [answer or _result(next(done)) for answer in answers]

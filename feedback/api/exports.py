@@ -7,7 +7,7 @@ import re
 from django.http import StreamingHttpResponse
 from rest_framework.request import Request
 
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.reading import parameters
 from backend.rest.schema import describe, list_schema, parameter
 from backend.rest.views import ApiView
@@ -44,7 +44,9 @@ class RatingsExport(ApiView):
         if agent is not None and not re.fullmatch(SLUG_PATTERN, agent):
             faults["agent"] = "expected a slug of 1 to 64 lower-case letters, digits, - and _"
         if faults:
-            raise Refused("; ".join(f"{field}: {fault}" for field, fault in faults.items()), fields=faults)
+            raise RequestRefused(
+                "; ".join(f"{field}: {fault}" for field, fault in faults.items()), fields=faults
+            )
         return StreamingHttpResponse(
             export_start(name, Selection(agent), ExportReport(name)),
             content_type=media_type(name),

@@ -15,7 +15,7 @@ from rest_framework.response import Response
 
 from backend.installation import PROGRAM
 from backend.rest.access import grant_of
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import object_in, parameters
@@ -81,7 +81,7 @@ BATCH: Schema = answer_schema(
         "undone_by": {"type": "string"},
     }
 )
-WHOLE: Schema = answer_schema(
+BATCH_DETAIL: Schema = answer_schema(
     {
         **BATCH["properties"],
         "skipped_because": {"type": "object", "additionalProperties": COUNT},
@@ -118,7 +118,7 @@ OPTIONAL: dict[str, Schema] = {
     },
     "dry_run": {"type": "boolean", "description": "Report what would be imported; store nothing"},
 }
-REQUIRED: dict[str, Schema] = {"name": text(255, "The file's name, such as ratings.csv")}
+REQUIRED_PARAMETERS: dict[str, Schema] = {"name": text(255, "The file's name, such as ratings.csv")}
 
 
 class Imports(ApiView):
@@ -143,7 +143,9 @@ class Imports(ApiView):
         given = parameters(request, ("agent", *PAGE_PARAMETERS))
         agent = given.get("agent", "")
         if agent and not re.fullmatch(SLUG_PATTERN, agent):
-            raise Refused("agent: expected a slug", fields={"agent": "expected a slug such as support-bot"})
+            raise RequestRefused(
+                "agent: expected a slug", fields={"agent": "expected a slug such as support-bot"}
+            )
         return Response(page_of(batches(agent), request, import_summary))
 
     @describe(
@@ -152,7 +154,7 @@ class Imports(ApiView):
             201: ("Imported", REPORT),
             200: ("Nothing new (everything was imported before), or a dry run", REPORT),
         },
-        body=request_schema(REQUIRED, OPTIONAL),
+        body=request_schema(REQUIRED_PARAMETERS, OPTIONAL),
         tag="imports",
         operation="imports_make",
         description="The file is imported whole or not at all, as one import that can be undone. Refused "
@@ -160,7 +162,9 @@ class Imports(ApiView):
         f"`{PROGRAM} import_feedback`.",
     )
     def post(self, request: Request) -> Response:
-        facts = _import_fields(object_in(request.data, required=tuple(REQUIRED), optional=tuple(OPTIONAL)))
+        facts = _import_fields(
+            object_in(request.data, required=tuple(REQUIRED_PARAMETERS), optional=tuple(OPTIONAL))
+        )
         upload = upload_store(SimpleUploadedFile(facts["name"], facts["file"]), None)
         try:
             order = ImportOrder(
@@ -177,13 +181,13 @@ class Imports(ApiView):
         except ImportRefused as refusal:
             rows = refusal.report.refused[:REFUSED_SHOWN]
             faults = {f"line {row.line}{f' ({row.key})' if row.key else ''}": row.reason for row in rows}
-            raise Refused(str(refusal).replace("--skip-bad", "skip_bad"), fields=faults) from refusal
+            raise RequestRefused(str(refusal).replace("--skip-bad", "skip_bad"), fields=faults) from refusal
         except FormatRefused as refusal:
-            raise Refused(upload.without_paths(str(refusal))) from refusal
+            raise RequestRefused(upload.without_paths(str(refusal))) from refusal
         finally:
             uploads_sweep(upload.token)
         if report.problem and not report.stored_rows:
-            raise Refused(f"{report.file}: {report.headline}", fields=_reasons(report.skipped_because))
+            raise RequestRefused(f"{report.file}: {report.headline}", fields=_reasons(report.skipped_because))
         steps = next_steps(report)
         body = {**report.as_dict(), "dry_run": facts["dry_run"], "next": steps}
         return Response(body, status=200 if report.batch is None else 201)
@@ -194,7 +198,7 @@ class ImportOne(ApiView):
 
     @describe(
         "Read one import with its report",
-        {200: ("The import", WHOLE)},
+        {200: ("The import", BATCH_DETAIL)},
         refusals=(404,),
         tag="imports",
         operation="imports_read",
@@ -203,7 +207,7 @@ class ImportOne(ApiView):
         parameters(request, ())
         row = batch_get(pk)
         if row is None:
-            raise Refused(f"there is no import {pk}", code="not_found", status=404)
+            raise RequestRefused(f"there is no import {pk}", code="not_found", status=404)
         return Response(import_summary(row, whole=True))
 
 
@@ -242,11 +246,11 @@ def _import_fields(given: dict[str, Any]) -> dict[str, Any]:
     facts["name"] = PurePath(facts["name"].replace("\\", "/")).name or "file"
     if facts["format"] != "auto" and facts["format"] not in (*formats.FORMATS, *formats.SHAPES):
         known = f"expected one of auto, {', '.join(formats.FORMATS)}"
-        raise Refused("format: no such format", fields={"format": known})
+        raise RequestRefused("format: no such format", fields={"format": known})
     try:
         facts["columns"] = ColumnMap.parse(mapped, rater or None) or None
     except FormatRefused as refusal:
-        raise Refused(str(refusal).replace("--map", "map"), fields={"map": str(refusal)}) from refusal
+        raise RequestRefused(str(refusal).replace("--map", "map"), fields={"map": str(refusal)}) from refusal
     return facts
 
 
@@ -269,7 +273,7 @@ def _content(check: Check, given: dict[str, Any]) -> bytes:
 def _flag(given: dict[str, Any], name: str) -> bool:
     value = given.get(name, False)
     if not isinstance(value, bool):
-        raise Refused(f"{name}: expected true or false", fields={name: "expected true or false"})
+        raise RequestRefused(f"{name}: expected true or false", fields={name: "expected true or false"})
     return value
 
 

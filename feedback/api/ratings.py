@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from backend.installation import PROGRAM
 from backend.rest.access import RATE_AS, grant_of
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.schema import describe, ref
 from backend.rest.views import ApiView
 from feedback.api.representations import comparison_represent, outcome_represent, rating_represent
@@ -28,13 +28,13 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     grant = grant_of(request)
     name = facts.pop("rater", grant.holder)
     if grant.is_person and name != grant.holder:
-        raise Refused(
+        raise RequestRefused(
             f"you are signed in as {grant.holder} and can rate only as yourself; to send others' "
             "ratings use an API key with rate_as",
             fields={"rater": "expected your own name, or nothing"},
         )
     if not grant.is_person and name != grant.holder and RATE_AS not in grant.scopes:
-        raise Refused(
+        raise RequestRefused(
             f"the key {grant.holder!r} has the scope rate, and rates as itself; to send others' ratings it needs "
             f"rate_as: make one with `{PROGRAM} api_key create NAME --scopes rate,{RATE_AS}`, or leave `rater` out",
             code="forbidden",
@@ -42,7 +42,9 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
             fields={"rater": f"expected {grant.holder}, or nothing"},
         )
     if grant.is_person and facts.get("rater_kind", "human") != "human":
-        raise Refused("expected a person's rating", fields={"rater_kind": "expected human, found another"})
+        raise RequestRefused(
+            "expected a person's rating", fields={"rater_kind": "expected human, found another"}
+        )
     rater: str = name
     return rater
 

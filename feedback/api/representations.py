@@ -10,14 +10,14 @@ from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.storage.factories import decision_build
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 
-Shown = dict[str, Any]
+Representation = dict[str, Any]
 
 
 def _time(value: datetime | None) -> str | None:
     return None if value is None else value.isoformat()
 
 
-def decision_represent(row: Decision) -> Shown:
+def decision_represent(row: Decision) -> Representation:
     return {
         "id": str(row.pk),
         **DECISION.represent(row),
@@ -29,12 +29,12 @@ def decision_represent(row: Decision) -> Shown:
     }
 
 
-def pending_decision_represent(facts: Mapping[str, Any]) -> Shown:
+def pending_decision_represent(facts: Mapping[str, Any]) -> Representation:
     """A decision that is on its way into the database, as it will be shown."""
     return decision_represent(decision_build(**facts, reserved=True))
 
 
-def rating_represent(row: Rating) -> Shown:
+def rating_represent(row: Rating) -> Representation:
     return {
         "id": str(row.pk),
         "decision": str(row.decision_id),
@@ -44,7 +44,7 @@ def rating_represent(row: Rating) -> Shown:
     }
 
 
-def comparison_represent(row: Comparison) -> Shown:
+def comparison_represent(row: Comparison) -> Representation:
     return {
         "id": str(row.pk),
         "left": str(row.left_id),
@@ -55,7 +55,7 @@ def comparison_represent(row: Comparison) -> Shown:
     }
 
 
-def outcome_represent(row: Outcome) -> Shown:
+def outcome_represent(row: Outcome) -> Representation:
     return {
         "id": str(row.pk),
         "decision": str(row.decision_id),
@@ -64,7 +64,7 @@ def outcome_represent(row: Outcome) -> Shown:
     }
 
 
-def trace_represent(row: Trace) -> Shown:
+def trace_represent(row: Trace) -> Representation:
     facts = TRACE.represent(row)
     del facts["metadata"]
     return {"id": str(row.pk), **facts, "steps": len(row.steps), "created_at": _time(row.created_at)}

@@ -110,7 +110,7 @@ def with_fields(schema: Schema, more: dict[str, Schema]) -> Schema:
     return answer_schema({**schema["properties"], **more})
 
 
-STORED: Schema = {
+STORED_FLAG: Schema = {
     "type": "boolean",
     "description": "false: left out by the agent's collection_rate, for good",
 }
@@ -124,7 +124,7 @@ BULK_RESULT: Schema = {
             "description": "Status as for a single request",
         },
         "id": ID,
-        "stored": STORED,
+        "stored": STORED_FLAG,
         "error": {"$ref": "#/components/schemas/Error/properties/error"},
     },
     "additionalProperties": False,
@@ -136,8 +136,8 @@ COMPONENTS: dict[str, Schema] = {
     "DecisionsSent": list_schema(
         {}, minItems=1, maxItems=MAX_BULK, description="Each a DecisionSent, and each answered on its own"
     ),
-    "Decision": with_fields(DECISION_SHOWN, {"stored": STORED}),
-    "DecisionLeftOut": answer_schema({"id": ID, "stored": {**STORED, "enum": [False]}}),
+    "Decision": with_fields(DECISION_SHOWN, {"stored": STORED_FLAG}),
+    "DecisionLeftOut": answer_schema({"id": ID, "stored": {**STORED_FLAG, "enum": [False]}}),
     "DecisionsAnswer": answer_schema(
         {
             "created": {"type": "integer"},
@@ -182,7 +182,7 @@ COMPONENTS: dict[str, Schema] = {
             **{field.name: field.answer_schema() for field in TRACE if field.name != "metadata"},
             "steps": {"type": "integer", "description": "How many"},
             "created_at": TIME,
-            "stored": STORED,
+            "stored": STORED_FLAG,
             "decisions": list_schema(ID, description="Those that are kept"),
         }
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.schema import describe, parameter, ref
 from backend.rest.views import ApiView
 from feedback.api.ratings import rater_of
@@ -31,7 +31,7 @@ class Feedback(ApiView):
         facts = fields_in(request.data, "FeedbackSent")
         run = facts.pop("runId", "")
         if not isinstance(run, str):
-            raise Refused("expected the app's own id of the run", fields={"runId": "expected text"})
+            raise RequestRefused("expected the app's own id of the run", fields={"runId": "expected text"})
         written = scored_response_record(agent=agent, rater=rater_of(request, {}), run_id=run, **facts)
         rating = written.row
         body = {

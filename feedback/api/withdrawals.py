@@ -8,7 +8,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.rest.access import grant_of
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.reading import object_in, parameters
@@ -33,11 +33,11 @@ SELECTION: dict[str, Schema] = {
     "since": {**TIME, "description": "Recorded at or after"},
     "until": {**TIME, "description": "Recorded before"},
 }
-MORE: dict[str, Schema] = {
+ORDER_FIELDS: dict[str, Schema] = {
     "reason": text(500, "Why, for the record"),
     "dry_run": {"type": "boolean", "description": "Count and list; withdraw nothing"},
 }
-DONE: Schema = answer_schema(
+WITHDRAWAL_RESULT: Schema = answer_schema(
     {
         "withdrawal": {
             "type": ["integer", "null"],
@@ -103,10 +103,10 @@ class Withdrawals(ApiView):
     @describe(
         "Withdraw decisions",
         {
-            201: ("Withdrawn", DONE),
-            200: ("Nothing to withdraw; or a dry run", DONE),
+            201: ("Withdrawn", WITHDRAWAL_RESULT),
+            200: ("Nothing to withdraw; or a dry run", WITHDRAWAL_RESULT),
         },
-        body=request_schema({}, SELECTION | MORE),
+        body=request_schema({}, SELECTION | ORDER_FIELDS),
         tag="decisions",
         operation="decisions_withdraw",
         description="Decisions that match all given fields are excluded from datasets, queues, counts and "
@@ -114,7 +114,7 @@ class Withdrawals(ApiView):
         "are listed and not changed.",
     )
     def post(self, request: Request) -> Response:
-        body = object_in(request.data, required=(), optional=(*SELECTION, *MORE))
+        body = object_in(request.data, required=(), optional=(*SELECTION, *ORDER_FIELDS))
         check = Check()
         if not isinstance(body.get("ids", []), list):
             check.fields["ids"] = "expected a list of UUIDs"
@@ -152,7 +152,7 @@ class WithdrawalRestore(ApiView):
     def post(self, request: Request, pk: int) -> Response:
         object_in(request.data, required=(), optional=())
         if pk >= 2**63:
-            raise Refused(f"there is no withdrawal {pk}", code="not_found", status=404)
+            raise RequestRefused(f"there is no withdrawal {pk}", code="not_found", status=404)
         return Response(
             {"withdrawal": pk, "decisions": withdrawal_restore(pk, actor=grant_of(request).holder)}
         )

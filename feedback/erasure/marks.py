@@ -19,7 +19,7 @@ BEGINNING = 40
 """Characters by which a longer text is known that is quoted in part."""
 SHORTEST_UNIT = 4
 """Characters of a unit's name that is looked for in free text, as a word of its own."""
-REDACTED = "[erased]"
+REDACTION = "[erased]"
 """Text put in place of erased content."""
 CONTENT = frozenset(
     {
@@ -59,8 +59,8 @@ class Marks:
         """A text without what is erased."""
         for mark in self.texts:
             if mark in text:
-                text = text.replace(mark, REDACTED)
-        return self._unit_word.sub(REDACTED, text) if self._unit_in(text) else text
+                text = text.replace(mark, REDACTION)
+        return self._unit_word.sub(REDACTION, text) if self._unit_in(text) else text
 
     def redact_json(self, value: Any) -> Any:
         """JSON without what is erased. In an object that belongs to an own prompt, or whose prompt was redacted, all
@@ -121,12 +121,12 @@ class Marks:
 
 
 def _filler(length: int) -> bytes:
-    return REDACTED.encode()[:length].ljust(length)
+    return REDACTION.encode()[:length].ljust(length)
 
 
 def _without_text(value: Any) -> Any:
     if isinstance(value, str):
-        return REDACTED
+        return REDACTION
     if isinstance(value, list):
         return [_without_text(item) for item in value]
     if isinstance(value, dict):

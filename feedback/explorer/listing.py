@@ -28,7 +28,7 @@ HISTORY = 200
 
 GOOD = Q(score__gt=0.5) | Q(score=None, stars__gt=3) | Q(score=None, stars=None, thumb="up")
 BAD = Q(score__lt=0.5) | Q(score=None, stars__lt=3) | Q(score=None, stars=None, thumb="down")
-RATED: dict[str, tuple[str, Q | None]] = {
+RATING_FILTERS: dict[str, tuple[str, Q | None]] = {
     "rated": ("rated", Q()),
     "unrated": ("not rated", None),
     "good": ("rated good", GOOD),
@@ -149,7 +149,7 @@ def _filter_rated(found: QuerySet[Decision], rated: str) -> QuerySet[Decision]:
     if rated == "disputed":
         both = found.alias(good=one_of(standing.filter(GOOD)), bad=one_of(standing.filter(BAD)))
         return both.filter(good__isnull=False, bad__isnull=False)
-    return found.alias(any=one_of(standing.filter(RATED[rated][1] or Q()))).filter(any__isnull=False)
+    return found.alias(any=one_of(standing.filter(RATING_FILTERS[rated][1] or Q()))).filter(any__isnull=False)
 
 
 def _with_ratings(rows: list[Decision]) -> None:
@@ -163,7 +163,7 @@ def _with_ratings(rows: list[Decision]) -> None:
 def rating_query(text: str) -> str:
     """A key of RATED. Raises FeedbackRefused for another one."""
     check = Check()
-    found = check.choice("rated", text, ["", *RATED])
+    found = check.choice("rated", text, ["", *RATING_FILTERS])
     check.raise_faults("search")
     return found
 

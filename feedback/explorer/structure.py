@@ -14,7 +14,7 @@ MOST_PARTS = 400
 MOST_COLUMNS = 6
 """Columns of a table; wider objects stand one below the other."""
 
-FENCED = re.compile(r"\A```(?:json)?[ \t]*\n(.*)\n?```\Z", re.DOTALL | re.IGNORECASE)
+FENCE_PATTERN = re.compile(r"\A```(?:json)?[ \t]*\n(.*)\n?```\Z", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def line_of(text: str) -> str:
 def _json(text: str) -> dict[str, Any] | list[Any] | None:
     """The object or list with something in it that a text is; None for any other text."""
     stripped = text.strip()
-    if fenced := FENCED.match(stripped):
+    if fenced := FENCE_PATTERN.match(stripped):
         stripped = fenced[1].strip()
     if not stripped.startswith(("{", "[")):
         return None

@@ -11,7 +11,7 @@ NAME = "feedback_decision_text_trgm"
 SHORTEST = 3
 """Characters a text must have to be found in it: its entries are of three."""
 
-_there: TTLCache[bool] = TTLCache()
+_presence: TTLCache[bool] = TTLCache()
 
 
 class TextIndexRefused(ValueError):
@@ -22,7 +22,7 @@ def text_index_exists() -> bool:
     """True if it is there and complete."""
     if connection.vendor != "postgresql":
         return False
-    return _there.get("there", _prefers_scan)
+    return _presence.get("there", _prefers_scan)
 
 
 def text_looked_through(q: str) -> bool:
@@ -52,7 +52,7 @@ def text_index_make() -> None:
             f"PostgreSQL refused: {str(error).strip()}. The extension pg_trgm must be installed, and the user own the "
             "database"
         ) from error
-    _there.clear()
+    _presence.clear()
 
 
 def text_index_drop() -> None:
@@ -60,7 +60,7 @@ def text_index_drop() -> None:
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(f"DROP INDEX IF EXISTS {NAME}")
-    _there.clear()
+    _presence.clear()
 
 
 def text_index_bytes() -> int:

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.decision_facts import Reward, decision_facts
 from feedback.explorer.decision_search import DecisionSearch, search_read
-from feedback.explorer.listing import LOOK, RATED, decisions_page, history_of, place_of
+from feedback.explorer.listing import LOOK, RATING_FILTERS, decisions_page, history_of, place_of
 from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.previews import answer_line, glimpse_of, text_blocks
 from feedback.explorer.search import narrowed_of
@@ -26,9 +26,9 @@ from feedback.storage.bodies import says_nothing
 from feedback.storage.facts import DECISION, RATING
 from feedback.storage.validation import FeedbackRefused
 
-PLACED = ("rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes")
+RATING_PAGE_FIELDS = ("rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes")
 """Fields of a rating that have places of their own on a decision's page."""
-DECISION_PLACED = (
+DECISION_PAGE_FIELDS = (
     "agent", "messages", "response", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id",
     "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source",
 )  # fmt: skip
@@ -63,7 +63,7 @@ def decisions(request: HttpRequest) -> HttpResponse:
         "q": search.q,
         "rated": search.rating_state,
         "min_reward": search.beside.get("min_reward", ""),
-        "kinds": [(name, words) for name, (words, _) in RATED.items()],
+        "kinds": [(name, words) for name, (words, _) in RATING_FILTERS.items()],
         "asked": query,
         "may_withdraw": request.user.has_perm(SCOPE_PERMISSIONS["operate"]),
         "fault": fault,
@@ -113,7 +113,8 @@ def _further_values(rating: Rating) -> list[tuple[str, Any]]:
     return [
         (field.page_input.label if field.page_input else field.name, value)
         for field in RATING
-        if field.name not in PLACED and not says_nothing(field, value := getattr(rating, field.name))
+        if field.name not in RATING_PAGE_FIELDS
+        and not says_nothing(field, value := getattr(rating, field.name))
     ]
 
 
@@ -186,7 +187,7 @@ def _provenance(row: Decision) -> list[tuple[str, str]]:
         *(
             (field.name, value)
             for field in DECISION
-            if field.name not in DECISION_PLACED
+            if field.name not in DECISION_PAGE_FIELDS
             and not says_nothing(field, value := getattr(row, field.name))
         ),
     ]

@@ -24,7 +24,7 @@ from feedback.rating.views import NOTICES, queue_filter, wants_card
 from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit
 
 UNDO, SKIPPED = SessionIds("pairs_undo", UNDO_LIMIT), SessionIds("pairs_skipped", SKIP_LIMIT)
-SAID = {
+SAVED_NOTICES = {
     "left": "Saved: A is better",
     "right": "Saved: B is better",
     "tie": "Saved: equally good",
@@ -45,7 +45,7 @@ def pairs(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         return _store(request, within)
     said = request.GET.get("said", "")
-    notice = SAID.get(said) or NOTICES.get(said, "")
+    notice = SAVED_NOTICES.get(said) or NOTICES.get(said, "")
     if request.GET.get("pair"):
         return _card(request, within, _pair_or_404(request.GET["pair"]), said=notice)
     if after := request.GET.get("after"):
@@ -123,7 +123,7 @@ def _next_response(request: HttpRequest, within: DecisionFilter, said: str) -> H
     if shown := request.headers.get("X-Ratchet-Shown"):
         # our script had the next pair already and shows it
         pair = _pair_or_404(shown)
-    return _card(request, within, pair, said=SAID.get(said) or NOTICES.get(said, ""))
+    return _card(request, within, pair, said=SAVED_NOTICES.get(said) or NOTICES.get(said, ""))
 
 
 def _to_page(within: DecisionFilter, **query: str) -> HttpResponseRedirect:

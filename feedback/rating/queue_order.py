@@ -18,7 +18,7 @@ WINDOW = 100
 """Decisions taken off a lane at first; of the ones after them more at a time."""
 WINDOW_GROWS, WINDOW_MOST = 8, 5_000
 
-TAG_LANES = 3
+TAG_RANGES = 3
 """Tags of a decision, the first ones, for which the queue has an index each (migration 0008_queue_lanes)."""
 FURTHER_MOST = 100_000
 """Decisions in which a further tag is looked for."""
@@ -65,10 +65,10 @@ def _tag_conditions_by_index(tag: str) -> list[Q]:
     """`tagged` as conditions of which each is met along an index of the queue, no two of them by one decision."""
     if connection.vendor != "postgresql":
         return [tag_condition(tag)]
-    places = [KT(f"tags__{place}") for place in range(TAG_LANES + 1)]
-    first = [Q(Exact(place, tag)) for place in places[:TAG_LANES]]
+    places = [KT(f"tags__{place}") for place in range(TAG_RANGES + 1)]
+    first = [Q(Exact(place, tag)) for place in places[:TAG_RANGES]]
     many = awaiting_ratings(Decision.objects.order_by()).filter(
-        tag_condition(tag), IsNull(places[TAG_LANES], False)
+        tag_condition(tag), IsNull(places[TAG_RANGES], False)
     )
     # with a limit, and so found on its own: PostgreSQL would walk the whole queue for it
     further = Q(pk__in=many.values("pk")[:FURTHER_MOST])

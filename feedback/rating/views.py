@@ -161,7 +161,7 @@ def _to_page(request: HttpRequest, within: DecisionFilter, **query: str) -> Http
     return redirect(f"{reverse('rate')}?{words}" if words else reverse("rate"))
 
 
-SAID = {
+SAVED_NOTICES = {
     "up": "Saved: good",
     "down": "Saved: bad",
     "correct": "Saved your correction",
@@ -202,7 +202,7 @@ def rate(request: HttpRequest) -> HttpResponse:
 def _notice(done: str) -> str:
     """Words for what was done: an undo, a skip, or the verdict that was saved."""
     stars = f"Saved: {done} of 5 stars" if done in STARS else ""
-    return NOTICES.get(done) or SAID.get(done) or stars
+    return NOTICES.get(done) or SAVED_NOTICES.get(done) or stars
 
 
 def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:

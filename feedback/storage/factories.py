@@ -22,7 +22,7 @@ from feedback.storage.agent_names import name_hashed, prompt_hash
 from feedback.storage.annotation_priority import policy_uncertainty
 from feedback.storage.bodies import says_nothing
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, RATING_CONTENT
-from feedback.storage.responses import RESERVED, metadata_fault
+from feedback.storage.responses import RESERVED_KEYS, metadata_fault
 from feedback.storage.sampling import rating_target
 from feedback.storage.validation import Check, FeedbackRefused, value_excerpt
 
@@ -91,9 +91,9 @@ def check_reserved(check: Check, response: Any, metadata: Mapping[str, Any], res
         if fault := metadata_fault(response, metadata):
             check.fields["metadata"] = fault
         return
-    if found := [name for name in RESERVED if name in metadata]:
+    if found := [name for name in RESERVED_KEYS if name in metadata]:
         check.fields["metadata"] = (
-            f"expected other keys than {' and '.join(RESERVED)}, which only Ratchet writes; found "
+            f"expected other keys than {' and '.join(RESERVED_KEYS)}, which only Ratchet writes; found "
             f"{', '.join(found)}: send it under another name"
         )
 

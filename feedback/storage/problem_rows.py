@@ -35,7 +35,7 @@ READERS: dict[str, str] = {
     "labels": "suggestions of the label model",
 }
 """Reader of many rows -> where it reads."""
-NAMED = 20
+MAX_REPORT_ROWS = 20
 """Rows that a report names; the page has all of them."""
 REASON = 500
 """Longest reason kept, in characters."""
@@ -123,7 +123,7 @@ class _Row(AbstractContextManager[None]):
 
 def unreadable_summary(unreadable: dict[uuid.UUID, str]) -> dict[str, str]:
     """The first NAMED of what was skipped, as a report lists it: id -> why."""
-    return {str(pk): why for pk, why in list(unreadable.items())[:NAMED]}
+    return {str(pk): why for pk, why in list(unreadable.items())[:MAX_REPORT_ROWS]}
 
 
 def problems(agent: str = "", reader: str = "") -> QuerySet[ProblemRow]:

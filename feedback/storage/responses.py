@@ -13,7 +13,7 @@ Message: TypeAlias = dict[str, Any]
 Completion: TypeAlias = str | list[Message]
 """A response: a text, or chat messages where a text cannot say it (tool calls and their results)."""
 
-RESERVED = ("response_is", "serving")
+RESERVED_KEYS = ("response_is", "serving")
 """Keys of a decision's metadata that only Ratchet writes: how the response is to be read, and how it was served."""
 
 

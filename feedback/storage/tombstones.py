@@ -31,7 +31,7 @@ records asks the database nothing more until then."""
 _absent_at = float("-inf")
 """Time (`time.monotonic`) at which this process last looked for a salt and there was none."""
 
-ERASED = "erased here before: not brought back"
+ERASURE_REASON = "erased here before: not brought back"
 """Reason given for such rows in an import's report."""
 
 

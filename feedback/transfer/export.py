@@ -18,7 +18,7 @@ import orjson
 
 from feedback.storage.problem_rows import RowReader, unreadable_summary
 from feedback.transfer import formats
-from feedback.transfer.export_views import MORE, Selection, one_moment, records
+from feedback.transfer.export_views import BEYOND_LIMIT, Selection, one_moment, records
 from feedback.transfer.formats.writers import Line, LineWritten, RowShape, View
 
 PIECE = 1 << 16
@@ -79,7 +79,7 @@ def export_stream(
     def pieces() -> Generator[bytes]:
         with one_moment(), closing(_rows(shape, selection, report.left_out)) as rows:
             yield from _encode_lines(shape, _limit_lines(rows, limit, report), report)
-        report.truncated |= bool(report.left_out.pop(MORE, 0))
+        report.truncated |= bool(report.left_out.pop(BEYOND_LIMIT, 0))
         if reader.unreadable:
             report.left_out["unreadable"] += len(reader.unreadable)
             report.unreadable |= unreadable_summary(reader.unreadable)

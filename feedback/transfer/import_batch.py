@@ -19,7 +19,7 @@ from feedback.storage.validation import DecisionUnknown, FeedbackConflict, Feedb
 from feedback.transfer.formats.base import DEMONSTRATION
 from feedback.transfer.formats.records import Record
 from feedback.transfer.import_plans import Chain, ImportPlan, Origin, PlannedFeedback, Planner, Raters, Word
-from feedback.transfer.import_report import REPEATED, ImportReport
+from feedback.transfer.import_report import DUPLICATE_REASON, ImportReport
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Batch:
         elif added:
             self.report.rows_stored += 1
         elif self._is_repeated(plan):
-            self.report.skip(REPEATED)
+            self.report.skip(DUPLICATE_REASON)
         else:
             self.report.already_here += 1
 

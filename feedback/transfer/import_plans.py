@@ -20,7 +20,7 @@ from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.responses import completion_stored
 from feedback.storage.sql import rows_in
 from feedback.storage.tombstones import (
-    ERASED,
+    ERASURE_REASON,
     ErasedConflict,
     decisions_erased,
     erased_refusal,
@@ -50,7 +50,7 @@ row, in whichever file and on whichever line it stands."""
 DEFAULT_AGENT = "assistant"
 """Agent of decisions where neither the file nor the caller names one."""
 
-SAID = ("thumb", "stars", "score", "correction", "tags", "notes", "rater_kind")
+RATING_ID_FIELDS = ("thumb", "stars", "score", "correction", "tags", "notes", "rater_kind")
 """Fields from which the id of a rating that brings none is made, in this order; later fields count where given."""
 
 TRACE_KEYS = ("trace_id", "root_id")
@@ -129,7 +129,7 @@ class Planner:
 
     def refuse(self, record: Record, error: FeedbackRefused) -> None:
         if isinstance(error, ErasedConflict):
-            self.report.skip(ERASED)
+            self.report.skip(ERASURE_REASON)
             return
         self.report.refuse(RowRefused(record.line, record.key, str(error)))
 
@@ -359,7 +359,7 @@ class Planner:
     def _rating(self, decision: Subject, rating: ImportedRating) -> PlannedFeedback:
         rater = rating.rater or self._anonymous_rater(decision.pk)
         facts = RATING.read(rating) | {"rater": rater}
-        content = [decision.pk, rater, *(facts[name] for name in SAID), rating.created_at]
+        content = [decision.pk, rater, *(facts[name] for name in RATING_ID_FIELDS), rating.created_at]
         key = rating.id or _content_id([*content, *filter(None, [RATING.later_values(facts)])])
         row = (
             Rating(id=key, decision_id=decision.pk, rater=rater, **_creation_values(rating))

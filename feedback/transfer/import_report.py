@@ -21,7 +21,7 @@ ROWS = ("rows", "rows_stored", "already_here", "skipped")
 REFUSED_KEPT = limits.REFUSED_ROWS_NAMED
 """Refused rows kept with line, key and reason; the others are counted."""
 
-REPEATED = "is a duplicate of another row of this file"
+DUPLICATE_REASON = "is a duplicate of another row of this file"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class ImportReport:
         elif self.already_here:
             before = self.earlier
             which = f" (import {before.batch} of {before.created_at:%Y-%m-%d})" if before else ""
-            every = self.already_here + self.skipped_because[REPEATED] == self.rows
+            every = self.already_here + self.skipped_because[DUPLICATE_REASON] == self.rows
             rows = count_text(self.rows, "rows")
             here = f"all {rows}" if every else f"{self.already_here:,} of {rows}"
             line = f"nothing new: {here} {'was' if self.already_here == 1 else 'were'} here already{which}"

@@ -20,7 +20,7 @@ from feedback.transfer.imports import batch_get, batches, rows_remaining
 
 PAGE = 40
 """Imports on one page."""
-SHOWN = 100
+MAX_ROWS = 100
 """Refused rows that the page of an import lists."""
 OPTIONS = {
     "columns": "columns",
@@ -108,7 +108,7 @@ def _context(batch: ImportBatch) -> dict[str, Any]:
             (words, _option(value)) for name, words in OPTIONS.items() if (value := batch.options.get(name))
         ],
         "skipped": sorted(batch.skipped_because.items(), key=lambda item: -item[1]),
-        "refused": batch.refused[:SHOWN],
-        "refused_more": max(batch.counts.get("refused", 0) - SHOWN, 0),
+        "refused": batch.refused[:MAX_ROWS],
+        "refused_more": max(batch.counts.get("refused", 0) - MAX_ROWS, 0),
         "undone": _removed_counts(batch.undone),
     }

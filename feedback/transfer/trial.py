@@ -21,7 +21,7 @@ from feedback.transfer.uploads import Upload, columns_chosen, columns_read, offe
 
 IN_A_SHELL = re.compile(r" Say which (with --format|column holds what|it is, as in --map).*", re.S)
 """End of a refusal that says which option of the command would help."""
-SHOWN = 100
+MAX_ROWS = 100
 """Refused rows that a page lists."""
 
 
@@ -98,9 +98,9 @@ def _trial_context(upload: Upload, report: ImportReport) -> dict[str, Any]:
         "earlier": report.earlier,
         "counts": [(name, found[name]) for name in COUNTS if found[name]],
         "skipped": report.skipped_because.most_common(),
-        "refused": [(row, upload.without_paths(row.reason)) for row in report.refused[:SHOWN]],
+        "refused": [(row, upload.without_paths(row.reason)) for row in report.refused[:MAX_ROWS]],
         "refused_count": report.refused_count,
-        "more": max(report.refused_count - SHOWN, 0),
+        "more": max(report.refused_count - MAX_ROWS, 0),
         "notes": [upload.without_paths(note) for note in report.notes],
         "any": report.rows_stored > 0 or report.stored_rows > 0,
     }

@@ -89,7 +89,7 @@ def _file_retry(request: HttpRequest) -> HttpResponse:
     """Try the file that was taken with another map of its columns."""
     upload = _session_upload(request)
     if upload is None:
-        return _form(request, fault=GONE, status=400)
+        return _form(request, fault=UPLOAD_MISSING, status=400)
     try:
         changed = upload_mapped(upload, request.POST)
     except FormatRefused as refusal:
@@ -97,7 +97,7 @@ def _file_retry(request: HttpRequest) -> HttpResponse:
     return _trial_response(request, changed)
 
 
-GONE = "This upload is no longer here: choose the file again."
+UPLOAD_MISSING = "This upload is no longer here: choose the file again."
 
 
 def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
@@ -118,7 +118,7 @@ def import_do(request: HttpRequest) -> HttpResponse:
     """Import what this session uploaded and tried."""
     upload = _session_upload(request)
     if upload is None:
-        return _form(request, fault=GONE, status=400)
+        return _form(request, fault=UPLOAD_MISSING, status=400)
     skip_bad = request.POST.get("skip_bad") == "on"
     try:
         report = order_import(upload.order(actor=request.user.get_username(), skip_bad=skip_bad))

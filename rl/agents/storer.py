@@ -44,8 +44,8 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("{who} says good morning", "it rains in {place}", "{who} laughs about {day}"),
     ),
 }
-WHO = ("Ines", "Jonas", "Priya", "Tom", "Aiko", "Lena")
-WHERE = ("Ghent", "Oslo", "Turin", "Cork")
+PEOPLE = ("Ines", "Jonas", "Priya", "Tom", "Aiko", "Lena")
+CITIES = ("Ghent", "Oslo", "Turin", "Cork")
 DAYS = ("Monday", "Tuesday", "Thursday", "Friday")
 PER_PLACE = 30
 
@@ -90,8 +90,8 @@ class Storer(ChoiceAgent):
                 {
                     s.format(who=who, place=where, day=day)
                     for s in sayings
-                    for who in WHO
-                    for where in WHERE
+                    for who in PEOPLE
+                    for where in CITIES
                     for day in DAYS
                 }
             )

@@ -21,7 +21,7 @@ TASTES: dict[str, str] = {
     DRIFTING: "as `team` in the first half of the scenarios, as `situation` in the second",
 }
 
-MOST = 5_000
+MAX_SCENARIOS = 5_000
 """Scenarios that are made at most; the smallest agent has prompts enough for as many."""
 
 MOST_REPEATS = 1_000
@@ -43,9 +43,9 @@ def scenarios_of(agent: Agent, taste: str, count: int, seed: int = 0) -> list[Sc
             f"agent {agent.slug!r} has its own scenarios alone, for the taste {TEAM}; other tastes take an "
             "Agent with a `world` (docs/extending.md)"
         )
-    if not 1 <= count <= MOST:
+    if not 1 <= count <= MAX_SCENARIOS:
         raise ValueError(
-            f"agent {agent.slug} has {MOST:,} scenarios; expected 1 to {MOST:,}, found {count:,}"
+            f"agent {agent.slug} has {MAX_SCENARIOS:,} scenarios; expected 1 to {MAX_SCENARIOS:,}, found {count:,}"
         )
     random = Random(f"tastes/{agent.slug}/{seed}")
     scenarios: list[Scenario] = []

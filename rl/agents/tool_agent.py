@@ -25,7 +25,7 @@ from rl.agents.base import (
 from rl.agents.template import arguments_fault
 from rl.agents.worlds import scenarios_world
 
-SHOWN = 400
+RESULT_LENGTH = 400
 """Characters shown of one earlier result."""
 
 TOOLS: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ TOOLS: list[dict[str, Any]] = [
         },
     },
 ]
-WHO = ("ines", "jonas", "priya", "tom", "aiko", "lena", "omar", "rosa")
+PEOPLE = ("ines", "jonas", "priya", "tom", "aiko", "lena", "omar", "rosa")
 PER_TOOL = 20
 
 
@@ -185,16 +185,20 @@ class ToolAgent(Agent):
         return made
 
     def _state(self, random: Random, tool: str, number: int) -> dict[str, Any]:
-        who, order, amount = random.choice(WHO), 100 * number + random.randint(0, 99), random.randint(5, 90)
+        person, order, amount = (
+            random.choice(PEOPLE),
+            100 * number + random.randint(0, 99),
+            random.randint(5, 90),
+        )
         calls: dict[str, dict[str, Any]] = {
-            "search_orders": {"customer": who},
+            "search_orders": {"customer": person},
             "refund": {"order": order, "amount": amount},
-            "send_mail": {"to": who, "text": f"About order {order}."},
+            "send_mail": {"to": person, "text": f"About order {order}."},
         }
         goals = {
-            "search_orders": f"find what {who} bought, case {order}",
-            "refund": f"give {who} back {amount} euros for order {order}",
-            "send_mail": f"tell {who} that we write about order {order}",
+            "search_orders": f"find what {person} bought, case {order}",
+            "refund": f"give {person} back {amount} euros for order {order}",
+            "send_mail": f"tell {person} that we write about order {order}",
         }
         wrong = random.choice([name for name in calls if name != tool])
         drafts = [
@@ -276,9 +280,9 @@ def _step_line(step: Any) -> str:
         arguments = json.dumps(step.get("arguments") or {}, ensure_ascii=False, default=str)
         result: Any = f"error {step['error']}" if step.get("error") else step.get("result")
         said = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-        return f"{step.get('name')}{arguments[:SHOWN]} -> {said[:SHOWN]}"
+        return f"{step.get('name')}{arguments[:RESULT_LENGTH]} -> {said[:RESULT_LENGTH]}"
     text = step.get("text")
-    return text[:SHOWN] if isinstance(text, str) else ""
+    return text[:RESULT_LENGTH] if isinstance(text, str) else ""
 
 
 FIRST = {
@@ -292,7 +296,7 @@ FIRST = {
 def _situation_prompt(random: Random, state: dict[str, Any]) -> None:
     """Half of the goals say what comes before them; the call that does it is among the drafts of all."""
     tool = state["expected_call"]["tool"]
-    who = next(name for name in WHO if name in state["goal"])
+    who = next(name for name in PEOPLE if name in state["goal"])
     order = random.randint(100, 9_999)
     state["goal"] = re.sub(r"(case|order) \d+", rf"\1 {order}", state["goal"])
     call = dict(state["expected_call"]["arguments"])

@@ -15,7 +15,7 @@ DESKS = ("north", "south", "east", "west")
 Show = Callable[[Random, dict[str, Any]], None]
 """Changes a state in place so that its prompt tells of a situation."""
 
-_made: dict[str, list[dict[str, Any]]] = {}
+_scenario_states: dict[str, list[dict[str, Any]]] = {}
 """Slug -> states of its scenarios, which take a while to make."""
 
 
@@ -23,9 +23,9 @@ def scenarios_world(show: Show, want: Callable[[dict[str, Any]], None]) -> World
     """World of an agent whose states are those of its scenarios, each shown in a situation."""
 
     def draw(agent: Agent, random: Random) -> dict[str, Any]:
-        if agent.slug not in _made:
-            _made[agent.slug] = [dict(scenario.state) for scenario in agent.scenarios()]
-        state = copy.deepcopy(random.choice(_made[agent.slug]))
+        if agent.slug not in _scenario_states:
+            _scenario_states[agent.slug] = [dict(scenario.state) for scenario in agent.scenarios()]
+        state = copy.deepcopy(random.choice(_scenario_states[agent.slug]))
         show(random, state)
         return state
 

@@ -8,7 +8,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.reading import object_in
 from backend.rest.schema import describe, ref
 from backend.rest.views import ApiView
@@ -30,7 +30,7 @@ from rl.serving.routing import ModelUnknown
 OPTIONAL = ("state", "messages", "candidates", "unit", "run_id", "metadata", "id")
 
 
-class Unavailable(Refused):
+class Unavailable(RequestRefused):
     """No model answers now, or no decision can be recorded."""
 
     def __init__(self, error: NobodyAnswers | RecordingImpossible) -> None:
@@ -63,7 +63,7 @@ class Decide(ApiView):
         if order.id is not None and (before := decision_get(order.id)) is not None:
             _check_request(agent, order)
             if before.agent != order.agent or _order_of(before) not in (None, order_hash(order)):
-                raise Refused(
+                raise RequestRefused(
                     f"the id {order.id} was used before with a different body; send a new id",
                     code="conflict",
                     status=409,
@@ -94,10 +94,10 @@ def _check_request(agent: Agent, order: DecideOrder) -> None:
         raise _refusal(refusal) from refusal
 
 
-def _refusal(refusal: ServingRefused) -> Refused:
+def _refusal(refusal: ServingRefused) -> RequestRefused:
     field = refusal.param.partition("[")[0] or "agent"
     status = 404 if isinstance(refusal, ModelUnknown) else 400
-    return Refused(str(refusal), status=status, fields={field: str(refusal)})
+    return RequestRefused(str(refusal), status=status, fields={field: str(refusal)})
 
 
 def _order_of(decision: Decision) -> str | None:
@@ -112,14 +112,16 @@ def _order_of(decision: Decision) -> str | None:
 
 def _order(sent: dict[str, Any]) -> DecideOrder:
     if "state" not in sent and "messages" not in sent:
-        raise Refused("expected state or messages", fields={"state": "required where there are no messages"})
+        raise RequestRefused(
+            "expected state or messages", fields={"state": "required where there are no messages"}
+        )
     for name in ("unit", "run_id"):
         if not isinstance(sent.get(name, ""), str):
-            raise Refused(f"{name}: expected a text", fields={name: "expected a text"})
+            raise RequestRefused(f"{name}: expected a text", fields={name: "expected a text"})
     if not isinstance(sent.get("metadata", {}), dict):
-        raise Refused("metadata: expected an object", fields={"metadata": "expected an object"})
+        raise RequestRefused("metadata: expected an object", fields={"metadata": "expected an object"})
     if not isinstance(sent.get("candidates", []), list):
-        raise Refused("candidates: expected a list", fields={"candidates": "expected a list"})
+        raise RequestRefused("candidates: expected a list", fields={"candidates": "expected a list"})
     return DecideOrder(
         agent=agent_checked(sent["agent"] if isinstance(sent["agent"], str) else ""),
         state=sent.get("state"),

@@ -7,7 +7,7 @@ from backend.rest.schema import Schema, list_schema
 NUMBER: Schema = {"type": "number"}
 MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
 TEXT: Schema = {"type": "string"}
-WHOLE: Schema = {"type": "integer", "minimum": 0}
+COUNT: Schema = {"type": "integer", "minimum": 0}
 SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 MAYBE_TIME: Schema = {"type": ["string", "null"], "format": "date-time"}
 VERDICT: Schema = {
@@ -26,8 +26,8 @@ def _all_of(properties: dict[str, Schema], **more: object) -> Schema:
     }
 
 
-INTERVAL = _all_of({"value": MAYBE_NUMBER, "low": MAYBE_NUMBER, "high": MAYBE_NUMBER, "n": WHOLE})
-UNADJUSTED = _all_of(
+INTERVAL = _all_of({"value": MAYBE_NUMBER, "low": MAYBE_NUMBER, "high": MAYBE_NUMBER, "n": COUNT})
+UNADJUSTED_RESULT = _all_of(
     {
         "value": NUMBER,
         "low": NUMBER,
@@ -46,14 +46,14 @@ EFFECT = _all_of(
             "description": "Anytime-valid p-value of no difference (a confidence sequence)",
         },
         "chance": {**SHARE, "description": "Probability of being better than the control"},
-        "units": WHOLE,
+        "units": COUNT,
         "needed": {
             "type": ["integer", "null"],
             "description": "Units still needed for a verdict; null: cannot be estimated",
         },
         "state": VERDICT,
         "unadjusted": {
-            "anyOf": [UNADJUSTED, {"type": "null"}],
+            "anyOf": [UNADJUSTED_RESULT, {"type": "null"}],
             "description": "null without data on the units from before their assignment",
         },
     }
@@ -101,8 +101,8 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
                         "policy": TEXT,
                         "control": {"type": "boolean"},
                         "weight": NUMBER,
-                        "units": WHOLE,
-                        "exposures": {**WHOLE, "description": "Decisions"},
+                        "units": COUNT,
+                        "exposures": {**COUNT, "description": "Decisions"},
                         "figures": {"type": "object", "additionalProperties": INTERVAL},
                         "best": {**SHARE, "description": "Probability of being the best arm"},
                         "effect": {"anyOf": [EFFECT, {"type": "null"}]},
@@ -118,7 +118,7 @@ EXPERIMENT_COMPONENTS: dict[str, Schema] = {
                 "chi-square, and anytime-valid",
             ),
             "slices": list_schema(_all_of({"slice": TEXT, "value": TEXT, "arm": TEXT, "effect": EFFECT})),
-            "simulated": {**WHOLE, "description": "Ratings among them by simulated raters"},
+            "simulated": {**COUNT, "description": "Ratings among them by simulated raters"},
             "days_needed": {**MAYBE_NUMBER, "description": "Days at the present rate"},
             "at": {"type": "string", "format": "date-time"},
         }

@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
 from backend.rest.reading import parameters
@@ -43,7 +43,7 @@ class Experiments(ApiView):
         if "status" in given:
             if given["status"] not in Experiment.Status.values:
                 fault = f"expected one of {', '.join(Experiment.Status.values)}"
-                raise Refused(f"status: {fault}", fields={"status": fault})
+                raise RequestRefused(f"status: {fault}", fields={"status": fault})
             found = found.filter(status=given["status"])
         return Response(page_of(found, request, experiment_represent))
 
@@ -65,13 +65,13 @@ class ExperimentResults(ApiView):
         parameters(request, ())
         found = experiments_with_arms().filter(pk=pk).first() if pk < 2**63 else None
         if found is None:
-            raise Refused(
+            raise RequestRefused(
                 f"no experiment {pk}", code="not_found", status=404, fields={"id": "does not exist"}
             )
         try:
             return Response(results_represent(results_cached(found)))
         except ExperimentRefused as refusal:
-            raise Refused(str(refusal), code="conflict", status=409) from refusal
+            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
 
 
 def experiment_represent(experiment: Experiment) -> dict[str, Any]:

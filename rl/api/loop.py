@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.rest.access import grant_of
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
 from backend.rest.reading import object_in, parameters
@@ -80,7 +80,7 @@ class Promote(ApiView):
         facts = object_in(request.data, required=(), optional=("to", "force", "reason"))
         to, reason = text(facts, "to", "champion"), text(facts, "reason")
         if to not in ("challenger", "champion"):
-            raise Refused(
+            raise RequestRefused(
                 "to: expected challenger or champion", fields={"to": "expected challenger or champion"}
             )
         policy = policy_lookup(name)
@@ -89,7 +89,7 @@ class Promote(ApiView):
                 policy, to, actor=grant_of(request).holder, reason=reason, force=flag(facts, "force")
             )
         except registry.RegistryRefused as refusal:
-            raise Refused(str(refusal), code="conflict", status=409) from refusal
+            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
         return Response(policy_represent(moved))
 
 
@@ -128,13 +128,13 @@ class Rollback(ApiView):
         reason = text(object_in(request.data, required=(), optional=("reason",)), "reason")
         policy = policy_lookup(name)
         if policy.stage != Policy.Stage.CHAMPION:
-            raise Refused(
+            raise RequestRefused(
                 f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
             )
         try:
             back = registry.policy_rollback(policy.agent, actor=grant_of(request).holder, reason=reason)
         except registry.RegistryRefused as refusal:
-            raise Refused(str(refusal), code="conflict", status=409) from refusal
+            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
         return Response(policy_represent(back))
 
 
@@ -167,7 +167,7 @@ class Runs(ApiView):
         facts = object_in(request.data, required=("agent",), optional=("method", "config", "knobs"))
         knobs = {} if facts.get("knobs") is None else facts["knobs"]
         if not isinstance(knobs, dict):
-            raise Refused("knobs: expected an object", fields={"knobs": "expected an object"})
+            raise RequestRefused("knobs: expected an object", fields={"knobs": "expected an object"})
         agent = agent_checked(text(facts, "agent"))
         with orders_refused():
             order = order_automatic(
@@ -196,7 +196,7 @@ class Cancel(ApiView):
         try:
             return Response(run_represent(lifecycle.run_cancel(run, actor=grant_of(request).holder)))
         except RunRefused as refusal:
-            raise Refused(str(refusal), code="conflict", status=409) from refusal
+            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
 
 
 class Online(ApiView):
@@ -217,7 +217,7 @@ class Online(ApiView):
 def policy_lookup(name: str) -> Policy:
     found = Policy.objects.filter(name=name).first() if re.fullmatch(r"[\w.-]{1,200}", name) else None
     if found is None:
-        raise Refused(
+        raise RequestRefused(
             f"no policy is named {name[:80]!r}",
             code="not_found",
             status=404,

@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
 from backend.rest.reading import object_in, parameters
@@ -39,7 +39,7 @@ class RewardModels(ApiView):
         return Response(page_of(found, request, reward_model_represent))
 
 
-class ScorerUnavailable(Refused):
+class ScorerUnavailable(RequestRefused):
     """No scorer answers now."""
 
     def __init__(self, error: ScorerAway) -> None:
@@ -67,7 +67,7 @@ class Score(ApiView):
         )
         agent, responses = agent_checked(text(sent, "agent")), sent["responses"]
         if not isinstance(responses, list) or not all(_is_text(response) for response in responses):
-            raise Refused(
+            raise RequestRefused(
                 "responses: expected a list of texts", fields={"responses": "expected a list of texts"}
             )
         try:
@@ -97,7 +97,7 @@ def _messages(sent: dict[str, Any]) -> list[dict[str, Any]]:
     names = [name for name in ("prompt", "messages") if sent.get(name) is not None]
     if len(names) != 1:
         fault = "expected either prompt or messages"
-        raise Refused(fault, fields={"messages": fault})
+        raise RequestRefused(fault, fields={"messages": fault})
     value = sent[names[0]]
     if _is_text(value) and value.strip():
         return [{"role": "user", "content": value}]
@@ -107,5 +107,5 @@ def _messages(sent: dict[str, Any]) -> list[dict[str, Any]]:
         for turn in turns
     ):
         fault = "expected a text" if names[0] == "prompt" else "expected a text or a list of {role, content}"
-        raise Refused(f"{names[0]}: {fault}", fields={names[0]: fault})
+        raise RequestRefused(f"{names[0]}: {fault}", fields={names[0]: fault})
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]

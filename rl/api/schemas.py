@@ -15,7 +15,7 @@ from rl.serving.decide import MAX_CANDIDATES
 NUMBER: Schema = {"type": "number"}
 MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
 TEXT: Schema = {"type": "string"}
-WHOLE: Schema = {"type": "integer", "minimum": 0}
+COUNT: Schema = {"type": "integer", "minimum": 0}
 TIME: Schema = {"type": "string", "format": "date-time"}
 MAYBE_TIME: Schema = {"type": ["string", "null"], "format": "date-time"}
 
@@ -29,7 +29,7 @@ def _all_of(properties: dict[str, Schema]) -> Schema:
     }
 
 
-SHARE: Schema = _all_of({"value": NUMBER, "low": NUMBER, "high": NUMBER, "n": WHOLE})
+SHARE: Schema = _all_of({"value": NUMBER, "low": NUMBER, "high": NUMBER, "n": COUNT})
 """A share with its 95 % interval."""
 
 METHOD: Schema = {
@@ -64,20 +64,20 @@ RUN = {
         "description": "Present phase: `loading the model`, `training, step 12 of 58`",
     },
     "phase_at": {**MAYBE_TIME, "description": "When the phase began"},
-    "steps_done": WHOLE,
-    "steps_total": WHOLE,
+    "steps_done": COUNT,
+    "steps_total": COUNT,
     "created_at": TIME,
     "started_at": MAYBE_TIME,
     "finished_at": MAYBE_TIME,
 }
-TRAINED = {
+TRAINING_RESULT = {
     "policyId": TEXT,
     "version": TEXT,
     "modelPath": TEXT,
     "rewardModelPath": {"type": ["string", "null"], "description": "null: trained without a reward model"},
     "rewardModel": {"type": ["string", "null"], "description": "Its name in the registry of reward models"},
-    "feedbackCount": WHOLE,
-    "trainingSteps": WHOLE,
+    "feedbackCount": COUNT,
+    "trainingSteps": COUNT,
     "search": {
         "type": ["object", "null"],
         "description": "Recipes tried, with their eval figures; null without a search",
@@ -165,7 +165,7 @@ COMPONENTS: dict[str, Schema] = {
             "createdAt": TIME,
             "metrics": _all_of(
                 {
-                    "feedbackCount": WHOLE,
+                    "feedbackCount": COUNT,
                     "rewardMean": MAYBE_NUMBER,
                     "rewardStd": MAYBE_NUMBER,
                     "scoreMean": MAYBE_NUMBER,
@@ -193,12 +193,12 @@ COMPONENTS: dict[str, Schema] = {
     "TrainingPlan": _all_of(
         {
             "status": {"type": "string", "enum": ["dry_run"]},
-            "feedbackCount": WHOLE,
+            "feedbackCount": COUNT,
             "method": {**TEXT, "description": "What would be trained"},
             "why": {**TEXT, "description": "Reason for the method"},
-            "samples": {**WHOLE, "description": "Training rows this feedback makes for it"},
-            "pairs": {**WHOLE, "description": "The same for methods that train on pairs, else 0"},
-            "estimatedSteps": WHOLE,
+            "samples": {**COUNT, "description": "Training rows this feedback makes for it"},
+            "pairs": {**COUNT, "description": "The same for methods that train on pairs, else 0"},
+            "estimatedSteps": COUNT,
             "estimatedTimeMinutes": {"type": "number", "minimum": 0},
             "estimatedBy": TEXT,
             "estimatedMemoryGb": {
@@ -210,8 +210,8 @@ COMPONENTS: dict[str, Schema] = {
                 _all_of(
                     {
                         "method": TEXT,
-                        "samples": WHOLE,
-                        "estimatedSteps": WHOLE,
+                        "samples": COUNT,
+                        "estimatedSteps": COUNT,
                         "estimatedTimeMinutes": NUMBER,
                         "estimatedMemoryGb": MAYBE_NUMBER,
                     }
@@ -246,7 +246,7 @@ COMPONENTS: dict[str, Schema] = {
             "base_model": TEXT,
             "objective": {"type": "string", "enum": ["pairwise", "regression", "binary"]},
             "architecture": TEXT,
-            "feedback_count": WHOLE,
+            "feedback_count": COUNT,
             "ranking": {
                 "type": "object",
                 "description": "Share of held-out feedback ranked as people did: value, low, high, n, what, compared",
@@ -309,7 +309,7 @@ COMPONENTS: dict[str, Schema] = {
             },
             "kind": {"type": "string", "enum": ["adapter", "linear"]},
             "base_model": {**TEXT, "description": "Empty of a linear policy, which has none"},
-            "feedback_count": WHOLE,
+            "feedback_count": COUNT,
             "preference_accuracy": {
                 **MAYBE_NUMBER,
                 "description": "On held-out pairs, in [0, 1]; null if evaluated on other evidence",
@@ -354,10 +354,10 @@ COMPONENTS: dict[str, Schema] = {
             "source": {"type": "string", "enum": ["bundled", "installed", "folder", "hub"]},
             "harness": TEXT,
             "metric": TEXT,
-            "fewshot": WHOLE,
+            "fewshot": COUNT,
             "chat_template": {"type": "boolean"},
             "limit": {"type": ["integer", "null"], "description": "First items alone; null: all"},
-            "n": WHOLE,
+            "n": COUNT,
             "own": _all_of({"value": NUMBER, "stderr": NUMBER}),
             "base": _all_of({"value": NUMBER, "stderr": NUMBER}),
             "difference": {
@@ -421,12 +421,12 @@ COMPONENTS: dict[str, Schema] = {
     "SuggestionsShown": _all_of(
         {
             "agent": TEXT,
-            "ratings": {**WHOLE, "description": "Ratings by people that the label model learnt from"},
-            "suggested": {**WHOLE, "description": "Ratings it suggested"},
-            "open": {**WHOLE, "description": "Suggestions still open"},
-            "accepted": WHOLE,
-            "agreed": {**WHOLE, "description": "Rated the same without using the suggestion"},
-            "overruled": WHOLE,
+            "ratings": {**COUNT, "description": "Ratings by people that the label model learnt from"},
+            "suggested": {**COUNT, "description": "Ratings it suggested"},
+            "open": {**COUNT, "description": "Suggestions still open"},
+            "accepted": COUNT,
+            "agreed": {**COUNT, "description": "Rated the same without using the suggestion"},
+            "overruled": COUNT,
             "accepted_share": {"anyOf": [SHARE, {"type": "null"}], "description": "Of those settled"},
             "right_share": {"anyOf": [SHARE, {"type": "null"}], "description": "Accepted or agreed"},
             "features": list_schema(TEXT),
@@ -448,15 +448,15 @@ COMPONENTS: dict[str, Schema] = {
     },
     "RewardsCalculated": _all_of(
         {
-            "calculated": {**WHOLE, "description": "Decisions whose reward was calculated"},
-            "written": {**WHOLE, "description": "Those whose reward is new or has changed"},
-            "pending": {**WHOLE, "description": "Decisions that still wait"},
+            "calculated": {**COUNT, "description": "Decisions whose reward was calculated"},
+            "written": {**COUNT, "description": "Those whose reward is new or has changed"},
+            "pending": {**COUNT, "description": "Decisions that still wait"},
             "unreadable": {
                 "type": "object",
                 "description": "Decisions that cannot be read and were skipped, the first of them, and why",
                 "additionalProperties": TEXT,
             },
-            "unreadable_count": {**WHOLE, "description": "How many were skipped: /problems/ lists them"},
+            "unreadable_count": {**COUNT, "description": "How many were skipped: /problems/ lists them"},
             "refused": {
                 "type": "object",
                 "description": "Agents whose rewards cannot be calculated as they are set, and why",
@@ -469,12 +469,12 @@ COMPONENTS: dict[str, Schema] = {
             "agent": TEXT,
             "enabled": {"type": "boolean"},
             "buffer_size": {
-                **WHOLE,
+                **COUNT,
                 "description": "Ratings, comparisons, outcomes and traces that no policy was trained on",
             },
-            "new_samples": {**WHOLE, "description": "Those that no retraining has read"},
-            "min_samples": WHOLE,
-            "max_buffer_size": WHOLE,
+            "new_samples": {**COUNT, "description": "Those that no retraining has read"},
+            "min_samples": COUNT,
+            "max_buffer_size": COUNT,
             "should_retrain": {"type": "boolean"},
             "reason": TEXT,
             "method": TEXT,
@@ -485,10 +485,10 @@ COMPONENTS: dict[str, Schema] = {
                 "description": "Distance to the gate's minimum of held-out prompts; null with very much "
                 "feedback",
                 "properties": {
-                    "found": {**WHOLE, "description": "Held-out prompts with evidence"},
-                    "needed": WHOLE,
+                    "found": {**COUNT, "description": "Held-out prompts with evidence"},
+                    "needed": COUNT,
                     "kind": {**TEXT, "description": "Kind of evidence that carries the accuracy rule"},
-                    "further": {**WHOLE, "description": "Rated prompts still needed, about"},
+                    "further": {**COUNT, "description": "Rated prompts still needed, about"},
                     "words": TEXT,
                 },
             },
@@ -517,12 +517,12 @@ COMPONENTS: dict[str, Schema] = {
                 **list_schema(
                     _all_of(
                         {
-                            "run": WHOLE,
+                            "run": COUNT,
                             "method": TEXT,
                             "status": TEXT,
                             "reason": TEXT,
-                            "steps_done": WHOLE,
-                            "steps_total": WHOLE,
+                            "steps_done": COUNT,
+                            "steps_total": COUNT,
                             "made": {**TEXT, "description": "The policy or reward model it made"},
                             "why": TEXT,
                         }
@@ -530,7 +530,7 @@ COMPONENTS: dict[str, Schema] = {
                 ),
                 "description": "Stages trained first: the answer format, a reward model",
             },
-            **TRAINED,
+            **TRAINING_RESULT,
             "history": {
                 "type": "object",
                 "description": "Figure -> its [step, value] points so far",

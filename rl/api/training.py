@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from backend.installation import PROGRAM
 from backend.rest.access import grant_of
-from backend.rest.errors import Refused
+from backend.rest.errors import RequestRefused
 from backend.rest.reading import object_in, parameters
 from backend.rest.schema import describe, list_schema, parameter, ref
 from backend.rest.views import ApiView
@@ -119,14 +119,14 @@ class RunOne(ApiView):
 def agent_checked(slug: str) -> str:
     if not re.fullmatch(SLUG_PATTERN, slug):
         fault = "expected a slug of 1 to 64 lower-case letters, digits, - and _"
-        raise Refused(f"agent: {fault}", fields={"agent": fault})
+        raise RequestRefused(f"agent: {fault}", fields={"agent": fault})
     return slug
 
 
 def flag(facts: dict[str, Any], name: str) -> bool:
     value = facts.get(name, False)
     if not isinstance(value, bool):
-        raise Refused(f"{name}: expected true or false", fields={name: "expected true or false"})
+        raise RequestRefused(f"{name}: expected true or false", fields={name: "expected true or false"})
     return value
 
 
@@ -148,7 +148,7 @@ def _knobs(facts: dict[str, Any]) -> dict[str, Any]:
         if not _number(rate) or not 0 < rate <= 1:
             faults["learningRate"] = "expected a number above 0 and up to 1"
     if faults:
-        raise Refused("; ".join(f"{name}: {fault}" for name, fault in faults.items()), fields=faults)
+        raise RequestRefused("; ".join(f"{name}: {fault}" for name, fault in faults.items()), fields=faults)
     return knobs
 
 
@@ -161,7 +161,7 @@ def text(facts: dict[str, Any], name: str, default: str = "") -> str:
     """A text, or the default where none was sent. Refuses anything else."""
     value = default if facts.get(name) is None else facts[name]
     if not isinstance(value, str) or "\x00" in value:
-        raise Refused(f"{name}: expected text", fields={name: "expected text"})
+        raise RequestRefused(f"{name}: expected text", fields={name: "expected text"})
     return value
 
 
@@ -210,7 +210,7 @@ def orders_refused() -> Iterator[None]:
     try:
         yield
     except (DatasetRefused, RecipeError) as refusal:
-        raise Refused(str(refusal)) from refusal
+        raise RequestRefused(str(refusal)) from refusal
 
 
 def run_accepted(order: TrainOrder, *, follow: bool = False) -> Response:
@@ -223,7 +223,7 @@ def run_lookup(pk: int) -> TrainingRun:
     """The run, or 404."""
     run = run_get(pk) if pk < 2**63 else None  # SQLite and PostgreSQL have no larger keys
     if run is None:
-        raise Refused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
+        raise RequestRefused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
     return run
 
 

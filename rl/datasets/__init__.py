@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl.datasets.builder import Prepared as Prepared
+    from rl.datasets.builder import PreparedDataset as PreparedDataset
     from rl.datasets.builder import prepare_training_dataset as prepare_training_dataset
     from rl.datasets.rows import messages_plain as messages_plain
     from rl.datasets.snapshots import DatasetRefused as DatasetRefused
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rl.datasets.stats import get_training_stats as get_training_stats
 
 _MODULES = {
-    "Prepared": "builder",
+    "PreparedDataset": "builder",
     "prepare_training_dataset": "builder",
     "messages_plain": "rows",
     "DatasetRefused": "snapshots",

@@ -40,7 +40,7 @@ from rl.recipes.sft import SHOWN
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedDataset:
     """A dataset that is ready to train on; with dry_run nothing was written, and `snapshot` and `path` are None."""
 
     agent: str
@@ -134,7 +134,7 @@ def prepare_training_dataset(
     for_training: bool = True,
     dry_run: bool = False,
     binding: bool = False,
-) -> Prepared:
+) -> PreparedDataset:
     """The agent's feedback as rows of a kind (Snapshot.Kind), written as a snapshot (or only counted, with dry_run).
 
     agent: None takes the only one that has decisions here, and of a file `assistant`.
@@ -240,7 +240,7 @@ def prepare_training_dataset(
             feedback_count=evidence_source.feedback_count,
             simulated_share=share,
         )
-    return Prepared(
+    return PreparedDataset(
         agent=agent,
         kind=kind,
         counts=tally.counts_ordered,

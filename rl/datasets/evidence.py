@@ -37,7 +37,7 @@ from rl.rewards.rows import facts_of
 
 logger = logging.getLogger("rl.datasets")
 
-SIMULATED = "simulated"
+SIMULATED_RATER = "simulated"
 """The kind of rater whose word is marked in every row made from it."""
 
 
@@ -284,17 +284,17 @@ class DatabaseEvidence:
                         )
 
     def _count(self, rater_kind: str) -> bool:
-        simulated = rater_kind == SIMULATED
+        simulated = rater_kind == SIMULATED_RATER
         self.feedback_count += 1
         self.simulated_count += simulated
         return simulated
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
         ids = [self._spokesmen[prompt_hash][1] for prompt_hash in prompt_hashes]
-        found: dict[str, Prompt] = {}
+        prompts_by_hash: dict[str, Prompt] = {}
         for fact in selectors.prompt_facts(ids):
             with self.rows.row(fact.id):
-                found[fact.prompt_hash] = Prompt(
+                prompts_by_hash[fact.prompt_hash] = Prompt(
                     fact.messages,
                     fact.state,
                     tools_of(fact.metadata),
@@ -302,7 +302,7 @@ class DatabaseEvidence:
                     fact.unit,
                     str(fact.trace or ""),
                 )
-        return found
+        return prompts_by_hash
 
     def prompt_hashes(self) -> list[str]:
         for fact in selectors.decision_prompts(self.agent):

@@ -110,7 +110,7 @@ class _Verdicts:
         return sum(known) / len(known)
 
 
-COMPARED = ("scores", "groups")
+REWARD_KINDS = ("scores", "groups")
 """Kinds in which a reward also counts where nothing but comparisons speaks; for pairs these speak themselves."""
 
 Responses = dict[str, _Verdicts]
@@ -146,7 +146,7 @@ def examples_from_evidence(
         if isinstance(item, RatingEvidence):
             _note(prompts, item.prompt_hash, item.response, item, "ratings").values.append(item.value)
         elif isinstance(item, RewardEvidence):
-            if item.measured or kind in COMPARED:
+            if item.measured or kind in REWARD_KINDS:
                 _note(prompts, item.prompt_hash, item.response, item, "reward").rewards.append(item.value)
         elif isinstance(item, DemonstrationEvidence) and kind == "corrections":
             _note(prompts, item.prompt_hash, item.response, item, item.source).sources.add(item.source)
@@ -193,7 +193,7 @@ def examples_sampled(examples: ExampleSet, max_samples: int) -> ExampleSet:
     return ExampleSet(rows, {**examples.left_out, "over_max_samples": over})
 
 
-BALANCED = 4 / 3
+BALANCE_RATIO = 4 / 3
 """Most training labels of one kind for each of the other: Ethayarajh et al. 2024 (arXiv 2402.01306), eq. 9."""
 
 
@@ -205,7 +205,7 @@ def examples_balanced(examples: ExampleSet) -> ExampleSet:
     train = [row for row in examples.rows if row.split == "train"]
     kinds = [[row for row in train if row.content["label"] is kind] for kind in (False, True)]
     many = max(kinds, key=len)
-    allowed = int(BALANCED * min(map(len, kinds)))
+    allowed = int(BALANCE_RATIO * min(map(len, kinds)))
     if not allowed or len(many) <= allowed:
         return examples
     out = {row.digest for row in sorted(many, key=lambda row: row.digest)[allowed:]}

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rl.datasets.builder import Prepared
+from rl.datasets.builder import PreparedDataset
 from rl.datasets.feedback_types import SPLITS
 from rl.datasets.snapshots import DatasetRefused
 from rl.recipes.curriculum import curriculum_order
@@ -15,7 +15,9 @@ from rl.recipes.curriculum import curriculum_order
 FORMATS = ("jsonl", "json", "datasets")
 
 
-def dataset_write(prepared: Prepared, path: Path, file_format: str, *, order: str = "none") -> list[Path]:
+def dataset_write(
+    prepared: PreparedDataset, path: Path, file_format: str, *, order: str = "none"
+) -> list[Path]:
     """Write the rows of a dataset and return the files: one a split and line (`jsonl`), one object with a list a split
     (`json`), or a DatasetDict (`datasets`).
 

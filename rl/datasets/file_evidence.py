@@ -30,7 +30,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.simulation import ENTRY
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
-from rl.datasets.evidence import SIMULATED, Prompt, Response, candidates_read, tools_of
+from rl.datasets.evidence import SIMULATED_RATER, Prompt, Response, candidates_read, tools_of
 from rl.datasets.feedback_types import (
     CandidatesEvidence,
     ComparisonEvidence,
@@ -247,7 +247,7 @@ class FileEvidence:
         return self._scenarios[state].state
 
     def _count(self, rater_kind: str) -> bool:
-        simulated = rater_kind == SIMULATED
+        simulated = rater_kind == SIMULATED_RATER
         self.feedback_count += 1
         self.simulated_count += simulated
         return simulated

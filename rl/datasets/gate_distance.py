@@ -9,7 +9,7 @@ from typing import Any
 
 from feedback.cache import StampedCache
 from feedback.selectors import FeedbackCounts
-from rl.datasets import DatasetRefused, Prepared, snapshot_rows
+from rl.datasets import DatasetRefused, PreparedDataset, snapshot_rows
 from rl.datasets.feedback_types import Split
 from rl.datasets.held_out_evidence import evidence_counts
 from rl.datasets.holdout import SplitCounts, prompts_until
@@ -22,7 +22,7 @@ from rl.models.agent_definitions import agent_served
 TELLING = 5
 """Held-out prompts with evidence from which their share among all held-out ones is taken to go on like that."""
 
-MOST_COUNTED = 20_000
+MAX_COUNT = 20_000
 """Ratings and comparisons (without any: decisions) up to which a page counts what is held out; with more the gate waits
 for something else."""
 
@@ -78,7 +78,7 @@ def gate_distance(agent: str) -> Distance:
     return distance_of(counts, tally, min_evidence_of(agent), discrete=agent_served(agent).discrete)
 
 
-def distance_of_prepared(prepared: Prepared, agent: str) -> Distance | None:
+def distance_of_prepared(prepared: PreparedDataset, agent: str) -> Distance | None:
     """Of what a policy trained on this dataset would be judged on: the agent's feedback, or the file's own holdout."""
     if prepared.query.get("source") == "file":
         return _of_rows(agent, prepared.rows())
@@ -118,10 +118,10 @@ def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Dis
     distances = {}
     for agent, one in counts.items():
         asked = needed.get(agent, GateBounds().min_evidence)
-        if 0 < one.feedback <= MOST_COUNTED:
+        if 0 < one.feedback <= MAX_COUNT:
             stamp: tuple[Any, ...] = (one.ratings, one.comparisons, one.newest_at, asked)
             distances[agent] = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
-        elif not one.feedback and 0 < one.decisions <= MOST_COUNTED:
+        elif not one.feedback and 0 < one.decisions <= MAX_COUNT:
             # nobody rated anything: what was measured, written or can be tested may carry the gate all the same
             measured = RewardRecord.objects.filter(agent=agent, measured=True).count()
             stamp = (one.decisions, measured, asked)

@@ -43,12 +43,12 @@ PERMUTATIONS = 64
 WORD = re.compile(r"\w+")
 
 NUMBER = "0"
-"""What stands for one or several words with a digit in them that follow each other: a number, a date, an order's id."""
+"""Token in place of one or several words in a row that have a digit: a number, a date, the id of an order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusteredPrompt:
-    """What tells whether a prompt is near-identical to another: its words, and the trace and unit of its decision."""
+    """A prompt with what is compared for near-identity: its words, and the trace and unit of its decision."""
 
     text: str
     trace: str = ""
@@ -62,19 +62,21 @@ def clusters_of(prompts: Mapping[str, ClusteredPrompt]) -> dict[str, str]:
     and a prompt joins the cluster whose first prompt it is most like, so clusters do not grow by chains: all members
     are near-identical to the first. The same prompts in the same order give the same clusters.
     """
-    most = largest_cluster(len(prompts))
-    leaders = dict(_first_of_groups({name: prompt.trace for name, prompt in prompts.items()}, most))
-    led = set(leaders.values())
-    rest = {name: prompt for name, prompt in prompts.items() if name not in leaders and name not in led}
+    max_size = largest_cluster(len(prompts))
+    leaders = dict(_first_of_groups({name: prompt.trace for name, prompt in prompts.items()}, max_size))
+    leader_names = set(leaders.values())
+    rest = {
+        name: prompt for name, prompt in prompts.items() if name not in leaders and name not in leader_names
+    }
     words = {name: WORD.findall(prompt.text.lower()) for name, prompt in rest.items()}
     texts = {name: " ".join(_without_numbers(found)) for name, found in words.items()}
     repeats: dict[str, str] = {}
     if _are_few(texts.values()):
-        repeats = dict(_first_of_groups(texts, most))
+        repeats = dict(_first_of_groups(texts, max_size))
         sizes = Counter(texts.values())
         # of a text that many share the numbers tell, so its prompts keep them
         words = {
-            name: texts[name].split() if sizes[texts[name]] <= most else found
+            name: texts[name].split() if sizes[texts[name]] <= max_size else found
             for name, found in words.items()
             if name not in repeats
         }
@@ -84,8 +86,8 @@ def clusters_of(prompts: Mapping[str, ClusteredPrompt]) -> dict[str, str]:
     leaders |= near
     # who repeats a prompt goes where that one went
     leaders |= {name: near.get(first, first) for name, first in repeats.items()}
-    led = set(leaders.values())
-    return {name: leaders.get(name, name if name in led else "") for name in prompts}
+    leader_names = set(leaders.values())
+    return {name: leaders.get(name, name if name in leader_names else "") for name in prompts}
 
 
 def _without_numbers(words: Iterable[str]) -> Iterator[str]:
@@ -120,39 +122,41 @@ def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str])
     from datasketch import MinHash, MinHashLSH  # takes half a second that most commands need not wait for
 
     index = MinHashLSH(threshold=NEAR - 0.1, num_perm=PERMUTATIONS)
-    count = Counter(part for found in parts.values() for part in found)
+    count = Counter(part for features in parts.values() for part in features)
     sessions = Counter(filter(None, units.values()))
     # whoever has more parts to itself than two near-identical prompts may differ in is like no other
-    alone = {name: sum(count[part] == 1 for part in found) for name, found in parts.items()}
+    alone = {name: sum(count[part] == 1 for part in features) for name, features in parts.items()}
     compared = [
-        name for name, found in parts.items() if found and alone[name] <= (1 - NEAR) * len(found) + 1e-9
+        name
+        for name, features in parts.items()
+        if features and alone[name] <= (1 - NEAR) * len(features) + 1e-9
     ]
     signatures = MinHash.generator(
         ([part.encode() for part in parts[name]] for name in compared),
         num_perm=PERMUTATIONS,
         hashfunc=_number,
     )
-    signed = dict(zip(compared, signatures, strict=True))
+    signature_of = dict(zip(compared, signatures, strict=True))
     leaders: dict[str, str] = {}
     of_unit: dict[str, list[str]] = {}
-    for name, found in parts.items():
-        if not found:
+    for name, features in parts.items():
+        if not features:
             continue
         unit = units.get(name, "")
         near = (
-            [(_similarity(found, parts[other]), NEAR, other) for other in index.query(signed[name])]
-            if name in signed
+            [(_similarity(features, parts[other]), NEAR, other) for other in index.query(signature_of[name])]
+            if name in signature_of
             else []
         )
         near += [
-            (_similarity(found, parts[other]), NEAR_WITHIN_UNIT, other) for other in of_unit.get(unit, ())
+            (_similarity(features, parts[other]), NEAR_WITHIN_UNIT, other) for other in of_unit.get(unit, ())
         ]
         enough = [(similarity, other) for similarity, least, other in near if similarity >= least]
         if enough:
             leaders[name] = max(enough)[1]
             continue
-        if name in signed:
-            index.insert(name, signed[name], check_duplication=False)
+        if name in signature_of:
+            index.insert(name, signature_of[name], check_duplication=False)
         if 1 < sessions[unit] <= LONGEST_SESSION:
             of_unit.setdefault(unit, []).append(name)
     return leaders

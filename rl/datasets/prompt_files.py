@@ -23,10 +23,10 @@ PROMPTS = ("prompt", "messages", "question", "problem", "instruction")
 PLAIN = ("trl", "openai", "llamafactory", "table")
 """Formats whose rows may be prompts with columns of their own; a file of another format its own reader takes apart."""
 
-JUDGED = ("chosen", "rejected", "conversations", "preferred_output")
+PREFERENCE_COLUMNS = ("chosen", "rejected", "conversations", "preferred_output")
 """Columns of rows that are preferences: their prompts are not in a column."""
 
-OWN = ("state", "tools", "facts", "completion", "response", "id", "agent")
+NON_FACT_COLUMNS = ("state", "tools", "facts", "completion", "response", "id", "agent")
 """Columns that are not facts: what was answered before teaches nothing where the policy answers itself."""
 
 SAMPLE = 20
@@ -43,7 +43,7 @@ def holds_prompts(path: Path) -> bool:
     seen = [row.value for row in islice(rows(path), SAMPLE) if not isinstance(row, RowRefused)]
     objects = [row for row in seen if isinstance(row, Mapping)]
     asked = sum(any(row.get(name) for name in PROMPTS) for row in objects)
-    return 2 * asked > len(seen) and not any(set(row) & set(JUDGED) for row in objects)
+    return 2 * asked > len(seen) and not any(set(row) & set(PREFERENCE_COLUMNS) for row in objects)
 
 
 class PromptFile(FileEvidence):
@@ -96,7 +96,7 @@ def prompt_of(row: Any) -> Prompt:
     facts = {
         key: value
         for key, value in row.items()
-        if key not in (name, *OWN) and value not in (None, "", [], {})
+        if key not in (name, *NON_FACT_COLUMNS) and value not in (None, "", [], {})
     } | (dict(held) if isinstance(held, Mapping) else {})
     check_json(facts, "facts")
     return Prompt(messages, row.get("state"), row.get("tools") or None, facts)

@@ -46,7 +46,7 @@ logger = logging.getLogger("rl.rewards")
 AT_ONCE = 400
 """Decisions rewarded together: their prompts and traces are in memory at the same time."""
 
-SIMULATED = "simulated"
+SIMULATED_RATER = "simulated"
 READER = "rewards"
 """Name of this reader among those that skip what they cannot read."""
 
@@ -325,8 +325,8 @@ def known_feedback(said: FeedbackBundle) -> DecisionFeedback:
         verdicts=[value for value, _ in verdicts],
         comparisons=[ended for ended, _ in said.comparisons],
         outcomes=said.outcomes,
-        simulated=any(fact.rater_kind == SIMULATED for _, fact in verdicts)
-        or any(kind == SIMULATED for _, kind in said.comparisons),
+        simulated=any(fact.rater_kind == SIMULATED_RATER for _, fact in verdicts)
+        or any(kind == SIMULATED_RATER for _, kind in said.comparisons),
     )
 
 

@@ -14,7 +14,7 @@ from backend.installation import PROGRAM
 from feedback import selectors
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
-    COMPARED,
+    REWARD_KINDS,
     Example,
     ExampleSet,
     examples_from_evidence,
@@ -124,7 +124,7 @@ def _evidence(
             yield item
         elif isinstance(given, FileEvidence):
             left_out["no_preference"] += 1
-    yield from splits.track_rewarded(given.rewards(left_out, compared=kind in COMPARED))
+    yield from splits.track_rewarded(given.rewards(left_out, compared=kind in REWARD_KINDS))
 
 
 def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection
 
-from rl.datasets import Prepared
+from rl.datasets import PreparedDataset
 from rl.datasets.buffer import buffer_ids, feedback_read, feedback_resolve
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import LEARNER
@@ -14,7 +14,7 @@ from rl.rewards.catalogue import MODEL
 
 
 def run_feedback_resolve(
-    run: TrainingRun, prepared: Prepared, recipe: BasicRecipe, new: Collection[uuid.UUID]
+    run: TrainingRun, prepared: PreparedDataset, recipe: BasicRecipe, new: Collection[uuid.UUID]
 ) -> None:
     """Note which feedback a run really reads, and how much. new: ids of what it may learn from for the first time.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedback import selectors
-from rl.datasets.evidence import SIMULATED
+from rl.datasets.evidence import SIMULATED_RATER
 from rl.datasets.feedback_types import NEUTRAL, SOURCES, SPLITS, rating_value
 from rl.datasets.reward_records import pending_with_evidence
 from rl.datasets.rows import make_rows, making_knobs, rows_with_prompts, source_opened
@@ -45,7 +45,7 @@ def feedback_stats(agent: str) -> dict[str, Any]:
     for rating in selectors.rating_facts(agent):
         rater = raters.setdefault(rating.rater, _Rater())
         rater.ratings += 1
-        rater.simulated |= rating.rater_kind == SIMULATED
+        rater.simulated |= rating.rater_kind == SIMULATED_RATER
         value = rating_value(rating.thumb, rating.stars, rating.score)
         if value is not None:
             rater.values.append(value)
@@ -53,7 +53,7 @@ def feedback_stats(agent: str) -> dict[str, Any]:
     for comparison in selectors.comparison_facts(agent):
         rater = raters.setdefault(comparison.rater, _Rater())
         rater.comparisons += 1
-        rater.simulated |= comparison.rater_kind == SIMULATED
+        rater.simulated |= comparison.rater_kind == SIMULATED_RATER
     good, bad = sum(value > NEUTRAL for value in values), sum(value < NEUTRAL for value in values)
     return {
         "decisions": counts.decisions,

@@ -8,7 +8,7 @@ from typing import Any
 from feedback.selectors import decision_get, ratings_standing
 from rl.datasets.feedback_types import NEUTRAL, rating_value
 
-BETWEEN = "---"
+SEPARATOR = "---"
 """A line of it stands between two responses where several are written into one field."""
 
 
@@ -54,15 +54,15 @@ def prompt_read(text: str) -> Any:
 
 
 def responses_written(responses: list[str]) -> str:
-    return f"\n{BETWEEN}\n".join(responses)
+    return f"\n{SEPARATOR}\n".join(responses)
 
 
 def responses_read(text: str) -> list[str]:
     """The responses between lines of dashes; empty ones are none."""
     found: list[str] = []
     lines: list[str] = []
-    for line in [*text.replace("\r\n", "\n").split("\n"), BETWEEN]:
-        if line.strip() == BETWEEN:
+    for line in [*text.replace("\r\n", "\n").split("\n"), SEPARATOR]:
+        if line.strip() == SEPARATOR:
             found.append("\n".join(lines).strip("\n"))
             lines = []
         else:

@@ -12,7 +12,7 @@ from rl.models import Policy
 from rl.reward_models.specs import rewards_located
 from rl.rewards import answers as right_answers
 from rl.rewards.base import RewardFunction
-from rl.rewards.catalogue import LEARNED, MODEL, rewards_named
+from rl.rewards.catalogue import LEARNED_REWARD, MODEL, rewards_named
 from rl.rewards.rows import rows_rewarded
 
 Check = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], list[float | None]]
@@ -82,7 +82,7 @@ def _reward_model_folders(specs: str, agent: str) -> dict[str, str]:
     """The learnt rewards among specs: the folder each lies in, where that can be told -> how it is named."""
     found = {}
     for spec in (one.strip() for one in specs.split(",")):
-        if spec.startswith((MODEL, LEARNED)):
+        if spec.startswith((MODEL, LEARNED_REWARD)):
             try:
                 found[rewards_located(spec, agent)] = spec
             except ValueError:

@@ -30,9 +30,9 @@ from rl.statistics import Difference
 from rl.statistics.offpolicy import MIN_DECISIONS, Array, LoggedChoice, OffPolicyRefused, Report, gain, report
 from rl.statistics.propensities import Draw, propensity_fault
 
-MOST = 400
+MAX_DECISIONS = 400
 """Newest decisions that are scored again: each costs a pass over its prompt and candidates."""
-MOST_TESTED = 5_000
+MAX_PROPENSITIES = 5_000
 """Newest decisions whose propensities are tested; this needs no policy, so that trained ones count too."""
 REWARD = "reward"
 """Name of the outcome that is the reward of a logged choice, as imports and apps record it."""
@@ -69,7 +69,7 @@ class LoggedChoices:
     """Fault of the agent's recorded propensities, in words; empty where none is shown."""
 
 
-def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
+def logged_choices(agent: str, most: int = MAX_DECISIONS) -> LoggedChoices:
     """The newest held-out choices of an agent that have a reward: no policy learnt from their prompts.
 
     Rewards are what was logged (outcomes named `reward`) where at least MIN_DECISIONS choices have one, else ratings
@@ -82,7 +82,7 @@ def logged_choices(agent: str, most: int = MOST) -> LoggedChoices:
     draws: list[Draw] = []
     sample = []
     for row in listed_choices(agent):
-        if len(draws) < MOST_TESTED and (draw := _draw(row)) is not None:
+        if len(draws) < MAX_PROPENSITIES and (draw := _draw(row)) is not None:
             draws.append(draw)
         if splits.get(row.prompt_hash) == "holdout":
             sample.append(row)

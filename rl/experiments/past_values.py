@@ -23,7 +23,7 @@ from rl.recipes.experiment_metrics import Metric
 from rl.statistics.adjustment import FOLDS, Floats, adjusted_moments
 from rl.statistics.contrasts import Moments
 
-PAST = timedelta(days=90)
+LOOKBACK = timedelta(days=90)
 """Days that a unit's past is read back: a bound on reading, not on what would help."""
 
 MOST_PROMPTS = 5_000
@@ -123,7 +123,7 @@ def _past_deviations(
     """[units, 6]: how far the metric's past values lie off everybody's, as a sum and drawn to 0 as by one and by five
     values more; whether there is any; how many there are; how many decisions. None where no unit has a past."""
     assert experiment.started_at is not None  # a draft is not adjusted
-    past = past_set(experiment.agent, arms, experiment.started_at - PAST, experiment.started_at)
+    past = past_set(experiment.agent, arms, experiment.started_at - LOOKBACK, experiment.started_at)
     rows = list(exposures(past))
     if not rows:
         return None

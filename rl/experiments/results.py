@@ -147,7 +147,7 @@ def results_of(experiment: Experiment) -> Results:
     control = next(arm for arm in arms if arm.is_control)
     results = []
     for number, arm in enumerate(arms):
-        parts = {name: log[name].get(arm.key, NOTHING) for name in metrics}
+        parts = {name: log[name].get(arm.key, EMPTY_PART) for name in metrics}
         figures = {
             name: figure_of(part.moments, metrics[name], part.decisions, part.successes, rule)
             for name, part in parts.items()
@@ -157,7 +157,7 @@ def results_of(experiment: Experiment) -> Results:
             arm, units[arm.key], decisions[arm.key], figures, main.decisions, main.moments, chances[number]
         )
         if arm.pk != control.pk:
-            old = {name: log[name].get(control.key, NOTHING).moments for name in metrics}
+            old = {name: log[name].get(control.key, EMPTY_PART).moments for name in metrics}
             found = _with_verdict(
                 found, {name: part.moments for name, part in parts.items()}, old, rule, anytime, control,
                 adjustment,
@@ -196,7 +196,7 @@ class Part:
     """Of yes-or-no values; None where there are others."""
 
 
-NOTHING = Part(Moments(0, math.nan, math.nan), 0, None)
+EMPTY_PART = Part(Moments(0, math.nan, math.nan), 0, None)
 
 
 def _by_arm(rows: Iterable[Exposure], values: Values, weighted: bool) -> dict[str, Part]:
@@ -262,7 +262,7 @@ def _mismatch(
 def _chances(
     arms: Sequence[Arm], parts: Mapping[str, Part], adjustment: Adjustment | None, rule: Rule
 ) -> list[float]:
-    moments = [parts.get(arm.key, NOTHING).moments for arm in arms]
+    moments = [parts.get(arm.key, EMPTY_PART).moments for arm in arms]
     if adjustment is not None:
         moments = [adjustment.moments[arm.key] for arm in arms]
     moments = [one.with_pseudo_unit() if rule.metric.bounded else one for one in moments]
@@ -298,10 +298,10 @@ def _slices(
                     parts[str(value)[:80]].append(row)
         for value in sorted(parts, key=lambda value: -len(parts[value]))[:SLICES_SHOWN]:
             log = _by_arm(parts[value], values, weighted)
-            old = log.get(control.key, NOTHING).moments
+            old = log.get(control.key, EMPTY_PART).moments
             for arm in arms:
                 if not arm.is_control:
-                    effect = effect_of(log.get(arm.key, NOTHING).moments, old, rule, alpha=rule.alpha)
+                    effect = effect_of(log.get(arm.key, EMPTY_PART).moments, old, rule, alpha=rule.alpha)
                     slices.append(SliceResult(name, value, arm.name, effect))
     return slices
 

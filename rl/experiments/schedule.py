@@ -44,7 +44,7 @@ class PacedCache(CostAwareCache[Results]):
     BELIEF = 20.0
 
 
-_looked = PacedCache()
+_results = PacedCache()
 
 
 def tick() -> list[str]:
@@ -76,7 +76,7 @@ def experiment_look(experiment: Experiment, *, actor: str = CLOCK) -> list[str]:
         reason = f"{gone[0]} is no longer a champion or challenger"
         experiment_stop(experiment, actor=actor, reason=reason)
         return [f"stopped: {reason}"]
-    results = _looked.get((experiment.pk, experiment.epoch), lambda: results_of(experiment))
+    results = _results.get((experiment.pk, experiment.epoch), lambda: results_of(experiment))
     for result in results.challengers:
         if result.verdict == HARM:
             experiment_stop(

@@ -14,7 +14,7 @@ Turns = list[dict[str, str]]
 _S, _U, _V, _W = "<<<system>>>", "<<<first>>>", "<<<answer>>>", "<<<second>>>"
 _SYSTEM, _FIRST = {"role": "system", "content": _S}, {"role": "user", "content": _U}
 _ANSWER, _SECOND = {"role": "assistant", "content": _V}, {"role": "user", "content": _W}
-_TRIED: tuple[Turns, ...] = (
+_SAMPLE_CHATS: tuple[Turns, ...] = (
     [_FIRST],
     [_SYSTEM, _FIRST],
     [_FIRST, _ANSWER, _SECOND],
@@ -85,7 +85,7 @@ def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> G
     try:
         template = sandbox.from_string(jinja)
         translation = _read_off(render, eos)
-        if translation is None or any(translation.render(turns) != render(turns) for turns in _TRIED):
+        if translation is None or any(translation.render(turns) != render(turns) for turns in _SAMPLE_CHATS):
             return None
     except (TemplateError, TypeError, KeyError, ValueError):
         return None  # it refuses a system turn, or reads what Ollama does not tell it

@@ -54,7 +54,7 @@ EXPORTERS: dict[str, Exporter] = {
 """Name -> exporter: built in, and those of plugins once they are registered."""
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,15}"
-DOTTED = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+DOTTED_PATH = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 def exporters_of(kind: str) -> list[str]:
@@ -72,7 +72,7 @@ def exporter_register(name: str, found: Any) -> None:
         raise ValueError(f"expected a name of up to 16 small letters, digits, _ and -, found {found.name!r}")
     if found.name in EXPORTERS:
         raise ValueError(f"the name {found.name!r} is taken by another exporter: choose another name")
-    if not re.fullmatch(DOTTED, str(found.writer)):
+    if not re.fullmatch(DOTTED_PATH, str(found.writer)):
         raise ValueError(
             f"exporter {found.name}: expected its writer as `module:function`, found {found.writer!r}"
         )

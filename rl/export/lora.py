@@ -47,7 +47,7 @@ The SHA-256 of each file stands in `export.json`.
 CARD, CARD_TAG = "README.md", "preference-learning"
 """Model card beside an adapter, and the tag by which one of ours is told from PEFT's template."""
 
-_BUNDLED = "from rl.bundled_models import resolve_base_model  # the model that comes with Ratchet\n\n"
+_BUNDLED_IMPORT = "from rl.bundled_models import resolve_base_model  # the model that comes with Ratchet\n\n"
 
 
 def export_lora(
@@ -105,5 +105,5 @@ def _readme(source: Source, checked: dict[str, Any]) -> str:
         rank=config.get("r"),
         alpha=config.get("lora_alpha"),
         tensors=checked["tensors"],
-        bundled=_BUNDLED if source.base_name == "bundled" else "",
+        bundled=_BUNDLED_IMPORT if source.base_name == "bundled" else "",
     )

@@ -30,7 +30,7 @@ TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 CONTEXT = 4096
 """Tokens a model is hosted with where memory is below 16 GB; twice that elsewhere, and never more than it can read."""
 
-_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to call, as OLLAMA_HOST may say
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to call, as OLLAMA_HOST may say
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 
@@ -202,7 +202,7 @@ def hosting_profile(
     and a fifth more for the cache; where it does not, Ollama measures and decides itself. Of another machine nothing
     is known.
     """
-    local = (urlsplit(address).hostname or "") in _HERE
+    local = (urlsplit(address).hostname or "") in _LOCAL_HOSTS
     if not local:
         return {"num_ctx": min(context, CONTEXT)}
     hardware = hardware or _machine()

@@ -14,7 +14,7 @@ from typing import Any
 
 from rl.gates.rules import alpha_of_attempt
 
-MOST = 100_000
+MAX_PROMPTS = 100_000
 """Prompts beyond which a number would say no more than that this is no way."""
 
 
@@ -27,7 +27,7 @@ def prompts_to_show(value: float, low: float, margin: float, n: int, widening: f
     if value <= margin:
         return None
     wanted = n * ((value - low) * widening / (value - margin)) ** 2
-    return min(math.ceil(wanted), MOST) if math.isfinite(wanted) else MOST
+    return min(math.ceil(wanted), MAX_PROMPTS) if math.isfinite(wanted) else MAX_PROMPTS
 
 
 def prompts_for_gain(figures: Mapping[str, Any], alpha: float) -> int | None:

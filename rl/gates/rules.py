@@ -64,7 +64,7 @@ def alpha_of_attempt(alpha: float, attempt: int) -> float:
 
 # --- The rules ----------------------------------------------------------------------------------------------
 
-COUNTED = {
+EVIDENCE_WORDS = {
     PAIRS: "",
     LABELS: " with thumbs, stars or scores",
     CORRECTIONS: " with answers that people wrote",
@@ -82,7 +82,7 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     found = prompts_of(evidence.items(lead))
     counts = {kind: n for kind in KINDS if (n := prompts_of(evidence.items(kind)))}
     figures = {"prompts": found, "needed": bounds.min_evidence, "kind": lead, "kinds": counts}
-    words = f"{found} held-out prompts{COUNTED[lead]}"
+    words = f"{found} held-out prompts{EVIDENCE_WORDS[lead]}"
     if barred := [f"{kind} are not used: {why}" for kind, why in evidence.exclusions.items()]:
         words += f" ({'; '.join(barred)})"
     if found < bounds.min_evidence:

@@ -6,12 +6,12 @@ import subprocess
 
 from django.conf import settings
 
-from backend.installation import INSTALLED
+from backend.installation import IS_INSTALLED
 
 
 def code_version() -> str:
     """The version of this code, with the commit where it is a git checkout."""
-    if INSTALLED:  # git would answer with the commit of whatever checkout site-packages lies in
+    if IS_INSTALLED:  # git would answer with the commit of whatever checkout site-packages lies in
         return settings.RATCHET_VERSION
     try:
         found = subprocess.run(  # noqa: S603

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from backend.installation import PROGRAM
 from feedback.selectors import agent_slugs, feedback_counts
-from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
+from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.scores import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
 from rl.jobs.memory_estimate import MemoryEstimate, memory_estimate
@@ -167,7 +167,7 @@ def _stage(order: TrainOrder) -> StageEstimate:
     )
 
 
-def _no_choice(agent: str, prepared: Prepared) -> str:
+def _no_choice(agent: str, prepared: PreparedDataset) -> str:
     """Reason that a linear policy cannot learn from a dataset; empty where it can."""
     try:
         known = agent_served(agent)

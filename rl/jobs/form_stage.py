@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rl.agents.drawing import draw_answers
-from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
+from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.stages import StageRunner, memory_release, stage_started, stage_trained
 from rl.models import TrainingRun
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 METHOD = "sft"
 """Of the stage's run."""
 
-ENOUGH_LIKED = 30
+MIN_LIKED_PROMPTS = 30
 """Prompts with an answer that people wrote or liked from which these show the form, and a first taste with it."""
 
 MOST_ALIKE = 0.9
@@ -98,7 +98,7 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
         len(liked),
         "answers people wrote or liked",
     )
-    if len(liked) < ENOUGH_LIKED or alike > MOST_ALIKE * len(liked):
+    if len(liked) < MIN_LIKED_PROMPTS or alike > MOST_ALIKE * len(liked):
         drawn = {
             kind: len(draw_answers(_rows(_prepare(run.agent, kind)), served)) for kind in ("scores", "pairs")
         }
@@ -120,14 +120,14 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
     )
 
 
-def _prepare(agent: str, kind: str) -> Prepared | None:
+def _prepare(agent: str, kind: str) -> PreparedDataset | None:
     try:
         return prepare_training_dataset(agent, kind=kind, dry_run=True)
     except DatasetRefused:
         return None
 
 
-def _rows(prepared: Prepared | None) -> list[dict[str, Any]]:
+def _rows(prepared: PreparedDataset | None) -> list[dict[str, Any]]:
     return list(prepared.rows("train")) if prepared else []
 
 

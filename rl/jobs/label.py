@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from rl.training.labels import Item, LabelModelFit
 
-MOST_RATED = 2000
+MAX_RATINGS = 2000
 """Newest rated decisions that are learnt from."""
-SUGGESTED = 1000
+MAX_SUGGESTIONS = 1000
 """Decisions a rating is suggested for, unless asked otherwise."""
 
 EMBEDDING, MARGIN, REWARD_MODEL = "text embedding", "policy margin", "reward model"
@@ -57,7 +57,7 @@ class LabelRow:
 def auto_label(
     agent: str,
     *,
-    limit: int = SUGGESTED,
+    limit: int = MAX_SUGGESTIONS,
     base_model: str | None = None,
     seed: int = 42,
     progress: Callable[[int, int, str], None] | None = None,
@@ -175,7 +175,7 @@ def rated_rows(agent: str) -> list[LabelRow]:
         "pk", "decision_id", "thumb", "stars", "score"
     ):
         value = rating_value(thumb, stars, score)
-        if value is not None and pk not in accepted and (decision in verdicts or len(verdicts) < MOST_RATED):
+        if value is not None and pk not in accepted and (decision in verdicts or len(verdicts) < MAX_RATINGS):
             verdicts.setdefault(decision, []).append(value)
     means = {pk: sum(values) / len(values) for pk, values in verdicts.items()}
     sided = {pk: mean > NEUTRAL for pk, mean in means.items() if mean != NEUTRAL}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl.agents.base import Agent
 from rl.checksums import sums_write
-from rl.datasets import Prepared, snapshot_rows
+from rl.datasets import PreparedDataset, snapshot_rows
 from rl.jobs.estimates import LINEAR_GB, LINEAR_SECONDS_PER_ROW
 from rl.jobs.lifecycle import RunListener, TrainOrder
 from rl.jobs.method_selection import method_chosen
@@ -118,7 +118,7 @@ def _is_right(policy: LinearPolicy, row: LinearChoice) -> bool:
     )
 
 
-def plan_of(prepared: Prepared, agent: str) -> dict[str, Any]:
+def plan_of(prepared: PreparedDataset, agent: str) -> dict[str, Any]:
     """Facts of a dry run beyond the counts of its dataset. Raises TrainingRefused as the training would."""
     from rl.training.result import TrainingRefused
 

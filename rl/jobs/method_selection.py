@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 
 from rl.bundled_models import is_bundled
-from rl.datasets import DatasetRefused, Prepared, prepare_training_dataset
+from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
 from rl.recipes import DATASET_CONFIG
@@ -26,7 +26,7 @@ responses, which only KTO hears."""
 FEWEST_OF_A_KIND = 3
 """Good and bad responses, each, that KTO needs to weigh one against the other."""
 
-WRITTEN = ("correction", "demonstration", "demonstrations")
+HUMAN_SOURCES = ("correction", "demonstration", "demonstrations")
 """Sources of rows whose response a person wrote or showed as the one to give."""
 
 
@@ -76,7 +76,7 @@ def method_chosen(
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
 
-    def prepare(kind: str) -> Prepared | None:
+    def prepare(kind: str) -> PreparedDataset | None:
         return _prepare(agent, kind, need, source)
 
     found = {slug: prepare(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
@@ -86,7 +86,7 @@ def method_chosen(
         _DemonstrationCounts.of(found["sft"]),
     )
     chosen = _of_pairs_and_singles(pairs, labels, shown, need)
-    if chosen and chosen.method in TAUGHT and is_bundled(base_model):
+    if chosen and chosen.method in CLASSIFIER_FEEDBACK and is_bundled(base_model):
         rows = found["dpo"] if chosen.method == "dpo" else prepare("scores")
         chosen = _of_choices(agent, chosen, rows) or chosen
     return (
@@ -144,9 +144,9 @@ class _Pairs:
     responses: int = 0
 
     @classmethod
-    def of(cls, prepared: Prepared | None) -> _Pairs:
+    def of(cls, prepared: PreparedDataset | None) -> _Pairs:
         rows = list(prepared.rows("train")) if prepared else []
-        preferred = [row for row in rows if row["source"] not in WRITTEN]
+        preferred = [row for row in rows if row["source"] not in HUMAN_SOURCES]
         responses = {(row["prompt_hash"], repr(row[side])) for row in preferred for side in SIDES}
         return cls(len(rows), len(preferred), len(responses))
 
@@ -162,7 +162,7 @@ class _Labels:
     bad: int = 0
 
     @classmethod
-    def of(cls, prepared: Prepared | None) -> _Labels:
+    def of(cls, prepared: PreparedDataset | None) -> _Labels:
         counted = Counter(bool(row["label"]) for row in prepared.rows("train")) if prepared else Counter()
         return cls(counted[True], counted[False])
 
@@ -175,9 +175,11 @@ class _DemonstrationCounts:
     liked: int = 0
 
     @classmethod
-    def of(cls, prepared: Prepared | None) -> _DemonstrationCounts:
+    def of(cls, prepared: PreparedDataset | None) -> _DemonstrationCounts:
         counted = (
-            Counter(row["source"] in WRITTEN for row in prepared.rows("train")) if prepared else Counter()
+            Counter(row["source"] in HUMAN_SOURCES for row in prepared.rows("train"))
+            if prepared
+            else Counter()
         )
         return cls(counted[True], counted[False])
 
@@ -206,7 +208,7 @@ def _of_pairs_and_singles(
     return None
 
 
-TAUGHT = {"dpo": "pairs", "kto": "scores"}
+CLASSIFIER_FEEDBACK = {"dpo": "pairs", "kto": "scores"}
 """Method -> the feedback a classifier learns from in its place, on a bundled base model: that one knows nothing of the
 world, and a classifier reads the feedback of a choice better than it can."""
 
@@ -215,7 +217,7 @@ FEWEST_TAUGHT = 150
 that what it taught was better, and what KTO learnt was (`benchmarks/shapes.py`)."""
 
 
-def _of_choices(agent: str, like: MethodChoice, rows: Prepared | None) -> MethodChoice | None:
+def _of_choices(agent: str, like: MethodChoice, rows: PreparedDataset | None) -> MethodChoice | None:
     """SFT on a classifier's answers; None for wordings, and for prompts too few to learn a rule from."""
     if rows is None:
         return None
@@ -225,13 +227,15 @@ def _of_choices(agent: str, like: MethodChoice, rows: Prepared | None) -> Method
         return None
     if prompts < FEWEST_TAUGHT:
         return None
-    feedback = TAUGHT[like.method]
+    feedback = CLASSIFIER_FEEDBACK[like.method]
     why = like.reason.replace(f"auto took {like.method}", "auto took sft", 1)
     shown = f"a choice, so that a classifier that learns from the {feedback} shows its answer to {prompts:,} prompts"
     return MethodChoice("sft", f"{why}; answers are {shown}", {"feedback": feedback})
 
 
-def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> MethodChoice | None:
+def _of_rewards(
+    groups: PreparedDataset | None, scores: PreparedDataset | None, need: int
+) -> MethodChoice | None:
     if groups is not None:
         count = f"{groups.counts['train']:,} prompts with responses of different reward"
         return MethodChoice("grpo", f"auto took grpo on logged rewards: {count}", {"mode": "logged"})
@@ -241,7 +245,7 @@ def _of_rewards(groups: Prepared | None, scores: Prepared | None, need: int) -> 
     return None
 
 
-def _of_prompts(prompts: Prepared | None, need: int) -> MethodChoice | None:
+def _of_prompts(prompts: PreparedDataset | None, need: int) -> MethodChoice | None:
     """GRPO where nobody said anything, and what is known of the prompts decides whether an answer is right."""
     known = [row.get("facts") or {} for row in prompts.rows("train")] if prompts else []
     right = sum(any(facts.get(name) not in EMPTY for name in ANSWER_COLUMNS) for facts in known)
@@ -263,7 +267,7 @@ def _of_prompts(prompts: Prepared | None, need: int) -> MethodChoice | None:
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
-def _prepare(agent: str, kind: str, need: int, source: dict[str, Any]) -> Prepared | None:
+def _prepare(agent: str, kind: str, need: int, source: dict[str, Any]) -> PreparedDataset | None:
     """The dataset of a kind, only counted; None where it is too small."""
     try:
         return prepare_training_dataset(agent, kind=kind, min_samples=need, dry_run=True, **source)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from rl.agents import agent_resolve
-from rl.datasets import Prepared
+from rl.datasets import PreparedDataset
 from rl.datasets.gate_distance import distance_of_prepared
 from rl.jobs import linear as linear_runs
 from rl.jobs.hardware import hardware_of
@@ -64,7 +64,7 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
 def _adapter_plan(
     order: TrainOrder,
     recipe: Recipe,
-    prepared: Prepared,
+    prepared: PreparedDataset,
     hardware: Hardware,
     phase: Callable[[str], None],
 ) -> dict[str, Any]:

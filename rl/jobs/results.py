@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rl.training.result import TrainResult
 
 
-SETTLED = ("sft_weight", "learning_rate", "epochs", "min_steps", "beta")
+RESOLVED_KNOBS = ("sft_weight", "learning_rate", "epochs", "min_steps", "beta")
 """Knobs that a training settles: by what the base answers, and by a search over recipes."""
 
 
@@ -44,7 +44,7 @@ def result_persist(run: TrainingRun, result: TrainResult) -> None:
     TrainingRun.objects.filter(pk=run.pk).update(
         recipe={
             **run.recipe,
-            **{knob: result.recipe[knob] for knob in SETTLED if knob in result.recipe},
+            **{knob: result.recipe[knob] for knob in RESOLVED_KNOBS if knob in result.recipe},
         },
         base_model_hash=result.base_model_hash,
         libraries=result.libraries,

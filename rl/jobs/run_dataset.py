@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from feedback.selectors import prompts_of_feedback
-from rl.datasets import Prepared, prepare_training_dataset
+from rl.datasets import PreparedDataset, prepare_training_dataset
 from rl.datasets.buffer import buffer_ids, feedback_take
 from rl.datasets.replay import Replay
 from rl.datasets.reward_records import rewards_calculate
@@ -89,7 +89,7 @@ def dataset_prepare(
     *,
     put_off: Collection[uuid.UUID] = (),
     dry_run: bool = False,
-) -> Prepared:
+) -> PreparedDataset:
     replay = None
     if recipe.replay_share < 1:
         if order.source != "db":

@@ -63,8 +63,8 @@ def _classifier_demonstrations(
             continue
         scores = policy.scores(row["prompt"], options)
         best = options[max(range(len(options)), key=scores.__getitem__)]
-        yield {**{name: row[name] for name in KEPT if name in row}, "completion": best}
+        yield {**{name: row[name] for name in ROW_COLUMNS if name in row}, "completion": best}
 
 
-KEPT = ("prompt", "prompt_hash", "state", "facts")
+ROW_COLUMNS = ("prompt", "prompt_hash", "state", "facts")
 """Columns of a row that its demonstration has too."""

@@ -33,7 +33,7 @@ LONGEST_VALUE = 60
 CROSSED_VALUE = 0.5
 """Value of a crossing, where a word has 1: a smaller one is held closer to zero by the same penalty."""
 
-MOST_PARTED = 200
+MAX_SPLIT_WORDS = 200
 """Distinct words of a message, the first, whose parts are read."""
 
 PART_LENGTHS = (3, 4, 5)
@@ -86,7 +86,9 @@ def _text_features(text: str, families: Sequence[str]) -> Iterator[tuple[str, fl
             yield f"{one} & {other}", CROSSED_VALUE
     if PARTS in families:
         parts = list(
-            dict.fromkeys(part for word in list(dict.fromkeys(words))[:MOST_PARTED] for part in _parts(word))
+            dict.fromkeys(
+                part for word in list(dict.fromkeys(words))[:MAX_SPLIT_WORDS] for part in _parts(word)
+            )
         )
         yield from ((f"part {part}", 1 / math.sqrt(len(parts))) for part in parts)
 

@@ -312,7 +312,7 @@ class TrainCommand(RatchetCommand):
             )
             self.console.print(table)
             return
-        figures = {name: value for name, value in result["metrics"].items() if name in SHOWN}
+        figures = {name: value for name, value in result["metrics"].items() if name in FIGURE_TITLES}
         best = (
             (f", weights of the best evaluation (step {result['best_step']:,})")
             if result.get("best_step")
@@ -324,7 +324,9 @@ class TrainCommand(RatchetCommand):
             table.add_row("fit", f"{result['seconds']:.2f} s")
         if result["stopped_early"]:
             table.add_row("stopped early", result["stopped_early"])
-        table.add_row("figures", ", ".join(f"{SHOWN[name]} {value:.3g}" for name, value in figures.items()))
+        table.add_row(
+            "figures", ", ".join(f"{FIGURE_TITLES[name]} {value:.3g}" for name, value in figures.items())
+        )
         for one in result["search"].get("tries", ()):
             table.add_row("tried" if one["try"] == 1 else "", search_text(one, result["search"]["figure"]))
         if looks := result["preflight"]:
@@ -382,7 +384,7 @@ def search_text(one: Mapping[str, Any], figure: str) -> str:
     return f"{knobs}: {found}{' (kept)' if one.get('kept') else ''}"
 
 
-SHOWN = {
+FIGURE_TITLES = {
     "loss": "loss",
     "rewards/accuracies": "accuracy",
     "rewards/margins": "margin",

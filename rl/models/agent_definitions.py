@@ -13,13 +13,13 @@ from rl.models.serving import IN_PROCESS
 RESPONSES = 300
 """Newest recorded responses an agent is inferred from."""
 
-_inferred: TTLCache[Agent | None] = TTLCache(size=1_000)
-_known: TTLCache[dict[str, Agent]] = TTLCache(size=1)
+_inference_cache: TTLCache[Agent | None] = TTLCache(size=1_000)
+_definition_cache: TTLCache[dict[str, Agent]] = TTLCache(size=1)
 
 
 def agent_defined(slug: str) -> Agent | None:
     """The agent of that slug, if one was defined; a process may go by what it read for FEEDBACK_REMEMBER_S seconds."""
-    return _known.get("all", _definitions).get(slug)
+    return _definition_cache.get("all", _definitions).get(slug)
 
 
 def _definitions() -> dict[str, Agent]:
@@ -35,7 +35,7 @@ def agent_served(slug: str) -> Agent:
     known = get_agent(slug)
     if slug in AGENTS or agent_defined(slug) is not None:
         return known
-    return _inferred.get(slug, lambda: _infer(slug)) or known
+    return _inference_cache.get(slug, lambda: _infer(slug)) or known
 
 
 def _infer(slug: str) -> Agent | None:

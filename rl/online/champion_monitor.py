@@ -28,7 +28,7 @@ logger = logging.getLogger("rl.online.champion_monitor")
 
 FIRST_LOOK = 20
 """Rated decisions at the first look; and the least its predecessor must have."""
-COMPARED = 1000
+MAX_COMPARISONS = 1000
 """Newest rated decisions of the predecessor that are compared with."""
 ACTOR = "online learner"
 
@@ -105,7 +105,7 @@ def champion_look(champion: Policy) -> Look | None:
     if champion.events.filter(kind=Kind.WATCHED, pk__gt=promotion.pk, verdicts__look__gte=number).exists():
         return None
     verdicts = verdicts[: FIRST_LOOK * 2 ** (number - 1)]
-    others = _verdicts(retirement.policy)[-COMPARED:]
+    others = _verdicts(retirement.policy)[-MAX_COMPARISONS:]
     if len(others) < FIRST_LOOK:
         return None
     return Look(

@@ -70,13 +70,13 @@ class OnlineLearner:
         `notes`. Raises LearnerRefused for other keys and ratings, and what feedback.services raise.
         """
         which = {"entry_id"} if "entry_id" in entry else {"prompt", "response"}
-        unknown = sorted(map(str, set(entry) - {*which, "rater", "rating", *SAID}))
+        unknown = sorted(map(str, set(entry) - {*which, "rater", "rating", *FEEDBACK_FIELDS}))
         if unknown or not which <= set(entry):
             raise LearnerRefused(
-                f"feedback is {{prompt, response}} or {{entry_id}} with {', '.join(SAID)} or rating, and rater; found "
-                f"{', '.join(map(str, entry))}"
+                f"feedback is {{prompt, response}} or {{entry_id}} with {', '.join(FEEDBACK_FIELDS)} or "
+                f"rating, and rater; found {', '.join(map(str, entry))}"
             )
-        facts = {name: entry[name] for name in SAID if entry.get(name) is not None}
+        facts = {name: entry[name] for name in FEEDBACK_FIELDS if entry.get(name) is not None}
         if entry.get("rating") is not None:
             facts |= _verdict(entry["rating"])
         with transaction.atomic():
@@ -200,7 +200,7 @@ class OnlineLearner:
         )
 
 
-SAID = ("thumb", "stars", "score", "correction", "tags", "notes")
+FEEDBACK_FIELDS = ("thumb", "stars", "score", "correction", "tags", "notes")
 
 
 def _verdict(rating: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rl.models import AgentDefinition, Artifact, Experiment, LabelRun, Policy, T
 FOLDERS = ("policies", "snapshots", "labels")
 """Folders of RATCHET_HOME with one folder an agent."""
 
-ROOMS = (*FOLDERS, "runs", "exports")
+DATA_FOLDERS = (*FOLDERS, "runs", "exports")
 """Folders of RATCHET_HOME that files are ever removed from."""
 
 PATHS = ("path", "adapter_path", "output", "checkpoint", "base_model")
@@ -168,13 +168,13 @@ def _note(agent: str) -> Path:
 
 
 def _owned_path(text: str) -> Path | None:
-    """A stored path relative to RATCHET_HOME, where it is in one of the ROOMS, below it, and there."""
+    """A stored path relative to RATCHET_HOME, where it is inside one of DATA_FOLDERS and exists."""
     path = (_home() / text).resolve()
     home = _home().resolve()
     if not path.exists() or not path.is_relative_to(home):
         return None
     inner = path.relative_to(home)
-    return inner if len(inner.parts) > 1 and inner.parts[0] in ROOMS else None
+    return inner if len(inner.parts) > 1 and inner.parts[0] in DATA_FOLDERS else None
 
 
 def _referenced_paths() -> Iterator[str]:

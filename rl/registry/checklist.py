@@ -11,7 +11,7 @@ from feedback.cache import CostAwareCache
 from feedback.selectors import feedback_counts_cached
 from rl.datasets.gate_distance import Distance, gate_distances_cached
 from rl.datasets.holdout import SplitCounts, prompts_until, share_held_out
-from rl.gates.outlook import MOST, prompts_for_gain
+from rl.gates.outlook import MAX_PROMPTS, prompts_for_gain
 from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, GateBounds, GateReport, RuleResult
 from rl.gates.rules import CHALLENGER, CHAMPION
 from rl.models import Evaluation, Policy
@@ -161,7 +161,7 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
         prompt_count = prompts_for_gain(result.figures, bounds.alpha)
         if prompt_count is None:
             return 0, "The measured difference is not above zero: train again on more ratings."
-        if prompt_count >= MOST:
+        if prompt_count >= MAX_PROMPTS:
             return 0, (
                 "The measured gain is too small to be shown with a realistic number of ratings: train again."
             )

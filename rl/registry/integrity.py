@@ -26,7 +26,7 @@ WEIGHTS = "adapter_model.safetensors"
 """Of an adapter, and of a reward model."""
 RESTORE = "restore it from a backup"
 
-_told: set[str] = set()
+_reported_faults: set[str] = set()
 _telling = threading.Lock()
 
 
@@ -99,9 +99,9 @@ def stand_in_notify(agent: str, intended: str, answered: str) -> None:
 
 def _tell(key: str, event: str, text: str, **facts: str) -> None:
     with _telling:
-        if key in _told:
+        if key in _reported_faults:
             return
-        _told.add(key)
+        _reported_faults.add(key)
     logger.error(text)
     send = partial(notifications.notify, event, text, **facts)
     threading.Thread(target=send, name="ratchet-notice", daemon=True).start()

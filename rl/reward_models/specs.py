@@ -11,7 +11,7 @@ from rl.models import LabelRun, RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused, run_folder
 from rl.registry import service as registry
 from rl.reward_models.service import reward_model_folder, reward_model_get
-from rl.rewards.catalogue import LEARNED, rewards_named
+from rl.rewards.catalogue import LEARNED_REWARD, rewards_named
 
 
 def rewards_located(specs: str, agent: str) -> str:
@@ -32,14 +32,14 @@ def rewards_located(specs: str, agent: str) -> str:
                 "--reward code_execution runs what a model wrote and is off: set ENABLE_CODE_EXECUTION=true, see "
                 "docs/rewards.md"
             )
-        if spec.strip() == LEARNED:
+        if spec.strip() == LEARNED_REWARD:
             labels = LabelRun.objects.filter(agent=agent).exclude(path="").order_by("-pk").first()
             if labels is None:
                 raise RunRefused(
                     f"--reward learned: nothing was learnt from ratings of {agent} yet; run "
                     f"`{PROGRAM} auto_label --agent {agent}` first"
                 )
-            spec = f"{LEARNED}:{registry.home_path(labels.path)}"
+            spec = f"{LEARNED_REWARD}:{registry.home_path(labels.path)}"
         if kind == "model" and not name.isdigit() and not Path(name).exists():
             spec = f"model:{reward_model_folder(reward_model_get(name))}"
         if kind == "model" and name.isdigit():

@@ -20,7 +20,7 @@ MODEL = "model:"
 """Prefix of a trained reward model, `model:RUN_OR_PATH`; the training package opens those itself."""
 
 
-LEARNED = "learned"
+LEARNED_REWARD = "learned"
 """The reward learnt from people's ratings; the training package opens its folder, `learned:FOLDER`, itself too."""
 
 
@@ -30,7 +30,7 @@ AUTO = "auto"
 
 def opened_in_training(spec: str) -> bool:
     """True if a spec is a trained model, which only the training package can open."""
-    return spec in (LEARNED, AUTO) or spec.startswith((MODEL, f"{LEARNED}:"))
+    return spec in (LEARNED_REWARD, AUTO) or spec.startswith((MODEL, f"{LEARNED_REWARD}:"))
 
 
 CODE = "code_execution"
@@ -118,7 +118,7 @@ def reward_register(name: str, found: Any) -> None:
     if not re.fullmatch(NAME, reward.name):
         raise ValueError(f"expected a name of small letters, digits, _ and -, found {reward.name!r}")
     known = REWARDS.get(reward.name)
-    if reward.name in (*BUILT_IN, LEARNED, AUTO) or known not in (None, reward):
+    if reward.name in (*BUILT_IN, LEARNED_REWARD, AUTO) or known not in (None, reward):
         raise ValueError(f"the name {reward.name!r} is taken by another reward: choose another name")
     REWARDS[reward.name] = reward
 

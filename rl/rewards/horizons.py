@@ -21,7 +21,7 @@ PREFERENCES = {"preferred": 1.0, "not preferred": 0.0, "tie": 0.5, "both bad": 0
 """Result of a comparison for a decision -> its value in [0, 1]."""
 
 
-SAID = ("ratings", "comparisons")
+HUMAN_PARTS = ("ratings", "comparisons")
 """Parts of the delayed reward that people gave."""
 
 
@@ -70,7 +70,9 @@ class RewardBreakdown:
         """True if more is known than what people said and the form of the answer: an outcome, the trace, a
         reward function that the operator named. Only such a reward stands in for a verdict."""
         return any(
-            name not in (*FORM, *SAID) for horizon in self.components.values() for name in horizon["parts"]
+            name not in (*FORM, *HUMAN_PARTS)
+            for horizon in self.components.values()
+            for name in horizon["parts"]
         )
 
     @property

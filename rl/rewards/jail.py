@@ -41,7 +41,7 @@ SECCOMP_MODE_FILTER = 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION = 0x20080522
-NOBODY = 65534
+NOBODY_UID = 65534
 VARIABLES = {"PATH": "/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
 """All the variables that a program inside sees."""
 
@@ -144,12 +144,12 @@ def limits(asked: dict[str, Any]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def give_up_rights(root: bool, uid: int = NOBODY) -> None:
+def give_up_rights(root: bool, uid: int = NOBODY_UID) -> None:
     for capability in range(64):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the last one there is
     if root:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
         os.setresuid(uid, uid, uid)
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 

@@ -26,7 +26,7 @@ FAMILIES = (1, 2, 10)
 """Sockets that may be made: unix, and IPv4 and IPv6, which lead nowhere in an empty network namespace."""
 
 # name -> numbers on x86_64 and aarch64 (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)
-REFUSED: dict[str, tuple[int, int]] = {
+REFUSED_CALLS: dict[str, tuple[int, int]] = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
@@ -55,7 +55,7 @@ def filter_program(machine: str) -> bytes:
     ]
     if machine == "x86_64":
         code += [(JUMP_AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
-    for numbers in REFUSED.values():
+    for numbers in REFUSED_CALLS.values():
         code += [(JUMP_EQUAL, 0, 1, numbers[index]), (RETURN, 0, 0, ERRNO | errno.EPERM)]
     # its flags lie in memory, where a filter cannot look; the C library then falls back to clone
     code += [(JUMP_EQUAL, 0, 1, CLONE3[index]), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]

@@ -9,8 +9,18 @@ from typing import Any
 
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 
-DONE = ("completed", "complete", "done", "succeeded", "success", "ok")
-FAILED = ("failed", "failure", "error", "errored", "aborted", "cancelled", "canceled", "timeout", "timed_out")
+SUCCESS_WORDS = ("completed", "complete", "done", "succeeded", "success", "ok")
+FAILURE_WORDS = (
+    "failed",
+    "failure",
+    "error",
+    "errored",
+    "aborted",
+    "cancelled",
+    "canceled",
+    "timeout",
+    "timed_out",
+)
 """Words with which an app says how a task ended. Any other word (returned, running, open) leaves it open: that a
 function came back says nothing of its task."""
 
@@ -100,7 +110,7 @@ class TaskCompletionReward:
 
     def _value(self, sample: RewardSample) -> RewardValue:
         ends = [end for task in steps_of(sample, "task") if (end := task_end(task)) is not None]
-        if not ends and str(sample.facts.get("trace_status", "")).lower() in FAILED:
+        if not ends and str(sample.facts.get("trace_status", "")).lower() in FAILURE_WORDS:
             return RewardValue(RAW_LOW, {"tasks": 0, "why": "the run ended with an error"})
         if not ends:
             return RewardValue(None, {"why": "the app says of no task how it ended"})
@@ -112,4 +122,4 @@ def task_end(task: Mapping[str, Any]) -> bool | None:
     if task.get("error"):
         return False
     status = str(task.get("status", "")).strip().lower()
-    return True if status in DONE else False if status in FAILED else None
+    return True if status in SUCCESS_WORDS else False if status in FAILURE_WORDS else None

@@ -69,7 +69,7 @@ class ServedAnswer(Generic[T]):
     fallbacks: list[Fallback] = field(default_factory=list)
 
 
-_made: dict[tuple[object, ...], list[Backend]] = {}
+_backends: dict[tuple[object, ...], list[Backend]] = {}
 _making = threading.Lock()
 
 
@@ -85,9 +85,9 @@ def backends() -> list[Backend]:
         settings.RATCHET_HOME,
     )
     with _making:
-        if key not in _made:
-            _made[key] = [_backend(name) for name in settings.SERVING_BACKENDS]
-        return _made[key]
+        if key not in _backends:
+            _backends[key] = [_backend(name) for name in settings.SERVING_BACKENDS]
+        return _backends[key]
 
 
 def backends_for(model: Model) -> list[Backend]:

@@ -25,7 +25,7 @@ logger = logging.getLogger("rl.serving")
 ASK_AGAIN_S = 60.0
 """Between two times this process has the same file made."""
 
-_asked: dict[str, float] = {}
+_request_times: dict[str, float] = {}
 _lock = threading.Lock()
 
 
@@ -142,10 +142,10 @@ def _make(*options: str) -> None:
     """Have `export_model` write a file: it needs torch, which this process must not load. Returns at once."""
     key = " ".join(options)
     with _lock:
-        last = _asked.get(key)
+        last = _request_times.get(key)
         if last is not None and time.monotonic() - last < ASK_AGAIN_S:
             return
-        _asked[key] = time.monotonic()
+        _request_times[key] = time.monotonic()
     log = settings.RATCHET_HOME / "serving-exports.log"
     logger.info("made in the background: export_model %s (its log: %s)", key, log)
     with log.open("ab") as said:

@@ -33,7 +33,7 @@ outage = OutageLog(logger)
 RETRY_MINUTES = 10
 """A retry of a request that was answered so long ago gets the same answer again."""
 
-recorder = Recorder(spool_folder, counted=lambda how: metrics.RECORDED.labels(how).inc())
+recorder = Recorder(spool_folder, counted=lambda how: metrics.DECISIONS_RECORDED.labels(how).inc())
 
 
 class KeyReused(ServingRefused):

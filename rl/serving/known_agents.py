@@ -27,7 +27,7 @@ SUGGESTIONS = 3
 _SET_UP = (AgentSettings, ServingSettings, GateSettings, LearnerSettings, Policy, Experiment, TrainingRun)
 """Tables in which an operator, a training or an experiment names an agent."""
 
-_known: TTLCache[bool] = TTLCache()
+_agent_cache: TTLCache[bool] = TTLCache()
 
 
 class AgentUnknown(LookupError):
@@ -42,7 +42,7 @@ def agent_check(agent: str) -> None:
     """
     if agent in AGENTS or any(fnmatch.fnmatchcase(agent, pattern) for pattern in settings.GATEWAY_NEW_AGENTS):
         return
-    _known.get(agent, lambda: _exists(agent))
+    _agent_cache.get(agent, lambda: _exists(agent))
 
 
 def _exists(agent: str) -> bool:

@@ -24,10 +24,10 @@ from rl.serving.candidate_selection import choose
 LINEAR = "linear"
 """Name of the backend, and kind of the models it answers for."""
 
-LOADED = 32
+MAX_POLICIES = 32
 """Policies held in memory; one takes a megabyte or two."""
 
-_loaded: OrderedDict[tuple[str, str], LinearPolicy] = OrderedDict()
+_policies: OrderedDict[tuple[str, str], LinearPolicy] = OrderedDict()
 _lock = Lock()
 
 
@@ -77,17 +77,17 @@ def linear_policy(model: Model) -> LinearPolicy:
     with _lock:
         try:
             file_check(path, model.adapter_sha256, "restore it from a backup, or roll back")
-            if key not in _loaded:
-                _loaded[key] = LinearPolicy.load(path.parent)
-                while len(_loaded) > LOADED:
-                    _loaded.popitem(last=False)
+            if key not in _policies:
+                _policies[key] = LinearPolicy.load(path.parent)
+                while len(_policies) > MAX_POLICIES:
+                    _policies.popitem(last=False)
         except FileDamaged as damage:
             damage_notify(damage, f"policy {model.name}")
             raise BackendFailed(str(damage), kind="damaged" if damage.found else "missing") from damage
         except LinearPolicyError as fault:
             raise BackendFailed(str(fault), kind="missing") from fault
-        _loaded.move_to_end(key)
-        return _loaded[key]
+        _policies.move_to_end(key)
+        return _policies[key]
 
 
 def listed_answers(model: Model, messages: Sequence[ChatMessage]) -> list[str]:

@@ -25,7 +25,7 @@ SECONDS = Histogram(
 )
 TOKENS = Counter("ratchet_gateway_tokens", "Prompt and completion tokens", ["agent", "direction"])
 FALLBACKS = Counter("ratchet_gateway_fallbacks", "Failed attempts, by backend and kind", ["backend", "kind"])
-RECORDED = Counter("ratchet_decisions_recorded", "Decisions recorded, by destination", ["how"])
+DECISIONS_RECORDED = Counter("ratchet_decisions_recorded", "Decisions recorded, by destination", ["how"])
 
 
 def exposition(gauges: dict[str, tuple[str, float]]) -> bytes:

@@ -31,7 +31,7 @@ CONNECT_S = 2.0
 RETRIES = 2
 FIRST_PAUSE_S = 0.1
 """Before the first retry at most; doubled for the next. The pause itself is drawn from 0 to that (full jitter)."""
-AGAIN = {408, 425, 429, 500, 502, 503, 504}
+RETRY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 """HTTP statuses after which the same request may go through."""
 LONGEST_ANSWER = 16 * 1024**2
 
@@ -219,7 +219,7 @@ class OpenAIServer:
     def _refuse(self, status: int, raw: bytes) -> None:
         said, code, param = _error_of(raw)
         text = f"{self.name} answered {status}: {said}"
-        if status in AGAIN:
+        if status in RETRY_STATUSES:
             raise BackendFailed(text)
         if status in (401, 403, 404, 405, 407) or status < 400:
             # the key, the address, or the model's name: ours to mend, while another backend may answer

@@ -109,7 +109,7 @@ def gini_concordance_p(
     if not spread.sum():
         return 1.0
     gini, variance = _correlations(worth[None], spread[None], order, members)
-    observed = float(gini[0]) / math.sqrt(max(float(variance[0]), _LEAST))
+    observed = float(gini[0]) / math.sqrt(max(float(variance[0]), _MIN_VARIANCE))
     groups = int(members.max()) + 1
     if groups > LARGE:
         return float(scipy.stats.t.sf(observed, groups - 1))
@@ -118,13 +118,13 @@ def gini_concordance_p(
     def draw(random: np.random.Generator, count: int) -> np.ndarray:
         places = _permute(random, count, blocks, len(worth))
         gini, variance = _correlations(worth[places], spread[places], order, members)
-        statistics: np.ndarray = gini / np.sqrt(np.maximum(variance, _LEAST))
+        statistics: np.ndarray = gini / np.sqrt(np.maximum(variance, _MIN_VARIANCE))
         return statistics
 
     return monte_carlo_p(observed, draw, len(worth), draws=draws, seed=seed_of(worth, order.first, members))
 
 
-_LEAST = 1e-12
+_MIN_VARIANCE = 1e-12
 """Variance below which all agree; a perfect order then counts as more extreme than any other."""
 
 

@@ -11,7 +11,7 @@ import scipy
 
 from rl.statistics.intervals import Difference, Interval
 
-MOST = 2000
+MAX_ROWS = 2000
 """Rows ranked against each other at most; of more, the first so many count."""
 
 
@@ -102,13 +102,13 @@ class _Comparisons:
     def of(
         cls, values: Sequence[float], scores: Sequence[float], prompts: Sequence[str]
     ) -> _Comparisons | None:
-        y, s = np.asarray(values[:MOST], dtype=float), np.asarray(scores[:MOST], dtype=float)
+        y, s = np.asarray(values[:MAX_ROWS], dtype=float), np.asarray(scores[:MAX_ROWS], dtype=float)
         order = np.sign(y[:, None] - y[None, :])
         agree = (order * np.sign(s[:, None] - s[None, :]) + 1) / 2 * (order != 0)
         comparable = (order != 0).astype(float)
         if not comparable.any():
             return None
-        names, codes = np.unique(np.asarray(prompts[:MOST]), return_inverse=True)
+        names, codes = np.unique(np.asarray(prompts[:MAX_ROWS]), return_inverse=True)
         member = np.zeros((len(names), len(y)))
         member[codes, np.arange(len(y))] = 1.0
 

@@ -124,8 +124,8 @@ def filer_example(random: Random) -> BaseExample:
 def storer_example(random: Random) -> BaseExample:
     place = random.choice(tuple(storer.PLACES))
     fact = random.choice(storer.PLACES[place][1]).format(
-        who=random.choice((*storer.WHO, *base_words.NAMES)),
-        place=random.choice((*storer.WHERE, *base_words.PLACES)),
+        who=random.choice((*storer.PEOPLE, *base_words.NAMES)),
+        place=random.choice((*storer.CITIES, *base_words.PLACES)),
         day=random.choice(storer.DAYS),
     )
     described = {name: what for name, (what, _) in storer.PLACES.items()}
@@ -215,7 +215,7 @@ def tool_example(random: Random) -> BaseExample:
     if random.random() < 0.45:
         tools, goal, answers = base_strangers.tool_stranger(random)
         return BaseExample(tuple(agent.render({"goal": goal, "tools": tools})), tuple(answers))
-    person = random.choice(tool_agent.WHO) if random.random() < 0.5 else base_words.word(random).lower()
+    person = random.choice(tool_agent.PEOPLE) if random.random() < 0.5 else base_words.word(random).lower()
     order, amount = random.randint(100, 2099), random.randint(5, 90)
     goal, refund = random.choice(
         (

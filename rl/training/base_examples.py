@@ -15,7 +15,7 @@ from typing import Any
 
 from rl.agents.base import Message
 
-Weighted = tuple[str, float]
+WeightedText = tuple[str, float]
 """A text and its share."""
 
 
@@ -24,7 +24,7 @@ class TargetAnswer:
     """A right answer, and at each of its choices the texts it might have been up to there, with their shares."""
 
     text: str
-    choices: tuple[tuple[Weighted, ...], ...] = ()
+    choices: tuple[tuple[WeightedText, ...], ...] = ()
 
 
 @dataclass(frozen=True)

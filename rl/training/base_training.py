@@ -239,7 +239,7 @@ def loss_of(model: Any, batch: Sequence[Tree], pad: int) -> tuple[torch.Tensor, 
 
 
 @dataclass
-class Trained:
+class BaseTrainingState:
     """State of a training."""
 
     step: int
@@ -286,7 +286,7 @@ def train(
         weight_decay=0.0,
     )
     kind = {"seed": seed, "batch_size": batch_size, "learning_rate": learning_rate}
-    checkpoint = _load(state, model, optimizer, kind) if state is not None else Trained(0, [])
+    checkpoint = _load(state, model, optimizer, kind) if state is not None else BaseTrainingState(0, [])
     cooling = int(COOLING * steps)
     # on a processor that multiplies it natively only: elsewhere bfloat16 is emulated, and many times slower
     bfloat16 = hardware.dtype == "bfloat16"
@@ -318,7 +318,7 @@ def train(
         if progress is not None:
             progress(step, steps, checkpoint.losses[-1])
         if state is not None and step % save_every == 0:
-            _save(state, model, optimizer, kind, Trained(step, checkpoint.losses))
+            _save(state, model, optimizer, kind, BaseTrainingState(step, checkpoint.losses))
     model.eval().to("cpu")
     return checkpoint.losses
 
@@ -332,21 +332,21 @@ def _tensors(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in kept.items()}
 
 
-def _save(state: Path, model: Any, optimizer: Any, kind: dict[str, Any], trained: Trained) -> None:
+def _save(state: Path, model: Any, optimizer: Any, kind: dict[str, Any], trained: BaseTrainingState) -> None:
     half = state.with_suffix(".half")
     about = {"kind": json.dumps(kind), "step": str(trained.step), "losses": json.dumps(trained.losses)}
     save_file(_tensors(model, optimizer), half, metadata=about)
     half.replace(state)
 
 
-def _load(state: Path, model: Any, optimizer: Any, kind: dict[str, Any]) -> Trained:
+def _load(state: Path, model: Any, optimizer: Any, kind: dict[str, Any]) -> BaseTrainingState:
     """Put a saved training back; one of other numbers is left alone, and the training starts anew."""
     if not state.is_file():
-        return Trained(0, [])
+        return BaseTrainingState(0, [])
     with safe_open(state, "pt") as state_file:
         about = state_file.metadata()
         if json.loads(about["kind"]) != kind:
-            return Trained(0, [])
+            return BaseTrainingState(0, [])
         parameters = dict(model.named_parameters())
         for name in state_file.keys():  # noqa: SIM118  # no dict: it cannot be iterated over
             key, _, owner = name.partition("/")
@@ -358,4 +358,4 @@ def _load(state: Path, model: Any, optimizer: Any, kind: dict[str, Any]) -> Trai
                 # the optimiser counts its steps on the CPU
                 value = state_file.get_tensor(name)
                 optimizer.state[parameter][key] = value if value.ndim == 0 else value.to(parameter.device)
-    return Trained(int(about["step"]), json.loads(about["losses"]))
+    return BaseTrainingState(int(about["step"]), json.loads(about["losses"]))

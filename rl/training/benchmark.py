@@ -132,12 +132,12 @@ def benchmark(
     ]
 
 
-Opened = tuple[Task, str, str]
+TaskFiles = tuple[Task, str, str]
 """The harness's task, its source, and the hash of its files."""
 
 
-def _open_tasks(tasks: Sequence[TaskFolder | str], *, code: bool) -> list[Opened]:
-    found: list[Opened] = []
+def _open_tasks(tasks: Sequence[TaskFolder | str], *, code: bool) -> list[TaskFiles]:
+    found: list[TaskFiles] = []
     for task in tasks:
         if isinstance(task, TaskFolder):
             found.append((_local(task, code=code), task.source, task.sha256))
@@ -235,7 +235,7 @@ def _leaves(manager: TaskManager, name: str) -> list[dict[str, Any]]:
 
 def _run_tasks(
     policy: LoadedPolicy,
-    opened: Sequence[Opened],
+    opened: Sequence[TaskFiles],
     limit: int | None,
     fewshot: int | None,
     batch_size: int,

@@ -25,7 +25,7 @@ from rl.training.evaluate_answers import (
 )
 from rl.training.evaluate_approval import liked_share
 from rl.training.evaluate_evidence import (
-    GENERATED,
+    GENERATED_KINDS,
     Check,
     response_of,
     right_answer_check,
@@ -54,7 +54,7 @@ from rl.training.linear_side import LinearSide
 from rl.training.policy import LoadedPolicy
 from rl.training.result import TrainingRefused
 
-ANSWERED = 200
+MAX_ANSWERS = 200
 """Prompts that are answered where there are as many: of 200 answers a fall of five valid ones in a hundred is seen."""
 
 
@@ -70,7 +70,7 @@ def evaluate_policy(
     against: LoadedPolicy | LinearSide | str | None = None,
     baseline: LinearSide | None = None,
     max_samples: int | None = None,
-    generate_samples: int = ANSWERED,
+    generate_samples: int = MAX_ANSWERS,
     spare: Sequence[Mapping[str, Any]] = (),
     reward: Reward | None = None,
     batch_size: int = 16,
@@ -119,7 +119,7 @@ def evaluate_policy(
         raise ValueError(f"expected against='base' or a loaded policy, found {against!r}")
     judge = AnswerJudge(agent, reward)
     checks = {KNOWN: right_answer_check(judge), **(checks or {})}
-    for kind in GENERATED:
+    for kind in GENERATED_KINDS:
         if kind in other_rows and kind not in checks:
             raise ValueError(f"expected a check for the answers to {kind} prompts, found none")
     try:

@@ -20,13 +20,13 @@ from rl.training.encoding import prompt_messages, response_text
 from rl.training.evaluate_answers import AnswerJudge, HeldOutPrompt, prompt_key, slices_of
 from rl.training.scoring import ResponseScore
 
-Scored = tuple[str, Mapping[str, Any]]
+ScoredRow = tuple[str, Mapping[str, Any]]
 """A kind and a row of it whose `completion` is scored."""
 
 Check = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], Sequence[float | None]]
 """(held-out rows, one generated answer each) -> a value each, more is better, or None where nothing can be said."""
 
-CHECKED = 256
+MAX_CHECKS = 256
 """Prompts of a kind, at most, that are answered because the answers themselves are the evidence."""
 
 
@@ -40,7 +40,7 @@ class OtherEvidence:
     effect: Effect | None = field(default=None, compare=False)
 
 
-def rows_scored(rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent) -> list[Scored]:
+def rows_scored(rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent) -> list[ScoredRow]:
     """The rows of every kind whose own response is scored: rated answers, and written ones where the agent's answers
     are free text (of a structured agent the greedy answer itself is compared)."""
     kinds = [LABELS, OUTCOMES, *([] if agent.discrete else [CORRECTIONS])]
@@ -220,5 +220,5 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-GENERATED = (TESTS, KNOWN, REWARDS)
+GENERATED_KINDS = (TESTS, KNOWN, REWARDS)
 """Kinds whose evidence is what a check says of generated answers."""

@@ -18,11 +18,11 @@ from rl.training.evaluate_answers import (
 )
 from rl.training.evaluate_approval import Verdicts, verdicts_on
 from rl.training.evaluate_evidence import (
-    CHECKED,
-    GENERATED,
+    GENERATED_KINDS,
+    MAX_CHECKS,
     Check,
     OtherEvidence,
-    Scored,
+    ScoredRow,
     agreement_check,
     answered_evidence,
     rated_evidence,
@@ -62,7 +62,7 @@ class EvaluationInput:
     """Evidence and prompts that every side is asked about."""
 
     rows: Sequence[Mapping[str, Any]]
-    score_rows: Sequence[Scored]
+    score_rows: Sequence[ScoredRow]
     prompts: Sequence[HeldOutPrompt]
     judge: AnswerJudge
     batch_size: int
@@ -114,10 +114,10 @@ def answered_prompts(
     if generate_samples <= 0:
         return first
     known = {prompt.key for prompt in first}
-    kinds = [*GENERATED, *([CORRECTIONS] if agent.discrete else [])]
+    kinds = [*GENERATED_KINDS, *([CORRECTIONS] if agent.discrete else [])]
     for kind in kinds:
         keys = {prompt.key for prompt in held_out_prompts({kind: rows.get(kind, ())})}
-        wanted = [prompt for prompt in prompts if prompt.key in keys][:CHECKED]
+        wanted = [prompt for prompt in prompts if prompt.key in keys][:MAX_CHECKS]
         first += [prompt for prompt in wanted if prompt.key not in known]
         known |= {prompt.key for prompt in wanted}
     more = [one for one in held_out_prompts({TESTS: spare}) if one.key not in known]

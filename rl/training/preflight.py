@@ -35,7 +35,7 @@ PROMPTS = 24
 ASKABLE = 1_000_000_000
 """Parameters up to which a dry run loads the base and asks it."""
 
-FEW = 0.5
+LOW_VALID_SHARE = 0.5
 """Share of valid answers below which it is said loudly."""
 
 FORM_WEIGHT = 1.0
@@ -72,7 +72,7 @@ class AnswerCheck:
     @property
     def few(self) -> bool:
         """True if less than half of the answers are valid."""
-        return self.share < FEW
+        return self.share < LOW_VALID_SHARE
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"share": self.share}
@@ -143,7 +143,7 @@ def form_taught(recipe: Recipe, look: AnswerCheck | None) -> Recipe:
     knobs = recipe.as_dict()
     if (
         look is None
-        or look.share >= FEW
+        or look.share >= LOW_VALID_SHARE
         or look.served == CHOICE
         or "sft_weight" not in knobs
         or teaches_form(recipe)
@@ -174,7 +174,7 @@ def refusal_of(look: AnswerCheck | None, recipe: Recipe, agent: str) -> str:
 
 def warning_of(look: AnswerCheck | None, recipe: Recipe) -> str:
     """Warning before a training; empty where at least half of the answers are valid."""
-    if look is None or isinstance(recipe, RewardModelRecipe) or look.share >= FEW:
+    if look is None or isinstance(recipe, RewardModelRecipe) or look.share >= LOW_VALID_SHARE:
         return ""
     if look.served == CHOICE:
         return f"{look.words()}. Where the agent chooses among what is listed each answer is valid (/api/decide/)"
@@ -197,7 +197,7 @@ def after_words(before: AnswerCheck | None, after: AnswerCheck | None) -> str:
         return f"NO VALID ANSWER after training, {figures}: it cannot answer. {after.words()}"
     if after.share < before.share - FEWER:
         return f"FEWER VALID ANSWERS: {figures}; {after.words()}"
-    if after.share < FEW and after.served != CHOICE:
+    if after.share < LOW_VALID_SHARE and after.served != CHOICE:
         return f"FEW VALID ANSWERS after training: {figures}; {after.words()}"
     return ""
 

@@ -32,7 +32,7 @@ WHOLE_LAYERS = 4
 WIDEST_HEAD = 32768
 """Words of the random model, at most: a larger head would take memory here and little time there."""
 
-TIMED = 6
+MAX_TIMED_BATCHES = 6
 """Micro-batches timed, twice each: the first time its lengths may be new to the machine, as they are in a run."""
 
 FEWEST, TIMED_S = 4, 2.0
@@ -128,7 +128,7 @@ def _measure(
         saved_bytes, inputs = _saved_bytes(policy, lambda: run(largest))
         optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad])
         train_times, forwards = [], []
-        for number, micro in enumerate([largest, *2 * _spread(micros, TIMED)]):
+        for number, micro in enumerate([largest, *2 * _spread(micros, MAX_TIMED_BATCHES)]):
             began = _clock(hardware)
             run(micro).backward()
             optimizer.step()

@@ -9,9 +9,9 @@ from django.http import HttpRequest
 from feedback.cache import TTLCache
 from rl.selectors import loop_closed
 
-_closed: TTLCache[bool] = TTLCache()
+_closed_cache: TTLCache[bool] = TTLCache()
 
 
 def guided_start(request: HttpRequest) -> dict[str, Any]:
     """`loop_open`, asked of the database only where a template reads it: true until an agent has had a champion."""
-    return {"loop_open": lambda: not _closed.get("closed", loop_closed)}
+    return {"loop_open": lambda: not _closed_cache.get("closed", loop_closed)}

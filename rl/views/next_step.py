@@ -9,7 +9,7 @@ from backend.installation import PROGRAM
 from rl.gates.figures import headline_of
 from rl.models import Policy, TrainingRun
 from rl.recipes import DATASET_CONFIG
-from rl.selectors import STOPPED, AgentCard
+from rl.selectors import STOPPED_STATUSES, AgentCard
 
 DONE, NOW, OPEN, FAULT = "done", "now", "open", "fault"
 """Drawn states of a station: passed, being worked at or the next to reach, not reached, stopped there."""
@@ -50,7 +50,7 @@ def stations_of(card: AgentCard) -> Stations:
     states = {name: DONE if done else NOW if name == first else OPEN for name, done in reached.items()}
     if card.works:
         states["training"] = NOW
-    elif card.run is not None and card.run.status in STOPPED:
+    elif card.run is not None and card.run.status in STOPPED_STATUSES:
         states["training"] = FAULT
     return Stations(**states)
 
@@ -92,7 +92,7 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
         trained = newest is not None and not card.works
         judged = trained and newest is not None and headline_of(newest.metrics) is not None
         # between a champion and a newer candidate it is the candidate that is led on
-        answers = champion and (newest == card.policy or newest is None or newest.stage in ENDED)
+        answers = champion and (newest == card.policy or newest is None or newest.stage in FINAL_STAGES)
         steps_done |= {
             "bring": card.counts.decisions > 0,
             "rate": newest is not None or card.works or card.counts.evidence >= feedback_minimum(),
@@ -100,7 +100,7 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
             "compare": judged or (trained and answers),
             "promote": trained and answers,
         }
-        if newest is None and run is not None and run.status in STOPPED:
+        if newest is None and run is not None and run.status in STOPPED_STATUSES:
             fault = "train"
     at = next(key for key, done in steps_done.items() if not done)
     return tuple(
@@ -115,7 +115,7 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
     )
 
 
-ENDED = (Policy.Stage.REJECTED, Policy.Stage.RETIRED)
+FINAL_STAGES = (Policy.Stage.REJECTED, Policy.Stage.RETIRED)
 """Stages of a policy that is led no further."""
 
 
@@ -130,7 +130,7 @@ def step_next(card: AgentCard) -> LoopStep:
     if newest is None and card.counts.evidence < feedback_minimum():
         further = feedback_minimum() - card.counts.evidence
         return LoopStep("rate", f"{further} more {card.noun} are needed for a first training.")
-    if run is not None and run.status in STOPPED:
+    if run is not None and run.status in STOPPED_STATUSES:
         return LoopStep("look", f"The newest training was {run.status}; its page has the reason.")
     if newest is None and feedback < feedback_minimum():
         return LoopStep("train", _unrated_source(card))

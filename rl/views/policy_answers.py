@@ -11,7 +11,7 @@ from rl.models import Policy
 from rl.registry.held_out_answers import LOSS, TIE, WIN, answers_compared, counts_of, evaluation_newest_paired
 
 READ = "rl.view_policy"
-NAMED = ((WIN, "Wins"), (LOSS, "Losses"), (TIE, "Ties"))
+OUTCOME_TITLES = ((WIN, "Wins"), (LOSS, "Losses"), (TIE, "Ties"))
 
 
 @login_required
@@ -39,7 +39,7 @@ def policy_answers(request: HttpRequest, name: str) -> HttpResponse:
         "among": len(matches),
         "all": len(every),
         "show": show,
-        "kinds": [(key, title, counts[key]) for key, title in NAMED],
+        "kinds": [(key, title, counts[key]) for key, title in OUTCOME_TITLES],
         "before": number - 1 if number > 1 else None,
         "after": number + 1 if number < len(matches) else None,
     }

@@ -42,7 +42,7 @@ EXAMPLE = (
     '{"prompt": "My parcel is late.", "response": "Sorry! It left our depot this morning.", "thumb": "up"}\n'
     '{"prompt": "My parcel is late.", "response": "So what?", "thumb": "down"}'
 )
-GONE = "These lines are no longer here: paste them again."
+LINES_MISSING = "These lines are no longer here: paste them again."
 
 
 @login_required
@@ -205,7 +205,7 @@ def _start_bring(request: HttpRequest) -> HttpResponse:
     if request.POST.get("token"):
         upload = _session_upload(request)
         if upload is None:
-            return _bring_again(request, GONE)
+            return _bring_again(request, LINES_MISSING)
         try:
             return _trial_response(request, upload_mapped(upload, request.POST))
         except FormatRefused as refusal:
@@ -255,7 +255,7 @@ def start_take(request: HttpRequest) -> HttpResponse:
     """Import the lines that this session tried, and go on with their agent."""
     upload = _session_upload(request)
     if upload is None:
-        return _bring_again(request, GONE)
+        return _bring_again(request, LINES_MISSING)
     order = upload.order(actor=request.user.get_username(), skip_bad=request.POST.get("skip_bad") == "on")
     try:
         report = order_import(order)

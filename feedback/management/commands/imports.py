@@ -11,7 +11,7 @@ from backend.command import RatchetCommand
 from feedback.transfer.import_report import count_text
 from feedback.transfer.imports import batches, import_summary
 
-SHOWN = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
+COUNT_NAMES = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
 
 
 class Command(RatchetCommand):
@@ -51,7 +51,7 @@ class Command(RatchetCommand):
         for column in ("import", "file", "format", "agent", "brought", "by", "at", ""):
             table.add_column(column)
         for row in result["imports"]:
-            brought = ", ".join(count_text(n, name) for name in SHOWN if (n := row["counts"].get(name)))
+            brought = ", ".join(count_text(n, name) for name in COUNT_NAMES if (n := row["counts"].get(name)))
             table.add_row(
                 str(row["batch"]), row["file"], row["format"], row["agent"] or "several", brought, row["actor"],
                 f"{row['created_at']:%Y-%m-%d %H:%M}", "undone" if row["undone_at"] else "",

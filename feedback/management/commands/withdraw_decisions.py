@@ -13,7 +13,7 @@ from feedback.erasure.withdrawals import decisions_withdraw, selection_read, wit
 from feedback.transfer.import_report import count_text
 
 SELECTION = ("ids", "batch", "agent", "unit", "source", "since", "until")
-LISTED = 50
+LIST_LENGTH = 50
 """Withdrawals listed."""
 
 
@@ -83,7 +83,7 @@ class Command(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["list"]:
             columns = ("pk", "decisions_count", "selection", "reason", "actor", "created_at", "restored_at")
-            return {"withdrawals": list(withdrawals().values(*columns)[:LISTED])}
+            return {"withdrawals": list(withdrawals().values(*columns)[:LIST_LENGTH])}
         if options["restore"] is not None:
             count = withdrawal_restore(
                 options["restore"], actor="withdraw_decisions", dry_run=options["dry_run"]

@@ -18,7 +18,7 @@ from feedback.transfer.formats.history import (
     RatingRow,
 )
 
-BETWEEN = "\x1e"
+SEPARATOR = "\x1e"
 """Stands between two texts of JSON, in which it is always escaped."""
 
 NAMES = {"trace_id": "trace"}
@@ -32,8 +32,8 @@ def decision_texts(agent: str | None) -> Iterator[DecisionText]:
     outcome = _object(Outcome, [name for name in OutcomeRow._fields if name != "decision_id"], "t", "{", "}")
     decision = _object(Decision, DecisionRow._fields, "d", '{"type":"decision",', "")
     # what supersedes what is told beside: a chain has to stand in its own order, whatever its times
-    words = f"""SELECT string_agg({rating}, E'{BETWEEN}' ORDER BY t.created_at, t.id)
-        || coalesce(E'{BETWEEN}{BETWEEN}' || string_agg(t.id || ' ' || t.supersedes_id, ' '), '')
+    words = f"""SELECT string_agg({rating}, E'{SEPARATOR}' ORDER BY t.created_at, t.id)
+        || coalesce(E'{SEPARATOR}{SEPARATOR}' || string_agg(t.id || ' ' || t.supersedes_id, ' '), '')
         FROM feedback_rating t WHERE t.decision_id = d.id"""  # noqa: S608  # our own names
     measured = f"""SELECT string_agg({outcome}, ',' ORDER BY t.created_at, t.id)
         FROM feedback_outcome t WHERE t.decision_id = d.id"""  # noqa: S608
@@ -53,7 +53,7 @@ def decision_texts(agent: str | None) -> Iterator[DecisionText]:
 
 def _in_order(text: bytes) -> bytes:
     """Ratings in the order of their times, with what supersedes what, as ratings each after the one it supersedes."""
-    between = BETWEEN.encode()
+    between = SEPARATOR.encode()
     said, _, superseding = text.partition(between + between)
     if not superseding:
         return said.replace(between, b",")

@@ -77,15 +77,15 @@ def pieces(items: Iterable[T]) -> Iterator[list[T]]:
         yield piece
 
 
-Said = TypeVar("Said", RatingRow, ComparisonRow)
+FeedbackRow = TypeVar("FeedbackRow", RatingRow, ComparisonRow)
 
 
-def in_chains(rows: Sequence[Said], begun: Callable[[Said], bool]) -> Iterator[Said]:
+def in_chains(rows: Sequence[FeedbackRow], begun: Callable[[FeedbackRow], bool]) -> Iterator[FeedbackRow]:
     """Rows in their order, but each after the one it supersedes: their times are what clients say."""
     successors = {row.supersedes_id: row for row in rows if row.supersedes_id}
     for row in rows:
         if begun(row):
-            following: Said | None = row
+            following: FeedbackRow | None = row
             while following is not None:
                 yield following
                 following = successors.get(following.id)

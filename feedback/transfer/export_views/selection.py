@@ -26,7 +26,7 @@ RAW_LOW, RAW_HIGH = -2.0, 2.0
 """Range of a raw reward."""
 
 
-MORE = "more"
+BEYOND_LIMIT = "more"
 """Key of `left_out` for decisions beyond the limit."""
 
 
@@ -93,7 +93,7 @@ def selected_exports(selection: Selection, left_out: Counter[str]) -> Iterator[D
     )
     yield from islice(told, selection.decisions)
     if selection.decisions is not None and next(told, None) is not None:
-        left_out[MORE] = 1
+        left_out[BEYOND_LIMIT] = 1
 
 
 def _narrow(

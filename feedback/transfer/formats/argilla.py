@@ -45,7 +45,7 @@ from feedback.transfer.formats.writers import (
     writer_by_record,
 )
 
-OWN = ("id", "status", "_server_id", "inserted_at", "updated_at")
+RECORD_KEYS = ("id", "status", "_server_id", "inserted_at", "updated_at")
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
@@ -134,7 +134,7 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 def _flat_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a flattened record: what is neither its own nor of a question. Metadata stands among them, and
     cannot be told from fields: answers that are called alike are preferred to it."""
-    return {name: value for name, value in row.items() if name not in OWN and "." not in name}
+    return {name: value for name, value in row.items() if name not in RECORD_KEYS and "." not in name}
 
 
 def _preferences(value: Any, responses: list[str]) -> list[tuple[str, str]]:

@@ -254,7 +254,7 @@ def judgement(
     )
 
 
-UP = (
+THUMB_UP_WORDS = (
     "up",
     "good",
     "accept",
@@ -267,7 +267,7 @@ UP = (
     "thumb_up",
     "approve",
 )
-DOWN = (
+THUMB_DOWN_WORDS = (
     "down", "bad", "reject", "rejected", "dislike", "disliked", "negative", "thumbs_down", "thumbsdown", "thumb_down",
     "disapprove",
 )  # fmt: skip
@@ -276,7 +276,7 @@ DOWN = (
 def thumb_of(word: Any) -> str:
     """up or down, where a word says one of them in any of the usual ways; else ""."""
     said = word.strip().lower().replace(" ", "_").replace("-", "_") if isinstance(word, str) else ""
-    return "up" if said in UP else "down" if said in DOWN else ""
+    return "up" if said in THUMB_UP_WORDS else "down" if said in THUMB_DOWN_WORDS else ""
 
 
 DEMONSTRATION = "demonstration"

@@ -13,7 +13,7 @@ ABSENT = object()
 """Answer of `value_at` for a row without such a column."""
 
 _SCALE = re.compile(r"(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?)")
-_WORDED = ("rating", "thumb", "preferred")
+_WORD_COLUMNS = ("rating", "thumb", "preferred")
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _column(name: str, text: str) -> tuple[str, Scale | None, tuple[str, ...]]:
         if low == high:
             raise FormatRefused(f"--map {name}={text}: expected two different ends of the scale")
         return column, Scale(low, high), ()
-    if name in _WORDED and "/" in rest:
+    if name in _WORD_COLUMNS and "/" in rest:
         return column, None, tuple(word.strip() for word in rest.split("/"))
     return text, None, ()
 
@@ -240,7 +240,7 @@ _VERDICTS = frozenset({
     "bewertung", "urteil", "sterne", "puntuacion", "puntuación", "valoracion", "valoración", "calificacion",
     "calificación", "avaliação", "évaluation", "avis", "valutazione", "voto",
 })  # fmt: skip
-_WHO = frozenset({"annotator", "annotators", "rater", "raters"})
+_RATER_NAMES = frozenset({"annotator", "annotators", "rater", "raters"})
 _TRUE_OR_FALSE = frozenset({
     "good", "bad", "ok", "correct", "wrong", "helpful", "unhelpful", "harmful", "accepted", "rejected", "approved",
     "passed", "success", "failed", "satisfied", "solved", "resolved", "kto", "chosen",
@@ -250,9 +250,9 @@ _ADVERSE = frozenset({
     "unhelpful", "wrong",
 })  # fmt: skip
 _CLICKS = frozenset({"click", "clicked", "clicks", "conversion", "converted"})
-_WHOSE = re.compile(r"^(user|human|customer|overall|final|your|expert)_(?=.)")
+_OWNER_PREFIX = re.compile(r"^(user|human|customer|overall|final|your|expert)_(?=.)")
 _RANGE = re.compile(r"_\d+(_to)?_\d+$")
-_STATED = re.compile(r"(?<![\d.])(\d+)\s*(?:-|–|\.\.|to)\s*(\d+)(?![\d.])")
+_SCALE_RANGE = re.compile(r"(?<![\d.])(\d+)\s*(?:-|–|\.\.|to)\s*(\d+)(?![\d.])")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -263,12 +263,12 @@ def normal(name: str) -> str:
 
 def alias(name: str) -> str:
     """A normal name without the words that say whose it is or in which range: user_rating_1_10 is a rating."""
-    return _RANGE.sub("", _WHOSE.sub("", name)) or name
+    return _RANGE.sub("", _OWNER_PREFIX.sub("", name)) or name
 
 
 def range_in(name: str) -> Scale | None:
     """The scale that a column's name states, as in `Rating (1-10)`; None where it states none."""
-    found = _STATED.search(name)
+    found = _SCALE_RANGE.search(name)
     if found is None or float(found[1]) >= float(found[2]):
         return None
     return Scale(float(found[1]), float(found[2]))
@@ -309,7 +309,7 @@ def columns_guessed(names: Iterable[str]) -> dict[str, str]:
     for field in ("propensity", "prompt", "response", "reward", "rating", "rater"):
         if field not in (*asked, "rater") or (field == "rater" and chances):
             continue
-        usual = {*NAMES[field], *(_VERDICTS - _WHO if field == "rating" else ())}
+        usual = {*NAMES[field], *(_VERDICTS - _RATER_NAMES if field == "rating" else ())}
         usual |= _CLICKS if field == "reward" else set()
         whole = [name for name in left if normal(name) in usual]
         part = [name for name in left if set(normal(_HUMPS.sub("_", name)).split("_")) & usual]

@@ -50,17 +50,17 @@ def rows_bounded(most: int | None) -> Iterator[None]:
         _most_rows.reset(token)
 
 
-_dropped: ContextVar[tuple[str, ...]] = ContextVar("dropped", default=())
+_dropped_columns: ContextVar[tuple[str, ...]] = ContextVar("dropped", default=())
 
 
 @contextmanager
 def columns_dropped(names: Collection[str]) -> Iterator[None]:
     """Within the block rows come without these columns."""
-    token = _dropped.set(tuple(names))
+    token = _dropped_columns.set(tuple(names))
     try:
         yield
     finally:
-        _dropped.reset(token)
+        _dropped_columns.reset(token)
 
 
 def too_many_rows(name: str, most: int) -> str:
@@ -74,7 +74,7 @@ def too_many_rows(name: str, most: int) -> str:
 def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
     """Read rows within the bounds: of rows where `rows_bounded` sets one, and of lines that cannot be
     read."""
-    most, ignored_columns = _most_rows.get(), _dropped.get()
+    most, ignored_columns = _most_rows.get(), _dropped_columns.get()
     refused = 0
     for number, row in enumerate(_rows(path, name), 1):
         if most is not None and number > most:

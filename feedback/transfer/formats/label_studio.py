@@ -31,7 +31,7 @@ from feedback.transfer.formats.records import (
 )
 
 MIN_KEYS = ("annotator", "annotation_id", "created_at", "updated_at", "lead_time", "id")
-SELECTED = ("left", "right")
+SIDES = ("left", "right")
 TASK = (
     "annotations", "total_annotations", "cancelled_annotations", "annotators", "annotations_results",
     "annotations_ids", "last_annotated_at", "reviews", "reviews_accepted", "reviews_rejected", "reviewed",
@@ -119,7 +119,7 @@ def _task(
     notes = "\n".join(text for answer in ratings for text in _texts(answer) if answer[1] == "textarea")
     tags = tuple(text for answer in ratings for text in _texts(answer) if answer[1] == "choices")
     for _, _, preference, to_name in pairwise:
-        if preference not in SELECTED:
+        if preference not in SIDES:
             raise RowError(f"pairwise: expected left or right, found {value_excerpt(preference)}")
         # left is the first text the template names; exports name it, or only the template's own tag
         left, right = two_answers(data, prompt, first=to_name.split(",")[0])

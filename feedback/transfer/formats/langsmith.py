@@ -70,7 +70,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
                 model_traces.add(str(row.get("trace_id")))
             elif "feedback_source" in row and row.get("feedback_group_id") is not None:
                 groups.add(
-                    str(row["feedback_group_id"]), {"line": item.line} | {n: row.get(n) for n in GROUPED}
+                    str(row["feedback_group_id"]), {"line": item.line} | {n: row.get(n) for n in GROUP_KEYS}
                 )
 
     def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
@@ -168,7 +168,7 @@ def _feedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     ).references(line, key, text_of(row["run_id"], "run_id"), text_or_empty(row.get("trace_id")))
 
 
-GROUPED = ("id", "run_id", "score")
+GROUP_KEYS = ("id", "run_id", "score")
 """Of feedback in a group: what must be remembered until the rest of the group is read."""
 
 

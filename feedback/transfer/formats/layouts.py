@@ -38,7 +38,7 @@ MAX_COLUMNS = limits.COLUMNS
 RATINGS = ("thumb", "stars", "score", "rating")
 """Fields that hold a verdict on one response."""
 
-KNOWN = ("facts", "tests", "expected_output", "entry_point", "tools")
+METADATA_COLUMNS = ("facts", "tests", "expected_output", "entry_point", "tools")
 """Columns that go to a decision's metadata under their own names: what rewards can be verified with, and its tools."""
 
 
@@ -65,7 +65,7 @@ class TableLayout:
         if column in self.also:
             return "prompt"
         fields = [name for name, mapped in self.columns.columns_by_field().items() if mapped == column]
-        return fields[0] if fields else column if normal(column) in KNOWN else None
+        return fields[0] if fields else column if normal(column) in METADATA_COLUMNS else None
 
 
 @dataclass
@@ -148,7 +148,7 @@ class _Finder:
             column
             for column in self.survey.columns
             if (column not in used or column in self.ignored)
-            and normal(column) not in (*KNOWN, *IMAGES)
+            and normal(column) not in (*METADATA_COLUMNS, *IMAGES)
             and not any(path.startswith(f"{column}.") for path in used)
         )
         found: dict[str, Any] = {name: column for name, column in self.found.items() if name not in RATINGS}
@@ -338,7 +338,7 @@ class _Finder:
         unread_paths = [
             f"{column}.{key}"
             for column, values in self.survey.columns.items()
-            if column not in (*self.taken, *unread_columns) and normal(column) not in KNOWN
+            if column not in (*self.taken, *unread_columns) and normal(column) not in METADATA_COLUMNS
             for key in sorted(values.verdict_keys)
             if f"{column}.{key}" not in self.taken
         ]

@@ -61,7 +61,7 @@ from feedback.transfer.formats import (
 from feedback.transfer.formats.base import Format
 from feedback.transfer.formats.writers import RowShape, View
 
-OWN: tuple[ModuleType, ...] = (ratchet, feedback_collector)
+OWN_FORMATS: tuple[ModuleType, ...] = (ratchet, feedback_collector)
 """Formats that we and our collector write."""
 
 TELEMETRY: tuple[ModuleType, ...] = (
@@ -118,7 +118,7 @@ PLAIN: tuple[ModuleType, ...] = (simulation, table)
 
 ORDER: list[Format] = [
     module.FORMAT
-    for section in (OWN, TELEMETRY, LOGS, CHOICES, APPLICATIONS, DATA_SETS, TRAINING, PLAIN)
+    for section in (OWN_FORMATS, TELEMETRY, LOGS, CHOICES, APPLICATIONS, DATA_SETS, TRAINING, PLAIN)
     for module in section
 ]
 """Every format, in the order in which they are asked."""

@@ -37,7 +37,7 @@ from feedback.transfer.formats.tensorzero import slug
 from feedback.transfer.formats.verdicts import NamedScore
 
 EVALUATION = "gen_ai.evaluation.result"
-NOT_ASKED = ("execute_tool", "embeddings", "invoke_agent", "create_agent")
+PROMPTLESS_OPERATIONS = ("execute_tool", "embeddings", "invoke_agent", "create_agent")
 """Operations that answer no prompt of their own: an agent's answers are the spans of the model calls inside."""
 
 
@@ -124,7 +124,7 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
         prompt, answers = _older(attributes, span)
     if not operation and prompt is None and answers is None:
         yield RowSkipped(line, span_id, "a span of no model call")
-    elif operation in NOT_ASKED:
+    elif operation in PROMPTLESS_OPERATIONS:
         yield RowSkipped(line, span_id, f"a span of {operation}, not of a model call")
     elif not isinstance(answers, list) or not isinstance(prompt, list) or not answers:
         yield RowSkipped(

@@ -15,7 +15,7 @@ from feedback.transfer.formats.files import columns_dropped, rows
 from feedback.transfer.formats.readers import Reading, readings
 from feedback.transfer.formats.records import FormatRefused, RowRefused
 
-SHOWN = 80
+VALUE_LENGTH = 80
 """Characters of a value shown."""
 
 
@@ -104,4 +104,4 @@ def _text(value: Any) -> str:
         turn = value[-1].get("content")
         value = turn if isinstance(turn, str) else value
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    return text if len(text) <= VALUE_LENGTH else text[: VALUE_LENGTH - 3] + "..."

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from feedback.storage.responses import value_excerpt
-from feedback.transfer.formats.base import DOWN, UP
+from feedback.transfer.formats.base import THUMB_DOWN_WORDS, THUMB_UP_WORDS
 from feedback.transfer.formats.cells import number_in
 from feedback.transfer.formats.columns import Scale, verdicts_in
 from feedback.transfer.formats.records import FormatRefused, RowError
@@ -21,10 +21,34 @@ ODD_SHARE = 0.1
 """Values that are no verdict, for each that is one, up to which a column is one of verdicts with mistakes in it."""
 
 UP_WORDS = frozenset(
-    {*UP, "yes", "true", "thumbsup", "helpful", "correct", "👍", "+1", "pass", "passed", "ok", "chosen"}
+    {
+        *THUMB_UP_WORDS,
+        "yes",
+        "true",
+        "thumbsup",
+        "helpful",
+        "correct",
+        "👍",
+        "+1",
+        "pass",
+        "passed",
+        "ok",
+        "chosen",
+    }
 )
 DOWN_WORDS = frozenset(
-    {*DOWN, "no", "false", "thumbsdown", "unhelpful", "incorrect", "wrong", "👎", "fail", "failed"}
+    {
+        *THUMB_DOWN_WORDS,
+        "no",
+        "false",
+        "thumbsdown",
+        "unhelpful",
+        "incorrect",
+        "wrong",
+        "👎",
+        "fail",
+        "failed",
+    }
 )
 NEUTRAL_WORDS = frozenset(
     {"neutral", "none", "null", "nan", "n/a", "na", "unrated", "skip", "mixed", "neither", "_"}
@@ -34,13 +58,13 @@ NEUTRAL_WORDS = frozenset(
 FIRST, SECOND = ("a", "1", "left", "first", "one"), ("b", "2", "right", "second", "two")
 TIES = ("tie", "equal", "same", "draw", "both_good", "both", "tied")
 BOTH_BAD = ("both_bad", "bothbad", "neither", "tie_(bothbad)", "tie_both_bad", "none", "both_are_bad")
-NOTHING = ("", "nan", "null", "n/a", "na")
+EMPTY_WORDS = ("", "nan", "null", "n/a", "na")
 
 YES_AND_NO = (("true", "false"), ("yes", "no"), ("1", "0"))
 
 _OUT_OF = re.compile(r"(\d+(?:[.,]\d+)?)\s*/\s*(\d+)")
 _STARS = re.compile(r"(\d+)(?:\.0)?\s*stars?", re.IGNORECASE)
-_DRAWN = re.compile(r"([★⭐]\ufe0f?)+[☆✩]*")
+_STAR_SIGNS = re.compile(r"([★⭐]\ufe0f?)+[☆✩]*")
 _TONE = re.compile("[\U0001f3fb-\U0001f3ff\ufe0f]")
 
 Kind: TypeAlias = Literal["thumb", "stars", "score", "notes"]
@@ -116,7 +140,7 @@ class Values:
     def says_good_or_bad(self) -> bool:
         """True if every value is a word for good or bad that has no other meaning."""
         said = {word_of(value) for value in self.different} - NEUTRAL_WORDS
-        return bool(said) and said <= {*UP, *DOWN, "👍", "👎"}
+        return bool(said) and said <= {*THUMB_UP_WORDS, *THUMB_DOWN_WORDS, "👍", "👎"}
 
 
 @dataclass(frozen=True)
@@ -202,7 +226,7 @@ def _by_values(column: str, values: Values, kind: str) -> Verdicts | None:
         return Verdicts(column, "thumb", partial(_thumb, column, ""), note, odd=True)
     if kind in ("rating", "score") and all(_OUT_OF.fullmatch(v) or v.endswith("%") for v in said):
         return Verdicts(column, "score", partial(_out_of, column), f"{column}: read as shares of the most")
-    if kind in ("rating", "stars") and all(_STARS.fullmatch(v) or _DRAWN.fullmatch(v) for v in said):
+    if kind in ("rating", "stars") and all(_STARS.fullmatch(v) or _STAR_SIGNS.fullmatch(v) for v in said):
         return Verdicts(column, "stars", partial(_stars, column), f"{column}: read as stars, 1 to 5")
     return None
 
@@ -283,7 +307,7 @@ def _stars(column: str, value: Any) -> int | None:
         return None
     text = str(value).strip()
     number: float | None
-    if _DRAWN.fullmatch(text):
+    if _STAR_SIGNS.fullmatch(text):
         number = sum(text.count(star) for star in "★⭐")
     else:
         said = _STARS.fullmatch(text)
@@ -379,7 +403,7 @@ def preferences_of(
 
     def read(value: Any, sides: Mapping[str, str]) -> str | None:
         word = _plain(value) if value is not None else ""
-        if word in NOTHING:
+        if word in EMPTY_WORDS:
             return None
         if word in side_by_word:
             return side_by_word[word]

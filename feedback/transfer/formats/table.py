@@ -18,7 +18,7 @@ from feedback.transfer.formats.base import PROMPT_ALONE, Format, OpenFile, each_
 from feedback.transfer.formats.cells import Cell, json_of
 from feedback.transfer.formats.columns import ABSENT, NAMES, PAIRS, ColumnMap, normal, value_at
 from feedback.transfer.formats.files import rows
-from feedback.transfer.formats.layouts import KNOWN, TableLayout, layout_of
+from feedback.transfer.formats.layouts import METADATA_COLUMNS, TableLayout, layout_of
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -39,7 +39,7 @@ from feedback.transfer.formats.records import (
     uuid_of,
 )
 
-NOTHING = ("", "nan", "none", "null", "n/a")
+EMPTY_CELLS = ("", "nan", "none", "null", "n/a")
 """Texts that programs write into an empty cell."""
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -100,7 +100,7 @@ class _Cells:
     def text(self, field: str) -> str:
         """The text of a field in which nothing may stand: "" then, and for words such as NaN."""
         value = self.get(field)
-        if value is None or (isinstance(value, str) and value.strip().lower() in NOTHING):
+        if value is None or (isinstance(value, str) and value.strip().lower() in EMPTY_CELLS):
             return ""
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return f"{value:.15g}" if isinstance(value, float) else str(value)
@@ -194,7 +194,7 @@ def _decision(
     metadata = {
         normal(name): check_json(json_of(value), name)
         for name, value in cells.row.items()
-        if normal(str(name)) in KNOWN and value is not None
+        if normal(str(name)) in METADATA_COLUMNS and value is not None
     }
     name = cells.text("id")
     candidates = cells.get("candidates")

@@ -28,8 +28,8 @@ from feedback.transfer.formats.records import (
     text_of,
 )
 
-PASSED = ("yes", "true", "pass", "passed", "correct", "right", "satisfied", "helpful", "\U0001f44d", "+1")
-FAILED = (
+PASS_WORDS = ("yes", "true", "pass", "passed", "correct", "right", "satisfied", "helpful", "\U0001f44d", "+1")
+FAIL_WORDS = (
     "no",
     "false",
     "fail",
@@ -156,7 +156,7 @@ def word_thumb(word: Any) -> str:
     plain = word.strip().lower().strip(":").replace("\ufe0f", "")
     # an emoji of any skin tone says the same
     plain = "".join(mark for mark in plain if not 0x1F3FB <= ord(mark) <= 0x1F3FF)
-    return "up" if plain in PASSED else "down" if plain in FAILED else thumb_of(plain)
+    return "up" if plain in PASS_WORDS else "down" if plain in FAIL_WORDS else thumb_of(plain)
 
 
 def outcome_name(name: str) -> str:

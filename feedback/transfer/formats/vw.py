@@ -33,7 +33,7 @@ from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, iso
 
 SLATES = "a slates file: its slots are chosen and paid together, which is no choice among listed responses"
 CONTINUOUS = "a continuous action (_label_ca): only a choice among listed actions can be read"
-UNLABELLED = "no action was taken: nothing says which one was chosen"
+NO_ACTION_REASON = "no action was taken: nothing says which one was chosen"
 
 TOLERANCE = 1e-3
 """By how much, relative to the larger, two statements of one probability may differ: logs keep single precision."""
@@ -83,7 +83,7 @@ def _choice(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     actions = [_text_or_json(action) for action in list_of(context.get("_multi"), "c._multi")]
     chosen = _action_index(row, len(actions))
     if chosen is None:
-        yield RowSkipped(line, key_of(row), UNLABELLED)
+        yield RowSkipped(line, key_of(row), NO_ACTION_REASON)
         return
     shared = {key: value for key, value in context.items() if key != "_multi"}
     event = _event(row)
@@ -185,7 +185,7 @@ def _slots(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         raise RowError(SLATES)
     slots = list_of(context.get("_slots"), "c._slots")
     if row.get("_outcomes") is None:
-        yield RowSkipped(line, key_of(row), UNLABELLED)
+        yield RowSkipped(line, key_of(row), NO_ACTION_REASON)
         return
     outcomes = list_of(row["_outcomes"], "_outcomes")
     if len(outcomes) != len(slots):

@@ -28,7 +28,7 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--limit",
             type=int,
-            default=label.SUGGESTED,
+            default=label.MAX_SUGGESTIONS,
             metavar="N",
             help="How many unrated decisions to suggest a rating for, newest first (default %(default)s). "
             "Example: --limit 200",

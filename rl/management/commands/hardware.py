@@ -13,7 +13,7 @@ from rl.jobs.hardware import hardware_detect
 from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import recipe_named
 
-SAID = {True: "yes", False: "no", None: "none"}
+ANSWER_WORDS = {True: "yes", False: "no", None: "none"}
 
 
 class Command(RatchetCommand):
@@ -50,7 +50,7 @@ class Command(RatchetCommand):
             table.add_column(column)
         for name, value in result.items():
             if name not in ("reasons", "measured", "gpus", "sizes"):
-                text = ", ".join(value) if isinstance(value, list) else SAID.get(value, str(value))
+                text = ", ".join(value) if isinstance(value, list) else ANSWER_WORDS.get(value, str(value))
                 table.add_row(name.replace("_", " "), text, result["reasons"].get(name, ""))
         for gpu in result["gpus"]:
             table.add_row("gpu", f"{gpu['name']}, {gpu['memory_gb']} GB", gpu["kind"])

@@ -131,10 +131,10 @@ class Command(RatchetCommand):
             return "" if self.failed else "python manage.py policy list"
         if "policies" in result:
             return "" if result["policies"] else "python manage.py train_dpo --agent SLUG --dry-run"
-        return NEXT.get(result.get("stage", ""), lambda row: "")(result)
+        return NEXT_STEPS.get(result.get("stage", ""), lambda row: "")(result)
 
 
-NEXT: dict[str, Callable[[dict[str, Any]], str]] = {
+NEXT_STEPS: dict[str, Callable[[dict[str, Any]], str]] = {
     Policy.Stage.CANDIDATE: lambda row: (
         next_steps.after_gate_opens(row["name"]) if row["against"] else next_steps.after_training(row["name"])
     ),

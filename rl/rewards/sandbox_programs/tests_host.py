@@ -27,7 +27,7 @@ ANSWER_MODULES = frozenset(
 )
 """Modules that tests import an answer's names from, as published tests do."""
 
-NOT_RAISED = (StopIteration, StopAsyncIteration, AssertionError, Warning)
+RESERVED_EXCEPTIONS = (StopIteration, StopAsyncIteration, AssertionError, Warning)
 """Exceptions that an answer's error never becomes: they would end loops, or speak for the tests."""
 
 
@@ -117,7 +117,7 @@ class AnswerProcess:
                 )
             return value
         except (EOFError, OSError, ValueError, RecursionError, LookupError, TypeError) as error:
-            if isinstance(error, Raised):
+            if isinstance(error, AnswerRaised):
                 raise
             self.fault = f"the answer's process is gone or speaks nonsense: {error}"[:300]
             raise AnswerError(self.fault) from None
@@ -150,15 +150,15 @@ class AnswerProcess:
         raise ValueError(f"unknown kind {kind!r}")
 
 
-class Raised(Exception):
+class AnswerRaised(Exception):
     """Marks an exception as one that the answer raised."""
 
 
 def _exception_of(name: str, text: str) -> Exception:
     kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, NOT_RAISED):
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, RESERVED_EXCEPTIONS):
         try:
-            return type(name, (kind, Raised), {})(text)
+            return type(name, (kind, AnswerRaised), {})(text)
         except TypeError:
             pass
     return AnswerError(f"{name}: {text}")

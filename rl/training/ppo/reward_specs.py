@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl.rewards.base import RewardFunction
-from rl.rewards.catalogue import AUTO, LEARNED, MODEL, rewards_named
+from rl.rewards.catalogue import AUTO, LEARNED_REWARD, MODEL, rewards_named
 from rl.training.labels import LearnedReward
 from rl.training.ppo.reward_role import SharedRewardModel, fits
 from rl.training.ppo.shared_base import SharedBase
@@ -29,14 +29,14 @@ def rewards_of(specs: str, base: SharedBase | None = None) -> list[RewardFunctio
                     functions.append(SharedRewardModel(base, path))
                 else:
                     functions.append(RewardModel.load(path))
-            elif name.startswith(f"{LEARNED}:"):
-                functions.append(LearnedReward.load(name.removeprefix(f"{LEARNED}:")))
+            elif name.startswith(f"{LEARNED_REWARD}:"):
+                functions.append(LearnedReward.load(name.removeprefix(f"{LEARNED_REWARD}:")))
             elif name == AUTO:
                 raise TrainingRefused(
                     "reward auto is the agent's registered reward model: run the training by command, which finds or "
                     "trains it, or name a folder with model:FOLDER"
                 )
-            elif name == LEARNED:
+            elif name == LEARNED_REWARD:
                 raise TrainingRefused(
                     "reward learned needs the folder of a label model: learned:FOLDER, or run the training by command, "
                     "which finds the agent's newest"
