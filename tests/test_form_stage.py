@@ -129,6 +129,10 @@ def test_the_form_is_shown_by_what_people_wrote_else_by_valid_answers_liked_or_n
     enough = form_stage.form_order(run)
     assert enough is not None
     assert enough.knobs == few.knobs
+    run.recipe["lora_r"] = 0  # what trains whole weights goes on from whole weights
+    whole = form_stage.form_order(run)
+    assert whole is not None
+    assert whole.knobs == {**few.knobs, "lora_r": 0}
 
 
 def none_valid() -> AnswerCheck:

@@ -35,7 +35,7 @@ def shared_base(path: Path, **knobs: object) -> SharedBase:
 
 
 def disturb(base: SharedBase, seed: int) -> None:
-    """Give every trained matrix something to say: LoRA's B and the value's head start at zero."""
+    """Give every trained matrix something to say: LoRA's B and the value's head start at zero, copies as the base."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for role in (POLICY, VALUE):
@@ -43,9 +43,9 @@ def disturb(base: SharedBase, seed: int) -> None:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
-@pytest.fixture(scope="module")
-def base(base_path: Path) -> SharedBase:
-    return shared_base(base_path)
+@pytest.fixture(scope="module", params=[4, 0], ids=["lora", "whole"])
+def base(base_path: Path, request: pytest.FixtureRequest) -> SharedBase:
+    return shared_base(base_path, lora_r=request.param)
 
 
 @pytest.fixture
@@ -116,8 +116,9 @@ def test_the_value_loss_reaches_the_value_alone(trained: SharedBase) -> None:
     assert all(p.grad is None for p in trained.parameters_of(POLICY).values())
 
 
-def test_a_shared_trunk_takes_both_losses(base_path: Path) -> None:
-    base = shared_base(base_path, value_backbone="shared")
+@pytest.mark.parametrize("rank", [4, 0])
+def test_a_shared_trunk_takes_both_losses(base_path: Path, rank: int) -> None:
+    base = shared_base(base_path, value_backbone="shared", lora_r=rank)
     micro = base.micro_batch([0, 1, 2], ITEMS)
     logps, entropy, values = base.policy_and_values(micro)
     assert torch.equal(logps, base.policy_tokens(micro)[0])
@@ -128,11 +129,12 @@ def test_a_shared_trunk_takes_both_losses(base_path: Path) -> None:
     assert set(base.parameters_of(VALUE)) == {"value_head.weight", "value_head.bias"}
 
 
+@pytest.mark.parametrize("rank", [4, 0])
 @pytest.mark.parametrize("strategy", [Strategy.LAST_LAYER, Strategy.STOCK])
-def test_packed_and_plain_rows_say_the_same(base_path: Path, strategy: Strategy) -> None:
+def test_packed_and_plain_rows_say_the_same(base_path: Path, strategy: Strategy, rank: int) -> None:
     from rl.training.packed.selection import install
 
-    base = shared_base(base_path)
+    base = shared_base(base_path, lora_r=rank)
     plain = base.micro_batch([0, 1, 2], ITEMS)
     assert plain.padded is not None
     expected = (*base.policy_tokens(plain), base.values(plain), base.reference_logps(plain))

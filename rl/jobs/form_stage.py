@@ -113,7 +113,8 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
         run.agent,
         METHOD,
         base_model=run.base_model,
-        knobs={**knobs, "start_from": BASE},
+        # a run goes on from a LoRA with a LoRA, and from whole weights with whole weights
+        knobs={**knobs, "start_from": BASE, **({"lora_r": 0} if run.recipe.get("lora_r") == 0 else {})},
         actor=f"run {run.pk}",
         reason=f"first stage of run {run.pk}, as its base model gives few valid answers: {count:,} {description}",
         stage_of=run.pk,

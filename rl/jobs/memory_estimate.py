@@ -17,6 +17,8 @@ from typing import Any
 from django.conf import settings
 
 from rl.bundled_models import is_bundled, resolve_base_model
+from rl.recipes.base import BASE, START
+from rl.rewards.catalogue import AUTO, MODEL
 
 GB = 1e9
 PROCESS_GB = 1.5
@@ -127,9 +129,15 @@ def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> 
         if rank
         else shape.parameters
     )
-    lora = (
-        trained * 16
-    )  # float32 weight, gradient, two moments; at rank 0 a copy of the weights beside the original
+    # float32 weight, gradient, two moments, twice where PPO's value has its own; at rank 0 copies beside the original
+    lora = trained * 16 * (2 if recipe.get("value_backbone") == "adapter" else 1)
+    if not rank:
+        # of the policy training starts from, where that is the reference; and reward models that do not share the base
+        has_reference = recipe.get("start_from", BASE) != BASE and recipe.get("reference") == START
+        lora += trained * 4 * has_reference
+        weights *= 1 + sum(
+            spec.strip().startswith((MODEL, AUTO)) for spec in str(recipe.get("reward", "")).split(",")
+        )
     rows = _rows(recipe)
     per_layer = rows * sides * int(recipe["max_length"]) * (10 * shape.hidden_size + 3 * shape.middle) * size
     kept = per_layer if recipe.get("gradient_checkpointing") else shape.layers * per_layer

@@ -45,23 +45,39 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
         rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
     recipe = start_resolved(order, recipe)
     if recipe.whole and hardware is not None:
-        if "learning_rate" not in {*knobs, *configuration}:
-            recipe = recipe.with_knobs(learning_rate=recipe.learning_rate * WHOLE_RATE)
+        recipe = _with_whole_rates(recipe, {*knobs, *configuration})
         _memory_check(order, recipe, hardware)
     return name, recipe
+
+
+RATES = ("learning_rate", "value_learning_rate", "warm_up_learning_rate")
+"""Knobs that are learning rates of weights; 0 stands for the first."""
+
+
+def _with_whole_rates(recipe: Recipe, named: Collection[str]) -> Recipe:
+    """The recipe with learning rates of full fine-tuning in place of a preset's, but those somebody named."""
+    rates = {knob: rate for knob, rate in recipe.as_dict().items() if knob in RATES and knob not in named}
+    return recipe.with_knobs(**{knob: rate * WHOLE_RATE for knob, rate in rates.items()})
 
 
 def _memory_check(order: TrainOrder, recipe: Recipe, hardware: Hardware) -> None:
     """Raises RunRefused for full fine-tuning of a base model that the machine has no memory for, one row at a time."""
     base_model = base_model_for(order)
-    least = recipe.as_dict() | {"batch_size": 1, "gradient_checkpointing": True}
+    least = recipe.as_dict() | {"batch_size": 1, "mini_batch_size": 1, "gradient_checkpointing": True}
     needed = memory_estimate(base_model, least, 2 if METHODS[order.method].kind in ("pairs", "labels") else 1)
     if needed.gb is not None and needed.gb > MOST_OF_MEMORY * hardware.memory_gb:
         raise RunRefused(
             f"--lora-r 0 trains every weight of {base_model}, which takes {needed.gb:g} GB ({needed.source}); this "
             f"machine has {hardware.memory_gb:g} GB, of which a tenth is left to others. Train a LoRA adapter "
-            "(--lora-r 16), or a smaller base model"
+            f"(--lora-r 16), or a smaller base model{_value_shared(recipe)}"
         )
+
+
+def _value_shared(recipe: Recipe) -> str:
+    """What else to do where a value of its own takes a second copy of the weights; empty where none does."""
+    if recipe.trained_copies == 1:
+        return ""
+    return "; --set value_backbone=shared saves the second trained copy, that of the value"
 
 
 def _with_lengths(recipe: Any, agent: str, named: Collection[str]) -> Any:

@@ -44,8 +44,8 @@ def _continued_recipe(recipe: Recipe, start: Policy) -> Recipe:
     whole = start.run is not None and start.run.recipe.get("lora_r") == 0
     if whole and not recipe.supports_full_finetuning:
         raise RunRefused(
-            f"start_from {start.name}: it was fully fine-tuned (--lora-r 0), which dpo, kto and sft go on with; start "
-            "from base, or from a policy with a LoRA adapter"
+            f"start_from {start.name}: it was fully fine-tuned (--lora-r 0), and this method trains LoRA adapters; "
+            "start from base, or from a policy with a LoRA adapter"
         )
     if recipe.whole and not whole:
         raise RunRefused(

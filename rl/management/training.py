@@ -27,7 +27,7 @@ SHARED_KNOBS = {
     "max_steps": "Number of optimiser steps, in place of --epochs; -1: by --epochs. Example: --max-steps 50",
     "batch_size": "Rows per micro-batch. Example: --batch-size 8",
     "learning_rate": "Peak learning rate. Example: --learning-rate 5e-5",
-    "lora_r": "Rank of the LoRA adapter; 0 is full fine-tuning (dpo, kto, sft). Example: --lora-r 16",
+    "lora_r": "Rank of the LoRA adapter; 0 is full fine-tuning. Example: --lora-r 16",
     "max_length": (
         "Most tokens of prompt and response together; longer rows lose the oldest prompt tokens. Example: "
         "--max-length 1024"

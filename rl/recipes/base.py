@@ -106,8 +106,8 @@ class Recipe(BasicRecipe):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     lora_r: int = 16
-    """Rank of the LoRA adapter. 0 is full fine-tuning (DPO, KTO, SFT): every weight is trained but those of the
-    embeddings and the output head."""
+    """Rank of the LoRA adapter. 0 is full fine-tuning: every weight is trained but those of the embeddings and the
+    output head."""
     lora_alpha: int = 32
     lora_dropout: float = 0.0
     max_length: int = 1024
@@ -156,7 +156,7 @@ class Recipe(BasicRecipe):
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
         if self.whole and not self.supports_full_finetuning:
             raise RecipeError(
-                "lora_r 0, full fine-tuning, is for dpo, kto and sft; this method takes a rank above 0"
+                "lora_r 0, full fine-tuning: this method trains LoRA adapters only; expected a rank above 0"
             )
         if self.whole and (self.quantization != "none" or self.lora_dropout):
             raise RecipeError(
@@ -176,6 +176,16 @@ class Recipe(BasicRecipe):
     def whole(self) -> bool:
         """True for full fine-tuning: the base model's weights are trained, without LoRA."""
         return self.lora_r == 0
+
+    @property
+    def trained_copies(self) -> int:
+        """Sets of weights that are trained at once: the policy's; an actor-critic method has a second."""
+        return 1
+
+    @property
+    def has_adapter_reference(self) -> bool:
+        """True if the reference is an adapter, kept in memory beside the policy's; False where it is the base."""
+        return False
 
     def steps(self, rows: int) -> int:
         """Optimiser steps of a run on so many training rows, in one process."""

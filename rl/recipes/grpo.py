@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rl.recipes.base import BASE, START, AdapterRecipe, Flag, Method, RecipeError, divisor_of, positive_number
 
@@ -15,6 +15,8 @@ class GRPORecipe(AdapterRecipe):
 
     `batch_size` is responses per micro-batch, whole groups of `num_generations`.
     """
+
+    supports_full_finetuning: ClassVar[bool] = True
 
     epochs: float = 1.0
     batch_size: int = 16

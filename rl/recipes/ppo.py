@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rl.recipes.base import BASE, START, AdapterRecipe, Method, RecipeError, divisor_of, positive_number
 
@@ -16,6 +16,8 @@ class PPORecipe(AdapterRecipe):
     One step is a batch of sampled responses and `ppo_epochs` passes over them; `max_steps`, `save_steps`,
     `logging_steps` and `eval_steps` count these steps. `batch_size` is responses per step.
     """
+
+    supports_full_finetuning: ClassVar[bool] = True
 
     epochs: float = 1.0
     batch_size: int = 8
@@ -65,7 +67,8 @@ class PPORecipe(AdapterRecipe):
     missing_eos_penalty: float = 1.0
     """Penalty on the score of a response that did not end its turn within `max_new_tokens`."""
     value_backbone: str = "adapter"
-    """`adapter` gives the value a LoRA of its own, `shared` puts its head on the policy's: another algorithm."""
+    """`adapter` gives the value a LoRA of its own (with `lora_r` 0 a copy of the weights), `shared` puts its head on
+    the policy's: another algorithm."""
     max_new_tokens: int = 128
     temperature: float = 1.0
     top_k: int = 50
@@ -87,6 +90,10 @@ class PPORecipe(AdapterRecipe):
     def has_adapter_reference(self) -> bool:
         """True if the reference is an adapter: the one that training starts from."""
         return self.reference == START and self.start_from != BASE
+
+    @property
+    def trained_copies(self) -> int:
+        return 2 if self.value_backbone == "adapter" else 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,6 +137,11 @@ class PPORecipe(AdapterRecipe):
         if self.checkpoints == "epoch":
             raise RecipeError(
                 "checkpoints epoch is for methods that pass over rows; ppo counts steps: see save_steps"
+            )
+        if self.whole and self.vllm_server:
+            raise RecipeError(
+                "vllm_server is sent a LoRA adapter, and lora_r 0 trains whole weights: leave out vllm_server, or "
+                "train a LoRA adapter (--lora-r 16)"
             )
         if self.lora_dropout:
             raise RecipeError("lora_dropout must be 0 with ppo: the ratio of an unchanged policy must be 1")

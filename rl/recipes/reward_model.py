@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rl.recipes.base import Method, Recipe, RecipeError
 
@@ -10,6 +11,8 @@ from rl.recipes.base import Method, Recipe, RecipeError
 @dataclass(frozen=True)
 class RewardModelRecipe(Recipe):
     """A model that scores responses."""
+
+    supports_full_finetuning: ClassVar[bool] = True
 
     objective: str = "pairwise"
     """`pairwise` ranks (Bradley-Terry), `regression` foretells scores in [0, 1], `binary` thumbs."""

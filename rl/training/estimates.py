@@ -15,6 +15,7 @@ from rl.training.loading import load_shape
 from rl.training.machine import GB
 from rl.training.profiler import GenerationLoad, MicroBatchProfile, profile_micro_batches
 from rl.training.reward_model import SCALED
+from rl.training.run_context import training_hardware
 from rl.training.sampling import LengthGroupedSampler
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ def estimate_from_profile(
     `sample_s` are the seconds of a sampling where they are known; else `generation` is sampled while profiling.
     """
     config, encoder, parameters = shape
+    hardware = training_hardware(hardware, recipe)
     profile = profile_micro_batches(
         config, encoder, recipe, hardware, micros, packed=packed, causal=causal, generation=generation
     )
@@ -135,9 +137,10 @@ def memory_estimate(
     four_bit = recipe.quantization == "4bit" and hardware.supports_4bit
     # NF4 with double quantisation takes 4.127 bits a weight (Dettmers et al. 2023); embeddings stay as they are
     weights = parameters * (0.65 if four_bit else number)
-    # float32 weight, gradient, two moments
     trained = parameters if recipe.whole else layers * recipe.lora_r * (8 * hidden + 3 * (hidden + middle))
-    lora, what = trained * 16, "trained copy" if recipe.whole else "LoRA"
+    # float32 weight, gradient, two moments; of a reference the weight alone
+    lora = trained * (16 * recipe.trained_copies + 4 * recipe.has_adapter_reference)
+    what = "LoRA" if not recipe.whole else "trained copy" if recipe.trained_copies == 1 else "trained copies"
     kept = found.checkpoint_bytes if recipe.gradient_checkpointing else found.saved_bytes
     # one layer's gradients on the way back are about what it kept
     activations = kept + found.saved_bytes / max(layers, 1)

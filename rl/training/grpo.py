@@ -38,7 +38,7 @@ from rl.training.trl_runs import (
 
 
 class GRPOTrainer:
-    """Train a LoRA adapter on groups of answers to one prompt, each rewarded against the mean of its group.
+    """Train an adapter on groups of answers to one prompt, each rewarded against the mean of its group.
 
     `mode="online"` rows are {"prompt": messages, "state": what rewards may need, optional}: the policy answers each
     prompt `num_generations` times, and rewards (given, or named in the recipe) judge. `mode="logged"` rows are

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import distributed
 
 from rl.agents import get_agent
@@ -214,6 +215,9 @@ def start_policy(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]
     try:
         yield policy
     finally:
+        for module in policy.model.modules():
+            if isinstance(module, AuxiliaryTrainingWrapper):
+                module._active_adapter = []  # else PEFT leaves the trained copy in the place of the base's module
         policy.model = policy.model.unload()
 
 

@@ -28,11 +28,11 @@ from rl.training.hardware import Hardware
 from rl.training.model_files import model_located
 from rl.training.packed.selftest import install
 from rl.training.packed.strategies import Strategy
-from rl.training.policy import LoadedPolicy, matmul
+from rl.training.policy import LoadedPolicy, lora_config, matmul
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.reward_metrics import held_out_metrics
 from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load
-from rl.training.run_context import RunOptions, run_context
+from rl.training.run_context import RunOptions, run_context, training_hardware
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
 
@@ -78,9 +78,8 @@ class RewardModelTrainer:
     def load_base_model(self) -> tuple[Any, Any]:
         """Load the backbone with a fresh score head, and its encoder, once. Raises PolicyLoadError."""
         if self.loaded is None:
-            self.loaded = backbone_load(
-                self.context.base_model, self.recipe.architecture, self.context.hardware
-            )
+            hardware = training_hardware(self.context.hardware, self.recipe)
+            self.loaded = backbone_load(self.context.base_model, self.recipe.architecture, hardware)
         return self.loaded
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
@@ -129,6 +128,10 @@ class RewardModelTrainer:
         return self._result(trainer, facts, counts, metrics, time.monotonic() - start)
 
     def _lora(self, backbone: Any) -> LoraConfig:
+        if self.recipe.whole:  # the score head is among its modules
+            config = lora_config(self.recipe, backbone)
+            config.task_type = TaskType.SEQ_CLS
+            return config
         head = next(name for name in HEADS if hasattr(backbone, name))
         return LoraConfig(
             r=self.recipe.lora_r,

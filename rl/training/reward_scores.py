@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
@@ -59,8 +60,10 @@ class RewardModel:
         found = base_hash(model_located(base), getattr(model.config, "_commit_hash", None))
         base_check(f"the reward model {path}", facts, facts["base_model"], found)
         model = PeftModel.from_pretrained(model, path, use_safetensors=True)
+        if DUMMY_TARGET_MODULES in (model.peft_config["default"].target_modules or ()):
+            model = model.merge_and_unload()  # whole weights take the base's place; nobody asks the base
         model.to(dtype_of(facts["architecture"], hardware)).eval()
-        head_of(model.get_base_model()).float()
+        head_of(model.get_base_model() if isinstance(model, PeftModel) else model).float()
         return cls(model, encoder, facts, hardware)
 
     def scores(self, items: Sequence[tuple[Sequence[Message], str]], batch_size: int = 16) -> list[float]:

@@ -6,6 +6,7 @@ keeps its caches in the same place; those functions stand here once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,12 +105,21 @@ def run_context(
 def base_load(context: RunContext[Any]) -> LoadedPolicy:
     """The run's base model and tokenizer, with its caches. Raises PolicyLoadError."""
     context.phase("loading the model")
+    hardware = training_hardware(context.hardware, context.recipe)
+    if hardware.dtype != context.hardware.dtype:
+        context.detail("full fine-tuning trains float32 weights: the base is loaded in float32")
     return load_policy(
         context.base_model,
-        hardware=context.hardware,
+        hardware=hardware,
         quantization=context.recipe.quantization,
         cache_dir=context.cache_dir,
     )
+
+
+def training_hardware(hardware: Hardware, recipe: Recipe) -> Hardware:
+    """The hardware as a run uses it: in full fine-tuning with float32. The copy of the weights is trained in float32,
+    and computes together with the base's embeddings and head, which must be of the same type where it answers."""
+    return dataclasses.replace(hardware, dtype="float32") if recipe.whole else hardware
 
 
 def reference_cache(context: RunContext[Any]) -> RowCache | None:

@@ -33,6 +33,7 @@ from rl.training.policy import load_policy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, sample_responses
 from rl.training.preflight import ASKABLE
 from rl.training.profiler import GenerationLoad
+from rl.training.run_context import training_hardware
 
 ANSWER_SHARE = 0.5
 """Share of `max_new_tokens` that an answer of a model too large to ask is taken to use."""
@@ -62,7 +63,7 @@ def ppo(
     half of `max_new_tokens` taken for an answer. What rewards take that are not models is not counted. Raises
     PolicyLoadError, ValueError for rows of another shape.
     """
-    hardware = hardware or detect()
+    hardware = training_hardware(hardware or detect(), recipe)
     shape = load_shape(base_model)
     ids = _prompts(shape[1], rows, recipe)
     if not ids:
@@ -91,7 +92,7 @@ def grpo(
     base_model: str, recipe: GRPORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
 ) -> Estimate:
     """The same of `GRPOTrainer.train(rows)`, of both modes."""
-    hardware = hardware or detect()
+    hardware = training_hardware(hardware or detect(), recipe)
     shape = load_shape(base_model)
     ids = _prompts(shape[1], rows, recipe)
     if not ids:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, set_peft_model_state_dict
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors.torch import load_file
 
 from rl.training.encoding import EncodedResponse
@@ -67,11 +68,13 @@ class SharedRewardModel(RewardModel):
 
 
 def fits(path: str | Path, base: SharedBase) -> bool:
-    """True if a reward model's checkpoint is an adapter on just this base, in the precision it is loaded
-    in."""
+    """True if a reward model's checkpoint is a LoRA on just this base, in the precision it is loaded in, and the policy
+    is one, too: layers hold either LoRAs or whole copies."""
     try:
         facts = json.loads((Path(path) / FACTS).read_text("utf-8"))
-    except (OSError, ValueError):
+        config = LoraConfig.from_pretrained(path)
+    except (OSError, ValueError, TypeError):
         return False  # RewardModel.load says what is wrong with it
     same = facts.get("base_model") == base.policy.base_model
-    return same and facts.get("architecture") == "causal" and base.policy.quantization == "none"
+    as_lora = not base.recipe.whole and DUMMY_TARGET_MODULES not in (config.target_modules or ())
+    return same and as_lora and facts.get("architecture") == "causal" and base.policy.quantization == "none"

@@ -1,4 +1,7 @@
-"""One frozen base in memory and four roles on it, told apart by LoRA: policy, reference, value, reward model."""
+"""One frozen base in memory and four roles on it, told apart by their adapters: policy, reference, value, reward model.
+
+An adapter is a LoRA or, in full fine-tuning, a copy of the weights; the base itself is never trained.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any, Self
 import torch
 from peft import get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
 from rl.recipes import PPORecipe
@@ -71,9 +75,10 @@ class MicroBatch:
 class SharedBase:
     """A loaded base with the policy's adapter, the value's adapter and its head.
 
-    `value_backbone="adapter"` gives the value a LoRA of its own: the critic learns what it likes about the text, and
-    the policy is moved by its own loss alone. `"shared"` puts the value's head on the policy's trunk, which saves a
-    forward and a backward and is another algorithm: the value loss then moves the policy's weights too.
+    `value_backbone="adapter"` gives the value a LoRA of its own, in full fine-tuning a copy of the weights: the critic
+    learns what it likes about the text, and the policy is moved by its own loss alone. `"shared"` puts the value's head
+    on the policy's trunk, which saves a forward and a backward and is another algorithm: the value loss then moves the
+    policy's weights too.
 
     With `start_from` the policy has that adapter's weights and shape, and so has the reference unless the recipe says
     `base`; the value begins at zero. Raises TrainingRefused for an adapter that does not belong to this base.
@@ -91,7 +96,9 @@ class SharedBase:
             if recipe.has_adapter_reference:
                 reference_add(self.model, POLICY)
             if recipe.value_backbone == "adapter":
-                self.model.add_adapter(VALUE, lora_config(recipe, base))
+                # the modules of a whole copy are named by the policy's, as the base's now have adapters in their names
+                value = self.model.peft_config[POLICY] if recipe.whole else lora_config(recipe, base)
+                self.model.add_adapter(VALUE, value)
         policy.model = self.model
         self.value_head = nn.Linear(base.config.get_text_config().hidden_size, 1, device=policy.device)
         nn.init.zeros_(self.value_head.weight)  # before the first step every state is worth nothing
@@ -105,8 +112,12 @@ class SharedBase:
         self.settle()
 
     def settle(self) -> None:
-        """Look for LoRA layers again, after an adapter was added from outside."""
-        self._layers = [module for module in self.model.modules() if isinstance(module, BaseTunerLayer)]
+        """Look for layers with adapters again, after one was added from outside."""
+        self._layers = [
+            module
+            for module in self.model.modules()
+            if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+        ]
 
     # --- Who speaks -----------------------------------------------------------------------------------------
 
@@ -197,7 +208,7 @@ class SharedBase:
 
 def adapter_of(parameter: str) -> str | None:
     """The adapter a parameter's name belongs to; None for the base's own."""
-    found = re.search(r"\.lora_\w+\.(\w+)(?:\.|$)", parameter)
+    found = re.search(r"\.(?:lora_\w+|modules_to_save)\.(\w+)(?:\.|$)", parameter)
     return found[1] if found else None
 
 

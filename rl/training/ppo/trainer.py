@@ -1,4 +1,4 @@
-"""Proximal policy optimisation of a LoRA policy (Schulman et al. 2017; Ziegler et al. 2019): sample, judge, learn, log.
+"""Proximal policy optimisation of a policy (Schulman et al. 2017; Ziegler et al. 2019): sample, judge, learn, log.
 
 Policy, reference, value and reward model share one frozen base through their adapters; log-probabilities are taken at
 temperature 1, so that KL and ratio describe the policy as it is served. Read `_loop` from top to bottom.
@@ -43,7 +43,7 @@ from rl.training.ppo.vllm_server import VllmServer
 from rl.training.processes import Processes
 from rl.training.progress import checkpoint_last
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
-from rl.training.run_context import RunOptions, run_context
+from rl.training.run_context import RunOptions, run_context, training_hardware
 from rl.training.scoring import head_check
 from rl.training.trl_runs import rows_ordered
 from rl.training.watch import Watch, repetition_of
@@ -52,7 +52,7 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors"
 
 
 class PPOTrainer:
-    """Train a LoRA adapter by proximal policy optimisation on prompts and rewards.
+    """Train an adapter by proximal policy optimisation on prompts and rewards.
 
     Rows are {"prompt": messages, "state": what rewards may need, optional}; other keys, such as the answers of
     preference pairs, are not looked at. Rewards are given as functions (a reward model is one), or named in the
@@ -80,11 +80,13 @@ class PPOTrainer:
     def load_base_model(self) -> LoadedPolicy:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
-            hardware = self.context.hardware
+            hardware = training_hardware(self.context.hardware, self.recipe)
             if hardware.dtype == "float16":
                 # gradients below 6e-8 vanish in float16, and nothing here scales the loss
                 hardware = dataclasses.replace(hardware, dtype="float32")
                 self.context.detail("float16 would lose small gradients: the base is loaded in float32")
+            elif hardware.dtype != self.context.hardware.dtype:
+                self.context.detail("full fine-tuning trains float32 weights: the base is loaded in float32")
             self.policy = load_policy(
                 self.context.base_model,
                 hardware=hardware,
