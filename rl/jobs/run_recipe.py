@@ -74,7 +74,7 @@ def _memory_check(order: TrainOrder, recipe: Recipe, hardware: Hardware) -> None
 
 
 def _value_shared(recipe: Recipe) -> str:
-    """What else to do where a value of its own takes a second copy of the weights; empty where none does."""
+    """Advice where a value of its own takes a second copy of the weights; empty where none does."""
     if recipe.trained_copies == 1:
         return ""
     return "; --set value_backbone=shared saves the second trained copy, that of the value"

@@ -164,7 +164,8 @@ def weights_begin(recipe: AdapterRecipe, model: Any) -> list[str]:
             f"the adapter {folder} does not fit: {len(unset)} weights are not in it, {len(found.unexpected_keys)} are "
             "too many; start from base instead"
         )
-    return [f"starts from the weights of {folder.name}: {len(given)} matrices, its own LoRA rank"]
+    shape = "whole weights" if recipe.whole else "its own LoRA rank"
+    return [f"starts from the weights of {folder.name}: {len(given)} matrices, {shape}"]
 
 
 REFERENCE = "ref"
