@@ -107,7 +107,7 @@ def main() -> None:
         numbers = [int(number) for number in options.adapters.split(",")]
         base, adapters = files_made(Path(folder), max(numbers))
         with LlamaPolicy(base, threads=options.threads, cache_bytes=options.cache_mb * 1024**2) as llama:
-            seats = llama.context.seats
+            seats = llama.context.max_slots
 
             def free(state: Any, adapter: Path) -> None:
                 llama.answer(Ask(AGENT.render(state), AGENT.max_new_tokens), adapter)

@@ -261,7 +261,7 @@ class Bench:
         from rl.recipes import RECIPES
         from rl.recipes.methods import method_named
         from rl.training.hardware import detect
-        from rl.training.preflight import trained_between_looks
+        from rl.training.preflight import train_with_checks
         from rl.training.progress import Silent
 
         recipe = RECIPES[cell.method]["cpu"].with_knobs(seed=cell.seed).fit_to_rows(len(train))
@@ -273,7 +273,7 @@ class Bench:
         trainer = getattr(importlib.import_module(module), name)(
             recipe, "bundled", output_dir=folder, agent=cell.agent, hardware=detect(), **more
         )
-        result = trained_between_looks(trainer, recipe, train, held, agent=cell.agent, listener=Silent())
+        result = train_with_checks(trainer, recipe, train, held, agent=cell.agent, listener=Silent())
         return {
             "status": result.status, "reason": "; ".join(result.notes), "steps": result.steps,
             "valid": {when: look["share"] for when, look in result.preflight.items()},

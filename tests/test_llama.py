@@ -70,16 +70,16 @@ def test_nothing_cached_under_one_adapter_is_read_under_another(llama: LlamaPoli
 
 @pytest.fixture
 def cramped(files: Files) -> Iterator[LlamaPolicy]:
-    """Memory for two seats, and for some twenty short prompts put aside."""
+    """Memory for two slots, and for some twenty short prompts in the prompt cache."""
     with LlamaPolicy(files.base, threads=1, cache_bytes=8 * 1024**2) as policy:
-        assert policy.context.seats == 2
+        assert policy.context.max_slots == 2
         yield policy
 
 
 SCALES = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5]
 
 
-def test_more_adapters_than_there_are_seats_still_answer_as_alone(cramped: LlamaPolicy, files: Files) -> None:
+def test_more_adapters_than_there_are_slots_still_answer_as_alone(cramped: LlamaPolicy, files: Files) -> None:
     alone = []
     for scale in SCALES:
         cramped.context.forget()
@@ -89,7 +89,7 @@ def test_more_adapters_than_there_are_seats_still_answer_as_alone(cramped: Llama
         assert scores(cramped, STATES[1], files.one, scale=scale) == pytest.approx(expected, abs=5e-4)
 
 
-def test_an_adapter_that_gave_up_its_seat_computes_no_prompt_twice(
+def test_an_adapter_that_gave_up_its_slot_computes_no_prompt_twice(
     cramped: LlamaPolicy, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
@@ -106,26 +106,26 @@ def test_an_adapter_that_gave_up_its_seat_computes_no_prompt_twice(
     assert again == [pytest.approx(values, abs=5e-4) for values in found]
 
 
-def test_what_is_put_aside_stays_within_its_bytes(cramped: LlamaPolicy, files: Files) -> None:
-    aside = cramped.context._aside
-    aside.most_bytes = 250_000  # two prompts of 50 tokens, at 2,048 bytes each and a little
+def test_the_prompt_cache_stays_within_its_bytes(cramped: LlamaPolicy, files: Files) -> None:
+    cache = cramped.context._prompt_cache
+    cache.max_bytes = 250_000  # two prompts of 50 tokens, at 2,048 bytes each and a little
     for scale in SCALES * 2:
         scores(cramped, STATES[1], files.one, scale=scale)
-        assert 0 <= aside.bytes <= aside.most_bytes
-    assert 0 < sum(aside.get((str(files.one), scale)) is not None for scale in SCALES) < len(SCALES) - 2
+        assert 0 <= cache.bytes <= cache.max_bytes
+    assert 0 < sum(cache.get((str(files.one), scale)) is not None for scale in SCALES) < len(SCALES) - 2
     cramped.context.forget()
-    assert aside.bytes == 0
+    assert cache.bytes == 0
 
 
-def test_there_are_as_many_seats_as_memory_holds(files: Files) -> None:
+def test_there_are_as_many_slots_as_memory_holds(files: Files) -> None:
     with LlamaPolicy(files.base, threads=1) as roomy:
-        one = roomy.context.seat_bytes()
+        one = roomy.context.slot_bytes()
     # keys and values: 4 layers of 2 heads of 64 + 64 numbers of 2 bytes, for 2,048 + 512 tokens
     assert one > 4 * 2 * (64 + 64) * 2 * 2560
     with LlamaPolicy(files.base, threads=1, cache_bytes=5 * one) as policy:
         for scale in SCALES:
             policy.context.use(files.one, scale)
-        assert len(policy.context._seats) == 3  # three quarters of five, the rest is for prompts put aside
+        assert len(policy.context._slots) == 3  # three quarters of five, the rest is for the prompt cache
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ ROWS = [
 
 
 def looked(trainer: Trainer, recipe: Any, agent: str = "filer", **more: Any) -> TrainResult:
-    return preflight.trained_between_looks(
+    return preflight.train_with_checks(
         trainer, recipe, ROWS, ROWS[:4], agent=agent, listener=Silent(), **more
     )
 

@@ -37,7 +37,7 @@ def trainer_run(
     """Train one run. Writes nothing but files below the run's folder."""
     from rl.training.hardware import threads_settle
     from rl.training.memory import allocator_settle
-    from rl.training.preflight import trained_between_looks
+    from rl.training.preflight import train_with_checks
     from rl.training.result import TrainingRefused
     from rl.training.search import SearchTrainer
 
@@ -74,7 +74,7 @@ def trainer_run(
             raise TrainingRefused(str(refusal)) from refusal
         notes.append(note)
     with agent_resolve(agent_served(run.agent)):
-        result = trained_between_looks(
+        result = train_with_checks(
             trainer,
             recipe,
             train,

@@ -10,11 +10,11 @@ ChatMessage = Mapping[str, Any]
 """One chat turn as OpenAI has it: role, and content that is a text, a list of parts, or null beside tool calls."""
 
 BASE = "base"
-"""Names the base model wherever a policy's name could stand."""
+"""Name of the base model where a policy's name could stand."""
 
 
 class ServingRefused(ValueError):
-    """A question that no retry will get answered: the caller has to change it."""
+    """A request that fails however often it is sent: the caller has to change it."""
 
     def __init__(self, message: str, *, param: str = "", code: str = "invalid") -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class Ask:
     response_schema: Mapping[str, Any] | None = None
     """JSON schema that constrains decoding; {} is any JSON object."""
     answers: Sequence[str] = ()
-    """The closed set a policy's answer is taken from, where its agent has one; heeded in process."""
+    """The closed set a policy's answer is taken from, where its agent has one; applied in process."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of an OpenAI request (tools, tool_choice, logit_bias, ...), passed on as they are."""
     limit_field: str = "max_tokens"

@@ -1,4 +1,4 @@
-"""Get an answer from whoever is meant to give it, else from whoever steps in; every step aside is noted."""
+"""Answers with fallback: of the intended policy, else of the champion or the base; every failed try is recorded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NobodyAnswers(RuntimeError):
 
 @dataclass(frozen=True)
 class Fallback:
-    """One that was to answer and did not."""
+    """A policy on a backend that was tried and failed, with the reason."""
 
     policy: str
     backend: str
@@ -61,7 +61,7 @@ class Fallback:
 
 @dataclass
 class ServedAnswer(Generic[T]):
-    """Answer, the backend that gave it, and those asked before."""
+    """Answer, the backend that gave it, and the failed tries before it."""
 
     result: T
     model: Model
@@ -116,7 +116,7 @@ def answer(target: Target, ask: Ask) -> ServedAnswer[Answer]:
 
 
 def stream(target: Target, ask: Ask) -> ServedAnswer[Iterator[Piece]]:
-    """An answer in pieces. Whoever fails before the first piece is stepped in for; after it nobody can be."""
+    """An answer in pieces. A failure before the first piece falls back to the next policy; after it nothing can."""
 
     def begin(backend: Backend, model: Model, timeout_s: float) -> Iterator[Piece]:
         pieces = backend.stream(ask, model, timeout_s)
@@ -143,7 +143,7 @@ def log_probabilities(
 
 
 def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> ServedAnswer[T]:
-    """The first that answers, within SERVING_TIMEOUT_S in all: each but the last may take half of what is left."""
+    """First answer within SERVING_TIMEOUT_S in all: each try but the last may take half of the time left."""
     deadline = time.monotonic() + settings.SERVING_TIMEOUT_S
     pending = deque((model, backend) for model in target.models for backend in backends_for(model))
     fallbacks: list[Fallback] = []

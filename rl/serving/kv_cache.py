@@ -1,4 +1,4 @@
-"""Cache of key-value states of prompts under adapters that were switched out: bounded in bytes, each for its own."""
+"""Prompt cache: key-value states of prompts whose adapter has no slot at the moment, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ AdapterKey = tuple[str, float]
 """An adapter's file and its scale; the base is ("", 0.0)."""
 
 
-class PutAside:
-    """The tokens and the state of one prompt per adapter; the one put aside longest ago makes room."""
+class PromptCache:
+    """Tokens and state of one prompt per adapter; beyond `max_bytes` the oldest entry is evicted."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.bytes = 0
-        self._kept: OrderedDict[AdapterKey, tuple[list[int], Sized]] = OrderedDict()
+        self._states: OrderedDict[AdapterKey, tuple[list[int], Sized]] = OrderedDict()
 
     def put(self, key: AdapterKey, tokens: list[int], state: Sized) -> None:
-        """state: bytes as llama.cpp wrote them."""
+        """Save a prompt. state: bytes as `llama_state_seq_get_data` wrote them."""
         self.drop(key)
-        self._kept[key] = (tokens, state)
+        self._states[key] = (tokens, state)
         self.bytes += len(state)
-        while self.bytes > self.most_bytes:
-            self.drop(next(iter(self._kept)))
+        while self.bytes > self.max_bytes:
+            self.drop(next(iter(self._states)))
 
     def get(self, key: AdapterKey) -> tuple[list[int], Sized] | None:
-        return self._kept.get(key)
+        return self._states.get(key)
 
     def drop(self, key: AdapterKey) -> None:
-        if key in self._kept:
-            self.bytes -= len(self._kept.pop(key)[1])
+        if key in self._states:
+            self.bytes -= len(self._states.pop(key)[1])
 
     def drop_file(self, name: str) -> None:
-        """An adapter's file at whatever scale."""
-        for key in [key for key in self._kept if key[0] == name]:
+        """Forget the prompts of an adapter's file, at every scale."""
+        for key in [key for key in self._states if key[0] == name]:
             self.drop(key)
 
     def clear(self) -> None:
-        self._kept.clear()
+        self._states.clear()
         self.bytes = 0
 
 

@@ -18,25 +18,25 @@ import psutil
 
 from backend.installation import PROGRAM
 from rl.serving.base import BackendFailed, ServingRefused
-from rl.serving.kv_cache import AdapterKey, PutAside, tokens_shared
+from rl.serving.kv_cache import AdapterKey, PromptCache, tokens_shared
 
 FloatArray = npt.NDArray[np.float32]
 
 BATCH, PART = 512, 128
-"""Tokens given to llama.cpp at once, and computed at once: a part of 512 makes a seat three times as large, and
+"""Tokens given to llama.cpp at once, and computed at once: a part of 512 makes a slot three times as large, and
 prompts take a tenth longer."""
 SCRATCH = 16
 """Responses that are scored side by side."""
 ADAPTERS = 256
-"""Adapters held in memory; the one used longest ago makes room."""
+"""Adapters held in memory; the least recently used one is dropped."""
 SMALL_BYTES = 64 * 1024**2
 """Of a base's file: below it a second thread costs more than it brings."""
 CACHE_BYTES = 1024**3
-"""Of seats and of prompts put aside, where nobody says otherwise."""
-FEWEST_SEATS, ASIDE = 2, 0.25
-"""Seats there always are; share of the memory that is kept for prompts put aside."""
-SHARED_LEAST = 8
-"""Tokens of a prompt put aside that have to be wanted again: fewer are computed sooner than they are copied."""
+"""Memory for slots and prompt cache, unless set otherwise."""
+MIN_SLOTS, PROMPT_CACHE_SHARE = 2, 0.25
+"""Slots whatever the memory; share of the memory that the prompt cache may take."""
+MIN_SHARED_TOKENS = 8
+"""Length of a common prefix from which a saved prompt is restored: fewer tokens are computed faster than copied."""
 
 NO_ADAPTER: AdapterKey = ("", 0.0)
 
@@ -46,7 +46,7 @@ logging.getLogger("llama-cpp-python").setLevel(
 
 
 @dataclass
-class Seat:
+class Slot:
     """A context of llama.cpp: the tokens in its cache, computed under one adapter."""
 
     pointer: Any
@@ -56,12 +56,12 @@ class Seat:
 
 
 class LlamaContext:
-    """Weights, adapters, and seats. Not thread-safe: whoever uses it holds a lock.
+    """Weights, adapters, and slots. Not thread-safe: whoever uses it holds a lock.
 
-    The weights are there once. An adapter in use has a seat, which is a context of llama.cpp with a cache of its own:
-    keys and values computed under one adapter are never read under another, nor under the base. There are as many
-    seats as cache_bytes hold. With more adapters than that, the one used longest ago gives up its seat; llama.cpp then
-    plans its computation anew, and what the seat held of its prompt is put aside, to be read by that adapter alone.
+    The weights are loaded once. An adapter in use has a slot (llama-server's word): a context of llama.cpp with a cache
+    of its own. Keys and values computed under one adapter are never read under another, nor under the base. There are
+    as many slots as cache_bytes hold. With more adapters than that, the least recently used one loses its slot;
+    llama.cpp then plans its computation anew, and the slot's prompt goes to the prompt cache, for that adapter alone.
     """
 
     def __init__(
@@ -102,26 +102,28 @@ class LlamaContext:
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self.vocabulary = self.model.n_vocab()
         self._adapters: OrderedDict[str, Any] = OrderedDict()
-        self._seats: list[Seat] = []
-        """The one used last is the last."""
-        self.seats = max(FEWEST_SEATS, min(ADAPTERS, int((1 - ASIDE) * cache_bytes / self.seat_bytes())))
-        """Largest number of seats."""
-        self._aside = PutAside(int(ASIDE * cache_bytes))
+        self._slots: list[Slot] = []
+        """In the order of last use, the most recent one last."""
+        self.max_slots = max(
+            MIN_SLOTS, min(ADAPTERS, int((1 - PROMPT_CACHE_SHARE) * cache_bytes / self.slot_bytes()))
+        )
+        """Most slots at a time."""
+        self._prompt_cache = PromptCache(int(PROMPT_CACHE_SHARE * cache_bytes))
         try:
-            self._seat = self._create_seat()
+            self._slot = self._create_slot()
         except BackendFailed as failure:
             self.close()
             raise ServingRefused(str(failure)) from failure
 
-    def _create_seat(self) -> Seat:
+    def _create_slot(self) -> Slot:
         pointer = self._lib.llama_init_from_model(self.model.model, self._options)
         if not pointer:
             raise BackendFailed(f"llama.cpp cannot make a context of {self._options.n_ctx} tokens")
-        self._seats.append(Seat(pointer, self._lib.llama_get_memory(pointer)))
-        return self._seats[-1]
+        self._slots.append(Slot(pointer, self._lib.llama_get_memory(pointer)))
+        return self._slots[-1]
 
-    def seat_bytes(self) -> int:
-        """Memory that one seat takes at most: keys and values in float16, and the largest matrices of one part."""
+    def slot_bytes(self) -> int:
+        """Memory that one slot takes at most: keys and values in float16, and the largest matrices of one part."""
         lib, model = self._lib, self.model.model
         known = self.model.metadata()
         heads, width = lib.llama_model_n_head(model), lib.llama_model_n_embd(model)
@@ -139,48 +141,52 @@ class LlamaContext:
         """
         key = NO_ADAPTER if path is None else (str(path), scale)
         pointer = None if path is None else self._adapter(path)
-        if key == self._seat.key:
+        if key == self._slot.key:
             return
-        found = next((seat for seat in self._seats if seat.key == key), None)
+        found = next((slot for slot in self._slots if slot.key == key), None)
         if found is None:
-            found = self._create_seat() if len(self._seats) < self.seats else self._seats[0]
-            self._put_aside(found)
+            found = self._create_slot() if len(self._slots) < self.max_slots else self._slots[0]
+            self._save_prompt(found)
             self._set(found, key, pointer)
-        self._seats.remove(found)
-        self._seats.append(found)
-        self._seat = found
+        self._slots.remove(found)
+        self._slots.append(found)
+        self._slot = found
 
-    def _set(self, seat: Seat, key: AdapterKey, pointer: Any) -> None:
-        self._empty(seat)
+    def _set(self, slot: Slot, key: AdapterKey, pointer: Any) -> None:
+        self._empty(slot)
         if pointer is None:
-            code = self._lib.llama_set_adapters_lora(seat.pointer, None, 0, None)
+            code = self._lib.llama_set_adapters_lora(slot.pointer, None, 0, None)
         else:
             pointers = (self._lib.llama_adapter_lora_p_ctypes * 1)(pointer)
-            code = self._lib.llama_set_adapters_lora(seat.pointer, pointers, 1, (ctypes.c_float * 1)(key[1]))
+            code = self._lib.llama_set_adapters_lora(slot.pointer, pointers, 1, (ctypes.c_float * 1)(key[1]))
         if code != 0:
             raise BackendFailed(f"llama.cpp cannot switch to the adapter {key[0] or 'none'} (code {code})")
-        seat.key = key
+        slot.key = key
 
-    def _put_aside(self, seat: Seat) -> None:
-        """Keep what a seat holds, before it is given to another adapter."""
-        size = self._lib.llama_state_seq_get_size(seat.pointer, 0) if len(seat.tokens) >= SHARED_LEAST else 0
-        if not 0 < size <= self._aside.most_bytes:
+    def _save_prompt(self, slot: Slot) -> None:
+        """Save the prompt of a slot before the slot is given to another adapter."""
+        size = (
+            self._lib.llama_state_seq_get_size(slot.pointer, 0)
+            if len(slot.tokens) >= MIN_SHARED_TOKENS
+            else 0
+        )
+        if not 0 < size <= self._prompt_cache.max_bytes:
             return
         state = (ctypes.c_uint8 * size)()
-        if self._lib.llama_state_seq_get_data(seat.pointer, state, size, 0) == size:
-            self._aside.put(seat.key, seat.tokens.copy(), state)
+        if self._lib.llama_state_seq_get_data(slot.pointer, state, size, 0) == size:
+            self._prompt_cache.put(slot.key, slot.tokens.copy(), state)
 
-    def _restore_cache(self, seat: Seat, wanted: Sequence[int]) -> None:
-        """Give a seat that holds nothing what its adapter had put aside, where the wanted prompt begins like it."""
-        aside = self._aside.get(seat.key)
-        if seat.tokens or aside is None or tokens_shared(aside[0], wanted) < SHARED_LEAST:
+    def _restore_prompt(self, slot: Slot, wanted: Sequence[int]) -> None:
+        """Restore the saved prompt of an empty slot's adapter, where the wanted prompt shares its beginning."""
+        entry = self._prompt_cache.get(slot.key)
+        if slot.tokens or entry is None or tokens_shared(entry[0], wanted) < MIN_SHARED_TOKENS:
             return
-        tokens, state = aside
-        self._aside.drop(seat.key)
-        if self._lib.llama_state_seq_set_data(seat.pointer, state, len(state), 0) == len(state):
-            seat.tokens[:] = tokens
+        tokens, state = entry
+        self._prompt_cache.drop(slot.key)
+        if self._lib.llama_state_seq_set_data(slot.pointer, state, len(state), 0) == len(state):
+            slot.tokens[:] = tokens
         else:
-            self._empty(seat)
+            self._empty(slot)
 
     def _adapter(self, path: Path) -> Any:
         name = str(path)
@@ -202,10 +208,10 @@ class LlamaContext:
         return pointer
 
     def _drop(self, name: str) -> None:
-        for seat in self._seats:
-            if seat.key[0] == name:
-                self._set(seat, NO_ADAPTER, None)
-        self._aside.drop_file(name)
+        for slot in self._slots:
+            if slot.key[0] == name:
+                self._set(slot, NO_ADAPTER, None)
+        self._prompt_cache.drop_file(name)
         self._lib.llama_adapter_lora_free(self._adapters.pop(name))
 
     # --- The cache ----------------------------------------------------------------------------------------
@@ -222,31 +228,31 @@ class LlamaContext:
                 param="messages",
                 code="context_length_exceeded",
             )
-        seat = self._seat
-        self._restore_cache(seat, tokens)
+        slot = self._slot
+        self._restore_prompt(slot, tokens)
         # the last token is always computed: its logits are what is asked for
-        shared = tokens_shared(seat.tokens, tokens[:-1])
-        if not self._lib.llama_memory_seq_rm(seat.memory, 0, shared, -1):
+        shared = tokens_shared(slot.tokens, tokens[:-1])
+        if not self._lib.llama_memory_seq_rm(slot.memory, 0, shared, -1):
             # a model that remembers more than keys and values cannot go back to the middle
-            self._empty(seat)
+            self._empty(slot)
             shared = 0
-        del seat.tokens[shared:]
+        del slot.tokens[shared:]
         return self.append(tokens[shared:])
 
     def append(self, tokens: Sequence[int]) -> FloatArray:
         """Compute further tokens; the logits after the last one."""
-        seat = self._seat
+        slot = self._slot
         try:
             for start in range(0, len(tokens), BATCH):
                 part = tokens[start : start + BATCH]
-                first = len(seat.tokens)
+                first = len(slot.tokens)
                 last = start + len(part) == len(tokens)
                 self._decode(
                     [(token, first + i, 0, last and i == len(part) - 1) for i, token in enumerate(part)]
                 )
-                seat.tokens += part
+                slot.tokens += part
         except BackendFailed:
-            self._empty(seat)
+            self._empty(slot)
             raise
         return self._logits(len(part) - 1)
 
@@ -265,7 +271,7 @@ class LlamaContext:
             yield from self._group(group)
 
     def _group(self, group: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, FloatArray]]:
-        seat, first = self._seat, len(self._seat.tokens)
+        slot, first = self._slot, len(self._slot.tokens)
         if any(first + len(tail) > self.context or len(tail) > BATCH for _, tail in group):
             raise ServingRefused(
                 f"expected responses of at most {BATCH} tokens, {self.context} with their prompt",
@@ -275,7 +281,7 @@ class LlamaContext:
         rows: list[tuple[int, int, int, bool]] = []
         try:
             for place, (_, tail) in enumerate(group, start=1):
-                self._lib.llama_memory_seq_cp(seat.memory, 0, place, -1, -1)
+                self._lib.llama_memory_seq_cp(slot.memory, 0, place, -1, -1)
                 rows += [(token, first + i, place, True) for i, token in enumerate(tail)]
             if rows:
                 self._decode(rows)
@@ -286,18 +292,18 @@ class LlamaContext:
                     row += 1
         finally:
             for place in range(1, len(group) + 1):
-                self._lib.llama_memory_seq_rm(seat.memory, place, -1, -1)
+                self._lib.llama_memory_seq_rm(slot.memory, place, -1, -1)
 
     def forget(self) -> None:
-        """Empty every cache, and what was put aside."""
-        self._aside.clear()
-        for seat in self._seats:
-            self._empty(seat)
+        """Empty the slots and the prompt cache."""
+        self._prompt_cache.clear()
+        for slot in self._slots:
+            self._empty(slot)
 
-    def _empty(self, seat: Seat) -> None:
+    def _empty(self, slot: Slot) -> None:
         # what is no cell's any more is never read; filling it with zeros takes as long as it is large
-        self._lib.llama_memory_clear(seat.memory, False)
-        seat.tokens.clear()
+        self._lib.llama_memory_clear(slot.memory, False)
+        slot.tokens.clear()
 
     def _decode(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
         """Compute (token, position, sequence, are logits wanted) rows."""
@@ -309,22 +315,22 @@ class LlamaContext:
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = sequence
             batch.logits[i] = wanted
-        code = self._lib.llama_decode(self._seat.pointer, batch)
+        code = self._lib.llama_decode(self._slot.pointer, batch)
         if code != 0:
             raise BackendFailed(f"llama.cpp cannot compute {len(rows)} tokens (code {code})")
 
     def _logits(self, row: int) -> FloatArray:
         """The logits of a row of the last batch: (vocabulary,); valid until the next one is computed."""
-        pointer = self._lib.llama_get_logits_ith(self._seat.pointer, row)
+        pointer = self._lib.llama_get_logits_ith(self._slot.pointer, row)
         found: FloatArray = np.ctypeslib.as_array(pointer, shape=(self.vocabulary,))
         return found
 
     def close(self) -> None:
         """Free contexts, adapters and weights, in this order."""
-        for seat in self._seats:
-            self._lib.llama_set_adapters_lora(seat.pointer, None, 0, None)
-            self._lib.llama_free(seat.pointer)
-        self._seats.clear()
+        for slot in self._slots:
+            self._lib.llama_set_adapters_lora(slot.pointer, None, 0, None)
+            self._lib.llama_free(slot.pointer)
+        self._slots.clear()
         for pointer in self._adapters.values():
             self._lib.llama_adapter_lora_free(pointer)
         self._adapters.clear()

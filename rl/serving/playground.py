@@ -24,7 +24,7 @@ from rl.serving.fallback import NobodyAnswers
 from rl.serving.recording_policy import RecordingImpossible
 
 MARK = "playground"
-"""Key of a decision's metadata that says who asked here."""
+"""Key of a decision's metadata with the user who asked on the playground."""
 MAX_POLICIES = 6
 """Policies asked at once."""
 POLICIES_OFFERED = 12

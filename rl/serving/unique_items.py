@@ -1,4 +1,4 @@
-"""Arrays whose items must differ (`uniqueItems`), heeded while an answer is written token by token. Pure.
+"""Arrays whose items must differ (`uniqueItems`), enforced while an answer is written token by token. Pure.
 
 A context-free grammar of all orders of n items has 2^n rules, so llama.cpp's converter, like those of other servers,
 leaves the keyword out. Here the JSON written so far is followed byte by byte beside the grammar.

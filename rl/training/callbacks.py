@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback
 from rl.training.progress import TrainListener
 
 TRAINING = "training"
-"""Phase in which steps are made."""
+"""Name of the phase in which optimiser steps are made."""
 
 
 class ListenerCallback(TrainerCallback):

@@ -59,7 +59,7 @@ class DPOTrainer:
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
-        """Train and return what came of it; a run stopped by its listener comes back as `cancelled`.
+        """Train and return the result; a run stopped by its listener has the status `cancelled`.
 
         Raises TrainingRefused (nothing to train on, nothing to resume, a folder in use or not writable) before any
         work, and TrainingFailed when training cannot go on (divergence, memory, disk).

@@ -52,7 +52,7 @@ class EncodedPairs:
 
 
 class Encoder:
-    """A tokenizer with what training needs settled: chat template, padding, the token that ends a turn.
+    """A tokenizer with chat template, padding and the token that ends a turn set as training needs them.
 
     The response is put after exactly the prompt a server would send (the template with its generation prompt) and
     is followed by the token with which the template ends an assistant's turn. What a template would add inside past
@@ -245,7 +245,8 @@ class Encoder:
         )
 
     def _answers(self, prompts: list[str], alone: list[list[int]], responses: list[str]) -> list[list[int]]:
-        """Token ids of each response after its prompt, whose own tokens (`alone`) stay those it has when asked."""
+        """Token ids of each response after its prompt, whose own tokens (`alone`) stay as they are tokenized for
+        inference."""
         joint = self._ids([p + r for p, r in zip(prompts, responses, strict=True)])
         answers = []
         for prompt_ids, joint_ids, response in zip(alone, joint, responses, strict=True):

@@ -21,7 +21,7 @@ from rl.training.sampling import LengthGroupedSampler
 T = TypeVar("T")
 
 SAMPLE = 512
-"""Rows whose lengths are looked at."""
+"""Rows whose lengths are sampled."""
 
 HELD_OUT_SHARE = 1 / 8
 """Held-out rows for each training row: the split's own 10 to 80."""
@@ -159,7 +159,7 @@ PROCESS_GB = {"cpu": 0.8, "cuda": 0.6}
 
 KERNELS_GB = {True: 0.7, False: 0.2}
 """oneDNN compiles a kernel for each shape of product it meets and keeps 1,024 of them: with rows of many lengths a run
-on a CPU grows by 20 MB a step at first, and comes to rest after about a hundred. Packed rows (true) have more."""
+on a CPU grows by 20 MB a step at first, and levels off after about a hundred. Packed rows (true) have more."""
 
 
 # --- Per method ---------------------------------------------------------------------------------------------

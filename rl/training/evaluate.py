@@ -1,4 +1,4 @@
-"""Is a policy better? Figures on held-out evidence of every kind, and of its answers, alone or against another."""
+"""Evaluation of a policy, alone or against another: figures on held-out evidence of every kind and on its answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from rl.training.policy import LoadedPolicy
 from rl.training.result import TrainingRefused
 
 MAX_ANSWERS = 200
-"""Prompts that are answered where there are as many: of 200 answers a fall of five valid ones in a hundred is seen."""
+"""Prompts that are answered, at most: 200 answers show a fall of the valid share by five points."""
 
 
 def evaluate_policy(

@@ -1,4 +1,4 @@
-"""Generated answers on held-out prompts: the prompts, whether an answer is valid, right, or what people preferred."""
+"""Generated answers on held-out prompts: the prompts, and whether an answer is valid, right, or preferred by people."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def generate_answers(
 def answers_written(
     policy: LoadedPolicy, prompts: Sequence[Sequence[Message]], agent: Agent, *, batch_size: int = 16
 ) -> list[Generation]:
-    """The answers that it writes greedily, without a list to choose from and without a grammar."""
+    """Greedy free-text answers, without a list to choose from and without a grammar."""
     if not prompts:
         return []
     return generate(policy, prompts, max_new_tokens=agent.max_new_tokens, batch_size=batch_size)
@@ -122,13 +122,13 @@ before."""
 
 
 def loops(text: str) -> bool:
-    """True of a text that says the same over and over, as a model does that has lost its thread."""
+    """True of a degenerate text that repeats itself."""
     grams = [text[start : start + LOOP_GRAM] for start in range(len(text) - LOOP_GRAM + 1)]
     return len(text) >= LOOP_CHARS and 1 - len(set(grams)) / len(grams) >= LOOP_SHARE
 
 
 class AnswerJudge:
-    """Decides whether an answer is valid, the same as another, right, and what it is worth."""
+    """Checks of an answer: validity, equality with another, correctness, reward."""
 
     def __init__(self, agent: Agent, reward: Reward | None) -> None:
         self.agent, self.custom = agent, reward

@@ -1,4 +1,4 @@
-"""Share of a policy's answers that people would like, estimated from what they said of held-out answers.
+"""Share of a policy's answers that people would like, estimated from their ratings of held-out answers.
 
 Of a prompt to which somebody rated an answer that does what the policy's answer does, the verdict is known: the share
 of its raters who liked it (chose it, wrote it, gave it a thumb up or a score above neutral). `rated answers` averages

@@ -1,4 +1,4 @@
-"""Distance of a policy from its base model, in nats per token: by its own answers, and by what people wrote."""
+"""Distance of a policy from its base model, in nats per token: on its own answers, and on texts that people wrote."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def written_gain(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]]) -> Dif
     """Mean over prompts of log p(policy) - log p(reference), nats per token with its 95 % interval, of held-out answers
     that people wrote: {"prompt", "completion"}.
 
-    It is how far people lie from the base, less how far they lie from the policy. None without an adapter, or for
+    It is how much closer the policy is to what people write than its base. None without an adapter, or for
     fewer than two prompts.
     """
     if policy.adapter is None or not rows:

@@ -1,4 +1,5 @@
-"""Figures of an evaluation: of one side, of two compared, of a classifier beside them, and what a gate asks about."""
+"""Figures of an evaluation: of one side, of two compared, of a baseline classifier, and the evidence that gates
+read."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def written_figures(work: EvaluationInput, side: Side) -> dict[str, Any]:
 
 
 def pair_cases(work: EvaluationInput, own: Side, other: Side) -> list[dict[str, Any]]:
-    """Items of the pairs as they are stored: whether each side holds the preferred response for more likely."""
+    """Items of the pairs as they are stored: whether the preferred response is the more likely one to each side."""
     return [
         {
             "prompt_hash": hash_of(row),
@@ -147,7 +148,7 @@ def evidence_figures(
     evidence: Mapping[str, OtherEvidence],
     barred: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """Per kind that there is, its figures; of one side alone where nothing is compared."""
+    """Figures of each kind of evidence that is present; of one side alone where nothing is compared."""
     figures_by_kind: dict[str, dict[str, Any]] = {}
     if work.rows:
         share = pairs_share(work, own.prefers)
@@ -177,7 +178,7 @@ def evidence_figures(
 def held_out_facts(
     work: EvaluationInput, own: Side, other: Side, evidence: Mapping[str, OtherEvidence]
 ) -> dict[str, Any]:
-    """Per item of evidence and per answer what both sides did: what the gate's rules are asked about."""
+    """Per item of evidence and per answer what both sides did: the input of the gate's rules."""
     free = not work.judge.agent.structured and not work.judge.agent.answers
     generations = {
         i: {

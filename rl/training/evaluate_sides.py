@@ -1,4 +1,4 @@
-"""The sides of an evaluation: what each policy does with the held-out evidence, and what all of them are asked."""
+"""The sides of an evaluation: the evidence and prompts that all get, and the scores and answers of each policy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Side:
 
 @dataclass
 class EvaluationInput:
-    """Evidence and prompts that every side is asked about."""
+    """Evidence and prompts that every side is evaluated on."""
 
     rows: Sequence[Mapping[str, Any]]
     score_rows: Sequence[ScoredRow]
@@ -93,7 +93,7 @@ class EvaluationInput:
         return verdicts_on(self.prompts, [answer.text for answer in side.answers], self.judge)
 
     def rewards(self, side: Side) -> list[float]:
-        """Rewards of the answers to prompts that were judged; of all, where none was."""
+        """Rewards of the answers to prompts with feedback; of all answers where none has any."""
         known = [reward for reward, told in zip(side.rewards, self.rewardable, strict=True) if told]
         return known or side.rewards
 
@@ -125,7 +125,7 @@ def answered_prompts(
 
 
 class Ticker:
-    """Count of the work items done, told to `progress` with their total."""
+    """Count of the work items done, reported to `progress` with their total."""
 
     def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0

@@ -1,4 +1,4 @@
-"""A run's own folder: it can be written, nobody else's run is in it, and a resumed run is the one that began there."""
+"""Checks of a run's folder: it can be written, holds no other run, and a resumed run is the one that began there."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def folder_prepare(context: RunContext[Any]) -> tuple[Path | None, list[str]]:
 def same_run_check(context: RunContext[Any], now: Mapping[str, Any], *, resumed: bool) -> None:
     """A resumed run must be the one that was interrupted, or its steps and data order would not be.
 
-    `now` says what the run is made of, its `recipe` as a dict of knobs; a run that begins has it written down by its
-    `main` process. Raises TrainingRefused naming what differs.
+    `now` says what the run is made of, its `recipe` as a dict of knobs; a new run's `main` process records it. Raises
+    TrainingRefused naming what differs.
     """
     file = context.output_dir / "run.json"
     if not resumed:

@@ -16,7 +16,7 @@ from typing import Any
 from rl.training import machine
 
 PROBE_VERSION = 1
-"""Raised when the probe measures something else, so that old cache files are not believed."""
+"""Version of the probe; a change invalidates cached results."""
 
 MAX_RELATIVE_ERROR = 1e-4
 """Largest error of a faster float32 product, relative to the largest entry of the exact one, still called float32."""
@@ -153,7 +153,7 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
 
 
 def _profile(asked: str, seen: list[dict[str, Any]]) -> tuple[str, str]:
-    """The profile that is meant, and why."""
+    """Profile in force and the reason for it."""
     if asked != "auto":
         return asked, "asked for"
     if seen:

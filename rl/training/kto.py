@@ -90,7 +90,7 @@ class KTOTrainer:
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
-        """Train and return what came of it; refusals and failures as DPOTrainer's."""
+        """Train and return the result; refusals and failures as DPOTrainer's."""
         start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         good = sum(bool(row.get("label")) for row in train_rows)
@@ -256,7 +256,7 @@ def logistic_loss(rewards: torch.Tensor, labels: torch.Tensor, weights: tuple[fl
     -w log sigmoid(-r) where it was bad.
 
     rewards: beta times the log-ratio to the reference, nats. It is binary classifier optimisation (Jung et al. 2024,
-    arXiv 2404.04656) with its shift held at nought: with the shift, all responses could become unlikely together.
+    arXiv 2404.04656) with its shift fixed at 0: with the shift, all responses could become unlikely together.
     """
     signs = torch.where(labels, 1.0, -1.0)
     weight = torch.where(labels, weights[0], weights[1])
@@ -350,5 +350,5 @@ def likelihood_loss(log_probs: torch.Tensor, mask: torch.Tensor, label: torch.Te
 
 
 def _model_with_outputs(output: Any, **_: Any) -> Any:
-    """A model that has been asked already."""
+    """Model whose forward pass was computed already: gives its outputs again."""
     return output

@@ -1,7 +1,7 @@
-"""A label model: how probable is it that a person finds a response good? Calibrated logistic regression on features.
+"""Label model: probability that a person finds a response good, by calibrated logistic regression on features.
 
 Platt, J. 1999, "Probabilistic outputs for support vector machines": the classifier's number, by a sigmoid fitted on
-folds it was not fitted on, becomes a probability that can be believed. Folds never part the responses to one prompt.
+folds it was not fitted on, becomes a calibrated probability. Folds never part the responses to one prompt.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CalibrationFigures:
     brier: float
     """Mean squared error of the probability; 0.25 is a coin."""
     brier_base: float
-    """The same of always saying `good_share`."""
+    """Brier score of the constant prediction `good_share`."""
     calibration_error: float
     """Mean distance between stated and observed share over ten bins, by how many are in each."""
     curve: list[dict[str, float]]
@@ -102,7 +102,7 @@ class LabelModel:
 
 @dataclass(frozen=True)
 class LabelModelFit:
-    """A label model with what it says of its own labels, each by a model that had not seen that one."""
+    """A label model with out-of-fold probabilities of its own labels."""
 
     model: LabelModel
     figures: CalibrationFigures

@@ -1,4 +1,5 @@
-"""A linear policy as an evaluation asks it, and language models by the same measure: log p of an answer among options.
+"""A linear policy as one side of an evaluation, and language models by the same measure: log p of an answer among
+options.
 
 A language model spreads its probability over all texts, a linear policy over the answers there are. Where the two are
 compared by how far each moved a rated answer, both are measured among the options of the prompt, from their reference:

@@ -1,4 +1,4 @@
-"""A base model from its files: configuration, tokenizer and weights, in 4 bits where it can.."""
+"""A base model from its files: configuration, tokenizer and weights, in 4 bits where the machine can."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def model_load(base_model: str, source: str, config: Any, hardware: Hardware, qu
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Inside, transformers draws no progress bars: reading a local file is no news, and the caller has its own bar."""
+    """Inside, transformers draws no progress bars: the caller has its own."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""The C library's allocator, told that a training process asks for the same large blocks again and again."""
+"""Settings of glibc's allocator for training, which allocates the same large blocks in every step."""
 
 from __future__ import annotations
 

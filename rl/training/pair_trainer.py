@@ -175,7 +175,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         return choice
 
     def _autocast(self) -> torch.autocast:
-        """The run's own: accelerate lays it around the model's forward."""
+        """Autocast context of the run; accelerate wraps the model's forward in it."""
         half = torch.bfloat16 if self.args.bf16 else torch.float16
         return torch.autocast(
             self.policy.device.type, dtype=half, enabled=bool(self.args.bf16 or self.args.fp16)

@@ -1,4 +1,4 @@
-"""A policy: base model, LoRA adapter and tokenizer. Load it, let it answer, save the adapter so it can be trusted."""
+"""A policy: base model, LoRA adapter and tokenizer. Loading, generation, and saving an adapter that can be checked."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Preflight: a few answers of the policy before anything is learnt, and the same prompts again when it is done.
+"""Preflight: greedy answers of the policy to a few prompts before training, and to the same prompts after it.
 
-A training that begins with a policy whose answers the agent cannot act on mostly ends with one. The look is the same
-for every method, takes seconds, and is made of greedy answers; what PPO and GRPO sample is probed beside it
-(`rl.training.probe`). An agent that chooses among listed responses is served by their probabilities, so that what it
-writes freely is only told.
+A training that begins with a policy whose answers the agent cannot act on mostly ends with one. The check is the same
+for every method and takes seconds; what PPO and GRPO sample is probed beside it (`rl.training.probe`). An agent that
+chooses among listed responses is served by their probabilities, so that what it writes freely is only told.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ ASKABLE = 1_000_000_000
 """Parameters up to which a dry run loads the base and asks it."""
 
 LOW_VALID_SHARE = 0.5
-"""Share of valid answers below which it is said loudly."""
+"""Share of valid answers below which a warning is shown."""
 
 FORM_WEIGHT = 1.0
 """`sft_weight` of a preference training that begins with few valid answers and shows none by itself."""
 
-FEWER = 0.1
-"""Fall of the share of valid answers over a training from which it is said."""
+MAX_FALL = 0.1
+"""Fall of the share of valid answers over a training from which a note reports it."""
 
 FREE, CHOICE = "written", "chosen"
 
@@ -87,7 +86,7 @@ class AnswerCheck:
 def answer_check_of(
     answers: Sequence[tuple[str, Any]], agent: Agent, *, served: str = FREE, tokens: float = 0.0
 ) -> AnswerCheck:
-    """The look of (answer, state of its prompt) pairs, at least one."""
+    """Check of (answer, state of its prompt) pairs, at least one."""
     valid, example, problem = 0, "", ""
     for text, state in answers:
         try:
@@ -135,17 +134,18 @@ def teaches_form(recipe: Recipe) -> bool:
     return "sources" in knobs or knobs.get("sft_weight", 0.0) > 0 or warms_up
 
 
-def form_taught(recipe: Recipe, look: AnswerCheck | None) -> Recipe:
-    """The recipe with the good responses shown beside the preference loss, where few answers are valid before it.
+def form_taught(recipe: Recipe, check: AnswerCheck | None) -> Recipe:
+    """The recipe with supervised learning of the good responses beside the preference loss, where few answers are
+    valid before it.
 
     DPO and KTO move what is likelier of answers that were given; an agent whose form the base model does not write
     would go on without a valid answer (0 of 20 through the gateway, docs/rewards.md).
     """
     knobs = recipe.as_dict()
     if (
-        look is None
-        or look.share >= LOW_VALID_SHARE
-        or look.served == CHOICE
+        check is None
+        or check.share >= LOW_VALID_SHARE
+        or check.served == CHOICE
         or "sft_weight" not in knobs
         or teaches_form(recipe)
     ):
@@ -153,13 +153,13 @@ def form_taught(recipe: Recipe, look: AnswerCheck | None) -> Recipe:
     return recipe.with_knobs(sft_weight=FORM_WEIGHT)
 
 
-def refusal_of(look: AnswerCheck | None, recipe: Recipe, agent: str) -> str:
+def refusal_of(check: AnswerCheck | None, recipe: Recipe, agent: str) -> str:
     """Reason why such a training is not begun, with what to do; empty where it may be.
 
     None of the answers valid, the method cannot teach the form (as `form_taught` has it), and the agent is not served
-    by choosing. What samples its own answers is refused by its probe, which looks at those.
+    by choosing. What samples its own answers is refused by its probe, which checks those.
     """
-    if look is None or look.valid or look.served == CHOICE or isinstance(recipe, RewardModelRecipe):
+    if check is None or check.valid or check.served == CHOICE or isinstance(recipe, RewardModelRecipe):
         return ""
     knobs = recipe.as_dict()
     samples = "reward" in knobs and knobs.get("mode") != "logged"
@@ -167,28 +167,29 @@ def refusal_of(look: AnswerCheck | None, recipe: Recipe, agent: str) -> str:
         return ""
     insist = INSIST if "allow_constant_reward" in knobs else "--set sft_weight=1 shows the good answers too"
     return (
-        f"{look.words()}: agent {agent} could act on nothing that this training begins with, and it only moves what is "
-        "likelier. Show the form first: train_sft on answers people wrote or liked, then --set start_from=POLICY here; "
-        f"or take a larger base model; {insist}"
+        f"{check.words()}: agent {agent} could act on nothing that this training begins with, and it only moves what "
+        "is likelier. Show the form first: train_sft on answers people wrote or liked, then --set start_from=POLICY "
+        f"here; or take a larger base model; {insist}"
     )
 
 
-def warning_of(look: AnswerCheck | None, recipe: Recipe) -> str:
+def warning_of(check: AnswerCheck | None, recipe: Recipe) -> str:
     """Warning before a training; empty where at least half of the answers are valid."""
-    if look is None or isinstance(recipe, RewardModelRecipe) or look.share >= LOW_VALID_SHARE:
+    if check is None or isinstance(recipe, RewardModelRecipe) or check.share >= LOW_VALID_SHARE:
         return ""
-    if look.served == CHOICE:
-        return f"{look.words()}. Where the agent chooses among what is listed each answer is valid (/api/decide/)"
+    if check.served == CHOICE:
+        return f"{check.words()}. Where the agent chooses among what is listed each answer is valid (/api/decide/)"
     shown = (
         f"; the good ones are shown too (sft_weight={FORM_WEIGHT:g})"
-        if form_taught(recipe, look) != recipe
+        if form_taught(recipe, check) != recipe
         else ""
     )
-    return f"FEW VALID ANSWERS before training{shown}: {look.words()}"
+    return f"FEW VALID ANSWERS before training{shown}: {check.words()}"
 
 
 def after_words(before: AnswerCheck | None, after: AnswerCheck | None) -> str:
-    """Change of the share of valid answers by a training, where it is worth a sentence; empty where it is well."""
+    """Change of the share of valid answers by a training, in words; empty where it changed little and enough are
+    valid."""
     if before is None or after is None:
         return ""
     figures = (
@@ -196,7 +197,7 @@ def after_words(before: AnswerCheck | None, after: AnswerCheck | None) -> str:
     )
     if after.valid == 0 and after.served != CHOICE:
         return f"NO VALID ANSWER after training, {figures}: it cannot answer. {after.words()}"
-    if after.share < before.share - FEWER:
+    if after.share < before.share - MAX_FALL:
         return f"FEWER VALID ANSWERS: {figures}; {after.words()}"
     if after.share < LOW_VALID_SHARE and after.served != CHOICE:
         return f"FEW VALID ANSWERS after training: {figures}; {after.words()}"
@@ -232,7 +233,7 @@ def base_check(
     cache_dir: Path | None = None,
     phase: Callable[[str], None] | None = None,
 ) -> AnswerCheck | None:
-    """The look at a base model, loaded for it, or at the adapter that a recipe starts from; None as `answers_check`."""
+    """Check of a base model, loaded for it, or of the adapter that a recipe starts from; None as `answers_check`."""
     if not get_agent(agent or "assistant").discrete or not rows:
         return None
     say = phase or (lambda name: None)
@@ -255,21 +256,21 @@ def plan_check(
     cache_dir: Path | None = None,
     phase: Callable[[str], None] | None = None,
 ) -> AnswerCheck | None:
-    """The look before a training that is only planned; None for free text, a reward model, and a base of more than
+    """Check for a training that is only planned; None for free text, a reward model, and a base of more than
     ASKABLE parameters, which would take longer to load than a plan may. Raises TrainingRefused as `refusal_of`."""
     if isinstance(recipe, RewardModelRecipe) or not get_agent(agent or "assistant").discrete or not rows:
         return None
     if load_shape(base_model)[2] > ASKABLE:
         return None
-    look = base_check(
+    check = base_check(
         base_model, rows, agent=agent, recipe=recipe, hardware=hardware, cache_dir=cache_dir, phase=phase
     )
-    if fault := refusal_of(look, form_taught(recipe, look), agent):
+    if fault := refusal_of(check, form_taught(recipe, check), agent):
         raise TrainingRefused(fault)
-    return look
+    return check
 
 
-def trained_between_looks(
+def train_with_checks(
     trainer: Any,
     recipe: Recipe,
     rows: Sequence[Mapping[str, Any]],
@@ -279,34 +280,34 @@ def trained_between_looks(
     listener: TrainListener,
     resume: bool = False,
 ) -> TrainResult:
-    """Train with a look at the policy's answers before and after, on prompts of the eval split where it has enough.
+    """Train, with a check of the policy's answers before and after, on prompts of the eval split where it has enough.
 
-    The looks stand in the result, and what they say in its notes. Raises TrainingRefused as `refusal_of`, unless a run
+    Both are stored in the result, and their warnings in its notes. Raises TrainingRefused as `refusal_of`, unless a run
     is gone on with.
     """
     policy, asked_recipe = trainer.load_base_model(), recipe
-    look_rows = eval_rows if len(eval_rows) >= PROMPTS else [*eval_rows, *rows]
-    looks: dict[str, AnswerCheck | None] = {"before": None, "after": None}
+    check_rows = eval_rows if len(eval_rows) >= PROMPTS else [*eval_rows, *rows]
+    checks: dict[str, AnswerCheck | None] = {"before": None, "after": None}
     notes = []
     if policy_method := not isinstance(recipe, RewardModelRecipe):
         listener.on_phase("asking the model a few prompts")
         with start_policy(policy, recipe):
-            looks["before"] = answers_check(policy, look_rows, agent)
-        trainer.recipe = recipe = form_taught(recipe, looks["before"])
-        if not resume and (fault := refusal_of(looks["before"], recipe, agent)):
+            checks["before"] = answers_check(policy, check_rows, agent)
+        trainer.recipe = recipe = form_taught(recipe, checks["before"])
+        if not resume and (fault := refusal_of(checks["before"], recipe, agent)):
             raise TrainingRefused(fault)
-        if warning := warning_of(looks["before"], asked_recipe):
+        if warning := warning_of(checks["before"], asked_recipe):
             notes.append(warning)
             listener.on_note(warning)
     listener.on_phase("getting the rows ready")
     result: TrainResult = trainer.train(rows, eval_rows)
     alone = not distributed.is_initialized()  # what is spread over processes is judged by evaluate_model
-    if policy_method and looks["before"] is not None and result.status == "succeeded" and alone:
+    if policy_method and checks["before"] is not None and result.status == "succeeded" and alone:
         listener.on_phase("asking the trained model the same prompts")
-        looks["after"] = answers_check(trainer.load_base_model(), look_rows, agent)
-        if warning := after_words(looks["before"], looks["after"]):
+        checks["after"] = answers_check(trainer.load_base_model(), check_rows, agent)
+        if warning := after_words(checks["before"], checks["after"]):
             notes.append(warning)
             listener.on_note(warning)
     result.notes[:0] = notes
-    result.preflight = {name: look.as_dict() for name, look in looks.items() if look is not None}
+    result.preflight = {name: check.as_dict() for name, check in checks.items() if check is not None}
     return result

@@ -1,4 +1,5 @@
-"""A few sampled answers judged before anything is learnt: a reward that is the same for all of them cannot teach."""
+"""Probe of the rewards before training, on a few sampled answers: a reward that is the same for all of them cannot
+teach."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ PROMPTS, SAMPLES = 8, 8
 """Prompts that are asked, and answers to each. A reward that one answer in 20 earns is missed in 4 of 100 probes."""
 
 FORM_PROMPTS = 4
-"""Prompts with two different valid answers from which on "valid answers earn the same" is said."""
+"""Prompts with two different valid answers from which "valid answers earn the same" is reported."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Several processes of one launch: what each needs of the others. Alone, everything is its own sum."""
+"""Collective operations over the processes of one launch; for a single process each is the identity."""
 
 from __future__ import annotations
 

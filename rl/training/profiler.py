@@ -27,10 +27,11 @@ from rl.training.policy import LoadedPolicy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, generate_tokens
 
 WHOLE_LAYERS = 4
-"""A model of at most so many layers is tried whole; a deeper one through one and three, and the rest is multiplied."""
+"""A model of at most so many layers is profiled whole; a deeper one through one and three, and the rest is
+multiplied."""
 
 WIDEST_HEAD = 32768
-"""Words of the random model, at most: a larger head would take memory here and little time there."""
+"""Vocabulary of the random model, at most: a larger head would take memory here and little time there."""
 
 MAX_TIMED_BATCHES = 6
 """Micro-batches timed, twice each: the first time its lengths may be new to the machine, as they are in a run."""

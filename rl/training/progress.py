@@ -1,4 +1,4 @@
-"""Reporting of a run while it works, and the seal on checkpoints that a resumed run can trust."""
+"""Progress reports of a run, and checksums by which a resumed run verifies its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context of one training run, handed to functions in place of a trainer: recipe, hardware, listener, notes, folders.
+"""Context of one training run, passed to functions in place of a trainer: recipe, hardware, listener, notes, folders.
 
 Every method's trainer is made from the same arguments (`run_context`), loads its base the same way (`base_load`) and
 keeps its caches in the same place; those functions stand here once.
@@ -38,7 +38,7 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass
 class RunContext(Generic[RecipeT]):
-    """One run of one recipe on one machine, with whoever listens to it."""
+    """One run of one recipe on one machine, with its listener."""
 
     recipe: RecipeT
     base_model: str
@@ -50,11 +50,11 @@ class RunContext(Generic[RecipeT]):
     resume: bool = False
     cache_dir: Path | None = None
     notes: list[str] = field(default_factory=list)
-    """Sentences that whoever reads the result should know, in the order in which they came up."""
+    """Notes for readers of the result, in the order in which they came up."""
     details: list[str] = field(default_factory=list)
     """Sentences on how it was computed, which nobody needs to act on: for the log and the run's record."""
     main_process: bool = True
-    """True if this process of a launch speaks to the listener and writes the files."""
+    """True if this process of a launch reports to the listener and writes the files."""
 
     def note(self, text: str) -> None:
         """Record a sentence; the main process passes it on to the listener."""

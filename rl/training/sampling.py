@@ -1,4 +1,4 @@
-"""In which order a run sees its rows: a function of seed and epoch, so that a resumed run repeats it."""
+"""Order of a run's rows: a function of seed and epoch, so that a resumed run repeats it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def pad_batch(rows: Sequence[Sequence[int]], pad: int) -> dict[str, torch.Tensor
 
 @dataclass
 class ScoreCollator:
-    """Chosen and then rejected in one batch; of single responses only the first half is looked at."""
+    """Chosen and then rejected in one batch; of single responses only the first half is used."""
 
     pad: int
     strategy: Strategy = Strategy.STOCK

@@ -217,13 +217,13 @@ def _rows_scored(
     return [logps[i] for i in first_positions]
 
 
-WORTH_PACKING = 8
-"""Fewest items for which finding out how the model can be computed pays."""
+MIN_PACKED_ITEMS = 8
+"""Fewest items for which the self-test of packed strategies pays."""
 
 
 def _strategy_ensure(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> None:
     """Select the model's strategy where it is not known for rows this long: a sliding window shows beyond its width."""
-    if len(items) < WORTH_PACKING and policy.strategy is None:
+    if len(items) < MIN_PACKED_ITEMS and policy.strategy is None:
         return
     longest = max((len(item.prompt_ids) + len(item.response_ids) for item in items), default=0)
     if policy.strategy is None or (

@@ -204,7 +204,7 @@ def _words(entry: dict[str, Any]) -> str:
 
 
 class _Progress:
-    """Tells a run's listener of the steps of all tries together, and of no try's metrics: the best one's follow."""
+    """Reports the steps of all tries together to a run's listener, and no try's metrics: the best one's follow."""
 
     def __init__(self, listener: TrainListener, tries: int) -> None:
         self.listener, self.tries, self.number, self.before = listener, tries, 1, 0

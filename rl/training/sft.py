@@ -36,7 +36,7 @@ Reference = dict[tuple[int, ...], float]
 
 
 class SFTTrainer:
-    """Train a LoRA adapter to answer as people showed.
+    """Train a LoRA adapter on demonstrations.
 
     Rows are {"prompt": messages, "completion": text or [message]}; the loss is on the completion's tokens alone, the
     one that ends the turn included. Everything else as `rl.training.dpo.DPOTrainer`.
@@ -59,7 +59,7 @@ class SFTTrainer:
         return self.policy
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
-        """Train and return what came of it; refusals and failures as DPOTrainer's."""
+        """Train and return the result; refusals and failures as DPOTrainer's."""
         start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:

@@ -126,7 +126,7 @@ def strategy_apply(
 
 
 def special_tokens_settle(policy: LoadedPolicy) -> None:
-    """TRL and transformers would warn about, and then do, just this."""
+    """Set the special tokens as TRL and transformers would, without their warning."""
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
         setattr(policy.model.config, name, getattr(policy.tokenizer, name))
 
@@ -285,7 +285,7 @@ class TokenizedTrainerMixin:
         return dict(self.evaluate())  # type: ignore[attr-defined]
 
     def best_step(self) -> int:
-        """The step of the weights that were kept; 0: the last one's, as nobody watched the eval split."""
+        """The step of the weights that were kept; 0: the last one's, without early stopping."""
         if self.early_stopping is None:
             return 0
         return best_evaluation(self.state.log_history, self.args.metric_for_best_model)[0]

@@ -1,4 +1,4 @@
-"""A watch over runs that sample or learn from rewards: it says when a run has diverged, and until when it had not.
+"""Detection of divergence in runs that sample or learn from rewards, with the last step before it.
 
 Watched are the KL to the reference, the share of answers that end, the share the agent can act on, their length, and
 how much answers repeat themselves. One bad row may be luck; PATIENCE in a row are not. No torch here.

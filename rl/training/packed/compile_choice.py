@@ -1,4 +1,4 @@
-"""Decision whether a run's decoder layers are compiled: asked for, worth the time, and equal to the stock forward."""
+"""Decision whether to compile a run's decoder layers: requested, profitable, and equal to the stock forward."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ MOST_PROMPTS, MOST_SUFFIXES = 4, 2
 """Widths of the prompt's part and of the completions' part that a run is given, at most."""
 
 STEP = 8
-"""Widths are multiples of so many tokens, which tensor cores like."""
+"""Widths are multiples of so many tokens, as tensor cores want them."""
 
 LIMIT = 64
-"""Compiled forms of one layer; what comes after runs uncompiled."""
+"""Most compiled versions of one layer; widths beyond them run uncompiled."""
 
 COMPILE_S = 30.0
 """Seconds that compiling one pair of widths is taken to cost, forward and backward. Not measured on a GPU."""

@@ -82,7 +82,7 @@ class LazyScalar:
 
 
 class LazyTensor:
-    """Tensor of which only numbers are wanted: operations on it run when the numbers are read.
+    """Tensor of which only numbers are needed: operations on it run when the numbers are read.
 
     Knows what TRL does between gathering and reading (`sum`, `mean`, a quotient, a comparison with 0, slices and
     masks); anything else is given the tensor itself.
@@ -142,7 +142,8 @@ class LazyTensor:
 
 
 class _AboveZero:
-    """The answer to `count > 0` before the count is known: yes, and a quotient by it will mind that it may be no."""
+    """Result of `count > 0` before the count is known: true, and a division by the count gives 0.0 where it was
+    wrong."""
 
     def __init__(self, of: LazyScalar | LazyTensor) -> None:
         self.of = of

@@ -57,8 +57,8 @@ class MicroBatcher:
     """Turns gradient checkpointing on; false where it is on already."""
     say: Callable[[str], None] = lambda _: None
     max_over_ranks: Callable[[int], int] | None = None
-    """The greatest of several processes' counts; None: this process trains alone. Each micro-batch is a meeting of all
-    processes, so they must make as many; a process that runs out of memory cannot halve its own."""
+    """The greatest of several processes' counts; None: this process trains alone. Each micro-batch is a collective
+    operation of all processes, so they must make as many; a process that runs out of memory cannot halve its own."""
 
     def run(
         self, rows: list[dict[str, Any]], compute: Callable[[list[dict[str, Any]], float], torch.Tensor]

@@ -30,7 +30,7 @@ class CompletionTokens(Protocol):
 
 @dataclass(frozen=True)
 class TokenizedCompletion:
-    """A `CompletionTokens` that carries nothing else."""
+    """The smallest `CompletionTokens`: token ids and nothing else."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -45,11 +45,11 @@ class Flat:
     positions: torch.Tensor
     """[1, T] int64."""
     documents: torch.Tensor
-    """[T] int64: which prompt a token belongs to; -1 fills up."""
+    """[T] int64: which prompt a token belongs to; -1 is padding."""
     segments: torch.Tensor
     """[T] int64: which completion of its prompt; -1 is the prompt itself."""
     state_index: torch.Tensor
-    """[1, R * (1 + S)] int64: where the states lie that `Packed.sources` counts; a padded one lies at its prompt's
+    """[1, R * (1 + S)] int64: where the states lie that `PackedBatch.sources` counts; a padded one lies at its prompt's
     end."""
 
     def to(self, device: Any, **kwargs: Any) -> Self:

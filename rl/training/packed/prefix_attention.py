@@ -42,7 +42,7 @@ class Prefix:
     blocks: BlockMask | None = None
     """Mask for FlexAttention, in place of `suffix_mask`."""
     output_blocks: BlockMask | None = None
-    """Mask for FlexAttention, in place of `kept_mask`."""
+    """Mask for FlexAttention, in place of `output_mask`."""
 
 
 def prefix_attention(

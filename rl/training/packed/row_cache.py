@@ -22,9 +22,9 @@ LOOKUP = 500
 class RowCache:
     """32-byte keys -> small values, in one SQLite file that several processes may read and write at once.
 
-    It is a cache: a file that is broken, locked for too long or on a full disk is said so in the log and done without,
-    never a reason for a run to fail. A crash in the middle of a write loses that write alone (WAL). Above `max_rows`
-    the tenth that was not used for longest goes.
+    It is a cache: a file that is broken, locked for too long or on a full disk is logged and left unused, never a
+    reason for a run to fail. A crash in the middle of a write loses that write alone (WAL). Above `max_rows` the tenth
+    that was not used for longest goes.
     """
 
     def __init__(self, path: Path, *, max_rows: int = 4_000_000) -> None:
@@ -47,7 +47,7 @@ class RowCache:
         return rows
 
     def put(self, values: Mapping[bytes, bytes]) -> None:
-        """Keep these values, then make room if there are too many."""
+        """Store these values; beyond `max_rows` evict those not used for longest."""
         now = int(time.time())
         with self._open() as database:
             if database is None:

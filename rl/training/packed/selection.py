@@ -40,7 +40,7 @@ class StrategyChoice:
     agreement: dict[str, str]
     """Strategy -> the differences measured, or why it was not measured."""
     raised: bool = False
-    """True if a candidate raised an error, which may not come again."""
+    """True if a candidate raised an error, which may have been a passing one."""
 
     @property
     def summary(self) -> str:
@@ -188,7 +188,7 @@ def _not_packable(model: Any, completions: Sequence[CompletionTokens]) -> str:
 
 
 FLEX_FROM = 4096
-"""Tokens of a run's median prompt from which FlexAttention is tried on CUDA without being asked for."""
+"""Tokens of a run's median prompt from which `attention: auto` tries FlexAttention on CUDA."""
 
 
 def first_strategy(attention: str, device: str, completions: Sequence[CompletionTokens]) -> Strategy:

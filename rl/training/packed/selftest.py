@@ -50,7 +50,7 @@ Measurement = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
 class PackablePolicy(Protocol):
-    """A causal language model, with what a self-test must know beside it; `LoadedPolicy` is one."""
+    """A causal language model, with what a self-test needs besides; `LoadedPolicy` is one."""
 
     @property
     def model(self) -> Any:
