@@ -35,6 +35,13 @@ def test_a_few_demonstrations_are_shown_until_they_are_learnt() -> None:
     assert (cpu.steps(46), cpu.steps(93)) == (180, 252)
 
 
+def test_many_demonstrations_get_more_steps_than_few() -> None:
+    cpu = RECIPES["sft"]["cpu"]
+    # 12 steps a pass: 12 passes are fewer than 250 steps; 44: 500 take 12 passes; 132: 4; 625: the epochs take more
+    assert [cpu.steps(rows) for rows in (190, 703, 2100, 10_000)] == [252, 528, 528, 1875]
+    assert RECIPES["dpo"]["cpu"].many_rows_factor == 1
+
+
 def test_steps_that_were_named_are_left_alone() -> None:
     named = dataclasses.replace(FEW, max_steps=7)
     assert named.fit_to_rows(81) is named

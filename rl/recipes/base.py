@@ -86,6 +86,8 @@ class Recipe(BasicRecipe):
 
     most_passes: ClassVar[int] = MOST_PASSES
     """Passes over the same rows that `min_steps` may ask for."""
+    many_rows_factor: ClassVar[int] = 1
+    """Factor on `min_steps` where that takes MOST_PASSES passes at most: many rows need more steps than few."""
     supports_full_finetuning: ClassVar[bool] = False
     """True where its trainer can do full fine-tuning (`lora_r` 0)."""
     epochs: float = 3.0
@@ -200,7 +202,11 @@ class Recipe(BasicRecipe):
         """A copy whose `epochs` give at least `min_steps` optimiser steps on so many training rows."""
         if rows == 0 or self.max_steps > 0 or self.min_steps == 0:
             return self
-        passes = min(math.ceil(self.min_steps / self._steps_per_epoch(rows)), self.most_passes)
+        steps = self._steps_per_epoch(rows)
+        passes = max(
+            min(math.ceil(self.min_steps / steps), self.most_passes),
+            min(math.ceil(self.many_rows_factor * self.min_steps / steps), MOST_PASSES),
+        )
         return dataclasses.replace(self, epochs=max(self.epochs, float(passes)))
 
 
