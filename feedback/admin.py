@@ -1,4 +1,4 @@
-"""The admin of feedback: what was decided and said, to look at; what an operator wants of an agent, to set."""
+"""Admin of feedback: recorded facts, read-only, and the settings of agents, editable."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ByAgentOfLeft(ByAgent):
 
 
 class StandingFilter(admin.SimpleListFilter):
-    """Only what stands, or only what was replaced or taken back."""
+    """Filter by standing: current rows, or superseded and withdrawn ones."""
 
     title = "standing"
     parameter_name = "standing"
@@ -275,7 +275,7 @@ class OutcomeAdmin(FactAdmin):
 
 @admin.register(Withdrawal)
 class WithdrawalAdmin(FactAdmin):
-    """Decisions taken out of what is learnt from, and put back."""
+    """Decisions withdrawn from training, and restored."""
 
     list_display = ["id", "decisions_count", "reason", "actor", "created", "restored_at"]
     search_fields = ["reason", "actor"]
@@ -310,7 +310,7 @@ class TraceAdmin(FactAdmin):
 
 @admin.register(AgentSettings)
 class AgentSettingsAdmin(ModelAdmin):
-    """The one thing here that is not a fact: an operator may change it at any time."""
+    """Settings of an agent, which an operator may change at any time."""
 
     list_display = [
         "agent",
@@ -342,7 +342,7 @@ class AgentSettingsAdmin(ModelAdmin):
 
 @admin.register(Suggestion)
 class SuggestionAdmin(FactAdmin):
-    """Ratings that a label model suggested, and what people made of them."""
+    """Ratings that a label model suggested, and how people resolved them."""
 
     list_display = ["labeller", "of_decision", "good", "outcome", "created"]
     list_filter = [ByAgentOfDecision, "outcome"]

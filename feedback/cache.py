@@ -93,7 +93,7 @@ class TTLCache(Generic[V]):
 
 
 class _Renewer:
-    """One thread, with one connection to the database, for everything a process remembers."""
+    """Background thread that renews cached values, with one connection to the database."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -120,7 +120,7 @@ _renewer = _Renewer()
 
 
 class CostAwareCache(TTLCache[V]):
-    """Values that are costly to make, believed for as long as that is worth it: what took a second to make is kept for
+    """Cache of costly values with a lifetime in proportion to their cost: what took a second to make is valid for
     BELIEF seconds, so that making it anew never takes more than one part in BELIEF of a process's time."""
 
     BELIEF = 200.0
@@ -139,8 +139,8 @@ class CostAwareCache(TTLCache[V]):
 
 
 class StampedCache(TTLCache[V]):
-    """Values that follow from something that is cheaper to ask: kept while that stays the same (ten minutes at most),
-    and where it changes as long as `CostAwareCache` would keep them."""
+    """Cache validated by a stamp that is cheaper to read: valid while the stamp is the same (ten minutes at most), and
+    after a change as long as in a `CostAwareCache`."""
 
     def __init__(self, size: int = 10_000) -> None:
         super().__init__(size)
@@ -165,6 +165,6 @@ class StampedCache(TTLCache[V]):
 
 
 def forget_all() -> None:
-    """Ask the database again for everything: after a change in this process, and between tests."""
+    """Clear every cache of this process: after a change it made, and between tests."""
     for remembered in _all:
         remembered.clear()

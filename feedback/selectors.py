@@ -132,7 +132,7 @@ class FeedbackCounts:
     outcomes: int = 0
     """Measured outcomes, of whatever name."""
     demonstrations: int = 0
-    """Decisions whose response is to be imitated; not looked for among more than MOST_TAGGED."""
+    """Decisions whose response is to be imitated; not looked for among more than MAX_TAG_LOOKUPS."""
     traces: int = 0
     """Decisions with a trace of how they came about."""
 
@@ -148,7 +148,7 @@ class FeedbackCounts:
 
 
 MAX_TAG_LOOKUPS = 20_000
-"""Decisions of an agent up to which those to be imitated are counted: it takes a look at every one."""
+"""Decisions of an agent up to which those to be imitated are counted: each of them is read."""
 
 IMITATION_TAGS = ("demonstration", "teacher")
 """Tags of decisions whose response is to be imitated."""

@@ -125,9 +125,9 @@ def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> Su
 
 
 def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
-    """Append to the chain of one rater's words on one subject; the newest row of a chain is the current one.
+    """Append to the chain of one rater's ratings of one subject; the newest row of a chain is the current one.
 
-    Most raters say one thing of one subject: so the row is first written as the first of its chain, and only where
+    Most raters rate a subject once: so the row is first written as the first of its chain, and only where
     the database refuses a second first one is the chain looked up. Two writers at once would both name the same
     predecessor: the one-to-one `supersedes` lets one of them in, and the other looks again.
     """
@@ -183,7 +183,7 @@ def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
 def rating_submit(
     *, decision: Decision | uuid.UUID | str, rater: str, rater_kind: str = RaterKind.HUMAN, **said: Any
 ) -> WriteResult:
-    """Store what one rater thinks of one decision; it supersedes what the same rater said of it before.
+    """Store one rater's rating of one decision; it supersedes the same rater's earlier one.
 
     said: fields of `RatingFacts`, of which thumb ("up" or "down"), stars (1 to 5), score (in [0, 1]), correction, tags
     or notes must be there; optionally id (UUID, makes a retry safe) and created_at. Raises FeedbackRefused with a fault

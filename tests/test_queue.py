@@ -26,7 +26,7 @@ from feedback.rating.queue import (
     next_decision,
     queue_progress,
 )
-from feedback.rating.queue_order import queue_sort, stretches
+from feedback.rating.queue_order import queue_segments, queue_sort
 from feedback.services import decision_record, rating_submit, rating_withdraw
 from feedback.storage import sampling
 from tests.support.postgres import fresh_database
@@ -163,9 +163,9 @@ def test_the_next_decision_takes_at_most_three_queries(
 def test_the_queue_is_read_in_the_order_of_its_index(within: DecisionFilter) -> None:
     for number in range(20):
         decide(number)
-    for stretch in stretches(within):
-        for lane in stretch.lanes:
-            plan = queue_sort(lane)[:1].explain()
+    for segment in queue_segments(within):
+        for index_range in segment.ranges:
+            plan = queue_sort(index_range)[:1].explain()
             if connection.vendor == "sqlite":
                 assert "decision_asking" in plan
                 assert "USE TEMP B-TREE FOR ORDER BY" not in plan
@@ -398,7 +398,7 @@ from datetime import date
 from django.db import connection
 from feedback.models import Decision
 from feedback.rating.queue import next_decision, queue_progress
-from feedback.rating.queue_order import queue_sort, stretches
+from feedback.rating.queue_order import queue_sort, queue_segments
 from feedback.explorer.search import DecisionFilter
 from feedback.services import decision_record, decisions_record
 decisions_record(
@@ -417,7 +417,7 @@ with connection.cursor() as cursor:
     cursor.execute("SET enable_seqscan = off")
     cursor.execute("SET enable_bitmapscan = off")
 plans = [
-    [queue_sort(lane)[:50].explain() for lane in next(stretches(within)).lanes[:3]]
+    [queue_sort(index_range)[:50].explain() for index_range in next(queue_segments(within)).ranges[:3]]
     for within in (
         DecisionFilter(), DecisionFilter(agent="a"), DecisionFilter(policy="a-v1"), DecisionFilter(tag="asked"),
     )

@@ -26,7 +26,7 @@ from feedback.services import (
     rating_withdraw,
 )
 from rl import tasks
-from rl.agents.base import OutcomeWorth, RewardFacts
+from rl.agents.base import OutcomeScale, RewardFacts
 from rl.datasets import prepare_training_dataset
 from rl.datasets.reward_records import (
     RewardsRefused,
@@ -45,8 +45,8 @@ SAMPLE = RewardSample([{"role": "user", "content": "?"}], "an answer", "assistan
 FACTS = RewardFacts(
     functions={"agent": 1.0},
     outcomes={
-        "reopened": OutcomeWorth(good=0, bad=1),
-        "revenue": OutcomeWorth(good=100, bad=0, horizon="strategic"),
+        "reopened": OutcomeScale(good=0, bad=1),
+        "revenue": OutcomeScale(good=100, bad=0, horizon="strategic"),
     },
     weights={"immediate": 1.0, "delayed": 2.0, "strategic": 1.0},
 )

@@ -1,4 +1,4 @@
-"""The admin of people and keys: Django's own pages in this admin's clothes, keys that are shown once."""
+"""The admin of people and keys: Django's own pages in this admin's theme, and keys that are shown once."""
 
 from __future__ import annotations
 

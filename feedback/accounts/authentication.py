@@ -16,7 +16,7 @@ from feedback.accounts.roles import user_scopes
 
 
 class KeyHolder(AnonymousUser):
-    """Stand-in for `request.user` of an app with a key: nobody in the table of people, and yet known."""
+    """Stand-in for `request.user` of an app with a key: an authenticated caller without a row among the people."""
 
     is_authenticated = True  # type: ignore[assignment]
 

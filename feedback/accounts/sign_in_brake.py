@@ -1,4 +1,4 @@
-"""Brake on sign-in: after so many failures an account, and an address, is sent away for a while.
+"""Brake on sign-in: after so many failures an account, and an address, is locked out for a while.
 
 django-axes counts, in the database, for all processes together. Passwords (the site's page and the admin's) come to it
 through Django's own `authenticate`; one-time links through the functions here. An account is known by the name that was
@@ -61,7 +61,7 @@ def link_failed(request: HttpRequest, uid: str) -> None:
 
 
 def brake_release(user: User) -> None:
-    """Forget an account's failures: whoever may make links on the machine may let its owner in."""
+    """Forget an account's failures: called where an operator makes a new link for its owner."""
     names = [user.get_username(), _account_of(user.pk)]
     AccessAttempt.objects.filter(username__in=names).delete()
 

@@ -28,7 +28,7 @@ class SignIn(LoginView):
         return reverse(landing_page(self.request.user))
 
     def get_redirect_url(self, *args: Any, **kwargs: Any) -> str:
-        """The page asked for; the start page, which a browser asks for first, is nobody's wish in particular."""
+        """The page asked for; the start page, which browsers open first, does not count as asked for."""
         asked = str(super().get_redirect_url(*args, **kwargs))
         return "" if asked == reverse("home") else asked
 

@@ -29,12 +29,13 @@ from feedback.storage.sampling import agent_settings
 LOW_ALPHA = 0.4
 """A rater below it is pointed out: less than moderate agreement (Landis & Koch, Biometrics 33 (1977) 159-174)."""
 ENOUGH = 20
-"""Ratings shared with others below which nothing is said of a rater."""
+"""Fewest ratings shared with others for which figures of a rater are shown."""
 MAX_PAIRS = 200
 """Pairs of raters in a report: those who share most."""
 STRENGTH = 2.0
-"""Ratings' worth of the average rater added to what is known of each. In simulations of 300 decisions with 30 raters, a
-quarter of them guessing, 86 % of labels came out right, 85 % without it and 82 % by majority (docs/agreement.md)."""
+"""Pseudo-count of ratings by the average rater added to each rater's own. In simulations of 300 decisions with 30
+raters, a quarter of them guessing, 86 % of labels came out right, 85 % without it and 82 % by majority
+(docs/agreement.md)."""
 TOLERANCE = 1e-3
 """Change of a probability at which the search for reliabilities ends; a finer one costs many times the time."""
 NEUTRAL = 0.5

@@ -1,4 +1,4 @@
-"""Pure statistics of how far raters agree, and of what they say together: numpy alone, no Django."""
+"""Pure statistics of agreement among raters and of their consensus: numpy alone, no Django."""
 
 from __future__ import annotations
 
@@ -280,9 +280,9 @@ def dawid_skene(
 ) -> DawidSkene:
     """Truth and raters' errors by expectation maximisation, from n ratings: units, raters and classes (n,), from 0.
 
-    It begins with the shares of votes. strength: so many ratings' worth of what raters are like on the whole is added
-    to what is known of each (0: maximum likelihood, as published); it keeps a rater with three ratings from being
-    called perfect. Ends when no probability of a class changes by more than `tolerance`.
+    It begins with the shares of votes. strength: pseudo-count of ratings by the average rater added to each rater's
+    own (0: maximum likelihood, as published); it keeps a rater with three ratings from being called perfect. Ends when
+    no probability of a class changes by more than `tolerance`.
 
     Source: Dawid & Skene, Appl. Statist. 28 (1979) 20-28, equations 2.3-2.5 and 3.1.
     """

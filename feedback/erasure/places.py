@@ -60,8 +60,8 @@ def spool_erase(marks: Marks, dry_run: bool) -> int:
 
 
 def journal_count(marks: Marks, dry_run: bool) -> int:
-    """Decisions that processes still have in hand; waited for, unless this is a dry run. Their tombstones keep them out
-    of the database, and the files are emptied once they were offered to it."""
+    """Decisions that processes have not written yet; waited for, unless this is a dry run. Their tombstones keep them
+    out of the database, and the files are emptied once they were offered to it."""
     deadline = time.monotonic() + (0.0 if dry_run else IN_HAND_S)
     while True:
         count = sum(

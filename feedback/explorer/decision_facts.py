@@ -1,4 +1,4 @@
-"""Hook by which another app tells of a decision what feedback does not know: its reward, its policy's page."""
+"""Hook by which another app adds facts about a decision: its reward, the page of its policy."""
 
 from __future__ import annotations
 

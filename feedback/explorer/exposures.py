@@ -1,4 +1,4 @@
-"""Bulk reader of randomised decisions and what they came to: experiments' arms, choices among listed candidates."""
+"""Bulk reader of randomised decisions and their outcomes: experiments' arms, choices among listed candidates."""
 
 from __future__ import annotations
 

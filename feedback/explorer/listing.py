@@ -87,7 +87,8 @@ def decisions_page(
     min_reward: float | None = None,
     before: Place | None = None,
 ) -> DecisionPage:
-    """Decisions that match, newest first, from below `before`. rated: a key of RATED, or empty; min_reward: raw."""
+    """Decisions that match, newest first, from below `before`. rated: a key of RATING_FILTERS, or empty; min_reward:
+    raw."""
     found, end = _search_query(within, q=q, rated=rated, min_reward=min_reward, before=before)
     rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
     if len(rows) > PAGE:
@@ -161,7 +162,7 @@ def _with_ratings(rows: list[Decision]) -> None:
 
 
 def rating_query(text: str) -> str:
-    """A key of RATED. Raises FeedbackRefused for another one."""
+    """A key of RATING_FILTERS. Raises FeedbackRefused for another one."""
     check = Check()
     found = check.choice("rated", text, ["", *RATING_FILTERS])
     check.raise_faults("search")

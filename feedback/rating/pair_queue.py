@@ -93,7 +93,7 @@ def pairs_waiting(
     compared as its decisions want ratings.
 
     Of those that rank alike each rater starts at another one (by hash), so that two raters seldom compare the same
-    pair at once. skip: keys of pairs put aside.
+    pair at once. skip: keys of skipped pairs.
     """
     within = within or DecisionFilter()
     passed = set(skip)

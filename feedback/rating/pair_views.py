@@ -74,7 +74,7 @@ def pairs_undo(request: HttpRequest) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_POST
 def pairs_skip(request: HttpRequest) -> HttpResponse:
-    """Put a pair aside for this session, or (`all=1`) bring back those put aside."""
+    """Skip a pair for this session, or (`all=1`) bring back the skipped ones."""
     within = queue_filter(request)
     if request.POST.get("all"):
         SKIPPED.write(request, [])

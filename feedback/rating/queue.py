@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from feedback.explorer.search import DecisionFilter, one_of
 from feedback.models import Decision, Lease, Rating
-from feedback.rating.queue_order import awaiting_ratings, queue_sort, stretches, windows
+from feedback.rating.queue_order import awaiting_ratings, queue_segments, queue_sort, windows
 from feedback.selectors import ratings_standing
 
 COUNT_LIMIT = 2_000
@@ -29,7 +29,7 @@ SAME_PROMPT_LOOK = 500
 """Waiting responses to one prompt among which the next is chosen."""
 
 NEW_PROMPT_LOOK = 50
-"""Decisions that are equally worth asking about, among which one on a prompt nobody rated is looked for."""
+"""Decisions of equal rank among which one on a prompt nobody rated is preferred."""
 
 LEASE = timedelta(minutes=10)
 """Time for which a decision shown to a rater is reserved."""
@@ -47,7 +47,7 @@ def decisions_queued(rater: str, within: DecisionFilter = EVERYTHING) -> QuerySe
 
 
 def _mine(rater: str) -> Subquery:
-    """The rating by which this rater has already had a word on a decision, or NULL."""
+    """This rater's earlier rating of a decision, or NULL."""
     return one_of(ratings_standing(of_withdrawn=True).filter(decision=OuterRef("pk"), rater=rater).order_by())
 
 
@@ -72,16 +72,16 @@ def next_decision(
 ) -> Decision | None:
     """The decision to show next, or None when there is none. The same state of the data gives the same answer.
 
-    First the other responses to the prompt rated last: a policy learns from which of two responses to one prompt
-    was liked better, so a rater who sees them one after another makes pairs at once, reads each prompt once, and
-    judges with the same eyes. After SAME_PROMPT_RUN in a row, or when there are none left: the decision with the
-    fewest ratings; of those the one most worth asking about (`feedback.storage.annotation_priority`); of those one on
+    First the other responses to the prompt rated last: a policy learns from which of two responses to one prompt was
+    liked better, so a rater who sees them one after another makes pairs at once, reads each prompt once, and judges
+    with the same eyes. After SAME_PROMPT_RUN in a row, or when there are none left: the decision with the fewest
+    ratings; of those the one of highest annotation priority (`feedback.storage.annotation_priority`); of those one on
     a prompt that nobody rated; of those the oldest.
 
-    skip: ids put aside in this session, passed over. after: the decision in the rater's hand, as if it were rated.
+    skip: ids skipped in this session. after: the decision leased to the rater, as if it were rated.
     """
     skip_ids = [*skip, after.pk] if after is not None else list(skip)
-    # straight from the index: whether each of them still stands is not worth a look at its successor
+    # straight from the index: whether each of them still stands would cost a look at its successor
     latest = list(
         Rating.objects.filter(rater=rater, withdrawn=False)
         .order_by("-created_at", "-id")
@@ -101,7 +101,7 @@ def next_decision(
         found = same.values_list("ratings_human", "annotation_priority", "created_at", "pk")[
             :SAME_PROMPT_LOOK
         ]
-        if ranked := sorted((ratings, -worth, at, pk) for ratings, worth, at, pk in found):
+        if ranked := sorted((ratings, -priority, at, pk) for ratings, priority, at, pk in found):
             return Decision.objects.get(pk=ranked[0][3])
     return _foremost(rater, within, skip_ids)
 
@@ -109,11 +109,11 @@ def next_decision(
 def _foremost(
     rater: str, within: DecisionFilter, passed: Collection[uuid.UUID | str], condition: Q | None = None
 ) -> Decision | None:
-    """The first in order; of the first ones that are alike in ratings and worth, one on a prompt nobody rated."""
-    for stretch in stretches(within):
+    """The first in order; among equals in ratings and priority, one on a prompt nobody rated."""
+    for segment in queue_segments(within):
         first: list[_Free] = []
-        for lane in stretch.lanes:
-            first += _free(rater, lane.filter(condition or Q()).exclude(pk__in=passed))
+        for index_range in segment.ranges:
+            first += _free(rater, index_range.filter(condition or Q()).exclude(pk__in=passed))
         if first:
             first = sorted(first)[:NEW_PROMPT_LOOK]
             alike = [row for row in first if row.place[:2] == first[0].place[:2]]
@@ -132,16 +132,16 @@ class _Free(NamedTuple):
     """True if anybody rated a response to its prompt."""
 
 
-def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
-    """The first decisions of a lane that may be shown to this rater, in no particular order; none where there are none.
+def _free(rater: str, index_range: QuerySet[Decision]) -> list[_Free]:
+    """The first decisions of an index range that may be shown to this rater, in no particular order; may be none.
 
-    Taken off the lane some at a time, and looked at then: asked in one, PostgreSQL guesses that hardly any is free and
+    Read some at a time and checked then: in one statement PostgreSQL guesses that hardly any is free and
     reads the whole queue, to sort it.
     """
     siblings = Decision.objects.filter(
         agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"), ratings_human__gt=0
     ).order_by()
-    for window in windows(lane):
+    for window in windows(index_range):
         rows = Decision.objects.filter(pk__in=window.ids).order_by()
         rows = rows.annotate(others=_lease_count(rater), mine=_mine(rater), known=Exists(siblings))
         facts = rows.values_list(
@@ -155,13 +155,13 @@ def _free(rater: str, lane: QuerySet[Decision]) -> list[_Free]:
             "known",
         )
         free = [
-            _Free((ratings, -worth, at), pk, known)
-            for pk, ratings, worth, at, wanted, others, mine, known in facts
+            _Free((ratings, -priority, at), pk, known)
+            for pk, ratings, priority, at, wanted, others, mine, known in facts
             if mine is None and ratings + others < wanted
         ]
         if free or len(facts) < window.size:
             return free
-    raise AssertionError("a lane has an end")
+    raise AssertionError("an index range has an end")
 
 
 def decision_take(
@@ -171,7 +171,7 @@ def decision_take(
     after: Decision | None = None,
     ahead: Decision | None = None,
 ) -> Decision | None:
-    """The next decision, put into the rater's hand: nobody else is shown it for LEASE, unless more ratings are wanted.
+    """The next decision, leased to the rater: nobody else is shown it for LEASE, unless more ratings are wanted.
 
     Where another rater takes the same one at the same moment, the next after it. ahead: the decision that the rater
     sees already, which comes first if it still waits.
@@ -187,8 +187,7 @@ def decision_take(
 
 
 def lease_take(rater: str, decision: uuid.UUID) -> bool:
-    """Put a decision into a rater's hand for LEASE from now. False where it is rated, or in others' hands, as often
-    as is wanted."""
+    """Lease a decision to a rater for LEASE from now. False where as many as are wanted have rated or leased it."""
     now = timezone.now()
     with transaction.atomic():
         # one at a time per decision: SQLite has one writer anyhow, PostgreSQL waits for this row
@@ -207,7 +206,7 @@ def lease_take(rater: str, decision: uuid.UUID) -> bool:
 
 
 def lease_release(rater: str, decision: uuid.UUID) -> None:
-    """Let go of a decision that was rated or put aside, and of what this rater held too long."""
+    """Release a decision that was rated or skipped, and this rater's expired leases."""
     mine = Lease.objects.filter(rater=rater)
     mine.filter(Q(decision=decision) | Q(until__lte=timezone.now())).delete()
 
@@ -224,7 +223,7 @@ class QueueProgress:
     today: int
     """Decisions this rater rated since midnight (TIME_ZONE), withdrawn ones not counted."""
     left: int
-    """Decisions in this rater's queue, counted up to COUNT_LIMIT; those in others' hands too."""
+    """Decisions in this rater's queue, counted up to COUNT_LIMIT; those leased to others too."""
     any_decision: bool
     """True if anything was ever recorded (of the agent asked for)."""
 
@@ -241,15 +240,15 @@ def queue_progress(rater: str, within: DecisionFilter = EVERYTHING) -> QueueProg
     """Figures of the progress bar; the counts are bounded, so that the page stays quick with a long queue."""
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
     left = 0
-    for stretch in stretches(within):
-        for lane in stretch.lanes:
+    for segment in queue_segments(within):
+        for index_range in segment.ranges:
             wanted = COUNT_LIMIT - left
             # in order, though it is only counted: along the index
             if wanted:
                 left += (
-                    _unrated_count(rater, lane, wanted)
-                    if stretch.rated
-                    else queue_sort(lane)[:wanted].count()
+                    _unrated_count(rater, index_range, wanted)
+                    if segment.rated
+                    else queue_sort(index_range)[:wanted].count()
                 )
     return QueueProgress(
         today=ratings_standing(within.agent or None)
@@ -261,10 +260,10 @@ def queue_progress(rater: str, within: DecisionFilter = EVERYTHING) -> QueueProg
     )
 
 
-def _unrated_count(rater: str, lane: QuerySet[Decision], limit: int) -> int:
-    """Decisions of a lane, rated ones, that this rater did not rate, counted up to a limit."""
+def _unrated_count(rater: str, index_range: QuerySet[Decision], limit: int) -> int:
+    """Rated decisions of an index range that this rater did not rate, counted up to a limit."""
     left = 0
-    for window in windows(lane, limit):
+    for window in windows(index_range, limit):
         rows = Decision.objects.filter(pk__in=window.ids).order_by()
         looked = rows.aggregate(n=Count("pk"), left=Count("pk", filter=Q(IsNull(_mine(rater), True))))
         left += looked["left"]
@@ -274,7 +273,7 @@ def _unrated_count(rater: str, lane: QuerySet[Decision], limit: int) -> int:
 
 
 def rating_last(rater: str, decision: Decision) -> Rating | None:
-    """The newest word of a rater on a decision, also where it was a withdrawal."""
+    """The newest rating of a decision by a rater, also where it is a withdrawal."""
     return (
         Rating.objects.filter(rater=rater, decision=decision, superseded_by__isnull=True)
         .select_related("supersedes")

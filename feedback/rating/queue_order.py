@@ -1,4 +1,4 @@
-"""The order of the queue, and the lanes it is walked in: each of them lies along one index."""
+"""Order of the rating queue, and the index ranges it is read from: each of them is sorted by one index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feedback.models import Decision
 from feedback.selectors import tag_condition
 
 WINDOW = 100
-"""Decisions taken off a lane at first; of the ones after them more at a time."""
+"""Decisions of an index range read at first; later windows are larger."""
 WINDOW_GROWS, WINDOW_MOST = 8, 5_000
 
 TAG_RANGES = 3
@@ -24,13 +24,13 @@ FURTHER_MOST = 100_000
 """Decisions in which a further tag is looked for."""
 
 
-class Stretch(NamedTuple):
-    """Some of the queue, foremost stretches first."""
+class QueueSegment(NamedTuple):
+    """A segment of the queue; earlier segments come before later ones."""
 
     rated: bool
     """True if somebody rated its decisions already."""
-    lanes: list[QuerySet[Decision]]
-    """Together they hold the stretch, and share nothing."""
+    ranges: list[QuerySet[Decision]]
+    """Index ranges that are disjoint and together hold the segment."""
 
 
 def awaiting_ratings(decisions: QuerySet[Decision]) -> QuerySet[Decision]:
@@ -44,21 +44,21 @@ def queue_sort(queued: QuerySet[Decision]) -> QuerySet[Decision]:
     return queued.order_by("ratings_human", "-annotation_priority", "created_at", "id")
 
 
-def stretches(within: DecisionFilter) -> Iterator[Stretch]:
-    """Everybody's queue.
+def queue_segments(within: DecisionFilter) -> Iterator[QueueSegment]:
+    """Segments of the queue that all raters share.
 
-    Where days are asked for, what is worth nothing in particular, most of a queue often, is a stretch of its own: it
-    lies in the order of time, so that the days are found in the index at once.
+    With a filter by days, decisions without annotation priority, often most of a queue, are a segment of their own: it
+    is in the order of time, so that the index finds the days at once.
     """
     unrated = Q(ratings_human=0)
     parts = [unrated]
     if within.since or within.until:
         parts = [unrated & Q(annotation_priority__gt=0), unrated & Q(annotation_priority=0)]
-    lanes = _tag_conditions_by_index(within.tag) if within.tag else [Q()]
+    ranges = _tag_conditions_by_index(within.tag) if within.tag else [Q()]
     everything = awaiting_ratings(within.but(tag="").decisions())
     for part in parts:
-        yield Stretch(False, [everything.filter(lane, part) for lane in lanes])
-    yield Stretch(True, [everything.filter(lane, ratings_human__gt=0) for lane in lanes])
+        yield QueueSegment(False, [everything.filter(index_range, part) for index_range in ranges])
+    yield QueueSegment(True, [everything.filter(index_range, ratings_human__gt=0) for index_range in ranges])
 
 
 def _tag_conditions_by_index(tag: str) -> list[Q]:
@@ -78,16 +78,16 @@ def _tag_conditions_by_index(tag: str) -> list[Q]:
 
 
 class Window(NamedTuple):
-    """Some of a lane."""
+    """Part of an index range."""
 
     ids: QuerySet[Decision, Any]
     size: int
-    """Number of rows; None where the lane ends here."""
+    """Number of rows at most."""
 
 
-def windows(lane: QuerySet[Decision], first: int = WINDOW) -> Iterator[Window]:
-    """A lane from its beginning on, some ids at a time; it does not end by itself."""
-    ids = queue_sort(lane).values("pk")
+def windows(index_range: QuerySet[Decision], first: int = WINDOW) -> Iterator[Window]:
+    """An index range from its beginning on, some ids at a time; it does not end by itself."""
+    ids = queue_sort(index_range).values("pk")
     at, size = 0, first
     while True:
         yield Window(ids[at : at + size], size)

@@ -24,7 +24,7 @@ class SuggestionChanged(FeedbackRefused):
 
 
 def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, Any]) -> WriteResult:
-    """Store what a button of the rating page says, resolve the suggestion it answers and let go of the decision.
+    """Store what a button of the rating page says, resolve the suggestion it answers and release the lease.
 
     facts: keyword arguments of rating_submit, without the rater. Raises FeedbackRefused, SuggestionChanged, and
     FeedbackConflict where the page was sent before with another button.
@@ -45,7 +45,7 @@ def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, A
 
 
 def rating_undo(rater: str, ids: Sequence[str]) -> tuple[Rating | None, list[str]]:
-    """Take back the last of these ratings that still stands, and put its decision into the rater's hand again.
+    """Take back the last of these ratings that still stands, and lease its decision to the rater again.
 
     Returns it with the ids before it; None where none of them stands, or is this rater's.
     """

@@ -1,4 +1,4 @@
-"""Ids that a rater's session keeps: what was put aside, and what can be taken back."""
+"""Ids that a rater's session keeps: skipped ones, and ratings that can be undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.http import HttpRequest
 UNDO_LIMIT = 10
 """Ratings of a session that can be taken back one after another."""
 SKIP_LIMIT = 500
-"""Decisions a session remembers as put aside; the one put aside first comes back first."""
+"""Skipped decisions a session remembers; the oldest one comes back first."""
 
 
 @dataclass(frozen=True)

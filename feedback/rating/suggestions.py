@@ -1,4 +1,4 @@
-"""Ratings that a label model suggests: kept beside the decisions, settled by what a person says."""
+"""Ratings that a label model suggests: stored beside the decisions, resolved by a person's rating."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SuggestionCounts:
 
 
 def suggestions_record(good: Mapping[uuid.UUID, float], labeller: str) -> int:
-    """Store what a label model says of decisions, in place of what was said before; settled ones stay. Returns how
+    """Store a label model's suggestions in place of its earlier ones; resolved ones stay. Returns how
     many stand."""
     keys = list(good)
     count = 0
@@ -63,7 +63,7 @@ def suggestion_of(decision: Decision) -> Suggestion | None:
 
 
 def suggestion_resolve(decision: Decision, rating: Rating, *, accepted: bool) -> None:
-    """Note what a person's rating says of the suggestion they saw; a rating without a side settles nothing."""
+    """Resolve the suggestion a person saw by their rating; a neutral rating resolves nothing."""
     suggested = suggestion_of(decision)
     if suggested is None:
         return
@@ -79,7 +79,7 @@ def suggestion_resolve(decision: Decision, rating: Rating, *, accepted: bool) ->
 
 
 def suggestion_reopen(rating: Rating) -> None:
-    """The rating that settled it was taken back."""
+    """Reopen the suggestion whose resolving rating was withdrawn."""
     Suggestion.objects.filter(rating=rating.pk).update(outcome="", rating=None, settled_at=None)
 
 

@@ -68,7 +68,7 @@ def _decision_or_404(value: str) -> Decision:
 
 
 def wants_card(request: HttpRequest) -> bool:
-    """True if our script asked: it gets the card alone, to swap in."""
+    """True if the request is the page's script's, which gets the card alone."""
     return request.headers.get("X-Ratchet-Card") == "1"
 
 
@@ -250,7 +250,7 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_POST
 def rate_skip(request: HttpRequest) -> HttpResponse:
-    """Put a decision aside for this session, or (`all=1`) bring back those put aside."""
+    """Skip a decision for this session, or (`all=1`) bring back the skipped ones."""
     within = queue_filter(request)
     if request.POST.get("all"):
         SKIPPED.write(request, [])

@@ -35,7 +35,7 @@ class IngestResult:
 
 
 def decision_ingest(**facts: Any) -> IngestResult:
-    """Record one decision, if it is of the share that is kept; facts and refusals as of `decision_record`."""
+    """Record one decision, if the agent's sampling keeps it; facts and refusals as of `decision_record`."""
     row = decision_build(**facts)
     if not is_collected(row.agent, row.pk):
         return _unsampled_result(row, _body_hashes([row.pk]).get(row.pk))
@@ -115,7 +115,7 @@ def _result(
 
 
 def _unsampled_result(row: Decision, before: str | None) -> IngestResult:
-    """The answer for a decision outside the share that is kept; it may have been kept when the rate was higher."""
+    """Result for a decision that sampling leaves out; it may be stored from a time with a higher rate."""
     if before is not None and before != row.body_hash:
         raise _clash(row)
     return IngestResult(row, created=False, stored=before is not None)

@@ -17,8 +17,8 @@ FILES = 2
 class Journal:
     """Lines in two files of a process's own, locked while it lives. Not thread-safe: its owner holds a lock.
 
-    A line is in the operating system's hands when `append` returns: it outlives the process, however that ends. It is
-    not forced to the disk, which takes as long as the database does: a power cut loses the lines since the last
+    A line is in the operating system's page cache when `append` returns: it outlives the process, however that ends.
+    It is not forced to the disk, which takes as long as the database does: a power cut loses the lines since the last
     `rotate`.
     """
 

@@ -21,7 +21,7 @@ from backend.file_locks import file_lock, renew_after_fork, write_whole
 from backend.problem_log import ProblemLog
 
 MAX_PENDING = 1_000
-"""Records kept in memory while the disk takes none; those after them are lost, and said to be."""
+"""Records kept in memory while the disk takes none; later ones are lost and reported so."""
 KEEP_DAYS = 30
 """Days that a file is kept after all of it was replayed."""
 
@@ -92,7 +92,7 @@ class Outbox:
             return [json.loads(line) for line in list(self._pending)[:limit]]
 
     def take_back(self, record: dict[str, Any]) -> bool:
-        """Forget a record that waits in memory; whether it did."""
+        """Remove a record that waits in memory; returns whether it did."""
         with self._writing, self._guard:
             try:
                 self._pending.remove(_line(record))

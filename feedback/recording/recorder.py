@@ -37,13 +37,13 @@ from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 logger = logging.getLogger("feedback.recording.recorder")
 
 WAIT_S = 0.25
-"""Longest anybody waits for the database: who asked to be told that a decision is there, or speaks of one just made."""
+"""Longest anybody waits for the database: callers that wait for a decision to be stored, or refer to one just made."""
 GATHER_S = 0.03
 """Between two writes: a transaction costs as much as ten decisions in it."""
 MOST_IN_HAND = 1_000
-"""Decisions noted and not written yet; where the database is slower than they come, the next ones go to the spool."""
+"""Decisions journalled and not yet in the database, at most; beyond them decisions go to the spool."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
-"""Between two tries of a database that is away, doubled each time, by half at random."""
+"""Between two tries of an unreachable database, doubled each time, half of it random."""
 IDLE_S = 5.0
 """Seconds between two looks of an idle recorder for files spooled by others."""
 
@@ -54,7 +54,7 @@ Facts = Mapping[str, Any]
 
 
 class Storage(StrEnum):
-    """Place of a decision when whoever recorded it goes on."""
+    """Place of a decision when its recorder call returns."""
 
     DATABASE = "database"
     DISK = "disk"
@@ -299,7 +299,7 @@ class Recorder:
         return count
 
     def _replay_memory(self, outbox: Outbox) -> None:
-        """Put what waits in memory straight into the database: it may be back before the disk is."""
+        """Write what waits in memory straight to the database, which may be back before the disk is."""
         while lines := [line for line in outbox.pending_records(MAX_BULK) if isinstance(line["body"], dict)]:
             for line, found in zip(lines, _ingest([line["body"] for line in lines]), strict=True):
                 if isinstance(found, FeedbackRefused) and found.code != "conflict":
@@ -356,7 +356,7 @@ class Recorder:
         return count
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread, after what it has in hand."""
+        """End the thread after its pending decisions are written."""
         with self._signal:
             self._stopping = True
             self._signal.notify_all()
@@ -411,7 +411,7 @@ def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
     """The value of `then`; where it finds no decision that was answered a moment ago, once more when that is
     recorded.
 
-    Raises DecisionUnknown where no process of this machine has one of these in hand.
+    Raises DecisionUnknown where no process of this machine has one of these pending.
     """
     try:
         return then()
@@ -425,7 +425,7 @@ def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
 
 
 def decision_recorded(id: uuid.UUID) -> Decision | None:
-    """A decision by its id; where a process of this machine has it in hand, once that is written, WAIT_S at most."""
+    """A decision by its id; where a process of this machine has it pending, once it is written, WAIT_S at most."""
     deadline = time.monotonic() + WAIT_S
     while (
         (row := decision_get(id)) is None

@@ -45,9 +45,8 @@ def raters_apart(shares: Sequence[float]) -> float:
 
 
 def priority_update(decision: uuid.UUID, standing: RatingProgress | None) -> None:
-    """Work out anew what asking about a decision is worth, where two people or more said something and more are to.
-
-    Anything else costs nothing: with fewer ratings there is nobody to differ, with enough of them nobody is asked.
+    """Recompute the annotation priority of a decision that two people or more rated and more are to rate. Anything
+    else is free: with fewer ratings nobody can disagree, with enough of them nobody is asked.
     """
     if standing is None or not 2 <= standing.ratings < standing.target:
         return

@@ -122,7 +122,7 @@ class _Row(AbstractContextManager[None]):
 
 
 def unreadable_summary(unreadable: dict[uuid.UUID, str]) -> dict[str, str]:
-    """The first NAMED of what was skipped, as a report lists it: id -> why."""
+    """The first MAX_REPORT_ROWS of what was skipped, as a report lists it: id -> why."""
     return {str(pk): why for pk, why in list(unreadable.items())[:MAX_REPORT_ROWS]}
 
 

@@ -181,9 +181,9 @@ def next_steps(report: ImportReport) -> list[str]:
     said = report.ratings or report.comparisons
     if report.outcomes and not said and agent:
         unknown = sorted(report.outcome_names - {"reward"})  # an outcome of that name is its own worth
-        worth = f" --outcome {unknown[0]}=GOOD:BAD" if unknown else ""
+        option = f" --outcome {unknown[0]}=GOOD:BAD" if unknown else ""
         what = f"Define the reward of {unknown[0]}" if unknown else "Turn outcomes into rewards"
-        steps.append(f"{what}: {PROGRAM} calculate_rewards --agent {agent}{worth}")
+        steps.append(f"{what}: {PROGRAM} calculate_rewards --agent {agent}{option}")
     if report.decisions and not (said or report.outcomes or report.demonstrations):
         steps.append(f"Rate them: /rate/{of_agent}")
     method = _method(report)

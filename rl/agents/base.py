@@ -38,8 +38,8 @@ HORIZONS = ("immediate", "delayed", "strategic")
 
 
 @dataclass(frozen=True)
-class OutcomeWorth:
-    """Value of a measured outcome: the one worth all, the one worth nothing, linear in between, cut beyond."""
+class OutcomeScale:
+    """Scale of a measured outcome: `good` has quality 1, `bad` 0, linear in between, clipped beyond."""
 
     good: float
     bad: float
@@ -64,7 +64,7 @@ class RewardFacts:
 
     functions: Mapping[str, float] = field(default_factory=lambda: {"agent": 1.0, "tool_success": 1.0})
     """Reward functions that speak at once, by name, with their weights."""
-    outcomes: Mapping[str, OutcomeWorth] = field(default_factory=dict)
+    outcomes: Mapping[str, OutcomeScale] = field(default_factory=dict)
     """Outcome name -> what its value says; others are recorded and count for nothing."""
     weights: Mapping[str, float] = field(
         default_factory=lambda: {"immediate": 0.2, "delayed": 0.6, "strategic": 0.2}

@@ -11,7 +11,7 @@ from rl.agents.base import (
     Agent,
     ChoiceAgent,
     Message,
-    OutcomeWorth,
+    OutcomeScale,
     RewardFacts,
     Scenario,
     State,
@@ -171,8 +171,8 @@ AGENT = Filer(
     preview="folder",
     reward_facts=RewardFacts(
         outcomes={
-            "file_moved_back": OutcomeWorth(good=0, bad=1),
-            "file_found_again": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+            "file_moved_back": OutcomeScale(good=0, bad=1),
+            "file_found_again": OutcomeScale(good=1, bad=0, horizon="strategic"),
         }
     ),
     answer_key="folder",

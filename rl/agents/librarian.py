@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import OutcomeWorth, RewardFacts, Scenario
+from rl.agents.base import OutcomeScale, RewardFacts, Scenario
 from rl.agents.lists import ListAgent, drafts_of
 from rl.agents.worlds import DESKS, draw_lines, scenarios_world
 
@@ -77,8 +77,8 @@ AGENT = Librarian(
     max_items=5,
     reward_facts=RewardFacts(
         outcomes={
-            "subject_changed": OutcomeWorth(good=0, bad=1),
-            "found_by_subject": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+            "subject_changed": OutcomeScale(good=0, bad=1),
+            "found_by_subject": OutcomeScale(good=1, bad=0, horizon="strategic"),
         }
     ),
     world=scenarios_world(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import Message, OutcomeWorth, RewardFacts, Scenario, State
+from rl.agents.base import Message, OutcomeScale, RewardFacts, Scenario, State
 from rl.agents.lists import ListAgent
 from rl.agents.worlds import WEEKDAYS, draw_lines, scenarios_world
 
@@ -122,9 +122,9 @@ AGENT = Prioritizer(
     ordered=True,
     reward_facts=RewardFacts(
         outcomes={
-            "deadline_missed": OutcomeWorth(good=0, bad=1),
-            "order_changed": OutcomeWorth(good=0, bad=1),
-            "goal_reached": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+            "deadline_missed": OutcomeScale(good=0, bad=1),
+            "order_changed": OutcomeScale(good=0, bad=1),
+            "goal_reached": OutcomeScale(good=1, bad=0, horizon="strategic"),
         }
     ),
     world=scenarios_world(draw_lines(deadline=("holds", "moved"), today=WEEKDAYS), _situation_answer),

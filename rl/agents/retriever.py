@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import OutcomeWorth, RewardFacts, Scenario
+from rl.agents.base import OutcomeScale, RewardFacts, Scenario
 from rl.agents.lists import ListAgent, drafts_of
 from rl.agents.worlds import WEEKDAYS, draw_lines, scenarios_world
 
@@ -102,8 +102,8 @@ AGENT = Retriever(
     max_items=8,
     reward_facts=RewardFacts(
         outcomes={
-            "passage_cited": OutcomeWorth(good=1, bad=0),
-            "question_asked_again": OutcomeWorth(good=0, bad=1, horizon="strategic"),
+            "passage_cited": OutcomeScale(good=1, bad=0),
+            "question_asked_again": OutcomeScale(good=0, bad=1, horizon="strategic"),
         }
     ),
     world=scenarios_world(

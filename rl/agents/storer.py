@@ -12,7 +12,7 @@ from rl.agents.base import (
     AgentFacts,
     ChoiceAgent,
     Message,
-    OutcomeWorth,
+    OutcomeScale,
     RewardFacts,
     Scenario,
     State,
@@ -133,8 +133,8 @@ AGENT = Storer(
     options_key="places",
     reward_facts=RewardFacts(
         outcomes={
-            "fact_moved": OutcomeWorth(good=0, bad=1),
-            "fact_used": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+            "fact_moved": OutcomeScale(good=0, bad=1),
+            "fact_used": OutcomeScale(good=1, bad=0, horizon="strategic"),
         }
     ),
     world=scenarios_world(draw_lines(source=("first hand", "hearsay"), said_on=WEEKDAYS), _situation_answer),

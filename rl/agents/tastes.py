@@ -34,7 +34,7 @@ def scenarios_of(agent: Agent, taste: str, count: int, seed: int = 0) -> list[Sc
     """Draw `count` scenarios with different prompts; the same for the same arguments, and the prompts for
     every taste.
 
-    Raises ValueError for an unknown taste, an agent without a world or a count outside [1, MOST].
+    Raises ValueError for an unknown taste, an agent without a world or a count outside [1, MAX_SCENARIOS].
     """
     if taste not in TASTES:
         raise ValueError(f"expected a taste of {', '.join(TASTES)}; found {taste!r}")

@@ -15,7 +15,7 @@ from rl.agents.base import (
     AgentFacts,
     InvalidResponse,
     Message,
-    OutcomeWorth,
+    OutcomeScale,
     RewardFacts,
     Scenario,
     State,
@@ -337,8 +337,8 @@ AGENT = ToolAgent(
     reward_facts=RewardFacts(
         functions={"agent": 1.0, "tool_success": 1.0, "efficiency": 0.5},
         outcomes={
-            "undone_by_a_person": OutcomeWorth(good=0, bad=1),
-            "goal_reached": OutcomeWorth(good=1, bad=0, horizon="strategic"),
+            "undone_by_a_person": OutcomeScale(good=0, bad=1),
+            "goal_reached": OutcomeScale(good=1, bad=0, horizon="strategic"),
         },
     ),
     world=scenarios_world(_situation_prompt, _situation_answer),

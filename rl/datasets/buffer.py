@@ -53,12 +53,13 @@ def _unrated_feedback(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRec
     """Feedback of decisions without a rating: outcomes with a value, and reward records of those without one,
     whose trace or reward function gave a value."""
     try:
-        worth = list(reward_settings(agent).outcomes)
+        outcome_names = list(reward_settings(agent).outcomes)
     except RewardsRefused:
-        worth = []  # calculate_rewards names what is wrong with the settings; until then no outcome teaches anything
-    outcomes = outcomes_standing(agent).order_by().filter(~verdict_stands("decision"), name__in=worth)
+        # calculate_rewards names what is wrong with the settings; until then no outcome teaches anything
+        outcome_names = []
+    outcomes = outcomes_standing(agent).order_by().filter(~verdict_stands("decision"), name__in=outcome_names)
     records = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, measured=True).order_by()
-    known = Exists(Outcome.objects.filter(decision=OuterRef("decision"), name__in=worth))
+    known = Exists(Outcome.objects.filter(decision=OuterRef("decision"), name__in=outcome_names))
     return outcomes, records.filter(~known, ~verdict_stands("decision"))
 
 

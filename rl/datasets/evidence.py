@@ -247,9 +247,9 @@ class DatabaseEvidence:
         if waiting := pending_with_evidence(self.agent).count():
             left_out["reward_pending"] += waiting
         outcomes: dict[uuid.UUID, list[uuid.UUID]] = {}
-        worth = set(reward_settings(self.agent).outcomes)
+        outcome_names = set(reward_settings(self.agent).outcomes)
         for outcome in outcome_facts(self.agent):
-            if outcome.name in worth:
+            if outcome.name in outcome_names:
                 outcomes.setdefault(outcome.decision, []).append(outcome.id)
         for fact in selectors.responses_without_verdict(list(facts)):
             value, simulated, is_measured = facts[fact.id]

@@ -198,7 +198,7 @@ BALANCE_RATIO = 4 / 3
 
 
 def examples_balanced(examples: ExampleSet) -> ExampleSet:
-    """Labels with no more of one kind in the train split than BALANCED allows; drawn by hash, held-out rows stay.
+    """Labels with no more of one kind in the train split than BALANCE_RATIO allows; drawn by hash, held-out rows stay.
 
     Where only one kind is there, nothing is left out: there is nothing to balance it with.
     """

@@ -113,7 +113,7 @@ _distances: StampedCache[Distance] = StampedCache()
 
 def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Distance]:
     """Of every agent with feedback, measured outcomes or demonstrations, a query or two and what was counted before;
-    an agent is counted again when that has grown. Agents with more than MOST_COUNTED of it are left out."""
+    an agent is counted again when that has grown. Agents with more than MAX_COUNT of it are left out."""
     needed = dict(GateSettings.objects.order_by().values_list("agent", "min_evidence"))
     distances = {}
     for agent, one in counts.items():

@@ -26,7 +26,7 @@ from feedback.selectors import RatingFact, agent_slugs, decisions_of, verdict_st
 from feedback.storage.problem_rows import RowReader, problem_ids, unreadable_summary
 from feedback.storage.sql import IDS
 from rl.agents import get_agent
-from rl.agents.base import OutcomeWorth, RewardFacts
+from rl.agents.base import OutcomeScale, RewardFacts
 from rl.datasets.feedback_types import rating_value
 from rl.models import RewardRecord, RewardSettings
 from rl.recipes import DATASET_CONFIG
@@ -80,7 +80,7 @@ def reward_settings(agent: str) -> RewardFacts:
     """
     facts = get_agent(agent).reward_facts
     row = RewardSettings.objects.filter(agent=agent).first()
-    outcomes = {"reward": OutcomeWorth(good=1, bad=0), **facts.outcomes}
+    outcomes = {"reward": OutcomeScale(good=1, bad=0), **facts.outcomes}
     if row is None:
         return replace(facts, outcomes=outcomes)
     try:
@@ -125,8 +125,8 @@ def reward_plan(agent: str) -> HorizonPlan:
 def outcomes_without_value(agent: str) -> dict[str, int]:
     """Names of outcomes of which nobody said what their values are worth -> on how many decisions they stand."""
     counts = outcomes_standing(agent).order_by().values_list("name").annotate(n=Count("decision"))
-    worth = reward_settings(agent).outcomes
-    return {name: n for name, n in sorted(counts) if name not in worth}
+    scales = reward_settings(agent).outcomes
+    return {name: n for name, n in sorted(counts) if name not in scales}
 
 
 def outcome_value_set(agent: str, spec: str) -> str:
@@ -141,13 +141,13 @@ def outcome_value_set(agent: str, spec: str) -> str:
         raise RewardsRefused(f"{form}; found {spec!r}")
     row = RewardSettings.objects.filter(agent=agent).first() or RewardSettings(agent=agent)
     try:
-        worth = {"good": float(parts[0]), "bad": float(parts[1])} | (
+        scale = {"good": float(parts[0]), "bad": float(parts[1])} | (
             {"horizon": parts[2]} if len(parts) == 3 else {}
         )
-        outcomes_parsed({name.strip(): worth})
+        outcomes_parsed({name.strip(): scale})
     except ValueError as error:
         raise RewardsRefused(f"{form}; found {spec!r} ({error})") from error
-    row.outcomes = {**row.outcomes, name.strip(): worth}
+    row.outcomes = {**row.outcomes, name.strip(): scale}
     row.full_clean()
     row.save()
     return name.strip()
@@ -245,8 +245,8 @@ def decisions_pending(agent: str) -> QuerySet[Any]:
 
 def pending_with_evidence(agent: str) -> QuerySet[Any]:
     """Pending decisions with an outcome that has a value, or with a trace."""
-    worth = list(reward_settings(agent).outcomes)
-    measured = Exists(Outcome.objects.filter(decision=OuterRef("pk"), name__in=worth))
+    outcome_names = list(reward_settings(agent).outcomes)
+    measured = Exists(Outcome.objects.filter(decision=OuterRef("pk"), name__in=outcome_names))
     return decisions_pending(agent).filter(Q(trace__isnull=False) | measured)
 
 

@@ -111,10 +111,10 @@ def logged_choices(agent: str, most: int = MAX_DECISIONS) -> LoggedChoices:
 def _scale(agent: str, rewards: Iterable[float]) -> tuple[float, float]:
     """The reward that counts 0 and the one that counts 1."""
     row = RewardSettings.objects.filter(agent=agent).first()
-    worth = (outcomes_parsed(row.outcomes) if row else {}).get(REWARD)
-    worth = worth or get_agent(agent).reward_facts.outcomes.get(REWARD)
-    if worth is not None:
-        return worth.bad, worth.good
+    scale = (outcomes_parsed(row.outcomes) if row else {}).get(REWARD)
+    scale = scale or get_agent(agent).reward_facts.outcomes.get(REWARD)
+    if scale is not None:
+        return scale.bad, scale.good
     found = [0.0, *rewards]
     low, high = min(found), max(found)
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)

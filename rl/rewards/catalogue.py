@@ -78,7 +78,7 @@ def rewards_named(specs: Sequence[str], *, code_execution: bool = False) -> list
     """The reward functions of these names, each once. Raises RewardRefused.
 
     `code_execution` says whether running a model's code is switched on. A dotted path names a user's class, instance or
-    function. Specs of trained models (`model:...`, `learned`) are left out: see MODEL and LEARNED.
+    function. Specs of trained models (`model:...`, `learned`) are left out: see MODEL and LEARNED_REWARD.
     """
     return [
         reward_named(spec, code_execution=code_execution)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import HORIZONS, OutcomeWorth, RewardFacts
+from rl.agents.base import HORIZONS, OutcomeScale, RewardFacts
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, reward_normalise
 from rl.rewards.engine import Component, RewardEngine, combine
 from rl.rewards.traces import TaskCompletionReward, share_to_raw
@@ -102,24 +102,24 @@ def weights_checked(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: float(weights.get(name, 0.0)) for name in HORIZONS}
 
 
-def outcomes_parsed(given: Any) -> dict[str, OutcomeWorth]:
+def outcomes_parsed(given: Any) -> dict[str, OutcomeScale]:
     """`{"ticket_reopened": {"good": 0, "bad": 1, "horizon": "delayed"}}` as an operator writes it. Raises
     ValueError."""
     if not isinstance(given, Mapping):
         raise ValueError(f'expected {{"outcome": {{"good": 0, "bad": 1}}}}, found {given!r:.80}')
-    worths = {}
-    for name, worth in given.items():
-        if not isinstance(worth, Mapping) or not {"good", "bad"} <= set(worth) <= {"good", "bad", "horizon"}:
+    scales = {}
+    for name, scale in given.items():
+        if not isinstance(scale, Mapping) or not {"good", "bad"} <= set(scale) <= {"good", "bad", "horizon"}:
             raise ValueError(
-                f'{name}: expected {{"good": 0, "bad": 1, "horizon": "delayed"}}, found {worth!r:.80}'
+                f'{name}: expected {{"good": 0, "bad": 1, "horizon": "delayed"}}, found {scale!r:.80}'
             )
         try:
-            worths[str(name)] = OutcomeWorth(
-                **{**worth, "good": float(worth["good"]), "bad": float(worth["bad"])}
+            scales[str(name)] = OutcomeScale(
+                **{**scale, "good": float(scale["good"]), "bad": float(scale["bad"])}
             )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
-    return worths
+    return scales
 
 
 def rewards_over_time(
@@ -183,12 +183,12 @@ def _human_parts(known: DecisionFeedback) -> dict[str, dict[str, Any]]:
 
 
 def _outcome_details(
-    known: DecisionFeedback, worth: Mapping[str, OutcomeWorth], horizon: str
+    feedback: DecisionFeedback, scales: Mapping[str, OutcomeScale], horizon: str
 ) -> dict[str, dict[str, Any]]:
     return {
-        name: _part(share_to_raw(says.share(known.outcomes[name])), {"measured": known.outcomes[name]})
-        for name, says in sorted(worth.items())
-        if says.horizon == horizon and name in known.outcomes
+        name: _part(share_to_raw(scale.share(feedback.outcomes[name])), {"measured": feedback.outcomes[name]})
+        for name, scale in sorted(scales.items())
+        if scale.horizon == horizon and name in feedback.outcomes
     }
 
 

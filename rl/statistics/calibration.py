@@ -33,36 +33,36 @@ def cross_fitted(
     score that is lower for what people like knows nothing, however reliably. A score that never varies gives the share
     of the liked ones. Raises ValueError without values for each score.
     """
-    worth, score_array = np.asarray(values, float), np.asarray(scores, float)
-    if worth.shape != score_array.shape or not len(worth) or len(clusters) != len(worth):
+    value_array, score_array = np.asarray(values, float), np.asarray(scores, float)
+    if value_array.shape != score_array.shape or not len(value_array) or len(clusters) != len(value_array):
         raise ValueError(
-            f"expected as many values and clusters as scores, found {len(worth)} and {len(score_array)}"
+            f"expected as many values and clusters as scores, found {len(value_array)} and {len(score_array)}"
         )
     numbers: dict[Hashable, int] = {}
     fold = np.array([numbers.setdefault(name, len(numbers)) % folds for name in clusters])
-    probabilities = np.empty(len(worth))
+    probabilities = np.empty(len(value_array))
     for number in range(folds):
         rest = fold != number
         if rest.all():
             continue
-        probabilities[~rest] = _fit(worth[rest], score_array[rest], score_array[~rest])
-    losses = -(worth * np.log(probabilities) + (1 - worth) * np.log1p(-probabilities))
+        probabilities[~rest] = _fit(value_array[rest], score_array[rest], score_array[~rest])
+    losses = -(value_array * np.log(probabilities) + (1 - value_array) * np.log1p(-probabilities))
     return CalibratedProbabilities(
         tuple(probabilities.tolist()),
         tuple(losses.tolist()),
-        tuple(((probabilities - worth) ** 2).tolist()),
+        tuple(((probabilities - value_array) ** 2).tolist()),
     )
 
 
-def _fit(worth: np.ndarray, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    liked, disliked = float(worth.sum()), float((1 - worth).sum())
+def _fit(value_array: np.ndarray, scores: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    liked, disliked = float(value_array.sum()), float((1 - value_array).sum())
     above, below = (liked + 1) / (liked + 2), 1 / (disliked + 2)
     share = (liked + 1) / (liked + disliked + 2)
     centre, scale = (float(scores.mean()), float(scores.std())) if len(scores) else (0.0, 0.0)
     # a few tenths of rounding are no score
     if scale <= 1e-9 * max(1.0, abs(centre)):
         return np.full(len(asked), share)
-    targets = below + worth * (above - below)
+    targets = below + value_array * (above - below)
     x = (scores - centre) / scale
     slope, intercept = 0.0, math.log(share / (1 - share))
     for _ in range(STEPS):

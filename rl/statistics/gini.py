@@ -73,14 +73,16 @@ def gini_concordance(
     None where all values are the same: nothing tells better from worse. Raises ValueError on a value that is not
     finite.
     """
-    worth, order, members = _sort_by_score(values, scores, clusters)
-    spread = _spread(worth)
+    value_array, order, members = _sort_by_score(values, scores, clusters)
+    spread = _spread(value_array)
     if not spread.sum():
         return None
-    n, groups = len(worth), int(members.max()) + 1
-    gini, variance = _correlations(worth[None], spread[None], order, members)
+    n, groups = len(value_array), int(members.max()) + 1
+    gini, variance = _correlations(value_array[None], spread[None], order, members)
     # under no association each answer's place is drawn at random: the variance of a linear rank statistic
-    null = float(((worth - worth.mean()) ** 2).sum() * (order.rank_difference.astype(float) ** 2).sum())
+    null = float(
+        ((value_array - value_array.mean()) ** 2).sum() * (order.rank_difference.astype(float) ** 2).sum()
+    )
     null = null / max(n - 1, 1) / float(spread.sum()) ** 2
     gain, error = float(gini[0]) / 2, math.sqrt(float(variance[0])) / 2
     share = 0.5 + gain
@@ -104,11 +106,11 @@ def gini_concordance_p(
     is 0 but, say, the scores of liked answers spread further. Sources: Neubert & Brunner, Comput. Stat. Data Anal. 51
     (2007) 5192-5204; Chung & Romano, J. Stat. Plan. Inference 168 (2016) 97-105. 1 where all values are the same.
     """
-    worth, order, members = _sort_by_score(values, scores, clusters)
-    spread = _spread(worth)
+    value_array, order, members = _sort_by_score(values, scores, clusters)
+    spread = _spread(value_array)
     if not spread.sum():
         return 1.0
-    gini, variance = _correlations(worth[None], spread[None], order, members)
+    gini, variance = _correlations(value_array[None], spread[None], order, members)
     observed = float(gini[0]) / math.sqrt(max(float(variance[0]), _MIN_VARIANCE))
     groups = int(members.max()) + 1
     if groups > LARGE:
@@ -116,12 +118,14 @@ def gini_concordance_p(
     blocks = _blocks(members)
 
     def draw(random: np.random.Generator, count: int) -> np.ndarray:
-        places = _permute(random, count, blocks, len(worth))
-        gini, variance = _correlations(worth[places], spread[places], order, members)
+        places = _permute(random, count, blocks, len(value_array))
+        gini, variance = _correlations(value_array[places], spread[places], order, members)
         statistics: np.ndarray = gini / np.sqrt(np.maximum(variance, _MIN_VARIANCE))
         return statistics
 
-    return monte_carlo_p(observed, draw, len(worth), draws=draws, seed=seed_of(worth, order.first, members))
+    return monte_carlo_p(
+        observed, draw, len(value_array), draws=draws, seed=seed_of(value_array, order.first, members)
+    )
 
 
 _MIN_VARIANCE = 1e-12
@@ -132,26 +136,26 @@ def _sort_by_score(
     values: Sequence[float], scores: Sequence[float], clusters: Sequence[Hashable] | None
 ) -> tuple[np.ndarray, _Order, np.ndarray]:
     """Values, order and cluster numbers, sorted by score."""
-    worth, score_array = np.asarray(values, float), np.asarray(scores, float)
-    if worth.shape != score_array.shape or not len(worth):
+    value_array, score_array = np.asarray(values, float), np.asarray(scores, float)
+    if value_array.shape != score_array.shape or not len(value_array):
         raise ValueError(
-            f"expected a value for each of at least one score, found {worth.shape} and {score_array.shape}"
+            f"expected a value for each of at least one score, found {value_array.shape} and {score_array.shape}"
         )
-    if not (np.isfinite(worth).all() and np.isfinite(score_array).all()):
+    if not (np.isfinite(value_array).all() and np.isfinite(score_array).all()):
         raise ValueError("expected finite values and scores, found NaN or infinity")
     numbers: dict[Any, int] = {}
-    names = range(len(worth)) if clusters is None else clusters
+    names = range(len(value_array)) if clusters is None else clusters
     members = np.array([numbers.setdefault(name, len(numbers)) for name in names])
-    if len(members) != len(worth):
-        raise ValueError(f"expected a cluster for each of {len(worth)} scores, found {len(members)}")
+    if len(members) != len(value_array):
+        raise ValueError(f"expected a cluster for each of {len(value_array)} scores, found {len(members)}")
     places = np.argsort(score_array, kind="stable")
-    return worth[places], _Order.of(score_array[places]), members[places]
+    return value_array[places], _Order.of(score_array[places]), members[places]
 
 
-def _spread(worth: np.ndarray) -> np.ndarray:
+def _spread(value_array: np.ndarray) -> np.ndarray:
     """Per value the sum of its distances to all the others."""
-    places = np.argsort(worth, kind="stable")
-    ordered, n = worth[places], len(worth)
+    places = np.argsort(value_array, kind="stable")
+    ordered, n = value_array[places], len(value_array)
     below = np.concatenate([[0.0], np.cumsum(ordered)[:-1]])
     numbers = np.arange(n)
     apart = ordered * numbers - below + (ordered.sum() - below - ordered) - ordered * (n - 1 - numbers)
@@ -161,23 +165,23 @@ def _spread(worth: np.ndarray) -> np.ndarray:
 
 
 def _correlations(
-    worth: np.ndarray, spread: np.ndarray, order: _Order, members: np.ndarray
+    value_array: np.ndarray, spread: np.ndarray, order: _Order, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Gini correlations of rows of values [rows, answers] with the order, and their variances between clusters.
 
     The variance is the infinitesimal jackknife of a ratio of two U-statistics; with thumbs and one answer per prompt it
     is DeLong's (DeLong, DeLong & Clarke-Pearson, Biometrics 44 (1988) 837-845) but for n against n - 1 below the line.
     """
-    total = worth.sum(1, keepdims=True)
-    sums = np.concatenate([np.zeros((len(worth), 1)), np.cumsum(worth, 1)], 1)
+    total = value_array.sum(1, keepdims=True)
+    sums = np.concatenate([np.zeros((len(value_array), 1)), np.cumsum(value_array, 1)], 1)
     # per answer: what all its comparisons add, (v_i - v_j) sign(s_i - s_j) over j
-    parts = worth * order.rank_difference - (sums[:, order.first] - (total - sums[:, order.last]))
+    parts = value_array * order.rank_difference - (sums[:, order.first] - (total - sums[:, order.last]))
     whole = spread.sum(1)  # each comparison stands there twice, as in `parts`
     gini = parts.sum(1) / whole
     influence = 2 * (parts - gini[:, None] * spread) / whole[:, None]
     groups = int(members.max()) + 1
     if groups < len(members):
-        summed = np.zeros((len(worth), groups))
+        summed = np.zeros((len(value_array), groups))
         np.add.at(summed.T, members, influence.T)
         influence = summed
     variance = (influence**2).sum(1) * (groups / max(groups - 1, 1))

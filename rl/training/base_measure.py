@@ -87,14 +87,14 @@ def _taste(
         entropy = -sum(share / total * math.log(share / total) for share in shares if share)
         evenness += math.exp(entropy) / len(options)
         try:
-            worth = [agent.hidden_preference(state, option) for option in options]
+            preferences = [agent.hidden_preference(state, option) for option in options]
         except NotImplementedError:
             continue
         right += [
             logps[good] > logps[bad]
-            for good in range(len(worth))
-            for bad in range(len(worth))
-            if worth[good] >= 0.5 > worth[bad]
+            for good in range(len(preferences))
+            for bad in range(len(preferences))
+            if preferences[good] >= 0.5 > preferences[bad]
         ]
     figures = {"listed_mass": mass / len(cases), "evenness": evenness / len(cases)}
     return figures | ({"preference_accuracy": sum(right) / len(right)} if right else {})
