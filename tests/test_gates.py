@@ -62,6 +62,8 @@ def test_the_shares_of_alpha_sum_to_alpha() -> None:
 
 def test_too_few_prompts_are_not_evidence() -> None:
     assert verdict(rules.rule_evidence, evidence(cases(29))).words.startswith("29 held-out prompts")
+    near = evidence(cases(29), near_identical="58 of 90 prompts count as 29")
+    assert "(58 of 90 prompts count as 29)" in verdict(rules.rule_evidence, near).words
     assert not verdict(rules.rule_evidence, evidence(cases(29))).passed
     assert verdict(rules.rule_evidence, evidence(cases(30))).passed
 

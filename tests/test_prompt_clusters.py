@@ -14,6 +14,7 @@ from rl.datasets.held_out_evidence import evidence_counts, held_out_of_database
 from rl.datasets.prompt_clusters import ClusteredPrompt, cluster_report, cluster_text, clusters_of
 from rl.datasets.rows import recorded_prompts
 from rl.models import Snapshot
+from rl.registry.gate_evidence import evidence_of
 from rl.registry.service import policy_evaluated
 from tests.support.api_client import ApiClient
 from tests.support.dataset_feedback import rate
@@ -205,6 +206,7 @@ def test_clusters_stand_on_the_datasets_page_the_policys_page_and_in_rest(admin_
         page = admin_client.get(address).text
         assert "2 of 3 prompts are near-identical to another and count as 1; 1 held-out ones" in page
         assert "&lt;b&gt;Reset&lt;/b&gt;?" in page
+    assert evidence_of(evaluation).near_identical == cluster_text(report)
     (found,) = ApiClient("read").get("/api/policies/?agent=helper").json()["results"]
     assert found["clusters"] == {
         "prompts": 3,

@@ -85,6 +85,8 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     words = f"{found} held-out prompts{EVIDENCE_WORDS[lead]}"
     if barred := [f"{kind} are not used: {why}" for kind, why in evidence.exclusions.items()]:
         words += f" ({'; '.join(barred)})"
+    if evidence.near_identical:
+        words += f" ({evidence.near_identical})"
     if found < bounds.min_evidence:
         words += f", at least {bounds.min_evidence} are needed"
         return RuleResult("evidence", REFUSED, words, figures, waits=True)
@@ -260,7 +262,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             f"worse on slice {name}: {amount(effect, change)} over {effect.n} prompts{others}",
             figures,
         )
-    return RuleResult("slices", PASSED, f"none of the {len(effects)} slices is worse", figures)
+    return RuleResult("slices", PASSED, f"no slice is worse, of {len(effects)}", figures)
 
 
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from rl.datasets.prompt_clusters import cluster_text
 from rl.gates.effects import effect_of, items_of, lead_of
 from rl.gates.report import AnswerPair, Case, Evidence, GateBounds, GateReport, GoldenResult
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
@@ -81,6 +82,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         golden=[GoldenResult(**case) for case in body.get("golden", ())],
         off_policy=Difference(**off_policy) if off_policy else None,
         attempt=attempt_of(evaluation),
+        near_identical=cluster_text(evaluation.figures.get("clusters") or {}),
         discrete=body.get("discrete", False),
     )
 
