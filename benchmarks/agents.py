@@ -275,7 +275,7 @@ class Bench:
         )
         result = train_with_checks(trainer, recipe, train, held, agent=cell.agent, listener=Silent())
         return {
-            "status": result.status, "reason": "; ".join(result.notes), "steps": result.steps,
+            "status": result.status, "reason": "; ".join(result.notes), "trained_steps": result.steps,
             "valid": {when: look["share"] for when, look in result.preflight.items()},
             "stopped_early": result.stopped_early, "adapter": result.checkpoint,
         }  # fmt: skip
