@@ -426,9 +426,9 @@ def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[
     """Prompt hash -> who rated or compared responses to it, by what stands."""
     found: dict[str, set[str]] = {}
     for start in range(0, len(prompt_hashes), IDS):
-        asked = list(prompt_hashes[start : start + IDS])
-        ratings = ratings_standing(agent).filter(decision__prompt_hash__in=asked).order_by()
-        comparisons = comparisons_standing(agent).filter(left__prompt_hash__in=asked).order_by()
+        chunk = list(prompt_hashes[start : start + IDS])
+        ratings = ratings_standing(agent).filter(decision__prompt_hash__in=chunk).order_by()
+        comparisons = comparisons_standing(agent).filter(left__prompt_hash__in=chunk).order_by()
         for prompt, rater in (
             *ratings.values_list("decision__prompt_hash", "rater").distinct(),
             *comparisons.values_list("left__prompt_hash", "rater").distinct(),
@@ -461,15 +461,15 @@ def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> 
     alone."""
     dated_prompts: list[tuple[datetime, str]] = []
     for start in range(0, len(ids), IDS):
-        asked = list(ids[start : start + IDS])
-        ratings = Rating.objects.filter(pk__in=asked).order_by()
-        comparisons = Comparison.objects.filter(pk__in=asked).order_by()
+        chunk = list(ids[start : start + IDS])
+        ratings = Rating.objects.filter(pk__in=chunk).order_by()
+        comparisons = Comparison.objects.filter(pk__in=chunk).order_by()
         dated_prompts += ratings.values_list("created_at", "decision__prompt_hash")
         dated_prompts += comparisons.values_list("created_at", "left__prompt_hash")
-        outcomes = Outcome.objects.filter(pk__in=asked).order_by()
+        outcomes = Outcome.objects.filter(pk__in=chunk).order_by()
         dated_prompts += outcomes.values_list("created_at", "decision__prompt_hash")
         dated_prompts += (
-            Decision.objects.filter(pk__in=asked).order_by().values_list("created_at", "prompt_hash")
+            Decision.objects.filter(pk__in=chunk).order_by().values_list("created_at", "prompt_hash")
         )
     if newest is not None and len(dated_prompts) > newest:
         dated_prompts = sorted(dated_prompts, reverse=True)[:newest]

@@ -73,8 +73,8 @@ def rewards() -> dict[str, Any]:
 
 def _fail(run: TrainingRun, status: int) -> None:
     """A child that ended without a word to its run."""
-    said = run_log_tail(run, 1)
-    reason = f"the process that trained it ended with {status}: {said or 'no message'}"
+    last_line = run_log_tail(run, 1)
+    reason = f"the process that trained it ended with {status}: {last_line or 'no message'}"
     held = TrainingRun.objects.filter(pk=run.pk, status=run.status, worker=run.worker)
     if held.update(status=Status.FAILED, reason=reason[:2000], finished_at=timezone.now()):
         run.refresh_from_db()

@@ -29,8 +29,8 @@ class SignIn(LoginView):
 
     def get_redirect_url(self, *args: Any, **kwargs: Any) -> str:
         """The page asked for; the start page, which browsers open first, does not count as asked for."""
-        asked = str(super().get_redirect_url(*args, **kwargs))
-        return "" if asked == reverse("home") else asked
+        address = str(super().get_redirect_url(*args, **kwargs))
+        return "" if address == reverse("home") else address
 
 
 @never_cache

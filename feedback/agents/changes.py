@@ -51,10 +51,10 @@ class AgentKeeper(Protocol):
         """Files and folders of the agent, relative to RATCHET_HOME."""
 
     def files_link(self, agent: str, new: str) -> None:
-        """Let the agent's files stand under the new name, too. Before the rows are renamed."""
+        """Link the agent's files under the new name, too; called before the rows are renamed."""
 
     def rename(self, agent: str, new: str) -> None:
-        """Rename what rows say of files, and the definition. In the transaction."""
+        """Rename the paths in rows, and the definition; called in the transaction."""
 
     def files_unlink(self, agent: str, new: str) -> int:
         """Remove the files' old names. After the rows were renamed; returns how many there were."""
@@ -63,7 +63,7 @@ class AgentKeeper(Protocol):
         """Remove the definition. In the transaction."""
 
     def files_note(self, agent: str, paths: Sequence[str]) -> None:
-        """Note which files are about to be left without rows, so that a second attempt finds them."""
+        """Record which files are about to lose their rows, so that a second attempt finds them."""
 
     def files_remove(self, agent: str) -> int:
         """Remove the noted files that no row names; returns how many there were."""

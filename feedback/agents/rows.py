@@ -54,7 +54,7 @@ def is_known(agent: str) -> bool:
 
 
 def rows_pointing_in(agent: str) -> list[str]:
-    """Rows of other agents that point to rows of this one, in words: they would lose what they rest on."""
+    """Rows of other agents that point to rows of this one, in words: they depend on these."""
     models = agent_models()
     found = []
     for model, path in models.items():

@@ -373,9 +373,9 @@ def labels_aggregated(agent: str, aggregation: str | None = None) -> Iterator[La
         .values_list("decision_id", "rater", "rater_kind", "thumb", "stars", "score")
     )
     for decision, rater, kind, thumb, stars, score in rated.iterator(chunk_size=CHUNK):
-        said = verdict(thumb, stars, score)
-        if said is not None:
-            answers.add(decisions[decision], raters[kind, rater], said)
+        rating_value = verdict(thumb, stars, score)
+        if rating_value is not None:
+            answers.add(decisions[decision], raters[kind, rater], rating_value)
             by_person.append(kind == RaterKind.HUMAN)
     if not answers.units:
         return
@@ -397,14 +397,14 @@ def labels_aggregated(agent: str, aggregation: str | None = None) -> Iterator[La
 def _share_good(unit: Ints, rater: Ints, value: Floats, decisions: int, method: str) -> Floats:
     """Per decision: share of its raters who call it good, or the probability that it is; 0.5 where none takes sides."""
     sided = value != NEUTRAL
-    unit, rater, said = unit[sided], rater[sided], value[sided].astype(np.int64)
+    unit, rater, label = unit[sided], rater[sided], value[sided].astype(np.int64)
     votes = np.bincount(unit, minlength=decisions)
     good = np.full(decisions, NEUTRAL)
     if method == Aggregation.DAWID_SKENE and unit.size:
         found, number = np.unique(unit, return_inverse=True)
-        good[found] = dawid_skene(number, rater, said, 2, strength=STRENGTH, tolerance=TOLERANCE).posterior[
+        good[found] = dawid_skene(number, rater, label, 2, strength=STRENGTH, tolerance=TOLERANCE).posterior[
             :, 1
         ]
     else:
-        np.divide(np.bincount(unit, said, minlength=decisions), votes, out=good, where=votes > 0)
+        np.divide(np.bincount(unit, label, minlength=decisions), votes, out=good, where=votes > 0)
     return good

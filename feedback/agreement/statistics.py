@@ -298,8 +298,8 @@ def dawid_skene(
             np.bincount(cell, posterior[units, k], minlength=n_raters * n_classes) for k in range(n_classes)
         )
         # (raters, true class, class said)
-        said = np.stack([counts.reshape(n_raters, n_classes) for counts in heard], axis=1)
-        confusion = _shares(said + strength * _shares(said.sum(axis=0, keepdims=True)))
+        count_matrices = np.stack([counts.reshape(n_raters, n_classes) for counts in heard], axis=1)
+        confusion = _shares(count_matrices + strength * _shares(count_matrices.sum(axis=0, keepdims=True)))
         with np.errstate(divide="ignore"):
             likely, given = np.log(confusion), np.log(prevalence)
         given_all = (

@@ -230,7 +230,7 @@ class ImportUndo(ApiView):
 
 
 def _import_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request to import. Raises Refused and FeedbackRefused, naming the fields."""
+    """The fields of a request to import. Raises RequestRefused and FeedbackRefused, naming the fields."""
     check = Check()
     facts: dict[str, Any] = {
         "name": check.text("name", given["name"], limit=255, required=True),

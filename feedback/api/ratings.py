@@ -23,7 +23,8 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     """Name of the rater: the key itself, or whom it names where it has `rate_as`; a person rates as
     themselves.
 
-    Raises Refused (403) for a key that names somebody else without it, (400) for a person that does, or simulates one.
+    Raises RequestRefused (403) for a key that names somebody else without it, (400) for a person that does, or
+    simulates one.
     """
     grant = grant_of(request)
     name = facts.pop("rater", grant.holder)

@@ -205,8 +205,8 @@ COMPONENTS: dict[str, Schema] = {
 
 
 def fields_in(data: Any, component: str) -> dict[str, Any]:
-    """The fields of a request's JSON object, null ones left out, as its component describes them. Raises Refused (400)
-    for other types, unknown fields, missing ones."""
+    """The fields of a request's JSON object, null ones left out, as its component describes them. Raises
+    RequestRefused (400) for other types, unknown fields, missing ones."""
     schema = COMPONENTS[component]
     return object_in(data, required=schema["required"], optional=_OPTIONAL[component])
 

@@ -1,4 +1,4 @@
-"""Withdrawals over REST: take decisions out of what is learnt from, list what was taken out, put it back."""
+"""Withdrawals over REST: withdraw decisions, list withdrawals, restore them."""
 
 from __future__ import annotations
 

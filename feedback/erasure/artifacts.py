@@ -1,4 +1,4 @@
-"""Runs and policies that were trained on prompts, as the app that trains them tells (FEEDBACK_TRAINED_ON)."""
+"""Runs and policies that were trained on prompts, from the function named by FEEDBACK_TRAINED_ON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks by which the text of erased decisions is known wherever it was copied to: in JSON, in logs, in files."""
+"""Search patterns for the text of erased decisions, wherever it was copied to: JSON, logs, files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from feedback.models import Comparison, Decision, Rating, Trace
 from feedback.storage.facts import RATING
 
 SHORTEST_TEXT = 12
-"""Characters of a text that is looked for; shorter ones are everybody's words, and go only with the row they are in."""
+"""Shortest text that is searched for, in characters; shorter ones are too common and go only with their row."""
 BEGINNING = 40
-"""Characters by which a longer text is known that is quoted in part."""
+"""Leading characters by which a partial quote of a longer text is found."""
 SHORTEST_UNIT = 4
 """Characters of a unit's name that is looked for in free text, as a word of its own."""
 REDACTION = "[erased]"
@@ -30,7 +30,7 @@ CONTENT = frozenset(
 )  # fmt: skip
 """Keys under which the words of a prompt or an answer stand, in evaluations, samples and rows of datasets."""
 INSTRUCTIONS = ("system", "developer")
-"""Roles of messages that are the app's own words, and no unit's."""
+"""Roles of messages that the app wrote, and no unit."""
 HEADER = frozenset({"role", "type"})
 
 
@@ -72,8 +72,10 @@ class Marks:
         if not isinstance(value, dict):
             return value
         redacted = {self.redact(str(name)): self.redact_json(item) for name, item in value.items()}
-        asked = [name for name in ("messages", "prompt") if name in value]
-        if value.get("prompt_hash") in self.own_prompts or any(redacted.get(n) != value[n] for n in asked):
+        prompt_keys = [name for name in ("messages", "prompt") if name in value]
+        if value.get("prompt_hash") in self.own_prompts or any(
+            redacted.get(n) != value[n] for n in prompt_keys
+        ):
             return {name: _without_text(item) if name in CONTENT else item for name, item in redacted.items()}
         return redacted
 
@@ -148,8 +150,8 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
         spoken = [message for message in row.messages if message.get("role") not in INSTRUCTIONS]
         texts.update(texts_of([spoken, row.response, row.state, row.candidates, row.metadata]))
         responses.add(row.response)
-    said = Rating.objects.filter(decision__in=[row.pk for row in rows]).order_by()
-    for words in said.values_list("correction", *RATING.texts):
+    ratings = Rating.objects.filter(decision__in=[row.pk for row in rows]).order_by()
+    for words in ratings.values_list("correction", *RATING.texts):
         texts.update(texts_of(list(words)))
         responses.update(filter(None, words[:1]))
     for side in ("left", "right"):
@@ -182,7 +184,7 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a JSON value that is long enough to be told from everybody's words; of JSON within a text, its
+    """Every text in a JSON value that is long enough to be specific; of JSON within a text, its
     texts too."""
     stack = [value]
     while stack:

@@ -168,8 +168,8 @@ def _step_without_content(
     own = uuid.UUID(step["id"]) if step.get("id") else uuid.uuid5(trace, str(index))
     if own not in ids and step.get("unit") != unit:
         return step
-    kept: dict[str, Any] = {name: step[name] for name in KEPT_OF_STEP if name in step}
-    return kept | {"forgotten": True}
+    remainder: dict[str, Any] = {name: step[name] for name in KEPT_OF_STEP if name in step}
+    return remainder | {"forgotten": True}
 
 
 def _refused_erase(marks: Marks, dry_run: bool) -> int:

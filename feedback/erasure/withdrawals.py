@@ -146,7 +146,7 @@ def decision_withdraw(
 def decisions_withdraw(
     selection: WithdrawalSelection, *, actor: str, reason: str = "", dry_run: bool = False
 ) -> Withdrawn:
-    """Take decisions out of what is learnt from, counted and asked about, all or none. Those withdrawn before stay so.
+    """Exclude decisions from training, counts and queues, all or none. Those withdrawn before stay so.
 
     What was trained on them stays trained: it is listed. Raises WithdrawalRefused for a selection of everything.
     """

@@ -61,7 +61,7 @@ def runs_of(decisions: Sequence[Decision]) -> dict[uuid.UUID, RunFacts]:
     """Steps around each of these decisions (`trace` selected beside them).
 
     A trace too long for one request lies in several rows; a decision sent on its own belongs to the traces with its
-    agent and run_id; and a task that ended in a later trace of the same run is said of the decisions before it.
+    agent and run_id; and a task that ended in a later trace of the same run counts for the decisions before it.
     """
     wanted = {row.run_id for row in decisions if row.run_id}
     beside: dict[tuple[str, str], list[Trace]] = {}

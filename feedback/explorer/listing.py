@@ -154,11 +154,11 @@ def _filter_rated(found: QuerySet[Decision], rated: str) -> QuerySet[Decision]:
 
 
 def _with_ratings(rows: list[Decision]) -> None:
-    said: dict[uuid.UUID, list[Rating]] = {row.pk: [] for row in rows}
-    for rating in ratings_standing(of_withdrawn=True).filter(decision__in=list(said)):
-        said[rating.decision_id].append(rating)
+    ratings_by_decision: dict[uuid.UUID, list[Rating]] = {row.pk: [] for row in rows}
+    for rating in ratings_standing(of_withdrawn=True).filter(decision__in=list(ratings_by_decision)):
+        ratings_by_decision[rating.decision_id].append(rating)
     for row in rows:
-        row.standing = said[row.pk]  # type: ignore[attr-defined]
+        row.standing = ratings_by_decision[row.pk]  # type: ignore[attr-defined]
 
 
 def rating_query(text: str) -> str:
@@ -182,7 +182,7 @@ class ComparisonView:
 
 @dataclass(frozen=True)
 class History:
-    """All that was said of a decision, newest first, what was replaced or taken back too."""
+    """All feedback on a decision, newest first, superseded and withdrawn rows included."""
 
     ratings: list[tuple[Rating, bool]]
     """Each with whether it stands."""

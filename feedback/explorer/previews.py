@@ -1,4 +1,4 @@
-"""A decision as a person would see it: what was asked, what was chosen, what else was listed."""
+"""Preview of a decision as a person sees it: the question, the choice, and the other options."""
 
 from __future__ import annotations
 
@@ -210,8 +210,8 @@ def preview_of(
 def glimpse_of(decision: Decision) -> tuple[str, str]:
     """Prompt and response of a decision on a line each, for a list of many."""
     answered = answer_line(decision.response)
-    asked = _last_user(decision.messages) or next((turn.text for turn in turns_of(decision.messages)), "")
-    return _short(_first_line(asked)), _short(answered)
+    question = _last_user(decision.messages) or next((turn.text for turn in turns_of(decision.messages)), "")
+    return _short(_first_line(question)), _short(answered)
 
 
 def answer_line(response: str) -> str:
@@ -324,12 +324,12 @@ def _picks(state: Mapping[str, Any], key: str, picked: list[str]) -> list[Pick]:
 
 def _call(response: str) -> ToolCall | None:
     try:
-        said = json.loads(response)
+        call = json.loads(response)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("tool"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("tool"), str):
         return None
-    return ToolCall(said["tool"], _pretty(said.get("arguments") or {}))
+    return ToolCall(call["tool"], _pretty(call.get("arguments") or {}))
 
 
 def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DEEPEST = 5
-"""Levels that are unfolded; what lies deeper is shown as JSON."""
+"""Levels that are laid out; deeper ones are shown as JSON."""
 MOST_PARTS = 400
 """Values of one answer that are laid out; a larger one is shown as it was written."""
 MOST_COLUMNS = 6

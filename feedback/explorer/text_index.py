@@ -1,4 +1,5 @@
-"""An index of every text, for PostgreSQL: finds a phrase among millions of decisions, is paid for at every write."""
+"""Trigram index of every text, for PostgreSQL: finds a phrase among millions of decisions and costs time at every
+write."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from feedback.models import Decision
 
 NAME = "feedback_decision_text_trgm"
 SHORTEST = 3
-"""Characters a text must have to be found in it: its entries are of three."""
+"""Shortest text that the index can find: its entries are trigrams."""
 
 _presence: TTLCache[bool] = TTLCache()
 
 
 class TextIndexRefused(ValueError):
-    """The database cannot have such an index, or the user may not make it."""
+    """Raised where the database cannot have such an index, or the user may not create it."""
 
 
 def text_index_exists() -> bool:
-    """True if it is there and complete."""
+    """True if the index exists and is valid."""
     if connection.vendor != "postgresql":
         return False
     return _presence.get("there", _prefers_scan)
@@ -32,7 +33,7 @@ def text_looked_through(q: str) -> bool:
 
 
 def text_index_make() -> None:
-    """Make it, while others read and write. Raises TextIndexRefused."""
+    """Create the index concurrently with reads and writes. Raises TextIndexRefused."""
     if connection.vendor != "postgresql":
         raise TextIndexRefused(
             f"expected PostgreSQL, found {connection.vendor}: here a search reads 20,000 decisions per page"
@@ -56,7 +57,7 @@ def text_index_make() -> None:
 
 
 def text_index_drop() -> None:
-    """Take it away; where there is none, nothing happens."""
+    """Drop the index, if there is one."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(f"DROP INDEX IF EXISTS {NAME}")
@@ -64,7 +65,7 @@ def text_index_drop() -> None:
 
 
 def text_index_bytes() -> int:
-    """Bytes of the index; 0 where there is none."""
+    """Size of the index in bytes; 0 where there is none."""
     if not text_index_exists():
         return 0
     with connection.cursor() as cursor:

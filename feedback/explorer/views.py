@@ -46,7 +46,7 @@ def decisions(request: HttpRequest) -> HttpResponse:
         search = search_read(request.GET)
         position = place_of(request.GET.get("before", ""))
     except FeedbackRefused as refusal:
-        fault = "; ".join(f"{name}: {said}" for name, said in refusal.fields.items()) or str(refusal)
+        fault = "; ".join(f"{name}: {reason}" for name, reason in refusal.fields.items()) or str(refusal)
         search = DecisionSearch(narrowed_of({}))
     else:
         page = decisions_page(
@@ -78,11 +78,11 @@ def decisions(request: HttpRequest) -> HttpResponse:
 
 
 def _row(decision: Decision) -> dict[str, Any]:
-    asked, answered = glimpse_of(decision)
+    question, answered = glimpse_of(decision)
     ratings: list[Rating] = decision.standing  # type: ignore[attr-defined]
     return {
         "decision": decision,
-        "asked": asked,
+        "asked": question,
         "answered": answered,
         "verdicts": [verdict_display(rating) for rating in ratings[:5]],
         "more": max(0, len(ratings) - 5),

@@ -310,12 +310,12 @@ class Rating(models.Model):
         ]
 
     def __str__(self) -> str:
-        said = (
+        text = (
             self.thumb
             or (f"{self.stars} stars" if self.stars else "")
             or ("" if self.score is None else f"{self.score:g}")
         )
-        return f"{self.rater}: {'withdrawn' if self.withdrawn else said or 'correction' if self.correction else said}"
+        return f"{self.rater}: {'withdrawn' if self.withdrawn else text or 'correction' if self.correction else text}"
 
 
 class Preference(models.TextChoices):

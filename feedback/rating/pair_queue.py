@@ -164,8 +164,8 @@ def _candidates(rater: str, within: DecisionFilter, prompts: list[tuple[str, str
     everyone = [response for known in responses.values() for response in known.values()]
     mine, counts = _compared_pairs(rater, [response.pk for response in everyone])
     found = []
-    for asked in prompts:
-        for first, second in itertools.combinations(responses[asked].values(), 2):
+    for prompt_key in prompts:
+        for first, second in itertools.combinations(responses[prompt_key].values(), 2):
             key = frozenset((first.pk, second.pk))
             if key not in mine and counts[key] < max(first.target, second.target):
                 found.append(_Candidate(first, second, counts[key]))

@@ -44,8 +44,8 @@ def pairs(request: HttpRequest) -> HttpResponse:
     within = queue_filter(request)
     if request.method == "POST":
         return _store(request, within)
-    said = request.GET.get("said", "")
-    notice = SAVED_NOTICES.get(said) or NOTICES.get(said, "")
+    notice_key = request.GET.get("said", "")
+    notice = SAVED_NOTICES.get(notice_key) or NOTICES.get(notice_key, "")
     if request.GET.get("pair"):
         return _card(request, within, _pair_or_404(request.GET["pair"]), said=notice)
     if after := request.GET.get("after"):

@@ -190,13 +190,13 @@ def rate(request: HttpRequest) -> HttpResponse:
     if request.GET.get("after"):
         decision = decision_take(rater, filters, skipped, after=_decision_or_404(request.GET["after"]))
         return _card(request, decision, filters) if decision else HttpResponse(status=204)
-    said = request.GET.get("said", "")
+    notice_key = request.GET.get("said", "")
     if request.GET.get("decision"):
         decision = _decision_or_404(request.GET["decision"])
         lease_take(rater, decision.pk)  # asked for by name it is shown, whoever else has it
     else:
         decision = decision_take(rater, filters, skipped)
-    return _card(request, decision, filters, said=_notice(said))
+    return _card(request, decision, filters, said=_notice(notice_key))
 
 
 def _notice(done: str) -> str:

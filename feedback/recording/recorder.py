@@ -211,11 +211,11 @@ class Recorder:
                 failures += 1
                 pause = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S)
                 self._down_until = time.monotonic() + pause * random.uniform(0.5, 1.0)
-                said = (
+                message = (
                     "the database does not accept decisions; they are kept in the outbox "
                     f"{self.outbox.folder}"
                 )
-                self._problems.report("database", said, error)
+                self._problems.report("database", message, error)
                 connection.close()
                 for pending in batch:
                     if not pending.done_event.is_set():

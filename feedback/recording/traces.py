@@ -52,16 +52,16 @@ def trace_record(**facts: Any) -> TraceWritten:
     trace = _validate_trace(check, **facts)
     rows = _decisions(check, trace) if not check.fields else []
     check.raise_faults("trace")
-    kept = [row for row in rows if is_collected(row.agent, row.pk)]
-    if not kept and (rows or not is_collected(trace.agent, trace.pk)):
+    sampled_rows = [row for row in rows if is_collected(row.agent, row.pk)]
+    if not sampled_rows and (rows or not is_collected(trace.agent, trace.pk)):
         return TraceWritten(trace, created=False, stored=False, decisions=[])
     with transaction.atomic():
         written = row_write(trace)
         if written.created:
-            for row in kept:
+            for row in sampled_rows:
                 if not row_write(row).created:
                     Decision.objects.filter(pk=row.pk, trace=None).update(trace=trace)
-    return TraceWritten(written.row, written.created, stored=True, decisions=[row.pk for row in kept])
+    return TraceWritten(written.row, written.created, stored=True, decisions=[row.pk for row in sampled_rows])
 
 
 def trace_build(*, created_at: datetime | None = None, **facts: Any) -> Trace:

@@ -30,7 +30,7 @@ def prompt_hash(agent: str, messages: list[dict[str, Any]]) -> str:
 
 
 def names_move(old: str, new: str) -> None:
-    """Let `new` go on under the name that `old` was hashed under; whoever is called `old` from now on gets another one.
+    """Hash `new` under the name that `old` was hashed under; a later agent called `old` gets another one.
 
     Called in the transaction that renames the agent; `new` has no decisions of its own.
     """

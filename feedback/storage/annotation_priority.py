@@ -50,10 +50,10 @@ def priority_update(decision: uuid.UUID, standing: RatingProgress | None) -> Non
     """
     if standing is None or not 2 <= standing.ratings < standing.target:
         return
-    said = Rating.objects.filter(
+    ratings = Rating.objects.filter(
         decision=decision, superseded_by__isnull=True, withdrawn=False, rater_kind=RaterKind.HUMAN
     )
-    shares = [rating_share(*row) for row in said.order_by().values_list("thumb", "stars", "score")]
+    shares = [rating_share(*row) for row in ratings.order_by().values_list("thumb", "stars", "score")]
     apart = raters_apart([share for share in shares if share is not None])
     for candidates, propensity in Decision.objects.filter(pk=decision).values_list(
         "candidates", "propensity"

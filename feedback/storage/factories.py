@@ -69,15 +69,15 @@ def decision_build(
     # None where it is refused already, as deeper than can be read
     check_reserved(check, facts["response"], values["metadata"] or {}, reserved)
     check.raise_faults("decision")
-    asked = prompt_hash(values["agent"], values["messages"])
+    prompt_digest = prompt_hash(values["agent"], values["messages"])
     return Decision(
         id=key,
         **values,
         trace_id=trace.pk if trace else None,
-        prompt_hash=asked,
+        prompt_hash=prompt_digest,
         # the prompt, by far the longest of it, is in there already
         body_hash=body_hash(
-            {**DECISION.hash_values(values), "agent": name_hashed(values["agent"]), "messages": asked}
+            {**DECISION.hash_values(values), "agent": name_hashed(values["agent"]), "messages": prompt_digest}
         ),
         ratings_wanted=rating_target(values["agent"], key),
         annotation_priority=policy_uncertainty(values["candidates"], values["propensity"]),

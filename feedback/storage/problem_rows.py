@@ -75,7 +75,7 @@ class RowReader:
         self.unreadable[pk] = f"{type(error).__name__}: {error}".replace("\x00", "\ufffd")[:REASON]
 
     def save(self, looked_at: Collection[uuid.UUID] | None = None) -> None:
-        """Keep what was skipped for the page; what was skipped before and is readable now is no problem any more.
+        """Store skipped rows for the page; rows that are readable again are removed from it.
 
         looked_at: the decisions of this pass, where it was not over all of the agent's.
         """

@@ -1,4 +1,4 @@
-"""Responses that no text can say: chat messages kept as JSON in a column of text, and the reserved metadata keys.
+"""Responses that are no plain text: chat messages stored as JSON in a text column, and the reserved metadata keys.
 
 Reserved keys say how a stored response is read back, so only Ratchet writes them.
 """

@@ -1,4 +1,4 @@
-"""Sampling of an agent's decisions, and how many ratings each should get: decided by a hash of the id."""
+"""Sampling of an agent's decisions, and the number of ratings each should get: functions of a hash of the id."""
 
 from __future__ import annotations
 

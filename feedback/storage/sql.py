@@ -1,4 +1,4 @@
-"""The statements behind every write; of single ones their SQL made once.
+"""SQL statements behind every write; those for single rows are compiled once.
 
 Django compiles a statement anew each time it runs one, which here takes longer than the database needs to run it: with
 these storing a rating took 0.96 ms of processor time where it had taken 1.38 on the machine it was measured on.

@@ -26,8 +26,8 @@ Kind = Tombstone.Kind
 _salt: TTLCache[bytes] = TTLCache()
 
 ABSENCE_S = 1.0
-"""Seconds a process goes by it that nothing was ever erased here, and the first erasure waits for that: so whoever
-records asks the database nothing more until then."""
+"""Seconds for which a process caches that nothing was ever erased here; the first erasure waits as long. Until then
+recording costs no query."""
 _absent_at = float("-inf")
 """Time (`time.monotonic`) at which this process last looked for a salt and there was none."""
 
@@ -40,7 +40,7 @@ class ErasedConflict(FeedbackConflict):
 
 
 def tombstones_announce() -> None:
-    """Have every process look for tombstones from here on. Before the first erasure of an installation this waits
+    """Make every process look for tombstones from now on. Before the first erasure of an installation this waits
     ABSENCE_S; outside of the transaction that erases, or the others would not see it."""
     if _salt_stored(at_once=True) is None:
         _create_salt()
@@ -60,8 +60,8 @@ def tombstones_make(decisions: Iterable[uuid.UUID], traces: Iterable[uuid.UUID],
 
 
 def decisions_erased(rows: Sequence[Decision], untimed: Iterable[uuid.UUID] = ()) -> set[uuid.UUID]:
-    """Decisions among these, not stored yet, that were erased. untimed: nobody said when they were taken, so
-    that of an erased unit they count as taken before."""
+    """Decisions among these, not stored yet, that were erased. untimed: without a time of their own; of an erased unit
+    they count as recorded before the erasure."""
     salt = _salt_stored()
     if salt is None or not rows:
         return set()

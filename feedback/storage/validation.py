@@ -22,7 +22,7 @@ MAX_TAG = limits.TAG_CHARACTERS
 MAX_DEPTH = limits.JSON_DEPTH
 """Deepest nesting of lists and objects accepted; SQLite and Python's own reader give up at about a thousand."""
 TIMES = (datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
-"""Earliest and latest time accepted: what lies outside is a unit mistaken for another."""
+"""Earliest and latest time accepted: a time outside is mostly one in the wrong unit."""
 
 PROBABILITY_TOLERANCE = 0.01
 """By how much probabilities may miss their sum of 1, and two statements of one probability each other (relative)."""

@@ -79,14 +79,14 @@ class ImportOrder:
     @property
     def options(self) -> dict[str, Any]:
         """Options that differ from the defaults, for the record."""
-        asked = {
+        changes = {
             "format": None if self.format == "auto" else self.format,
             "agent": self.agent,
             "columns": self.columns.columns_by_field() if self.columns else None,
             "simulated": self.simulated,
             "skip_bad": self.skip_bad,
         }
-        return {name: value for name, value in asked.items() if value}
+        return {name: value for name, value in changes.items() if value}
 
 
 def file_import(
@@ -122,7 +122,7 @@ def order_import(
 ) -> ImportReport:
     """Read a file of any known format into the database, in one transaction, as one ImportBatch.
 
-    dry_run: do it all and take it back. Reading a file again adds nothing, and makes no batch. Raises FormatRefused for
+    dry_run: do it all and roll back. Reading a file again adds nothing, and makes no batch. Raises FormatRefused for
     a file that cannot be read, ImportRefused for rows that cannot.
     """
     if len(order.licence) > MAX_LICENCE:

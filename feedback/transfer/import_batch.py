@@ -268,7 +268,7 @@ def _heads(rows: QuerySet[M], column: str, ids: Collection[uuid.UUID]) -> Iterab
 
 
 class _StoredRow(NamedTuple):
-    """A row that is in the database: the hash of what it says, and the import that brought it."""
+    """A row that is in the database: its content hash, and the import that brought it."""
 
     body_hash: str
     batch: int | None

@@ -72,7 +72,7 @@ class Origin:
 
     @property
     def agent_in_file(self) -> bool:
-        """True if the file's word for the agent is the agent, and no mere suggestion."""
+        """True if the agent named in the file is binding, and no mere suggestion."""
         return self.format == "ratchet"
 
 
@@ -89,7 +89,7 @@ class PlannedFeedback:
     own_id: bool
     """True if the file gave it its id; another body under it is then a conflict."""
     withdrawn: bool
-    """Request to take back what the same rater said last; the row is only made when that is known."""
+    """Withdrawal of the same rater's last rating; the row is made once that is known."""
 
 
 @dataclass

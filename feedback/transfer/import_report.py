@@ -178,13 +178,13 @@ def next_steps(report: ImportReport) -> list[str]:
     steps = []
     if report.dry_run:
         return ["Import it: the same command without --dry-run"]
-    said = report.ratings or report.comparisons
-    if report.outcomes and not said and agent:
+    verdict_count = report.ratings or report.comparisons
+    if report.outcomes and not verdict_count and agent:
         unknown = sorted(report.outcome_names - {"reward"})  # an outcome of that name is its own worth
         option = f" --outcome {unknown[0]}=GOOD:BAD" if unknown else ""
         what = f"Define the reward of {unknown[0]}" if unknown else "Turn outcomes into rewards"
         steps.append(f"{what}: {PROGRAM} calculate_rewards --agent {agent}{option}")
-    if report.decisions and not (said or report.outcomes or report.demonstrations):
+    if report.decisions and not (verdict_count or report.outcomes or report.demonstrations):
         steps.append(f"Rate them: /rate/{of_agent}")
     method = _method(report)
     if method and agent:

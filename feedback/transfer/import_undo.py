@@ -1,4 +1,4 @@
-"""Undo of an import: its rows go, what people and other imports added stays, and nothing else changes.
+"""Undo of an import: its rows are removed, what people and other imports added stays, and nothing else changes.
 
 Rows of feedback are append-only; beside `feedback.erasure.service` this is the only place that removes any. Words of
 the import that were superseded here are taken out of their chains, so that the later word stands by itself.
@@ -74,7 +74,7 @@ class Undone:
     traces_kept: int = 0
     """Traces of the import that a decision that stays belongs to."""
     withdrawals: int = 0
-    """Rows that took back a word of the import and nothing else: there is nothing left that they take back."""
+    """Withdrawals of ratings of the import, which are removed with them."""
     trained_on: dict[str, list[Any]] = field(default_factory=dict)
     """Artefacts trained on it: {runs, policies, labels, snapshots, evaluations}; empty lists are left out."""
     imports_since: list[int] = field(default_factory=list)
@@ -258,8 +258,10 @@ class _UndoJob:
 
     def _recount(self, touched: Iterable[uuid.UUID]) -> None:
         """Count anew how many people rated the decisions that stay."""
-        kept = Decision.objects.filter(import_batch=self.batch).order_by().values_list("pk", flat=True)
-        for chunk in _chunks([*touched, *kept]):
+        remaining_ids = (
+            Decision.objects.filter(import_batch=self.batch).order_by().values_list("pk", flat=True)
+        )
+        for chunk in _chunks([*touched, *remaining_ids]):
             ratings_recount(chunk)
 
 

@@ -171,7 +171,7 @@ def _keep(folder: Path, name: str, file: UploadedFile) -> str:
     """Keep a file under a name of ours: its own says nothing that reading needs but its ending."""
     endings = [suffix for suffix in Path(file.name or "").suffixes[-2:] if _ENDING.fullmatch(suffix)]
     path = folder / f"{name}{''.join(endings).lower()}"
-    with path.open("wb") as kept:
+    with path.open("wb") as stored_file:
         for chunk in file.chunks():
-            kept.write(chunk)
+            stored_file.write(chunk)
     return str(path)

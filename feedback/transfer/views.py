@@ -144,8 +144,8 @@ def _session_upload(request: HttpRequest) -> Upload | None:
 
 def _forget(request: HttpRequest) -> None:
     """Remove this session's upload, and those that nobody came back for."""
-    kept = request.session.pop(UPLOAD_KEY, None) or {}
-    uploads_sweep(str(kept.get("token", "")) or "-")
+    upload = request.session.pop(UPLOAD_KEY, None) or {}
+    uploads_sweep(str(upload.get("token", "")) or "-")
 
 
 @login_required

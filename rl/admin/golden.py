@@ -82,13 +82,13 @@ class GoldenCaseAdmin(ModelAdmin):
     search_fields = ["name", "agent"]
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        asked = request.GET.get("decision", "")
+        decision_id = request.GET.get("decision", "")
         try:
-            return golden_of(str(uuid.UUID(asked))) if asked else {}
+            return golden_of(str(uuid.UUID(decision_id))) if decision_id else {}
         except ValueError:
             return {}
 
     @display(description="right, or never")
     def right(self, case: GoldenCase) -> str:
-        said = [*case.accepted, *(f"never: {text}" for text in case.forbidden)]
-        return "; ".join(said)[:120] or "any valid answer"
+        rules = [*case.accepted, *(f"never: {text}" for text in case.forbidden)]
+        return "; ".join(rules)[:120] or "any valid answer"

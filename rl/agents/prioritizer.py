@@ -54,14 +54,14 @@ class Prioritizer(ListAgent):
         excess = _length(messages) - CHARACTERS_PER_TOKEN * (self.max_prompt_tokens or 0)
         if excess <= 0:
             return messages
-        told = {
+        facts = {
             name: str(text) for name, text in (state.get("descriptions") or {}).items() if name in set(names)
         }
-        for width in range(max(map(len, told.values()), default=0) - 1, 0, -1):
+        for width in range(max(map(len, facts.values()), default=0) - 1, 0, -1):
             short = {
-                name: text if len(text) <= width else text[: width - 1] + "…" for name, text in told.items()
+                name: text if len(text) <= width else text[: width - 1] + "…" for name, text in facts.items()
             }
-            if sum(len(told[name]) - len(short[name]) for name in told) >= excess:
+            if sum(len(facts[name]) - len(short[name]) for name in facts) >= excess:
                 return super().render({**state, "descriptions": short})
         raise ValueError(
             f"{self.slug}: {len(names)} tasks make a prompt {excess} characters longer than it may be, whatever their "

@@ -86,8 +86,8 @@ class ToolAgent(Agent):
         lines = [f"goal: {state_text(state, 'goal', self.slug)}", "tools:"]
         for tool in self.tools(state):
             properties = (tool.get("parameters") or {}).get("properties") or {}
-            said = f": {tool['description']}" if tool.get("description") else ""
-            lines.append(f"{tool['name']}({', '.join(properties)}){said}")
+            description = f": {tool['description']}" if tool.get("description") else ""
+            lines.append(f"{tool['name']}({', '.join(properties)}){description}")
         steps = [line for step in state.get("steps") or () if (line := _step_line(step))]
         if steps:
             lines += ["so far:", *steps]
@@ -120,12 +120,12 @@ class ToolAgent(Agent):
         if not response.lstrip().startswith("{"):
             return {"answer": response.strip()}
         try:
-            said = json.loads(response, object_pairs_hook=_unique_keys)
+            value = json.loads(response, object_pairs_hook=_unique_keys)
         except (ValueError, RecursionError) as error:
             raise InvalidResponse(f"expected JSON, found {response[:80]!r} ({error})") from error
-        if set(said) == {"answer"} and isinstance(said["answer"], str) and said["answer"].strip():
-            return {"answer": said["answer"].strip()}
-        call = _call(said)
+        if set(value) == {"answer"} and isinstance(value["answer"], str) and value["answer"].strip():
+            return {"answer": value["answer"].strip()}
+        call = _call(value)
         if call is None:
             raise InvalidResponse(
                 f'expected {{"tool": "...", "arguments": {{...}}}} or {{"answer": "..."}}, found {response[:80]!r}'
@@ -279,8 +279,10 @@ def _step_line(step: Any) -> str:
     if step.get("kind") == "tool_call":
         arguments = json.dumps(step.get("arguments") or {}, ensure_ascii=False, default=str)
         result: Any = f"error {step['error']}" if step.get("error") else step.get("result")
-        said = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-        return f"{step.get('name')}{arguments[:RESULT_LENGTH]} -> {said[:RESULT_LENGTH]}"
+        result_text = (
+            result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        )
+        return f"{step.get('name')}{arguments[:RESULT_LENGTH]} -> {result_text[:RESULT_LENGTH]}"
     text = step.get("text")
     return text[:RESULT_LENGTH] if isinstance(text, str) else ""
 

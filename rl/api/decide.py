@@ -106,8 +106,8 @@ def _order_of(decision: Decision) -> str | None:
     What was not decided here at all was no order, and has the hash of none.
     """
     serving = decision.metadata.get("serving")
-    kept = serving.get(ORDER) if isinstance(serving, dict) else None
-    return kept if isinstance(kept, str) or decision.source == "decide" else ""
+    order_digest = serving.get(ORDER) if isinstance(serving, dict) else None
+    return order_digest if isinstance(order_digest, str) or decision.source == "decide" else ""
 
 
 def _order(sent: dict[str, Any]) -> DecideOrder:

@@ -167,8 +167,8 @@ def _is_of_unit(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool
     if row["prompt_hash"] in marks.own_prompts:
         return True
     sides = [row.get(name) for name in ("chosen", "rejected", "completion")]
-    said = [*sides, *row.get("completions", ()), *row.get("preferred", ()), *row.get("dispreferred", ())]
-    return any(text in marks.responses if isinstance(text, str) else False for text in said) or (
+    texts = [*sides, *row.get("completions", ()), *row.get("preferred", ()), *row.get("dispreferred", ())]
+    return any(text in marks.responses if isinstance(text, str) else False for text in texts) or (
         marks.redact_json(dict(row)) != row
     )
 
@@ -187,11 +187,11 @@ def trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, li
     runs = TrainingRun.objects.filter(snapshot__in=snapshots)
     learnt = runs.filter(status__in=LEARNING) | runs.filter(policy__isnull=False)
     labels = LabelRun.objects.filter(agent__in=list(prompts), created_at__gte=since).exclude(path="")
-    judged = Evaluation.objects.filter(snapshot__in=snapshots)
+    evaluations = Evaluation.objects.filter(snapshot__in=snapshots)
     return {
         "runs": sorted(set(learnt.values_list("pk", flat=True))),
         "policies": sorted(Policy.objects.filter(run__snapshot__in=snapshots).values_list("name", flat=True)),
         "labels": [str(row) for row in labels.order_by("pk")],
         "snapshots": sorted(snapshots),
-        "evaluations": sorted(judged.values_list("pk", flat=True)),
+        "evaluations": sorted(evaluations.values_list("pk", flat=True)),
     }

@@ -155,11 +155,11 @@ def examples_from_evidence(
                 _note(prompts, item.prompt_hash, item.correction, item, "correction").corrections += 1
             else:
                 left_out["correction_invalid"] += 1
-    asked = _ExampleRequest(threshold, tuple(source for source in SHOWN if source in sources), left_out)
+    request = _ExampleRequest(threshold, tuple(source for source in SHOWN if source in sources), left_out)
     rows: list[Example] = []
     for prompt_hash in sorted(prompts):
         split = split_of(prompt_hash)
-        rows += BUILDERS[kind](prompt_hash, split, prompts[prompt_hash], asked)
+        rows += BUILDERS[kind](prompt_hash, split, prompts[prompt_hash], request)
     return ExampleSet(tuple(rows), {name: left_out[name] for name in EXAMPLE_REASONS if left_out[name]})
 
 
@@ -188,8 +188,8 @@ def examples_sampled(examples: ExampleSet, max_samples: int) -> ExampleSet:
     over = len(examples.rows) - max_samples
     if over <= 0:
         return examples
-    kept = set(sorted(row.digest for row in examples.rows)[:max_samples])
-    rows = tuple(row for row in examples.rows if row.digest in kept)
+    digests = set(sorted(row.digest for row in examples.rows)[:max_samples])
+    rows = tuple(row for row in examples.rows if row.digest in digests)
     return ExampleSet(rows, {**examples.left_out, "over_max_samples": over})
 
 

@@ -117,14 +117,14 @@ def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Dis
     needed = dict(GateSettings.objects.order_by().values_list("agent", "min_evidence"))
     distances = {}
     for agent, one in counts.items():
-        asked = needed.get(agent, GateBounds().min_evidence)
+        minimum = needed.get(agent, GateBounds().min_evidence)
         if 0 < one.feedback <= MAX_COUNT:
-            stamp: tuple[Any, ...] = (one.ratings, one.comparisons, one.newest_at, asked)
+            stamp: tuple[Any, ...] = (one.ratings, one.comparisons, one.newest_at, minimum)
             distances[agent] = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
         elif not one.feedback and 0 < one.decisions <= MAX_COUNT:
             # nobody rated anything: what was measured, written or can be tested may carry the gate all the same
             measured = RewardRecord.objects.filter(agent=agent, measured=True).count()
-            stamp = (one.decisions, measured, asked)
+            stamp = (one.decisions, measured, minimum)
             distance = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
             if distance.available or measured:
                 distances[agent] = distance

@@ -34,13 +34,17 @@ def linear_policies_erase(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]],
         except LinearPolicyError as fault:
             logger.warning("%s is not searched for what is erased: %s", row.name, fault)
             continue
-        kept = _restrict(policy, rows)
-        if (kept.columns, kept.rows, kept.answers) == (policy.columns, policy.rows, policy.answers):
+        remainder = _restrict(policy, rows)
+        if (remainder.columns, remainder.rows, remainder.answers) == (
+            policy.columns,
+            policy.rows,
+            policy.answers,
+        ):
             continue
         count += 1
         if dry_run:
             continue
-        kept.save(folder)
+        remainder.save(folder)
         sums_write(folder, [WEIGHTS])
         Policy.objects.filter(pk=row.pk).update(adapter_sha256=file_sum(folder / WEIGHTS))
         for artifact in Artifact.objects.filter(policy=row):

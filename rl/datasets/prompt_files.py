@@ -42,8 +42,8 @@ def holds_prompts(path: Path) -> bool:
         pass  # of no format of feedback: prompts, perhaps
     seen = [row.value for row in islice(rows(path), SAMPLE) if not isinstance(row, RowRefused)]
     objects = [row for row in seen if isinstance(row, Mapping)]
-    asked = sum(any(row.get(name) for name in PROMPTS) for row in objects)
-    return 2 * asked > len(seen) and not any(set(row) & set(PREFERENCE_COLUMNS) for row in objects)
+    prompt_count = sum(any(row.get(name) for name in PROMPTS) for row in objects)
+    return 2 * prompt_count > len(seen) and not any(set(row) & set(PREFERENCE_COLUMNS) for row in objects)
 
 
 class PromptFile(FileEvidence):

@@ -35,12 +35,12 @@ class Replay:
 
         salt: something that differs from retrain to retrain, so that what sat out once comes in another time.
         """
-        kept: tuple[Any, ...] = tuple(
+        sample: tuple[Any, ...] = tuple(
             row for row in rows.rows if row.split != "train" or self.keeps(row.prompt_hash, salt)
         )
-        out = len(rows.rows) - len(kept)
+        out = len(rows.rows) - len(sample)
         left_out = {**rows.left_out, LEFT_OUT: out} if out else rows.left_out
-        return type(rows)(kept, left_out)
+        return type(rows)(sample, left_out)
 
     def query(self, salt: str, rows: Iterable[Any]) -> dict[str, Any]:
         """Record of the draw for the snapshot: training rows of prompts with new and with older feedback."""

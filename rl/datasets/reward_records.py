@@ -134,8 +134,8 @@ def outcome_value_set(agent: str, spec: str) -> str:
 
     Returns the name. Raises RewardsRefused for anything else.
     """
-    name, _, said = spec.partition("=")
-    parts = said.split(":")
+    name, _, value_text = spec.partition("=")
+    parts = value_text.split(":")
     form = "expected NAME=GOOD:BAD or NAME=GOOD:BAD:strategic, GOOD and BAD two different numbers"
     if not name.strip() or len(parts) not in (2, 3):
         raise RewardsRefused(f"{form}; found {spec!r}")
@@ -281,12 +281,12 @@ def _rewards_of(
 
 
 def _rewards(plan: HorizonPlan, rows: list[Any]) -> list[RewardBreakdown]:
-    said = feedback_bundles(
+    bundles = feedback_bundles(
         [row.pk for row in rows]
     )  # after the count: what arrives in between is counted next time
     done = runs_of(rows)
     samples = [sample_of(row, done[row.pk]) for row in rows]
-    return rewards_over_time(plan, samples, [known_feedback(said[row.pk]) for row in rows])
+    return rewards_over_time(plan, samples, [known_feedback(bundles[row.pk]) for row in rows])
 
 
 def _record(agent: str, row: Any, reward: RewardBreakdown, before: RewardRecord | None) -> RewardRecord:

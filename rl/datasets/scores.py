@@ -37,13 +37,13 @@ def score_summaries(agent: str, until: Sequence[datetime]) -> list[ScoreSummary]
     summaries: list[ScoreSummary] = []
     for start in range(0, len(until), TIMES_AT_ONCE):
         times = until[start : start + TIMES_AT_ONCE]
-        asked: dict[str, Aggregate] = {}
+        aggregates: dict[str, Aggregate] = {}
         for index, time in enumerate(times):
             by_then = Q(created_at__lte=time)
-            asked[f"n{index}"] = Count("value", filter=by_then)
-            asked[f"sum{index}"] = Sum("value", filter=by_then)
-            asked[f"squares{index}"] = Sum(F("value") * F("value"), filter=by_then)
-        row = ratings_standing(agent).order_by().annotate(value=VALUE).aggregate(**asked)
+            aggregates[f"n{index}"] = Count("value", filter=by_then)
+            aggregates[f"sum{index}"] = Sum("value", filter=by_then)
+            aggregates[f"squares{index}"] = Sum(F("value") * F("value"), filter=by_then)
+        row = ratings_standing(agent).order_by().annotate(value=VALUE).aggregate(**aggregates)
         summaries += [
             _summary(row[f"n{index}"], row[f"sum{index}"], row[f"squares{index}"])
             for index in range(len(times))

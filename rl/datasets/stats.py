@@ -76,12 +76,12 @@ def feedback_stats(agent: str) -> dict[str, Any]:
 def _duplicates(agent: str) -> int:
     """Judged decisions whose response somebody or something had given to the same prompt before."""
     seen: set[tuple[str, str]] = set()
-    judged = 0
+    judged_count = 0
     for fact in selectors.response_facts(agent):
         if fact.judged:
-            judged += 1
+            judged_count += 1
             seen.add((fact.prompt_hash, fact.response))
-    return judged - len(seen)
+    return judged_count - len(seen)
 
 
 def pair_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         sources[row["source"]] += 1
         prompts.add(row["prompt_hash"])
         lengths["prompt"].append(_characters(row["prompt"]))
-        said = row.get("completions", [row["completion"]] if "completion" in row else [])
-        for completion in said:
+        completions = row.get("completions", [row["completion"]] if "completion" in row else [])
+        for completion in completions:
             lengths["completion"].append(_characters(completion))
             words[json.dumps(completion)] += 1
         if "label" in row:
@@ -260,5 +260,5 @@ def kind_stats(agent: str, kind: str) -> dict[str, Any]:
     made = make_rows(given, kind, left_out, knobs, dry_run=True)
     left_out.update(made.left_out)
     stats = example_stats(rows_with_prompts(agent, given, made, left_out))
-    told = {"reward_threshold": knobs["threshold"]} if "threshold" in knobs else {}
-    return {**stats, **told, "left_out": dict(left_out)}
+    threshold = {"reward_threshold": knobs["threshold"]} if "threshold" in knobs else {}
+    return {**stats, **threshold, "left_out": dict(left_out)}

@@ -26,10 +26,10 @@ def golden_of(decision_id: str) -> dict[str, Any]:
     if verdicts:
         liked = sum(verdicts) / len(verdicts) > NEUTRAL
         (accepted if liked else forbidden).append(decision.response)
-    asked = [turn.get("content") for turn in decision.messages if turn.get("role") == "user"]
+    questions = [turn.get("content") for turn in decision.messages if turn.get("role") == "user"]
     return {
         "agent": decision.agent,
-        "name": " ".join(str(asked[-1] if asked else "").split())[:80],
+        "name": " ".join(str(questions[-1] if questions else "").split())[:80],
         "messages": decision.messages,
         "state": decision.state,
         "accepted": accepted,

@@ -122,8 +122,8 @@ def _scale(agent: str, rewards: Iterable[float]) -> tuple[float, float]:
 
 def _scores(held: Sequence[ListedChoice]) -> dict[Any, float]:
     found = {}
-    for pk, said in verdicts_on([row.id for row in held]).items():
-        values = [rating_value(one.thumb, one.stars, one.score) for one in said]
+    for pk, verdicts in verdicts_on([row.id for row in held]).items():
+        values = [rating_value(one.thumb, one.stars, one.score) for one in verdicts]
         known = [value for value in values if value is not None]
         if known:
             found[pk] = math.fsum(known) / len(known)

@@ -167,10 +167,10 @@ def _start() -> bool:
     with _start_lock() as alone:
         if alone:
             log = Path(settings.RATCHET_HOME) / "scorer.log"
-            with log.open("ab") as said:
+            with log.open("ab") as log_file:
                 subprocess.Popen(  # noqa: S603
                     [sys.executable, *command_arguments("score_worker")],
-                    cwd=settings.BASE_DIR, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                    cwd=settings.BASE_DIR, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
                     start_new_session=True, preexec_fn=dies_with_parent(),
                 )  # fmt: skip
             logger.info("a scorer is started; its log: %s", log)

@@ -109,12 +109,12 @@ def _win(experiment: Experiment, winner: ArmResult, results: Results, actor: str
         except registry.RegistryRefused as refusal:
             return _event_once(experiment, Kind.HELD, actor, str(refusal), results)
         return [f"{winner.arm.policy.name} is champion: {winner.words}"]
-    said = _event_once(
+    is_new = _event_once(
         experiment, Kind.PROPOSED, actor, f"promote {winner.arm.policy_name}: {winner.words}", results
     )
-    if said:
-        notify("experiment_win", f"{experiment.name}: {said[0]}", name=experiment.name)
-    return said
+    if is_new:
+        notify("experiment_win", f"{experiment.name}: {is_new[0]}", name=experiment.name)
+    return is_new
 
 
 def _event_once(experiment: Experiment, kind: str, actor: str, reason: str, results: Results) -> list[str]:

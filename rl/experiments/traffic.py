@@ -348,7 +348,7 @@ def experiment_lock(experiment: Experiment) -> Experiment:
 
 def _faults(error: ValidationError) -> str:
     fields = getattr(error, "message_dict", None) or {"experiment": error.messages}
-    return "; ".join(f"{name}: {' '.join(said)}" for name, said in fields.items())
+    return "; ".join(f"{name}: {' '.join(messages)}" for name, messages in fields.items())
 
 
 def ramps_remaining(experiment: Experiment) -> list[int]:

@@ -46,11 +46,11 @@ class GoTemplate:
         """Prompt that Ollama makes of a conversation that ends with the user's turn."""
         if self.system and turns[0]["role"] != "system":
             turns = [{"role": "system", "content": self.system}, *turns]
-        said = "".join(
+        text = "".join(
             self.role_markers[turn["role"]][0] + turn["content"] + self.role_markers[turn["role"]][1]
             for turn in turns
         )
-        return self.start + said + self.answer
+        return self.start + text + self.answer
 
     @property
     def text(self) -> str:

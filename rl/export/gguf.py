@@ -67,13 +67,13 @@ def export_gguf(
     if output.suffix != ".gguf":
         output = output / identity.file_name(quantization)
     tokenizer = source.tokenizer()
-    asked = check_prompts(tokenizer, prompts)
+    test_prompts = check_prompts(tokenizer, prompts)
     stop = Encoder(tokenizer).stop_ids
     plain = quantization if quantization in PLAIN else "f16"
     notes = list(writer.notes)
 
     with staged_file(output, _staging_bytes(source, plain, quantization)) as staging:
-        reference = reference_make(source, asked, answer_tokens, progress)
+        reference = reference_make(source, test_prompts, answer_tokens, progress)
         if reference.skip_reason:
             notes.append(f"log-probabilities were not compared: {reference.skip_reason}")
         first = staging if quantization in PLAIN else staging.with_name(f"{plain}.gguf")

@@ -52,7 +52,7 @@ def gguf_check(
         figures |= _log_probs(llama, reference)
         if reference.answers:
             answers = [llama_greedy_answer(llama, p.ids, answer_tokens, stop) for p in reference.prompts]
-            equal = sum(found == said for found, said in zip(answers, reference.answers, strict=True))
+            equal = sum(found == answer for found, answer in zip(answers, reference.answers, strict=True))
             figures["greedy_equal"] = equal / len(answers)
     mean, bar = figures["logprob_mean_abs_diff"], PLAIN_BAR.get(quantization)
     if not np.isfinite(mean) or (bar is not None and mean > bar):

@@ -59,13 +59,13 @@ def export_gguf_lora(
     base_writer = writer_for(
         Source(source.base_name, source.base, None, MergedWeights(source.weights.base, None))
     )
-    asked = check_prompts(source.tokenizer())
+    test_prompts = check_prompts(source.tokenizer())
     needed = (
         source.weights.base.parameters * WIDTH["f16"]
         + (adapter / "adapter_model.safetensors").stat().st_size * 2
     )
     with staged_file(output, needed) as staged:
-        reference = reference_make(source, asked, progress=progress)
+        reference = reference_make(source, test_prompts, progress=progress)
         tensors = lora_write(source, layout, staged, model_name or source.name)
         base = staged.with_name("base.gguf")
         base_writer.write(base, "f16", base_writer.general_name(source.name), progress)

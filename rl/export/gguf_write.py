@@ -136,10 +136,10 @@ class ExternalWriter:
             file.unlink()
         folder.rmdir()
         if done.returncode != 0 or not path.is_file():
-            said = (done.stderr or done.stdout).strip().splitlines()
+            lines = (done.stderr or done.stdout).strip().splitlines()
             raise ExportRefused(
                 f"expected {self.script} to convert the merged model, found it ended with code {done.returncode}: "
-                f"{said[-1] if said else 'no message'}"
+                f"{lines[-1] if lines else 'no message'}"
             )
         return None
 
@@ -180,8 +180,10 @@ def _embedding(layout: TensorLayout, source: Source) -> str:
 
 def _type_of(name: str, shape: tuple[int, ...], plain: str) -> str:
     """llama.cpp reads vectors, norms, positions and rotation factors as float32 only."""
-    kept = len(shape) < 2 or name.endswith("_norm.weight") or name.startswith(("position_embd", "rope_"))
-    return "f32" if kept else plain
+    stays_float = (
+        len(shape) < 2 or name.endswith("_norm.weight") or name.startswith(("position_embd", "rope_"))
+    )
+    return "f32" if stays_float else plain
 
 
 def tensor_announce(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: str) -> None:

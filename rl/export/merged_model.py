@@ -52,9 +52,9 @@ def export_merged(
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
-    asked = check_prompts(source.tokenizer())
+    test_prompts = check_prompts(source.tokenizer())
     with staged_folder(output, source.weights.base.total_bytes) as folder:
-        reference = reference_make(source, asked, progress=progress)
+        reference = reference_make(source, test_prompts, progress=progress)
         merged_write(source, folder, progress)
         progress("comparing with the original", 0, 0)
         checked = _check(folder, reference, source.weights.base.main_dtype)

@@ -266,9 +266,9 @@ def _upload(client: _Client, path: Path, progress: Progress) -> tuple[str, bool]
 def _create(client: _Client, progress: Progress, **order: Any) -> None:
     status = ""
     create: Callable[..., Iterator[Any]] = client.create
-    for said in create(**order, stream=True):
-        status = said.status or ""
-        progress(f"ollama: {status}", said.completed or 0, said.total or 0)
+    for update in create(**order, stream=True):
+        status = update.status or ""
+        progress(f"ollama: {status}", update.completed or 0, update.total or 0)
     if status != "success":
         raise ExportRefused(
             f"expected Ollama to end with success, found it stopped at {status or 'nothing'!r}; look at its log, and "

@@ -79,11 +79,11 @@ def export_onnx(
     with staged_folder(output, weights_bytes) as folder:
         progress("loading the original", 0, 0)
         with original_model(source) as model:
-            kept = positions_retained(model, len(prompts))
+            positions = positions_retained(model, len(prompts))
             expected = []
             for number, prompt in enumerate(prompts):
                 progress("asking the original", number, len(prompts))
-                expected.append(_logits(model, prompt.ids[:CHECK_TOKENS])[-kept:])
+                expected.append(_logits(model, prompt.ids[:CHECK_TOKENS])[-positions:])
         progress("tracing", 0, 0)
         onnx_write(source, folder / MODEL)
         source.copy_config(folder)

@@ -113,8 +113,8 @@ def reference_make(
         log_probs, answers = [], []
         for number, prompt in enumerate(prompts):
             progress("asking the original", number, len(prompts))
-            kept = positions_retained(model, len(prompts))
-            log_probs.append(log_probabilities(model, prompt.ids[:CHECK_TOKENS], kept))
+            positions = positions_retained(model, len(prompts))
+            log_probs.append(log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions))
             if answer_tokens:
                 answers.append(greedy_answer(model, prompt.ids, answer_tokens))
     return Reference(list(prompts), log_probs, answers)

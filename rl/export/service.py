@@ -292,8 +292,8 @@ def _write(
             "system_prompt": order.system_prompt,
             "llama_cpp_path": settings.LLAMA_CPP_PATH or None,
         }
-        asked = {option: values[option] for option in exporter.options}
-        result = writer(base_model, adapter, output, progress=report, **asked)
+        options = {option: values[option] for option in exporter.options}
+        result = writer(base_model, adapter, output, progress=report, **options)
     if not isinstance(result, ExportResult) or not result.files:
         raise ExportOrderRefused(
             f"format {exporter.name}: expected an ExportResult with files of {exporter.writer}, found {result!r:.80}"

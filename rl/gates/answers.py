@@ -188,9 +188,9 @@ def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
             "off_policy", NOT_APPLICABLE, "no decisions with propensities and rewards to estimate from"
         )
     figures = {**found.as_dict(), "bound": -bounds.max_off_policy_loss}
-    said = (
+    words = (
         f"off-policy estimate of its reward minus the champion's: {found.value:+.3f} [{found.low:+.3f}, "
         f"{found.high:+.3f}]"
     )
     worse = found.value < -bounds.max_off_policy_loss or found.high < 0
-    return RuleResult("off_policy", REFUSED if worse else PASSED, said, figures)
+    return RuleResult("off_policy", REFUSED if worse else PASSED, words, figures)

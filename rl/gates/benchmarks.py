@@ -49,10 +49,10 @@ def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
             )
     if lost or open_ or absent:
         return RuleResult("benchmarks", REFUSED, "; ".join([*lost, *open_, *absent]), figures, waits=not lost)
-    said = ", ".join(f"{points(one['value'])} on {task}" for task, one in figures.items())
+    text = ", ".join(f"{points(one['value'])} on {task}" for task, one in figures.items())
     return RuleResult(
         "benchmarks",
         PASSED,
-        f"no listed benchmark is worse than the base model's by more than allowed: {said}",
+        f"no listed benchmark is worse than the base model's by more than allowed: {text}",
         figures,
     )

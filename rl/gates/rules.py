@@ -175,9 +175,9 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Rule
         return RuleResult(
             "other_evidence", REFUSED, f"worse by other kinds of evidence: {'; '.join(lost)}", figures
         )
-    said = ", ".join(f"{amount(effect, effect.value)} {MEASURES[kind]}" for kind, effect in effects.items())
+    text = ", ".join(f"{amount(effect, effect.value)} {MEASURES[kind]}" for kind, effect in effects.items())
     return RuleResult(
-        "other_evidence", PASSED, f"not shown to be worse by other kinds of evidence: {said}", figures
+        "other_evidence", PASSED, f"not shown to be worse by other kinds of evidence: {text}", figures
     )
 
 
@@ -283,15 +283,15 @@ def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
     figures = {
         **effect.interval(0.95).as_dict(), "n": n, "accuracy": own, "against_accuracy": other, "p": p,
     }  # fmt: skip
-    said = f"{amount(effect, effect.value)} {MEASURES[lead]} on {n} prompts with older feedback"
+    text = f"{amount(effect, effect.value)} {MEASURES[lead]} on {n} prompts with older feedback"
     if isinstance(effect, TableEffect):
-        said = (
+        text = (
             f"on {n} prompts with older feedback it is right in {100 * own:.1f} %, {evidence.against} in "
             f"{100 * other:.1f} %"
         )
     if effect.value < 0 and p <= 0.05:
-        return RuleResult("forgetting", REFUSED, f"worse on older feedback: {said}", figures)
-    return RuleResult("forgetting", PASSED, said, figures)
+        return RuleResult("forgetting", REFUSED, f"worse on older feedback: {text}", figures)
+    return RuleResult("forgetting", PASSED, text, figures)
 
 
 Rule = Callable[[Evidence, GateBounds, str], RuleResult]

@@ -71,11 +71,11 @@ def command_run(arguments: list[str], log: Path) -> int:
     Returns its exit status; below 0 the signal that killed it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with device() as held, log.open("ab") as said:
+    with device() as held, log.open("ab") as log_file:
         child = subprocess.Popen(  # noqa: S603
             command_line(arguments),
             cwd=settings.BASE_DIR,  # not where the worker was started: another app may have a package `backend` there
-            stdout=said, stderr=said, stdin=subprocess.DEVNULL,
+            stdout=log_file, stderr=log_file, stdin=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is the worker's to pass on
             preexec_fn=dies_with_parent(),
             pass_fds=[held],

@@ -55,10 +55,10 @@ class Launch:
     def follow(self) -> tuple[int, bool, bool]:
         """The run another process leads, whether it is resumed, and whether another one follows it. Raises RunRefused
         where it began none."""
-        told: tuple[int, bool, bool] | None = self.processes.agree(None)
-        if told is None:
+        command: tuple[int, bool, bool] | None = self.processes.agree(None)
+        if command is None:
             raise RunRefused("the first process of this launch started no run; see its message above")
-        return told
+        return command
 
 
 @contextmanager

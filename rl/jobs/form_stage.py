@@ -76,11 +76,11 @@ def form_stage_run(
             "a larger base model"
         )
     run.recipe = {**run.recipe, "start_from": stage.policy.name}
-    said = (
+    message = (
         f"answer format: run {stage.pk} trained it first ({_figures(stage)}); this run starts from "
         f"{stage.policy.name}"
     )
-    run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), said)))}
+    run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), message)))}
     run.save(update_fields=["recipe", "result"])
 
 

@@ -157,13 +157,13 @@ def _stack(
         return None
     alone = labels.figures_of(first.fold_probabilities[held], good[held])
     if second.figures.brier >= alone.brier:
-        said = (
+        names = (
             f"no improvement: Brier {second.figures.brier:.3f} with it, {alone.brier:.3f} without, held out"
         )
-        left_out.update(dict.fromkeys(more, said))
+        left_out.update(dict.fromkeys(more, names))
         return None
-    asked = np.concatenate([labels.logits(stated), columns[len(rated) :]], axis=1)
-    return second.figures, second.model.probabilities(asked)
+    unlabelled = np.concatenate([labels.logits(stated), columns[len(rated) :]], axis=1)
+    return second.figures, second.model.probabilities(unlabelled)
 
 
 def rated_rows(agent: str) -> list[LabelRow]:

@@ -237,13 +237,13 @@ def run_log_tail(run: TrainingRun, lines: int = 40) -> str:
             with (run_folder(run) / name).open("rb") as file:
                 file.seek(0, os.SEEK_END)
                 file.seek(max(0, file.tell() - 200 * lines))
-                said = file.read().decode("utf-8", "replace").splitlines()[-lines:]
+                log_lines = file.read().decode("utf-8", "replace").splitlines()[-lines:]
         except FileNotFoundError:
             continue
         if tail:
-            errors = [place for place, line in enumerate(said) if " ERROR " in line]
-            said = said[errors[-1] :] if errors and run.status == Status.FAILED else []
-        tail += said
+            errors = [place for place, line in enumerate(log_lines) if " ERROR " in line]
+            log_lines = log_lines[errors[-1] :] if errors and run.status == Status.FAILED else []
+        tail += log_lines
     return "\n".join(tail[-lines:])
 
 
@@ -320,8 +320,8 @@ def run_failed_notify(run: TrainingRun) -> None:
     """Log that a run failed for good, and send a notice where nobody watches it in a terminal."""
     logger.error("run %s failed: %s", run.pk, run.reason)
     if run.dispatched_at is not None or run.asked_by == LEARNER:
-        said = f"run {run.pk} of {run.agent} failed: {run.reason}"
-        notify("run_failed", said, run=run.pk, agent=run.agent, method=run.method, reason=run.reason)
+        message = f"run {run.pk} of {run.agent} failed: {run.reason}"
+        notify("run_failed", message, run=run.pk, agent=run.agent, method=run.method, reason=run.reason)
 
 
 def run_epochs(run: TrainingRun) -> list[Path]:
@@ -393,8 +393,8 @@ class RunListener:
             self.beat_at = timezone.now()
             TrainingRun.objects.filter(pk=self.run.pk).update(steps_done=step, heartbeat_at=self.beat_at)
             # a stage ends with the run that needs it
-            asked = [self.run.pk, self.run.stage_of_id or self.run.pk]
-            if TrainingRun.objects.filter(pk__in=asked, cancel_requested=True).exists():
+            run_ids = [self.run.pk, self.run.stage_of_id or self.run.pk]
+            if TrainingRun.objects.filter(pk__in=run_ids, cancel_requested=True).exists():
                 self.stop.set()
 
     def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:

@@ -140,9 +140,9 @@ def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> 
         )
     rows = _rows(recipe)
     per_layer = rows * sides * int(recipe["max_length"]) * (10 * shape.hidden_size + 3 * shape.middle) * size
-    kept = per_layer if recipe.get("gradient_checkpointing") else shape.layers * per_layer
+    saved = per_layer if recipe.get("gradient_checkpointing") else shape.layers * per_layer
     logits = rows * sides * int(recipe.get("max_new_tokens") or recipe["max_completion_length"])
-    return weights, lora, kept + logits * shape.vocabulary * size
+    return weights, lora, saved + logits * shape.vocabulary * size
 
 
 def base_folder(base_model: str) -> Path | None:

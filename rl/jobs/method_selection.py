@@ -188,12 +188,16 @@ def _of_pairs_and_singles(
     pairs: _Pairs, labels: _Labels, shown: _DemonstrationCounts, need: int
 ) -> MethodChoice | None:
     count = f"{pairs.all:,} pairs to train on"
-    judged = max(labels.good + labels.bad, pairs.responses)
+    response_count = max(labels.good + labels.bad, pairs.responses)
     if shown.human >= max(need, pairs.preferred, labels.good, 1):
         beside = f"{pairs.preferred:,} preferences and {labels.good:,} liked responses beside them"
         return MethodChoice("sft", f"auto took sft: {shown.human:,} responses written by people, {beside}")
-    if pairs.all and pairs.responses >= PAIRED_SHARE * judged:
-        beside = f", with {pairs.responses:,} of {judged:,} judged responses in them" if judged else ""
+    if pairs.all and pairs.responses >= PAIRED_SHARE * response_count:
+        beside = (
+            f", with {pairs.responses:,} of {response_count:,} judged responses in them"
+            if response_count
+            else ""
+        )
         return MethodChoice("dpo", f"auto took dpo: {count}{beside}")
     if min(labels.good, labels.bad) >= FEWEST_OF_A_KIND:
         few = f"only {pairs.responses:,} of them in pairs" if pairs.preferred else "not enough pairs"

@@ -34,8 +34,8 @@ def result_persist(run: TrainingRun, result: TrainResult) -> None:
     folder = run_folder(run)
     if run.snapshot is not None and run.snapshot.simulated_share:
         result.notes.append(f"{100 * run.snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
-    if said := run_warning(run):
-        result.notes.insert(0, said)
+    if warning := run_warning(run):
+        result.notes.insert(0, warning)
     if "why" in run.result:
         result.notes.insert(0, run.result["why"])
     result.save(folder / "result.json")

@@ -44,8 +44,8 @@ def reward_model_resolve(run: TrainingRun, stage_runner: StageRunner) -> RewardM
         raise RunRefused(_coin(run, version))
     specs = [f"{MODEL}{version.name}" if spec == AUTO else spec for spec in _specs(run)]
     run.recipe = {**run.recipe, "reward": ",".join(specs)}
-    said = f"reward auto: {version.name}, which {ranking_text(version.ranking)}"
-    run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), said)))}
+    note = f"reward auto: {version.name}, which {ranking_text(version.ranking)}"
+    run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), note)))}
     run.save(update_fields=["recipe", "result"])
     return version
 
@@ -66,9 +66,9 @@ def _stage_train(run: TrainingRun, stage_runner: StageRunner) -> None:
 def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
     """Reason why there is no reward to learn from, and what to do."""
     newest = found or RewardModelVersion.objects.filter(agent=run.agent).order_by("-pk").first()
-    said = f"{newest.name} {ranking_text(newest.ranking)}" if newest else "no reward model is trained"
+    finding = f"{newest.name} {ranking_text(newest.ranking)}" if newest else "no reward model is trained"
     return (
-        f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than chance ({said}; "
+        f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than chance ({finding}; "
         f"the 95 % interval must lie above 50 %): rate more at /rate/?agent={run.agent}, or learn from the "
         "ratings directly with --method auto"
     )

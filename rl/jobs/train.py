@@ -220,8 +220,8 @@ def _run_claimed(
         if run.dispatched_at is not None and not run.cancel_requested:
             run_interrupt(run, reason=f"{where}: its worker was stopped", **figures_of(run, result))
         else:
-            said = f"{run.reason}, " if run.cancel_requested else ""
-            run_finish(run, Status.CANCELLED, reason=f"{said}{where}", **figures_of(run, result))
+            prefix = f"{run.reason}, " if run.cancel_requested else ""
+            run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}", **figures_of(run, result))
     return train_report(run, result, policy, judge)
 
 
@@ -250,8 +250,8 @@ def _stopped_in_stage(run: TrainingRun, stopped: StageStopped) -> dict[str, Any]
     if run.dispatched_at is not None and not run.cancel_requested and not stopped.cancelled:
         run_interrupt(run, reason=str(stopped))
     else:
-        said = f"{run.reason}, " if run.cancel_requested else ""
-        run_finish(run, Status.CANCELLED, reason=f"{said}{stopped}")
+        prefix = f"{run.reason}, " if run.cancel_requested else ""
+        run_finish(run, Status.CANCELLED, reason=f"{prefix}{stopped}")
     return {"run": run.pk, "method": run.method, "status": "cancelled", "policy": None, "agent": run.agent,
             "why": run.result.get("why", ""), "steps": 0, "total_steps": run.steps_total}  # fmt: skip
 

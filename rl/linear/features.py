@@ -103,13 +103,13 @@ def _parts(word: str) -> Iterator[str]:
 def _field_features(text: str) -> Iterator[str]:
     for name, value in fields_of(text):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            said = str(value).strip().lower()
-            number = _number(said)
+            value_text = str(value).strip().lower()
+            number = _number(value_text)
             if number is None:
-                if len(said) <= LONGEST_VALUE:
-                    yield f"{name}={said}"
+                if len(value_text) <= LONGEST_VALUE:
+                    yield f"{name}={value_text}"
                 else:
-                    yield from (f"{name}/{word.lower()}" for word in _WORD.findall(said))
+                    yield from (f"{name}/{word.lower()}" for word in _WORD.findall(value_text))
                 continue
             value = number
         try:
@@ -129,7 +129,7 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
         whole = None
     if isinstance(whole, (dict, list)):
         return list(_flat(whole, "", DEEPEST))
-    members = [(name.lower(), said or plain) for name, said, plain in _MEMBER.findall(text)]
+    members = [(name.lower(), quoted or plain) for name, quoted, plain in _MEMBER.findall(text)]
     if members:
         return members
     return [(name.lower(), value.rstrip()) for name, value in _LINE.findall(text)]

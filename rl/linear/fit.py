@@ -142,8 +142,8 @@ def answer_rows(rows: Sequence[LinearChoice], answers: Answers) -> dict[str, int
     for row in rows:
         for answer in filter(None, (row.answer, row.rejected)):
             counts.update(answer_features(answer_plain(answer)))
-    kept = [name for name, count in counts.most_common(1000) if count >= LEAST_COUNT]
-    return {name: place for place, name in enumerate(kept)}
+    names = [name for name, count in counts.most_common(1000) if count >= LEAST_COUNT]
+    return {name: place for place, name in enumerate(names)}
 
 
 def columns_of(
@@ -157,9 +157,9 @@ def columns_of(
             by_group[row.group] = prompt_features(row.messages, families)
     counts = Counter(name for features in by_group.values() for name in features)
     most = min(MOST_FEATURES, MOST_WEIGHTS // max(answer_count, 1))
-    told = [(name, n) for name, n in counts.items() if LEAST_COUNT <= n < len(by_group)]
-    told.sort(key=lambda one: (-one[1], one[0]))
-    columns = {name: place for place, (name, _) in enumerate(told[:most])}
+    names = [(name, n) for name, n in counts.items() if LEAST_COUNT <= n < len(by_group)]
+    names.sort(key=lambda one: (-one[1], one[0]))
+    columns = {name: place for place, (name, _) in enumerate(names[:most])}
     return columns, [by_group[row.group] for row in rows]
 
 
@@ -262,11 +262,14 @@ def _cross_validated(
             if len(np.unique(matrix.y[train])) < 2:
                 return [(penalties[len(penalties) // 2], np.inf, np.nan)]
             model = _fit_weights(_estimator(feedback, penalty), matrix, train)
-            told = model.predict_proba(matrix.x[test])
+            predictions = model.predict_proba(matrix.x[test])
             place = {int(name): column for column, name in enumerate(model.classes_)}
-            own = [told[i, place[int(y)]] if int(y) in place else 0.0 for i, y in enumerate(matrix.y[test])]
+            own = [
+                predictions[i, place[int(y)]] if int(y) in place else 0.0
+                for i, y in enumerate(matrix.y[test])
+            ]
             losses[test] = -np.log(np.maximum(own, 1e-4))
-            right[test] = model.classes_[told.argmax(1)] == matrix.y[test]
+            right[test] = model.classes_[predictions.argmax(1)] == matrix.y[test]
         fold_losses.append(
             (
                 penalty,

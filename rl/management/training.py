@@ -212,8 +212,12 @@ class TrainCommand(RatchetCommand):
             if options["dry_run"]:
                 with self.bar("dry run") as bar:
                     plan = train_plan(order, bar.update)
-                said = {**options, "agent": plan["agent"]}
-                return {"dry_run": True, **plan, "command": self.command_line(said, without=("dry_run",))}
+                arguments = {**options, "agent": plan["agent"]}
+                return {
+                    "dry_run": True,
+                    **plan,
+                    "command": self.command_line(arguments, without=("dry_run",)),
+                }
             with self.bar("training") as bar:
                 result = train.train(order, bar.update, self.note)
         if result["status"] == "cancelled":
@@ -281,13 +285,13 @@ class TrainCommand(RatchetCommand):
             table.add_row("made of", ", ".join(f"{count:,} {source}" for source, count in sources.items()))
         if balance := result.get("balance"):
             by = balance["by_reward"]
-            told = f"{balance['good']:,} good, {balance['bad']:,} bad"
+            balance_text = f"{balance['good']:,} good, {balance['bad']:,} bad"
             if by["good"] + by["bad"]:
-                told += (
+                balance_text += (
                     f"; of them {by['good']:,} good and {by['bad']:,} bad by a reward of at least, or below, "
                     f"{result['query']['threshold']:g}"
                 )
-            table.add_row("responses", told)
+            table.add_row("responses", balance_text)
         for what in ("left_out", "truncated"):
             if counts := {reason: count for reason, count in result.get(what, {}).items() if count}:
                 table.add_row(

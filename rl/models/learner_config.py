@@ -61,9 +61,9 @@ def learner_settings(agent: str) -> LearnerSettings:
 def retrain_knobs(wanted: LearnerSettings, method: str) -> dict[str, Any]:
     """Recipe knobs of a retrain by that method: the weights it begins with, and the share of older
     feedback."""
-    asked = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
+    knobs = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
     known = method_named(method).presets["default"].as_dict()
-    return {name: value for name, value in asked.items() if name in known}
+    return {name: value for name, value in knobs.items() if name in known}
 
 
 def learner_defaults(agent: str = "") -> LearnerSettings:

@@ -135,12 +135,12 @@ def worse_by_chance(own: Sequence[float], others: Sequence[float]) -> float:
 
 def _verdicts(policy: Policy, since: PolicyEvent | None = None) -> list[float]:
     """The mean verdict on each of its rated decisions, in the order in which they were made."""
-    said: dict[object, list[float]] = {}
+    values_by_unit: dict[object, list[float]] = {}
     for row in policy_verdicts(policy.agent, policy.name, since.created_at if since else None):
         value = rating_value(row.thumb, row.stars, row.score)
         if value is not None:
-            said.setdefault(row.decision, []).append(value)
-    return [sum(values) / len(values) for values in said.values()]
+            values_by_unit.setdefault(row.decision, []).append(value)
+    return [sum(values) / len(values) for values in values_by_unit.values()]
 
 
 def _roll_back(champion: Policy, look: Look) -> str:
@@ -149,13 +149,13 @@ def _roll_back(champion: Policy, look: Look) -> str:
     except registry.RegistryRefused as refusal:
         logger.warning("%s is worse and was not rolled back: %s", champion.name, refusal)
         return ""
-    said = f"{champion.name} was rolled back to {back.name}: {look.words}"
+    message = f"{champion.name} was rolled back to {back.name}: {look.words}"
     notify(
         "policy_rolled_back",
-        said,
+        message,
         policy=champion.name,
         agent=champion.agent,
         stage="retired",
         reason=look.words,
     )
-    return said
+    return message

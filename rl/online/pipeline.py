@@ -338,15 +338,15 @@ def policy_deploy(
 
 
 def _tell(policy: Policy, outcome: PipelineResult) -> None:
-    said = (
+    message = (
         f"{policy.name} is {policy.stage}"
         if outcome.passed
         else f"{policy.name} did not pass the gate: {outcome.reason}"
     )
-    logger.info("%s", said)
+    logger.info("%s", message)
     notify(
         "policy_promoted" if outcome.passed else "policy_refused",
-        said,
+        message,
         policy=policy.name,
         agent=policy.agent,
         stage=str(policy.stage),

@@ -71,13 +71,13 @@ def _figures(policy: Policy) -> dict[str, Any]:
         figures[leading.title.lower()] = leading.text + (f" [{leading.interval}]" if leading.interval else "")
     for name in ("preference_accuracy", "valid_rate", "average_reward"):
         share = share_of(policy.metrics, name)
-        said = None
+        words = None
         if share is not None and name == "average_reward":
             known = share.low is not None and share.high is not None
-            said = f"{share.value:.3f}" + (f" [{share.low:.3f} to {share.high:.3f}]" if known else "")
+            words = f"{share.value:.3f}" + (f" [{share.low:.3f} to {share.high:.3f}]" if known else "")
         elif share is not None:
-            said = f"{share.percent}{f' [{share.interval}]' if share.interval else ''}"
-        figures[name.replace("_", " ")] = said
+            words = f"{share.percent}{f' [{share.interval}]' if share.interval else ''}"
+        figures[name.replace("_", " ")] = words
     if leading is not None and leading.gain:
         figures["gain in its evaluation"] = (
             f"{leading.gain} over {policy.metrics.get('against')} [{leading.gain_interval}]"

@@ -55,9 +55,9 @@ def policies_prune(agent: str, *, actor: str) -> list[Policy]:
 
     Only folders inside RATCHET_HOME/policies and RATCHET_HOME/exports are touched.
     """
-    kept = policies_retained(agent)
+    retained = policies_retained(agent)
     pruned_policies = []
-    for policy in Policy.objects.filter(agent=agent).exclude(pk__in=kept):
+    for policy in Policy.objects.filter(agent=agent).exclude(pk__in=retained):
         if policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():
             continue
         paths = [registry.home_path(policy.adapter_path)]

@@ -169,8 +169,8 @@ class Program(ctypes.Structure):
 
 def refuse_calls(code: bytes) -> None:
     """Set a seccomp filter (see rl.rewards.syscalls) for this process and all it starts; needs no_new_privs."""
-    kept = ctypes.create_string_buffer(code, len(code))
-    program = Program(len(code) // 8, ctypes.cast(kept, ctypes.c_void_p))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "seccomp")
 
 

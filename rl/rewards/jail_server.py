@@ -72,12 +72,12 @@ class JailServer:
             os.write(file, json.dumps(program).encode())
             os.lseek(file, 0, os.SEEK_SET)
             with self.lock:
-                asked = {
+                request = {
                     "role": role, "memory_mb": limits.memory_mb, "cpu_s": limits.cpu_s, "file_mb": limits.file_mb,
                     "processes": limits.processes, "wall_s": limits.wall_s + extra_s, "filter": self.filter,
                     "uid": FIRST_UID + next(self.numbers) % UIDS,
                 }  # fmt: skip
-                socket.send_fds(self.control, [json.dumps(asked).encode()], [fds[0], file, *fds[1:]])
+                socket.send_fds(self.control, [json.dumps(request).encode()], [fds[0], file, *fds[1:]])
         finally:
             os.close(file)
 
@@ -111,11 +111,11 @@ def server() -> JailServer:
                 )
             started = JailServer()
             with tempfile.NamedTemporaryFile("w", prefix="ratchet-outside-") as outside:
-                said = script_run(started, PROBE.format(outside=outside.name), "", Limits(wall_s=20.0))
-            if said.strip() != "walled in":
+                result = script_run(started, PROBE.format(outside=outside.name), "", Limits(wall_s=20.0))
+            if result.strip() != "walled in":
                 started.close()
                 raise IsolationUnavailable(
-                    f"code is not run here: the walls do not hold ({said.strip()[-300:]})"
+                    f"code is not run here: the walls do not hold ({result.strip()[-300:]})"
                 )
             atexit.register(started.close)
             _server = started
@@ -151,10 +151,10 @@ def tests_run(at: JailServer, code: str, tests: Mapping[str, Any], limits: Limit
         data = read_all(verdict, 1 << 16, time.monotonic() + limits.wall_s + GRACE_S)
         pipes.close(hold)
     try:
-        said = json.loads(data)
+        response = json.loads(data)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return response if isinstance(response, dict) else {}
 
 
 class Pipes:

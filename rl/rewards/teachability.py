@@ -19,14 +19,14 @@ INSIST = "--set allow_constant_reward=true trains anyway"
 
 def inapplicable_reason(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
     """Reason why a function judges no sampled answer to a row; empty where it may."""
-    asked = getattr(function, "inapplicable", None)
-    return str(asked(row_sample(row, "", agent))) if callable(asked) else ""
+    check = getattr(function, "inapplicable", None)
+    return str(check(row_sample(row, "", agent))) if callable(check) else ""
 
 
 def constant_reason(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
     """Reason why a function gives every valid answer to a row the same; empty where it may tell them apart."""
-    asked = getattr(function, "constant", None)
-    return str(asked(row_sample(row, "", agent))) if callable(asked) else ""
+    check = getattr(function, "constant", None)
+    return str(check(row_sample(row, "", agent))) if callable(check) else ""
 
 
 def teaching_fault(
@@ -47,17 +47,17 @@ def teaching_fault(
         if not all(reasons):
             return "", False
         constants.append(f"{function.name} is constant over valid answers: {reasons[0]}")
-    said = "; ".join([*constants, *never])
+    text = "; ".join([*constants, *never])
     if not constants:
         return (
             (
-                f"no reward applies to sampled answers: {said}. Give prompts that it applies to, or another "
+                f"no reward applies to sampled answers: {text}. Give prompts that it applies to, or another "
                 "--reward"
             ),
             False,
         )
     return (
-        f"{said}. Such a reward teaches the answer format only: give one that tells right from wrong "
+        f"{text}. Such a reward teaches the answer format only: give one that tells right from wrong "
         "(answer, code_execution, learned, model:RUN, your own function), or prompts whose right answer is "
         f"known; {INSIST}"
     ), True

@@ -150,9 +150,9 @@ def read_format(value: Any) -> Mapping[str, Any] | None:
             )
         Draft202012Validator.check_schema(schema)
     except (SchemaError, RecursionError) as error:
-        said = error.message if isinstance(error, SchemaError) else "nested too deep"
+        message = error.message if isinstance(error, SchemaError) else "nested too deep"
         raise ServingRefused(
-            f"response_format.json_schema.schema: expected a JSON schema, found: {said[:300]}",
+            f"response_format.json_schema.schema: expected a JSON schema, found: {message[:300]}",
             param="response_format",
         ) from error
     return schema

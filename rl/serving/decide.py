@@ -100,8 +100,8 @@ def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, Any]
 
 def order_hash(order: DecideOrder) -> str:
     """SHA-256 of what an order says: tells a retry from another order under the same id."""
-    said = {field.name: getattr(order, field.name) for field in fields(order) if field.name != "id"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    content = {field.name: getattr(order, field.name) for field in fields(order) if field.name != "id"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def action_of(agent: Agent, response: str, state: Any) -> dict[str, Any] | None:

@@ -148,12 +148,12 @@ def _make(*options: str) -> None:
         _request_times[key] = time.monotonic()
     log = settings.RATCHET_HOME / "serving-exports.log"
     logger.info("made in the background: export_model %s (its log: %s)", key, log)
-    with log.open("ab") as said:
+    with log.open("ab") as log_file:
         subprocess.Popen(  # noqa: S603
             [sys.executable, *command_arguments("export_model", *options)],
             cwd=settings.BASE_DIR,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=log_file,
+            stderr=log_file,
             start_new_session=True,
         )

@@ -197,13 +197,13 @@ def _completion(
 def _facts(
     request: ChatRequest, target: Target, served: ServedAnswer[Any], made: Completion, answer: Answer
 ) -> dict[str, Any]:
-    said = facts_of(target, served, answer)
-    metadata = {**request.metadata, **said.pop("metadata")}
+    facts = facts_of(target, served, answer)
+    metadata = {**request.metadata, **facts.pop("metadata")}
     metadata["serving"] |= {"requested": request.model, "request": request.body_hash}
     if tools := request.ask.extra.get("tools"):
         metadata["tools"] = tools
     return {
-        **said,
+        **facts,
         "id": str(made.id),
         "messages": list(request.ask.messages),
         "unit": request.unit,

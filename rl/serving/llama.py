@@ -230,8 +230,8 @@ class LlamaPolicy:
         lib.llama_sampler_apply(mask, ctypes.byref(array))
         found: FloatArray = data["logit"].copy()
         if unique is not None:
-            asked = self._quote_tokens if unique.free else np.arange(len(found))
-            for token in asked[np.isfinite(found[asked])]:
+            tokens = self._quote_tokens if unique.free else np.arange(len(found))
+            for token in tokens[np.isfinite(found[tokens])]:
                 if not unique.allows(self._piece(int(token))):
                     found[token] = -np.inf
         if not np.isfinite(found).any():
@@ -361,7 +361,7 @@ def _nucleus(shares: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.fl
         return shares
     order = np.argsort(-shares, kind="stable")
     inside = order[: int(np.searchsorted(np.cumsum(shares[order]), top_p)) + 1]
-    kept = np.zeros_like(shares)
-    kept[inside] = shares[inside]
-    found: npt.NDArray[np.float64] = kept / kept.sum()
+    nucleus = np.zeros_like(shares)
+    nucleus[inside] = shares[inside]
+    found: npt.NDArray[np.float64] = nucleus / nucleus.sum()
     return found

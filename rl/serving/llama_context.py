@@ -129,8 +129,8 @@ class LlamaContext:
         heads, width = lib.llama_model_n_head(model), lib.llama_model_n_embd(model)
         kind, cells = known.get("general.architecture", ""), self._options.n_ctx
         lengths = [int(known.get(f"{kind}.attention.{n}_length", width // heads)) for n in ("key", "value")]
-        kept = lib.llama_model_n_layer(model) * lib.llama_model_n_head_kv(model) * sum(lengths) * 2
-        return int(cells * kept + PART * 4 * (cells * heads + self.vocabulary + 8 * width))
+        cell_bytes = lib.llama_model_n_layer(model) * lib.llama_model_n_head_kv(model) * sum(lengths) * 2
+        return int(cells * cell_bytes + PART * 4 * (cells * heads + self.vocabulary + 8 * width))
 
     # --- Adapters -----------------------------------------------------------------------------------------
 

@@ -217,15 +217,15 @@ class OpenAIServer:
             response.release_conn()
 
     def _refuse(self, status: int, raw: bytes) -> None:
-        said, code, param = _error_of(raw)
-        text = f"{self.name} answered {status}: {said}"
+        message, code, param = _error_of(raw)
+        text = f"{self.name} answered {status}: {message}"
         if status in RETRY_STATUSES:
             raise BackendFailed(text)
         if status in (401, 403, 404, 405, 407) or status < 400:
             # the key, the address, or the model's name: ours to mend, while another backend may answer
             raise BackendFailed(text, kind="refused")
         self.breaker.record_success()
-        raise ServingRefused(said, param=param, code=code or "invalid")
+        raise ServingRefused(message, param=param, code=code or "invalid")
 
 
 def _read(response: Any, deadline: float) -> bytes:

@@ -51,12 +51,12 @@ def history_columns(rows: list[dict[str, Any]], evaluated: str = "eval_loss") ->
     """
     history: dict[str, list[float]] = {}
     for prefix, step, mark in (("", "step", "loss"), ("eval_", "eval_step", evaluated)):
-        kept = {row["step"]: row for row in rows if mark in row}  # a repeated step counts once
-        if not kept:
+        rows_by_step = {row["step"]: row for row in rows if mark in row}  # a repeated step counts once
+        if not rows_by_step:
             continue
-        history[step] = [float(at) for at in kept]
-        names = sorted({name for row in kept.values() for name in row} - {"step"})
+        history[step] = [float(at) for at in rows_by_step]
+        names = sorted({name for row in rows_by_step.values() for name in row} - {"step"})
         for name in names:
             if name.startswith("eval_") == bool(prefix):
-                history[name] = [float(row.get(name, math.nan)) for row in kept.values()]
+                history[name] = [float(row.get(name, math.nan)) for row in rows_by_step.values()]
     return history

@@ -68,8 +68,8 @@ class DPOTrainer:
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused("expected at least one preference pair to train on, found none")
-        checkpoint, said = folder_prepare(self.context)
-        self.context.note_all(said)
+        checkpoint, notes = folder_prepare(self.context)
+        self.context.note_all(notes)
         arguments = self._arguments(len(train_rows), len(eval_rows))
         self.context.main_process = arguments.process_index == 0
         policy = self.load_base_model()
@@ -106,12 +106,12 @@ class DPOTrainer:
         return result
 
     def _warm_up(self, rows: Sequence[Any]) -> None:
-        judged = [
+        responses = [
             {"prompt": row["prompt"], "completion": row[side]}
             for row in rows
             for side in ("chosen", "rejected")
         ]
-        self.warm_up = warm_up(self.context, judged)
+        self.warm_up = warm_up(self.context, responses)
         if self.warm_up is not None:
             self.context.note(self.warm_up.note)
 

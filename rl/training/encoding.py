@@ -127,9 +127,11 @@ class Encoder:
         answers = self._answers(texts, alone, [response for _, response in items])
         encoded = []
         for (messages, _), prompt, response in zip(items, alone, answers, strict=True):
-            kept, (answer,) = self._fit(list(messages), prompt, [response], max_length, max_response_length)
+            prompt_ids, (answer,) = self._fit(
+                list(messages), prompt, [response], max_length, max_response_length
+            )
             encoded.append(
-                EncodedResponse(kept, answer, len(kept) < len(prompt), len(answer) < len(response))
+                EncodedResponse(prompt_ids, answer, len(prompt_ids) < len(prompt), len(answer) < len(response))
             )  # fmt: skip
         return encoded
 
@@ -269,9 +271,9 @@ class Encoder:
         longest = limit - min(len(prompt), limit // 2)
         if max_response_length is not None:
             longest = min(longest, max_response_length)
-        kept = [response[: max(longest, 1)] for response in responses]
-        room = limit - max(len(response) for response in kept)
-        return self._cut_prompt(prompt, messages, room), kept
+        cut_responses = [response[: max(longest, 1)] for response in responses]
+        room = limit - max(len(response) for response in cut_responses)
+        return self._cut_prompt(prompt, messages, room), cut_responses
 
     def _cut_prompt(self, prompt: list[int], messages: list[Message], limit: int) -> list[int]:
         if len(prompt) <= limit:

@@ -141,9 +141,9 @@ def memory_estimate(
     # float32 weight, gradient, two moments; of a reference the weight alone
     lora = trained * (16 * recipe.trained_copies + 4 * recipe.has_adapter_reference)
     what = "LoRA" if not recipe.whole else "trained copy" if recipe.trained_copies == 1 else "trained copies"
-    kept = found.checkpoint_bytes if recipe.gradient_checkpointing else found.saved_bytes
+    saved_bytes = found.checkpoint_bytes if recipe.gradient_checkpointing else found.saved_bytes
     # one layer's gradients on the way back are about what it kept
-    activations = kept + found.saved_bytes / max(layers, 1)
+    activations = saved_bytes + found.saved_bytes / max(layers, 1)
     process = PROCESS_GB["cuda" if hardware.device == "cuda" else "cpu"] * GB
     kernels = KERNELS_GB[packed] * GB if hardware.device == "cpu" else 0.0
     total = (weights + lora + activations + process + kernels) / GB

@@ -49,8 +49,8 @@ def written_figures(work: EvaluationInput, side: Side) -> dict[str, Any]:
         work.judge.reward(prompt, text.text, problem)
         for prompt, text, problem in zip(prompts, texts, problems, strict=True)
     ]
-    judged = work.rewardable
-    known = [reward for i, reward in zip(side.free_generations, rewards, strict=True) if judged[i]]
+    rewardable = work.rewardable
+    known = [reward for i, reward in zip(side.free_generations, rewards, strict=True) if rewardable[i]]
     return {
         "valid_rate": wilson_interval(problems.count(None), len(problems)).as_dict(),
         "average_reward": mean_interval(known or rewards, bounds=(0.0, 1.0)).as_dict(),
@@ -202,11 +202,11 @@ def held_out_facts(
                 "other_valid": other.problems[i] is None,
                 "reward": own.rewards[i],
                 "other_reward": other.rewards[i],
-                "judged": judged,
+                "judged": is_rewardable,
                 "loops": free and loops(own.answers[i].text),
                 **generations.get(i, {}),
             }
-            for i, (prompt, judged) in enumerate(zip(work.prompts, work.rewardable, strict=True))
+            for i, (prompt, is_rewardable) in enumerate(zip(work.prompts, work.rewardable, strict=True))
         ],
     }
 

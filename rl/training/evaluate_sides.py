@@ -94,7 +94,11 @@ class EvaluationInput:
 
     def rewards(self, side: Side) -> list[float]:
         """Rewards of the answers to prompts with feedback; of all answers where none has any."""
-        known = [reward for reward, told in zip(side.rewards, self.rewardable, strict=True) if told]
+        known = [
+            reward
+            for reward, is_rewardable in zip(side.rewards, self.rewardable, strict=True)
+            if is_rewardable
+        ]
         return known or side.rewards
 
     @property

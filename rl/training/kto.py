@@ -162,13 +162,13 @@ class KTOTrainer:
             )
         except ValueError as error:
             raise TrainingRefused(str(error)) from error
-        kept = [
+        rows_in_context = [
             (item, bool(row["label"]))
             for item, row in zip(encoded, rows, strict=True)
             if item.prompt_ids and item.response_ids
         ]
-        empty = len(rows) - len(kept)
-        return kept, {"empty response": empty} if empty else {}
+        empty = len(rows) - len(rows_in_context)
+        return rows_in_context, {"empty response": empty} if empty else {}
 
     def _arguments(self, rows: int, eval_rows: int, weights: tuple[float, float]) -> trl.KTOConfig:
         recipe = self.recipe

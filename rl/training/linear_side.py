@@ -45,10 +45,10 @@ class LinearSide:
     def logps(self, row: Mapping[str, Any], number: int, sides: Sequence[str]) -> list[ResponseScore]:
         """log p of the responses of a row's sides among the options of its prompt, as one token each."""
         messages = prompt_messages(row, number)
-        asked = [response_text(row, side, number) for side in sides]
-        among = _options_of_answers(self.options(messages, row.get("state")), asked)
+        responses = [response_text(row, side, number) for side in sides]
+        among = _options_of_answers(self.options(messages, row.get("state")), responses)
         found = self.policy.log_probabilities(messages, among)
-        return [ResponseScore(found[_place(among, text)], 1) for text in asked]
+        return [ResponseScore(found[_place(among, text)], 1) for text in responses]
 
     def pairs(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[ResponseScore, ResponseScore]]:
         """Scores of the chosen and the rejected response of each row."""
@@ -86,15 +86,15 @@ def choice_scores(
 ) -> list[ResponseScore]:
     """A language model's log p of each row's completion among the options of its prompt, as one token each."""
     items: list[tuple[list[Message], str]] = []
-    asked: list[tuple[list[str], int]] = []
+    choices: list[tuple[list[str], int]] = []
     for number, row in enumerate(rows):
         messages, text = prompt_messages(row, number), response_text(row, "completion", number)
         among = _options_of_answers(options(messages, row.get("state")), [text])
-        asked.append((among, _place(among, text)))
+        choices.append((among, _place(among, text)))
         items += [(messages, answer) for answer in among]
     scores = iter(score_responses(policy, items, batch_size=batch_size))
     found = []
-    for among, place in asked:
+    for among, place in choices:
         logps = log_softmax([next(scores).logp for _ in among])
         found.append(ResponseScore(logps[place], 1))
     return found

@@ -226,8 +226,8 @@ def generate(
 
 def _generation(tokenizer: Any, tokens: list[int], stop: set[int]) -> Generation:
     end = next((i for i, token in enumerate(tokens) if token in stop), None)
-    kept = tokens if end is None else tokens[:end]
-    text = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    answer_tokens = tokens if end is None else tokens[:end]
+    text = tokenizer.decode(answer_tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return Generation(text, len(tokens) if end is None else end + 1, "length" if end is None else "stop")
 
 

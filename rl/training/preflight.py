@@ -79,8 +79,8 @@ class AnswerCheck:
 
     def words(self) -> str:
         """`3 of 24 answers valid (13 %)`, with what is wrong with one that is not."""
-        said = f"{self.valid} of {self.asked} answers valid ({100 * self.share:.0f} %)"
-        return said + (f"; one says {self.example!r}: {self.problem}" if self.example else "")
+        text = f"{self.valid} of {self.asked} answers valid ({100 * self.share:.0f} %)"
+        return text + (f"; one says {self.example!r}: {self.problem}" if self.example else "")
 
 
 def answer_check_of(

@@ -43,8 +43,8 @@ def probe_fault(probed: Sequence[RewardProbe]) -> str:
             f"then --set start_from=POLICY here; or take a larger base model; {INSIST}"
         )
     if all(len({one.text for one in group}) == 1 for group in groups):
-        said = f"the policy gave the same answer each time ({sample}): nothing can be compared"
-        return f"{said}. Raise temperature; {INSIST}"
+        fault = f"the policy gave the same answer each time ({sample}): nothing can be compared"
+        return f"{fault}. Raise temperature; {INSIST}"
     if all(_is_uniform(group) for group in groups):
         spread = f"all {low:g}" if _close(low, high) else f"{low:g} to {high:g}, the same within each prompt"
         return (

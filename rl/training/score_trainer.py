@@ -143,9 +143,9 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
             del batch["target"]
             batch = send_to_device(batch, self.args.device)  # transformers' own moves no packed rows
             with torch.no_grad():
-                said = self.model(**batch).logits[:, 0].float().tolist()
-            others = said[-len(chosen) :]  # the second half of pairs, all of single responses
-            for i, first, other in zip(chosen, said[: len(chosen)], others, strict=True):
+                outputs = self.model(**batch).logits[:, 0].float().tolist()
+            others = outputs[-len(chosen) :]  # the second half of pairs, all of single responses
+            for i, first, other in zip(chosen, outputs[: len(chosen)], others, strict=True):
                 pairs[i] = first, other
         return pairs
 

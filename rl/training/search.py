@@ -130,12 +130,12 @@ class SearchTrainer:
             entries.append({**entry, "steps": result.steps, "value": value})
             results[number] = result
             self.listener.on_note(f"try {number} of {len(tries)}: {_words(entry)}: {figure} {value}")
-        judged = [one for one in entries if one["value"] is not None]
-        if not judged:
+        finished = [one for one in entries if one["value"] is not None]
+        if not finished:
             raise TrainingFailed(
                 f"none of {len(tries)} recipes has a {figure}: {entries[0].get('failed', 'all failed')}"
             )
-        best = min(judged, key=lambda one: (one["value"], one["try"]))
+        best = min(finished, key=lambda one: (one["value"], one["try"]))
         return self._keep_best(results[best["try"]], best["try"], entries, figure, len(eval_rows))
 
     def _folder(self, number: int) -> Path:

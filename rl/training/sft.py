@@ -170,7 +170,7 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
         tokens = int(completion_mask.sum())
         # the loss is a sum over this batch divided by the tokens of the whole step, of all processes
         step = tokens if items is None else float(items) / (self.args.world_size if self._shares() else 1)
-        base = sum(self.reference[tuple(row[kept].tolist())] for row, kept in zip(ids, fed, strict=True))
+        base = sum(self.reference[tuple(row[mask].tolist())] for row, mask in zip(ids, fed, strict=True))
         ratio = -float(loss) * step - base
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["rewards/demonstrations"].append(ratio / len(ids))

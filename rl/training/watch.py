@@ -91,16 +91,16 @@ class Watch:
         moved = kl - began
         if not moved <= allowed:
             beyond = f", {began:.0f} at first" if began else ""
-            said = f"KL to the reference {kl:.0f} nats per response{beyond}, {allowed:.0f} allowed (max_kl)"
-            return said, not moved <= FAR * allowed
+            fault = f"KL to the reference {kl:.0f} nats per response{beyond}, {allowed:.0f} allowed (max_kl)"
+            return fault, not moved <= FAR * allowed
         words = {
             "ended": (FELL, "{0:.0f} % of answers end, {1:.0f} % did before"),
             "valid": (VALID, "{0:.0f} % of answers are valid, {1:.0f} % were before"),
         }
-        for name, (share, said) in words.items():
+        for name, (share, fault) in words.items():
             now, before = row.get(name, math.nan), self.high_marks.get(name, math.nan)
             if before >= 0.25 and now < share * before:
-                return said.format(100 * now, 100 * before), False
+                return fault.format(100 * now, 100 * before), False
         first = self.first.get("tokens", math.nan)
         if tokens > max(LONGER * first, first + LONGER_TOKENS):
             return f"answers have {tokens:.0f} tokens, {first:.0f} at first", False

@@ -86,8 +86,8 @@ def _example(found: Agent) -> dict[str, Any] | None:
     scenario = next(iter(found.scenarios()), None)
     if scenario is None or found.slug not in AGENTS:
         return None
-    asked = found.render(scenario.state)[-1]["content"]
-    return {"asked": asked, "answer": next(iter(found.candidates(scenario.state)), "")}
+    question = found.render(scenario.state)[-1]["content"]
+    return {"asked": question, "answer": next(iter(found.candidates(scenario.state)), "")}
 
 
 def _labels(slug: str) -> dict[str, Any] | None:

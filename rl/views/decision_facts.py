@@ -37,10 +37,10 @@ def _component(name: str, found: dict[str, Any]) -> RewardComponent:
         "name": name,
         "raw": found["raw"],
         "weight": found["weight"],
-        "detail": {part: _words(said) for part, said in found["parts"].items()},
+        "detail": {part: _words(detail) for part, detail in found["parts"].items()},
     }
 
 
 def _words(part: dict[str, Any]) -> str:
-    said = part["detail"].get("fault") or part["detail"].get("n") or ""
-    return f"{part['raw']:+.2f}{f' ({said})' if said else ''}"
+    text = part["detail"].get("fault") or part["detail"].get("n") or ""
+    return f"{part['raw']:+.2f}{f' ({text})' if text else ''}"

@@ -90,14 +90,14 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
         newest, run = card.newest, card.run
         champion = card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION
         trained = newest is not None and not card.works
-        judged = trained and newest is not None and headline_of(newest.metrics) is not None
+        is_evaluated = trained and newest is not None and headline_of(newest.metrics) is not None
         # between a champion and a newer candidate it is the candidate that is led on
         answers = champion and (newest == card.policy or newest is None or newest.stage in FINAL_STAGES)
         steps_done |= {
             "bring": card.counts.decisions > 0,
             "rate": newest is not None or card.works or card.counts.evidence >= feedback_minimum(),
             "train": trained,
-            "compare": judged or (trained and answers),
+            "compare": is_evaluated or (trained and answers),
             "promote": trained and answers,
         }
         if newest is None and run is not None and run.status in STOPPED_STATUSES:

@@ -26,9 +26,15 @@ def policy_answers(request: HttpRequest, name: str) -> HttpResponse:
     if show and show not in counts:
         raise Http404("expected show=win, loss or tie")
     matches = [one for one in every if show in ("", one.outcome)]
-    asked = request.GET.get("at", "1")
+    number_text = request.GET.get("at", "1")
     number = min(
-        max(int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 1, 1), len(matches)
+        max(
+            int(number_text)
+            if number_text.isascii() and number_text.isdigit() and len(number_text) < 9
+            else 1,
+            1,
+        ),
+        len(matches),
     )
     context = {
         "policy": policy,

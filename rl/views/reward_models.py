@@ -32,9 +32,11 @@ def _row(version: RewardModelVersion) -> dict[str, Any]:
 def reward_models(request: HttpRequest) -> HttpResponse:
     """Every reward model, newest first within its agent; `?agent=`."""
     rows = RewardModelVersion.objects.order_by("agent", "-pk")
-    if asked := request.GET.get("agent"):
-        rows = rows.filter(agent=asked)
-    return render(request, "rl/reward_models.html", {"rows": [_row(row) for row in rows], "asked": asked})
+    if agent_filter := request.GET.get("agent"):
+        rows = rows.filter(agent=agent_filter)
+    return render(
+        request, "rl/reward_models.html", {"rows": [_row(row) for row in rows], "asked": agent_filter}
+    )
 
 
 @login_required

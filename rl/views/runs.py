@@ -64,14 +64,14 @@ def runs(request: HttpRequest) -> HttpResponse:
 @require_safe
 def runs_compared(request: HttpRequest) -> HttpResponse:
     """Two to SLOTS runs on the same charts, with a table of what differs: `?run=3&run=5`."""
-    asked = list(dict.fromkeys(request.GET.getlist("run")))
-    if not 2 <= len(asked) <= SLOTS:
-        messages.error(request, f"Choose 2 to {SLOTS} runs to compare; found {len(asked)}.")
+    run_names = list(dict.fromkeys(request.GET.getlist("run")))
+    if not 2 <= len(run_names) <= SLOTS:
+        messages.error(request, f"Choose 2 to {SLOTS} runs to compare; found {len(run_names)}.")
         return redirect("runs")
-    found = [run_get(int(pk)) if re.fullmatch(r"[0-9]{1,18}", pk) else None for pk in asked]
+    found = [run_get(int(pk)) if re.fullmatch(r"[0-9]{1,18}", pk) else None for pk in run_names]
     rows = [row for row in found if row is not None]
-    if len(rows) < len(asked):
-        raise Http404(f"expected run to be numbers of runs; found {', '.join(asked)}")
+    if len(rows) < len(run_names):
+        raise Http404(f"expected run to be numbers of runs; found {', '.join(run_names)}")
     series = [run_series(row) for row in rows]
     agents = {row.agent for row in rows}
     context = {

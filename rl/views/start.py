@@ -64,12 +64,12 @@ def _current_card(request: HttpRequest) -> AgentCard | None:
     """The agent the address names, else the one this session was at, else the first whose loop is open; None for a new
     one."""
     named = request.GET.get("agent")
-    kept = named if named is not None else request.session.get(AGENT_KEY, "")
-    cards = {card.facts.slug: card for card in agent_cards(kept)}
-    if kept in cards:
-        request.session[AGENT_KEY] = kept
-    if named is not None or kept in cards:
-        return cards.get(kept)
+    slug = named if named is not None else request.session.get(AGENT_KEY, "")
+    cards = {card.facts.slug: card for card in agent_cards(slug)}
+    if slug in cards:
+        request.session[AGENT_KEY] = slug
+    if named is not None or slug in cards:
+        return cards.get(slug)
     waiting = [card for card in cards.values() if _step_at(guide_of(card)).key != "ask"]
     return next(iter([*waiting, *cards.values()]), None)
 
@@ -84,8 +84,8 @@ def _page(
     """The page of an agent at its step, or at an earlier one that was asked for."""
     steps = guide_of(card)
     at = _step_at(steps)
-    asked = step or request.GET.get("step", "")
-    shown_step = next((one for one in steps if one.key == asked and one.state != OPEN), at)
+    key = step or request.GET.get("step", "")
+    shown_step = next((one for one in steps if one.key == key and one.state != OPEN), at)
     slug = card.facts.slug if card else ""
     context = {
         "card": card,
@@ -276,5 +276,5 @@ def _session_upload(request: HttpRequest) -> Upload | None:
 
 
 def _forget(request: HttpRequest) -> None:
-    kept = request.session.pop(UPLOAD_KEY, None) or {}
-    uploads_sweep(str(kept.get("token", "")) or "-")
+    upload = request.session.pop(UPLOAD_KEY, None) or {}
+    uploads_sweep(str(upload.get("token", "")) or "-")

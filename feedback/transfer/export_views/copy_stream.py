@@ -45,9 +45,9 @@ def decision_texts(agent: str | None) -> Iterator[DecisionText]:
         # as bytes: nobody looks into them
         copy.set_types(["bytea", "bytea", "bytea"])
         for head, ratings, facts in copy.rows():
-            said = _in_order(ratings) if ratings else b""
+            ratings_text = _in_order(ratings) if ratings else b""
             yield DecisionText(
-                b"".join((head, b',"ratings":[', said, b'],"outcomes":[', facts or b"", b"]}"))
+                b"".join((head, b',"ratings":[', ratings_text, b'],"outcomes":[', facts or b"", b"]}"))
             )
 
 

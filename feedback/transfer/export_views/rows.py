@@ -95,8 +95,8 @@ def with_feedback(rows: Sequence[DecisionRow]) -> list[DecisionExport]:
     """Decisions with everything said of them."""
     ids = [row.id for row in rows]
     ratings: dict[str, list[RatingRow]] = {}
-    said = rows_in(Rating.objects.order_by("created_at", "id"), "decision_id", ids)
-    for rating in rows_of(said, RatingRow._make, RatingRow._fields, stream=False):
+    rating_rows = rows_in(Rating.objects.order_by("created_at", "id"), "decision_id", ids)
+    for rating in rows_of(rating_rows, RatingRow._make, RatingRow._fields, stream=False):
         ratings.setdefault(rating.decision_id, []).append(rating)
     outcomes: dict[str, list[OutcomeRow]] = {}
     measured = rows_in(Outcome.objects.order_by("created_at", "id"), "decision_id", ids)

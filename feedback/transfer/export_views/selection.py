@@ -86,13 +86,13 @@ def _decision_rows(selection: Selection) -> Iterator[DecisionRow]:
 
 
 def selected_exports(selection: Selection, left_out: Counter[str]) -> Iterator[DecisionExport]:
-    told = (
+    exports = (
         one
         for rows in pieces(_decision_rows(selection))
         for one in _narrow(with_feedback(rows), selection, left_out)
     )
-    yield from islice(told, selection.decisions)
-    if selection.decisions is not None and next(told, None) is not None:
+    yield from islice(exports, selection.decisions)
+    if selection.decisions is not None and next(exports, None) is not None:
         left_out[BEYOND_LIMIT] = 1
 
 

@@ -46,9 +46,9 @@ def records(view: View, selection: Selection, left_out: Counter[str]) -> Generat
 
 
 def _decisions(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
-    for told in selected_exports(selection, left_out):
-        with selection.reader.row(told.decision.id, told.decision.agent):
-            yield _record(told)
+    for export in selected_exports(selection, left_out):
+        with selection.reader.row(export.decision.id, export.decision.agent):
+            yield _record(export)
 
 
 def _decisions_with_ratings(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedDecision]:
@@ -118,8 +118,8 @@ def _comparisons_with_decisions(
     """Comparisons with their decisions; those left out whose better side has too small a reward."""
     floor = selection.min_reward > RAW_LOW
     for piece in pieces(pairs):
-        told = decision_exports((side for pair in piece for side in (pair.left, pair.right)), said=floor)
-        decisions, rewards = _by_id(told, selection), raw_rewards(told) if floor else {}
+        exports = decision_exports((side for pair in piece for side in (pair.left, pair.right)), said=floor)
+        decisions, rewards = _by_id(exports, selection), raw_rewards(exports) if floor else {}
         for pair in piece:
             if not decisions.keys() >= {pair.left, pair.right}:
                 continue  # skipped as unreadable
@@ -165,8 +165,8 @@ def _preferences(selection: Selection, left_out: Counter[str]) -> Iterator[Impor
 
 def _correction_pairs(selection: Selection, order: Sequence[str]) -> Iterator[ImportedComparison]:
     """A correction over what it corrects."""
-    said = ratings_standing(selection.agent).filter(correction__isnull=False).order_by(*order)
-    for piece in pieces(rows_of(said, RatingRow._make, RatingRow._fields)):
+    corrections = ratings_standing(selection.agent).filter(correction__isnull=False).order_by(*order)
+    for piece in pieces(rows_of(corrections, RatingRow._make, RatingRow._fields)):
         decisions = _by_id(decision_exports((rating.decision_id for rating in piece), said=False), selection)
         for rating in piece:
             assert rating.correction is not None
@@ -189,12 +189,12 @@ def _correction_pairs(selection: Selection, order: Sequence[str]) -> Iterator[Im
 
 def _best_and_worst(selection: Selection) -> Iterator[_Pair]:
     """Of each prompt the response raters like best and the one they like least, by the mean of their verdicts."""
-    said = (
+    ratings = (
         ratings_standing(selection.agent)
         .order_by("decision__agent", "decision__prompt_hash", "decision_id")
         .values_list("decision__agent", "decision__prompt_hash", "decision_id", "thumb", "stars", "score")
     )
-    for _, verdicts in groupby(said.iterator(chunk_size=FETCH), lambda row: row[:2]):
+    for _, verdicts in groupby(ratings.iterator(chunk_size=FETCH), lambda row: row[:2]):
         means: list[tuple[float, str]] = []
         for decision, rows in groupby(verdicts, lambda row: row[2]):
             shares = [rating_share(*row[3:]) for row in rows]

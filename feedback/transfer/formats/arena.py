@@ -111,13 +111,13 @@ def _one_hot(row: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any], side: str) -> list[Message]:
     """The turns of one side of the 55k table, whose cells are JSON lists; null is an empty reply."""
-    asked, replies = (list_of(json_value(row.get(name)), name) for name in ("prompt", f"response_{side}"))
-    if len(asked) != len(replies):
+    prompts, replies = (list_of(json_value(row.get(name)), name) for name in ("prompt", f"response_{side}"))
+    if len(prompts) != len(replies):
         raise RowError(
-            f"response_{side}: expected {len(asked)} replies, one per prompt, found {len(replies)}"
+            f"response_{side}: expected {len(prompts)} replies, one per prompt, found {len(replies)}"
         )
     turns: list[Message] = []
-    for index, (question, reply) in enumerate(zip(asked, replies, strict=True)):
+    for index, (question, reply) in enumerate(zip(prompts, replies, strict=True)):
         turns.append({"role": "user", "content": _storable(question, f"prompt[{index}]")})
         turns.append({"role": "assistant", "content": _storable(reply, f"response_{side}[{index}]")})
     return turns

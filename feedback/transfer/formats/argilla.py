@@ -197,14 +197,16 @@ def _rating_records(record: ImportedDecision, left_out: Counter[str]) -> Iterato
     answers: list[tuple[str, Any, str]] = []
     for rating in record.ratings:
         stars = stars_of(rating)
-        said = {
+        responses = {
             "thumb": rating.thumb or None,
             "rating": stars,
             "correction": rating.correction,
             "tags": list(rating.tags) or None,
             "notes": rating.notes.strip() or None,
         }
-        given = [(question, value, rating.rater) for question, value in said.items() if value is not None]
+        given = [
+            (question, value, rating.rater) for question, value in responses.items() if value is not None
+        ]
         left_out["no_verdict"] += not given
         answers += given
     yield AnnotatedRecord(
@@ -259,8 +261,8 @@ def _write(flat: bool) -> Writer:
             if isinstance(record, ImportedDecision)
             else _preference(record, left_out)
         )
-        for said in found:
-            yield said.flat() if flat else said.nested_row()
+        for entry in found:
+            yield entry.flat() if flat else entry.nested_row()
 
     return writer_by_record(write)
 

@@ -275,8 +275,8 @@ THUMB_DOWN_WORDS = (
 
 def thumb_of(word: Any) -> str:
     """up or down, where a word says one of them in any of the usual ways; else ""."""
-    said = word.strip().lower().replace(" ", "_").replace("-", "_") if isinstance(word, str) else ""
-    return "up" if said in THUMB_UP_WORDS else "down" if said in THUMB_DOWN_WORDS else ""
+    normalised = word.strip().lower().replace(" ", "_").replace("-", "_") if isinstance(word, str) else ""
+    return "up" if normalised in THUMB_UP_WORDS else "down" if normalised in THUMB_DOWN_WORDS else ""
 
 
 DEMONSTRATION = "demonstration"

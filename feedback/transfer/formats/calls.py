@@ -303,12 +303,12 @@ def call_decision(
     if not responses:
         yield RowSkipped(line, key, NO_RESPONSE)
         return
-    asked = json_value(request)
-    messages = [] if _asks_nothing(asked) else prompt_of(asked, "request")
+    request_value = json_value(request)
+    messages = [] if _asks_nothing(request_value) else prompt_of(request_value, "request")
     if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
         yield RowSkipped(line, key, NO_PROMPT)
         return
-    tools = tools_of(asked) if isinstance(asked, Mapping) else {}
+    tools = tools_of(request_value) if isinstance(request_value, Mapping) else {}
     yield ImportedDecision(
         line=line,
         key=key,

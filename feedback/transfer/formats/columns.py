@@ -305,9 +305,9 @@ def columns_guessed(names: Iterable[str]) -> dict[str, str]:
     with their propensities has a reward, not a rating."""
     left, guesses = list(names), {}
     chances = [name for name in left if normal(name) in NAMES["propensity"]]
-    asked = ("prompt", "response", *(("propensity", "reward") if chances else ("rating",)))
+    needs = ("prompt", "response", *(("propensity", "reward") if chances else ("rating",)))
     for field in ("propensity", "prompt", "response", "reward", "rating", "rater"):
-        if field not in (*asked, "rater") or (field == "rater" and chances):
+        if field not in (*needs, "rater") or (field == "rater" and chances):
             continue
         usual = {*NAMES[field], *(_VERDICTS - _RATER_NAMES if field == "rating" else ())}
         usual |= _CLICKS if field == "reward" else set()
@@ -322,8 +322,8 @@ def columns_guessed(names: Iterable[str]) -> dict[str, str]:
 def map_guessed(names: Iterable[str]) -> str:
     """Options of a command that map these columns as they are guessed; what cannot be guessed stays COLUMN."""
     found = columns_guessed(names)
-    asked = ("prompt", "response", *(("propensity", "reward") if "propensity" in found else ("rating",)))
-    fields = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in asked)
+    needs = ("prompt", "response", *(("propensity", "reward") if "propensity" in found else ("rating",)))
+    fields = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in needs)
     return f"--map {fields}" + (f" --rater {found['rater']}" if "rater" in found else "")
 
 

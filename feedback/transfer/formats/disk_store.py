@@ -50,8 +50,8 @@ class DiskMultimap:
 
     def count(self, key: str, most: int = 2) -> int:
         """Number of values, counted up to `most`."""
-        asked = "SELECT count(*) FROM (SELECT 1 FROM kept WHERE key = ? LIMIT ?)"
-        return int(self._database.execute(asked, (json.dumps(key), most)).fetchone()[0])
+        statement = "SELECT count(*) FROM (SELECT 1 FROM kept WHERE key = ? LIMIT ?)"
+        return int(self._database.execute(statement, (json.dumps(key), most)).fetchone()[0])
 
     def __contains__(self, key: str) -> bool:
         return self.count(key, 1) > 0

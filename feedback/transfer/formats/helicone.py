@@ -71,12 +71,12 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 
 def _feedback(row: Mapping[str, Any]) -> Iterator[ImportedRating]:
-    said = row.get("feedback_rating")
-    if said in (None, ""):
+    rating = row.get("feedback_rating")
+    if rating in (None, ""):
         return
-    thumb = THUMBS.get(str(said).lower())
+    thumb = THUMBS.get(str(rating).lower())
     if thumb is None:
-        raise RowError(f"feedback_rating: expected true, false or null, found {value_excerpt(said)}")
+        raise RowError(f"feedback_rating: expected true, false or null, found {value_excerpt(rating)}")
     at = time_of(row.get("feedback_created_at"), "feedback_created_at")
     yield ImportedRating(rater=text_or_empty(row.get("request_user_id")), thumb=thumb, created_at=at)
 

@@ -182,8 +182,12 @@ def _chat(
     for result in results:
         if result.get("type") != "chatmessage":
             continue
-        said = mapping_of(mapping_of(result.get("value"), "value").get("chatmessage"), "value.chatmessage")
-        message = message_of({k: said.get(k) for k in ("role", "content", "tool_calls")}, "value.chatmessage")
+        chat_message = mapping_of(
+            mapping_of(result.get("value"), "value").get("chatmessage"), "value.chatmessage"
+        )
+        message = message_of(
+            {k: chat_message.get(k) for k in ("role", "content", "tool_calls")}, "value.chatmessage"
+        )
         own = str(result.get("id"))
         if own in verdicts and message["role"] == "assistant" and history:
             any_rating = True

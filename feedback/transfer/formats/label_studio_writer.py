@@ -34,19 +34,19 @@ def _tasks(records: Iterable[ImportedComparison], left_out: Counter[str]) -> Ite
 
     numbers, tasks = count(1), count(1)
     for _, same in groupby(records, pair):
-        said = list(same)
-        left, right = sides(said[0])
-        judged = [record for record in said if record.preference in ("left", "right")]
-        left_out.update(record.preference for record in said if record not in judged)
+        members = list(same)
+        left, right = sides(members[0])
+        decisive = [record for record in members if record.preference in ("left", "right")]
+        left_out.update(record.preference for record in members if record not in decisive)
         try:
             if left.response == right.response:
                 raise NotSaid("same_response")
             data = _prompt_fields(left) | {"answer1": words(left.response), "answer2": words(right.response)}
         except NotSaid as reason:
-            left_out[str(reason)] += len(judged)
+            left_out[str(reason)] += len(decisive)
             continue
-        if judged:
-            annotations = [_annotation(next(numbers), record, _pairwise(record)) for record in judged]
+        if decisive:
+            annotations = [_annotation(next(numbers), record, _pairwise(record)) for record in decisive]
             yield {"id": next(tasks), "data": data, "annotations": annotations, "predictions": []}
 
 
@@ -148,12 +148,12 @@ def _min(number: int, record: ImportedDecision, left_out: Counter[str]) -> Itera
 
 def _chat(number: int, record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     opening = plain(record.messages)
-    said = {"role": "assistant", "content": some_words(record.response)}
+    answer = {"role": "assistant", "content": some_words(record.response)}
     for n, rating in enumerate(record.ratings):
         annotation = _annotation(1000 * number + n, rating, [])
         # a verdict on a message shares its id with it
         own = f"{annotation['id']}-answer"
-        spoken = _result("chat", "chat", "chatmessage", {"chatmessage": said})
+        spoken = _result("chat", "chat", "chatmessage", {"chatmessage": answer})
         result = [spoken, *_verdict(rating, "chat")]
         annotation["result"] = [{"id": own, "origin": "manual", **one} for one in result]
         yield {

@@ -128,8 +128,8 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 def _scores(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     """A score for each thing a rating says, on the trace that has the decision's own id."""
     for rating in record.ratings:
-        said = list(_values(rating))
-        for number, (name, values) in enumerate(said):
+        score_values = list(_values(rating))
+        for number, (name, values) in enumerate(score_values):
             yield {
                 "id": f"{rating.id}-{name}",
                 "traceId": str(record.id),

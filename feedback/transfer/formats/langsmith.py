@@ -156,10 +156,10 @@ def _feedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     author, simulated = _source(row)
     score, value, correction = row.get("score"), row.get("value"), row.get("correction")
     # beside a category's name its number says nothing: the scale stands in a configuration that is not exported
-    said = score if score is not None and not isinstance(value, str) else value
+    verdict = score if score is not None and not isinstance(value, str) else value
     yield from NamedScore(
         name=text_of(row.get("key"), "key", required=True),
-        value=plain_text(answer_of(said, "value")) if isinstance(said, Mapping) else said,
+        value=plain_text(answer_of(verdict, "value")) if isinstance(verdict, Mapping) else verdict,
         author=author,
         simulated=simulated,
         notes=text_of(row.get("comment") or "", "comment"),

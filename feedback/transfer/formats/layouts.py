@@ -267,8 +267,8 @@ class _Finder:
     def _verdicts(self) -> list[Verdicts]:
         """Every column of ratings, each of another kind: two of one kind would be two answers to one question."""
         verdicts: list[Verdicts] = []
-        asked = [(kind, self.found[kind]) for kind in RATINGS if kind in self.found]
-        verdicts += [self._verdict(kind, column, said=True) for kind, column in asked]
+        columns = [(kind, self.found[kind]) for kind in RATINGS if kind in self.found]
+        verdicts += [self._verdict(kind, column, said=True) for kind, column in columns]
         for kind in RATINGS:
             for usual in NAMES[kind] + (("preference",) if kind == "rating" else ()):
                 free = self._free(usual)
@@ -307,8 +307,8 @@ class _Finder:
         values = self.survey.columns[column]
         if alias(normal(column)) not in ("feedback", "verdict") or values.numbers or values.truths:
             return False
-        said = [text for text in values.different if word_of(text) not in NEUTRAL_WORDS]
-        return sum(len(text.split()) >= 3 for text in said) * 2 > len(said)
+        texts = [text for text in values.different if word_of(text) not in NEUTRAL_WORDS]
+        return sum(len(text.split()) >= 3 for text in texts) * 2 > len(texts)
 
     def _preference_value(self) -> Any:
         column = self._take("preferred")

@@ -57,14 +57,14 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if response in (None, ""):
         yield RowSkipped(line, key, "no response")
         return
-    asked = json_value(request)
+    request_value = json_value(request)
     for record in call_decision(
         line,
         key,
         request,
         response,
         run_id=trace_id[:200],
-        policy=text_or_empty(asked.get("model")) if isinstance(asked, Mapping) else "",
+        policy=text_or_empty(request_value.get("model")) if isinstance(request_value, Mapping) else "",
         latency_ms=None if duration is None else number_of(duration, "execution_duration_ms"),
         created_at=time_of(info.get("request_time", info.get("timestamp_ms")), "request_time"),
         ratings=ratings,

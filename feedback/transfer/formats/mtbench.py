@@ -65,16 +65,16 @@ def _conversation(row: Mapping[str, Any], model: Any, texts: DiskMultimap) -> li
     number, turn = row.get("question_id"), row.get("turn")
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 1:
         raise RowError(f"turn: expected 1 or 2, found {value_excerpt(turn)}")
-    asked, answers = texts.last(f"{number}"), texts.last(f"{number} {model}")
+    question, answers = texts.last(f"{number}"), texts.last(f"{number} {model}")
     for what, value in (
-        (f"question {number}", asked),
+        (f"question {number}", question),
         (f"the answer of {model} to question {number}", answers),
     ):
         if not isinstance(value, list) or len(value) < turn:
             raise RowError(f"{what}, turn {turn}: not in the file of answers")
     turns: list[Message] = []
     for index in range(turn):
-        turns.append({"role": "user", "content": text_of(asked[index], f"question {number}")})
+        turns.append({"role": "user", "content": text_of(question[index], f"question {number}")})
         turns.append({"role": "assistant", "content": text_of(answers[index], f"answer {number}")})
     return turns
 

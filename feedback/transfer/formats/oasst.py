@@ -119,8 +119,8 @@ def _tree(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
         raise NotSaid("empty")
     ranks = {"left": (0, 1), "right": (1, 0), "tie": (0, 0)}[record.preference]
     replies = [
-        _node(f"{own}-{side}", "assistant", words(said.response), rank=rank)
-        for side, said, rank in zip(("left", "right"), (left, right), ranks, strict=True)
+        _node(f"{own}-{side}", "assistant", words(message.response), rank=rank)
+        for side, message, rank in zip(("left", "right"), (left, right), ranks, strict=True)
     ]
     for number in range(len(turns) - 1, -1, -1):
         replies = [_node(f"{own}-{number}", *turns[number], replies=replies)]

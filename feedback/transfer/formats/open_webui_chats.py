@@ -54,8 +54,8 @@ def _answer(
     annotation = message.get("annotation")
     ratings: tuple[ImportedRating, ...] = ()
     if isinstance(annotation, Mapping) and annotation.get("rating") is not None:
-        said = {"user_id": row.get("user_id"), "created_at": message.get("timestamp")}
-        ratings = (rating_of(said, annotation),)
+        facts = {"user_id": row.get("user_id"), "created_at": message.get("timestamp")}
+        ratings = (rating_of(facts, annotation),)
     yield ImportedDecision(
         line=line,
         key=name,

@@ -53,14 +53,14 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key = key_of(row)
     if "preferred_output" in row:
-        asked = mapping_of(row.get("input"), "input")
+        request_body = mapping_of(row.get("input"), "input")
         yield from preference(
             line,
             key,
-            messages_of(asked.get("messages"), "input.messages"),
+            messages_of(request_body.get("messages"), "input.messages"),
             completion_of(row["preferred_output"], "preferred_output", required=True),
             completion_of(row.get("non_preferred_output"), "non_preferred_output"),
-            metadata=tools_of(asked, "input.tools"),
+            metadata=tools_of(request_body, "input.tools"),
         )
         return
     text_only(row)
@@ -84,9 +84,9 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 def _pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
     better, worse = better_worse(record)
-    asked: Line = {"messages": plain(better.messages), "tools": better.metadata.get("tools") or []}
+    input_line: Line = {"messages": plain(better.messages), "tools": better.metadata.get("tools") or []}
     yield {
-        "input": asked | {"parallel_tool_calls": True},
+        "input": input_line | {"parallel_tool_calls": True},
         "preferred_output": some_turns(better.response),
         "non_preferred_output": turns_of(worse.response),
     }

@@ -166,21 +166,23 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
         )
     for event in _objects(span.get("events"), "events"):
         if event.get("name") == EVALUATION:
-            said = {"traceId": trace, "spanId": span_id, **event, "eventName": EVALUATION}
-            yield from attempt(line, span_id, partial(_log, said, line, agent))
+            record = {"traceId": trace, "spanId": span_id, **event, "eventName": EVALUATION}
+            yield from attempt(line, span_id, partial(_log, record, line, agent))
 
 
 def _older(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> tuple[Any, Any]:
     """Messages as older instrumentations write them: attributes `gen_ai.prompt.N.content`, or an event per message."""
-    asked, answers = (_indexed_objects(attributes, f"gen_ai.{name}.") for name in ("prompt", "completion"))
+    prompts, answers = (_indexed_objects(attributes, f"gen_ai.{name}.") for name in ("prompt", "completion"))
     for event in _objects(span.get("events"), "events"):
-        name, said = str(event.get("name")), _attributes(event.get("attributes"))
+        name, event_attributes = str(event.get("name")), _attributes(event.get("attributes"))
         if name == "gen_ai.choice":
-            message = json_value(said.get("message"))
-            answers.append({"role": "assistant", **(message if isinstance(message, Mapping) else said)})
+            message = json_value(event_attributes.get("message"))
+            answers.append(
+                {"role": "assistant", **(message if isinstance(message, Mapping) else event_attributes)}
+            )
         elif name.startswith("gen_ai.") and name.endswith(".message"):
-            asked.append({"role": name.split(".")[1], **said})
-    return asked or None, answers or None
+            prompts.append({"role": name.split(".")[1], **event_attributes})
+    return prompts or None, answers or None
 
 
 def _indexed_objects(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:

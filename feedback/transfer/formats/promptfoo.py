@@ -87,12 +87,14 @@ def _result(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if not raw:
         yield RowSkipped(line, key, NO_PROMPT)
         return
-    asked = json_value(raw)
+    prompt_value = json_value(raw)
     yield ImportedDecision(
         line=line,
         key=key,
         id=uuid_of(row.get("id")),
-        messages=prompt_of(raw if isinstance(asked, (str, int, float)) else asked, "prompt.raw"),
+        messages=prompt_of(
+            raw if isinstance(prompt_value, (str, int, float)) else prompt_value, "prompt.raw"
+        ),
         response=output
         if isinstance(output, str) and text_of(output, "response.output")
         else answer_of(output, "response.output"),

@@ -68,10 +68,10 @@ def readings(
     have two. columns: which column holds what, for tables and plain rows. Raises FormatRefused.
     """
     path = Path(path)
-    asked = None if format == "auto" else format_by_name(format)
+    named_format = None if format == "auto" else format_by_name(format)
     dropped_columns = columns.ignored_columns if columns and columns.only_ignores else ()
     with archive_open(path) as archive:
-        files = [_reading(member, asked, columns) for member in archive.members]
+        files = [_reading(member, named_format, columns) for member in archive.members]
         if archive.left_out:
             note = (
                 f"left out of the archive, being neither JSON nor a table: {', '.join(archive.left_out[:20])}"

@@ -132,15 +132,15 @@ class Values:
     def yes_and_no(self) -> tuple[str, str] | None:
         """The words for yes and for no, where every value is one of the two (true and false, yes and no, 1 and 0);
         else None."""
-        said = {_plain(value) for value in self.different} - NEUTRAL_WORDS
-        found = (pair for pair in YES_AND_NO if said and said <= set(pair))
+        words = {_plain(value) for value in self.different} - NEUTRAL_WORDS
+        found = (pair for pair in YES_AND_NO if words and words <= set(pair))
         return None if self.containers else next(found, None)
 
     @property
     def says_good_or_bad(self) -> bool:
         """True if every value is a word for good or bad that has no other meaning."""
-        said = {word_of(value) for value in self.different} - NEUTRAL_WORDS
-        return bool(said) and said <= {*THUMB_UP_WORDS, *THUMB_DOWN_WORDS, "👍", "👎"}
+        words = {word_of(value) for value in self.different} - NEUTRAL_WORDS
+        return bool(words) and words <= {*THUMB_UP_WORDS, *THUMB_DOWN_WORDS, "👍", "👎"}
 
 
 @dataclass(frozen=True)
@@ -216,17 +216,17 @@ def _by_values(column: str, values: Values, kind: str) -> Verdicts | None:
     if values.odd(values.numbers):
         found = _by_numbers(column, values, kind)
         return found and replace(found, note=f"{found.note}{_odd_words(values, values.numbers)}", odd=True)
-    said = {value for value in values.different if word_of(value) not in NEUTRAL_WORDS}
-    if values.many or not said:
+    words = {value for value in values.different if word_of(value) not in NEUTRAL_WORDS}
+    if values.many or not words:
         return None
-    if kind in ("rating", "thumb") and set(map(word_of, said)) <= UP_WORDS | DOWN_WORDS:
+    if kind in ("rating", "thumb") and set(map(word_of, words)) <= UP_WORDS | DOWN_WORDS:
         return Verdicts(column, "thumb", partial(_thumb, column, ""), f"{column}: read as thumbs")
     if kind in ("rating", "thumb") and values.odd(values.thumbs):
         note = f"{column}: read as thumbs{_odd_words(values, values.thumbs)}"
         return Verdicts(column, "thumb", partial(_thumb, column, ""), note, odd=True)
-    if kind in ("rating", "score") and all(_OUT_OF.fullmatch(v) or v.endswith("%") for v in said):
+    if kind in ("rating", "score") and all(_OUT_OF.fullmatch(v) or v.endswith("%") for v in words):
         return Verdicts(column, "score", partial(_out_of, column), f"{column}: read as shares of the most")
-    if kind in ("rating", "stars") and all(_STARS.fullmatch(v) or _STAR_SIGNS.fullmatch(v) for v in said):
+    if kind in ("rating", "stars") and all(_STARS.fullmatch(v) or _STAR_SIGNS.fullmatch(v) for v in words):
         return Verdicts(column, "stars", partial(_stars, column), f"{column}: read as stars, 1 to 5")
     return None
 
@@ -310,8 +310,8 @@ def _stars(column: str, value: Any) -> int | None:
     if _STAR_SIGNS.fullmatch(text):
         number = sum(text.count(star) for star in "★⭐")
     else:
-        said = _STARS.fullmatch(text)
-        number = float(said[1]) if said else number_of_value(value)
+        match = _STARS.fullmatch(text)
+        number = float(match[1]) if match else number_of_value(value)
     if number is None or number != int(number) or not 1 <= number <= 5:
         raise RowError(f"{column}: expected 1 to 5 stars, found {value_excerpt(value)}")
     return int(number)
@@ -336,8 +336,8 @@ def _out_of(column: str, value: Any) -> float | None:
     if text.endswith("%"):
         number, most = number_in(text[:-1]), 100.0
     else:
-        said = _OUT_OF.fullmatch(text)
-        number, most = (number_in(said[1]), float(said[2])) if said else (None, 0.0)
+        match = _OUT_OF.fullmatch(text)
+        number, most = (number_in(match[1]), float(match[2])) if match else (None, 0.0)
     if number is None or not most or not 0 <= number <= most:
         raise RowError(f"{column}: expected a share such as 80% or 4/5, found {value_excerpt(value)}")
     return number / most
@@ -387,8 +387,8 @@ def preferences_of(
             )
         side_by_word = dict(zip((_plain(word) for word in words), ("left", "right", "tie"), strict=False))
     else:
-        said = {_plain(value) for value in values.different}
-        if said & {"0", "true", "false"} or values.truths:
+        plain_words = {_plain(value) for value in values.different}
+        if plain_words & {"0", "true", "false"} or values.truths:
             raise FormatRefused(
                 f"{column}: 0 and 1 (false and true) may count the responses or say whether the first is better. "
                 f"Say which, as in --map preferred={column}:0/1 (0 is the first) or preferred={column}:1/0"

@@ -135,8 +135,8 @@ def _decision(
         messages, response = messages_of(row[prompt], prompt), _response(row[answer], answer)
     else:
         # only an agent knows what it asks for a scenario, and how it says its choice
-        kept = {name: value for name, value in row.items() if name not in ("rating", "tags", "notes")}
-        metadata = {ENTRY: check_json(kept, "entry")}
+        other_fields = {name: value for name, value in row.items() if name not in ("rating", "tags", "notes")}
+        metadata = {ENTRY: check_json(other_fields, "entry")}
     candidates = row.get("candidates")
     return ImportedDecision(
         line=line,

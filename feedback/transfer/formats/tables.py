@@ -101,8 +101,8 @@ def delimiter_of(start: str) -> str:
 
     start: the beginning of a file, of which a last line that is cut off does not count.
     """
-    if (said := re.match(r"sep=(.)\r?\n", start, re.IGNORECASE)) is not None:
-        return said[1]
+    if (declaration := re.match(r"sep=(.)\r?\n", start, re.IGNORECASE)) is not None:
+        return declaration[1]
     best, most = ",", (0.0, 0)
     for delimiter in DELIMITERS:
         rows = _sample_rows(start, delimiter)

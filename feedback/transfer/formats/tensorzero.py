@@ -104,11 +104,11 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 def _inference(
     row: Mapping[str, Any], line: int, ratings: tuple[ImportedRating, ...] = ()
 ) -> ImportedDecision:
-    asked = mapping_of(_decode_json(row.get("input"), "input"), "input")
+    model_input = mapping_of(_decode_json(row.get("input"), "input"), "input")
     messages: list[Message] = []
-    if (system := asked.get("system")) is not None:
+    if (system := model_input.get("system")) is not None:
         messages.append({"role": "system", "content": _text_or_json(system, "input.system")})
-    for index, turn in enumerate(list_of(asked.get("messages"), "input.messages")):
+    for index, turn in enumerate(list_of(model_input.get("messages"), "input.messages")):
         messages += _turn(mapping_of(turn, f"input.messages[{index}]"), f"input.messages[{index}]")
     if not messages:
         raise RowError("input: expected at least one message, found none")
@@ -264,15 +264,15 @@ def _inference_row(record: ImportedDecision, left_out: Counter[str]) -> Iterator
     output = [block for turn in turns_of(record.response) for block in _blocks(turn)]
     if any(block["type"] == "tool_result" for block in output):
         raise NotSaid("not_text")  # an output of theirs is one turn of the model
-    asked: Line = {"messages": [_their_turn(message) for message in messages]}
+    model_input: Line = {"messages": [_their_turn(message) for message in messages]}
     if system is not None:
-        asked["system"] = system
+        model_input["system"] = system
     yield {
         "id": str(record.id),
         "function_name": record.agent,
         "variant_name": record.policy,
         "episode_id": record.run_id or str(record.id),
-        "input": json.dumps(asked, ensure_ascii=False),
+        "input": json.dumps(model_input, ensure_ascii=False),
         "output": json.dumps(output, ensure_ascii=False),
         "processing_time_ms": record.latency_ms,
         "tags": {"user_id": record.unit} if record.unit else {},

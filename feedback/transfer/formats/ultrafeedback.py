@@ -85,8 +85,8 @@ def _outcomes(item: Mapping[str, Any], overall: float | None) -> Iterator[Import
         yield ImportedOutcome("overall_score", overall)
     annotations = item.get("annotations")
     for aspect in ASPECTS:
-        said = annotations.get(aspect) if isinstance(annotations, Mapping) else None
-        if isinstance(said, Mapping) and (rating := _number(said.get("Rating"))) is not None:
+        annotation = annotations.get(aspect) if isinstance(annotations, Mapping) else None
+        if isinstance(annotation, Mapping) and (rating := _number(annotation.get("Rating"))) is not None:
             yield ImportedOutcome(aspect, rating)
 
 

@@ -93,8 +93,8 @@ class NamedScore:
         if less and number is not None:
             outcome = ImportedOutcome(outcome_name(name), number, self.scored_at)
         elif less and thumb:
-            said = self.value if self.value is not None else self.label
-            words["tags"] = (f"{name}: {str(said).lower()}"[:100],)
+            content = self.value if self.value is not None else self.label
+            words["tags"] = (f"{name}: {str(content).lower()}"[:100],)
             verdict = True
         elif thumb:
             words["thumb"], verdict = thumb, True

@@ -148,8 +148,8 @@ def _probability(row: Mapping[str, Any], chosen: int) -> float | None:
 
     Raises RowError where the two say different things: every estimate would be wrong by their ratio.
     """
-    said = row.get("_label_probability")
-    label_probability = None if said is None else number_of(said, "_label_probability")
+    label_value = row.get("_label_probability")
+    label_probability = None if label_value is None else number_of(label_value, "_label_probability")
     actions, shares = row.get("a"), row.get("p")
     if (
         not isinstance(actions, list)

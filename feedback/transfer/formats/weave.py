@@ -95,7 +95,7 @@ def _call(row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: Disk
         yield RowSkipped(line, key, "its output is a reference, not the text")
     else:
         model, usage = _usage(summary.get("usage"))
-        asked = inputs.get("model") if isinstance(inputs, Mapping) else None
+        model_name = inputs.get("model") if isinstance(inputs, Mapping) else None
         latency = about.get("latency_ms")
         yield from call_decision(
             line,
@@ -104,7 +104,7 @@ def _call(row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: Disk
             output,
             id=uuid_of(call_id),
             run_id=call_id[:200],
-            policy=text_or_empty(asked if isinstance(asked, str) else model),
+            policy=text_or_empty(model_name if isinstance(model_name, str) else model),
             tokens_in=whole_of(usage.get("prompt_tokens", usage.get("input_tokens"))),
             tokens_out=whole_of(usage.get("completion_tokens", usage.get("output_tokens"))),
             latency_ms=None if latency is None else number_of(latency, "latency_ms"),
@@ -117,8 +117,8 @@ def _call(row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: Disk
     inside = about.get("feedback")
     for item in inside if isinstance(inside, list) else []:
         if isinstance(item, Mapping):
-            said = {"weave_ref": f"weave:///call/{call_id}", **item}
-            yield from attempt(line, key_of(said), partial(_feedback, said, line))
+            record = {"weave_ref": f"weave:///call/{call_id}", **item}
+            yield from attempt(line, key_of(record), partial(_feedback, record, line))
 
 
 def _without_references(inputs: Any) -> Any:

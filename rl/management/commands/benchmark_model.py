@@ -117,5 +117,5 @@ class Command(RatchetCommand):
 
     def next_step(self, result: dict[str, Any]) -> str:
         listed = gate_bounds(result["agent"]).benchmark_bounds
-        asked = all(one["task"] in listed for one in result["benchmarks"])
-        return next_steps.after_benchmark(result["policy"], result["agent"], asked=asked)
+        all_listed = all(one["task"] in listed for one in result["benchmarks"])
+        return next_steps.after_benchmark(result["policy"], result["agent"], asked=all_listed)

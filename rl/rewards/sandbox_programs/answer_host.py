@@ -42,10 +42,10 @@ class Host:
     def serve(self) -> None:
         while True:
             try:
-                asked = self.line.receive()
+                request = self.line.receive()
             except EOFError:
                 return
-            self.line.send(self._reply(asked))
+            self.line.send(self._reply(request))
 
     def call_back(self, number: int, args: tuple[Any, ...]) -> Any:
         self.line.send({"callback": number, "args": [encode(value, self._handle) for value in args]})

@@ -111,12 +111,12 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel clears up after children
     control.send(b"ready")
     while (request := message(control)) is not None:
-        asked, fds = request
+        task, fds = request
         if os.fork() == 0:
             control.detach()
             os.close(0)
             try:
-                child(jail, asked, fds, Path(sys.argv[2]))
+                child(jail, task, fds, Path(sys.argv[2]))
             except BaseException as error:
                 sys.stderr.write(f"cannot isolate: {type(error).__name__}: {error}\n")
             os._exit(0)

@@ -119,12 +119,12 @@ class GatedMlpFunction(torch.autograd.Function):
             x_grad = gate_grad @ gate_w
             x_grad.addmm_(up_grad, up_w).addmm_(near_grad, near_a)
             x_grad = x_grad.view(ctx.shape)
-        kept = ctx.kept_dtype
+        dtype = ctx.kept_dtype
         return (
             x_grad,
-            None, near_a_grad[:rank].to(kept), gate_b_grad.to(kept),
-            None, near_a_grad[rank:].to(kept), up_b_grad.to(kept),
-            None, down_a_grad.to(kept), down_b_grad.to(kept),
+            None, near_a_grad[:rank].to(dtype), gate_b_grad.to(dtype),
+            None, near_a_grad[rank:].to(dtype), up_b_grad.to(dtype),
+            None, down_a_grad.to(dtype), down_b_grad.to(dtype),
             None, None, None,
         )  # fmt: skip
 

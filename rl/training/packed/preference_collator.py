@@ -59,8 +59,8 @@ class PreferenceCollator(DataCollatorForPreference):
             return prompt, completion
         if self.truncation_mode == "keep_end":
             return prompt[excess:], completion[max(excess - len(prompt), 0) :]
-        kept = self.max_length or 0
-        return prompt[:kept], completion[: max(kept - len(prompt), 0)]
+        limit = self.max_length or 0
+        return prompt[:limit], completion[: max(limit - len(prompt), 0)]
 
     def _lacks_test(self, rows: list[tuple[list[int], list[int]]]) -> bool:
         longest = max(len(prompt) + len(completion) for prompt, completion in rows)
