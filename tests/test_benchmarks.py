@@ -297,9 +297,9 @@ def test_a_linear_policy_is_told_that_benchmarks_do_not_apply(ratchet_home: Path
     assert "no language model" in policy_card(policy)
     GateSettings.objects.create(agent="widgets", benchmarks="ratchet_format")
     judged(policy)
-    sheet = gate_evidence.policy_judge(policy)
-    assert sheet is not None
-    assert [v.outcome for v in sheet.verdicts if v.rule == "benchmarks"] == [NOT_APPLICABLE]
+    report = gate_evidence.policy_judge(policy)
+    assert report is not None
+    assert [v.outcome for v in report.verdicts if v.rule == "benchmarks"] == [NOT_APPLICABLE]
 
 
 # --- Figures and the gate ------------------------------------------------------------------------------------
@@ -353,10 +353,10 @@ def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
 ) -> None:
     policy = registered(ratchet_home, *files)
     judged(policy)
-    sheet = gate_evidence.policy_judge(policy)
-    assert sheet is not None
-    assert sheet.passed
-    assert "benchmarks" not in [verdict.rule for verdict in sheet.verdicts]
+    report = gate_evidence.policy_judge(policy)
+    assert report is not None
+    assert report.passed
+    assert "benchmarks" not in [verdict.rule for verdict in report.verdicts]
     folder = task_written(tmp_path / "words")
     GateSettings.objects.create(agent="widgets", benchmarks="words")
     task = task_folder(str(folder))
@@ -367,10 +367,10 @@ def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
             result_stored(policy, str(folder), task.sha256, [1.0] * 200)
         if wanted == "stale":
             (folder / "items.jsonl").write_text('{"q": "word:", "c": ["up", "in"], "a": 0}\n')
-        sheet = gate_evidence.policy_judge(policy)
-        assert sheet is not None
-        reasons.append(sheet.reason)
-        assert not sheet.harmful
+        report = gate_evidence.policy_judge(policy)
+        assert report is not None
+        reasons.append(report.reason)
+        assert not report.harmful
     assert "`python manage.py benchmark_model --policy widgets-v9 --tasks words`" in reasons[0]
     assert reasons[1] == ""
     assert reasons[2].startswith("the task words has changed since it was run (")

@@ -331,15 +331,15 @@ def test_a_policy_that_chooses_well_is_not_shut_out_for_how_it_would_write() -> 
     evaluation = Evaluation.objects.create(
         agent="picker", against="base", evidence=outcome["held_out"], split="holdout", figures={}, samples=100
     )
-    sheet = gate_judge(evidence_of(evaluation), GateBounds())
-    verdicts = {verdict.rule: verdict for verdict in sheet.verdicts}
+    report = gate_judge(evidence_of(evaluation), GateBounds())
+    verdicts = {verdict.rule: verdict for verdict in report.verdicts}
     # 41 won and none lost: 41 points, with p = 2^-41 or so
     assert verdicts["accuracy"].outcome == "passed"
     assert verdicts["accuracy"].figures["value"] == pytest.approx(0.41)
     assert verdicts["valid"].outcome == "passed", verdicts["valid"].words
     assert (verdicts["valid"].figures["written"], verdicts["valid"].figures["against_written"]) == (0.93, 1.0)
     assert "93.0 % and 100.0 %" in verdicts["valid"].words
-    assert sheet.passed, sheet.reason
+    assert report.passed, report.reason
 
 
 @pytest.mark.usefixtures("made")

@@ -75,7 +75,7 @@ def test_the_admin_signs_in_on_the_same_page(client: Client) -> None:
     person("ann", "operator")
     page = client.get("/admin/rl/policy/", follow=True)
     assert page.redirect_chain[-1][0] == "/admin/login/?next=/admin/rl/policy/"
-    assert '<section class="door-card">' in page.text
+    assert '<section class="sign-in-card">' in page.text
     form = {"username": "ann", "password": PASSWORD, "next": "/admin/rl/policy/"}
     wrong = client.post("/admin/login/", form | {"password": "no"})
     assert 'class="fault" role="alert"' in wrong.text

@@ -192,9 +192,9 @@ def test_what_people_wrote_is_evidence_beside_the_pairs_it_makes(taught: tuple[P
     assert (written["prompts"], written["unit"]) == (34, "nats per token")
     assert written["difference"]["low"] > 1
     assert written["value"] == pytest.approx(written["own"]["value"])
-    sheet = policy_judge(policy)
-    assert sheet is not None
-    verdicts = {verdict.rule: verdict for verdict in sheet.verdicts}
+    report = policy_judge(policy)
+    assert report is not None
+    verdicts = {verdict.rule: verdict for verdict in report.verdicts}
     assert verdicts["other_evidence"].outcome == "passed"
     assert "nats per token in agreement with what people wrote" in verdicts["other_evidence"].words
 
@@ -275,9 +275,9 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(
     assert tests["prompts"] == 32
     # whether so few steps teach the very words differs between machines; a random base never says them
     assert tests["value"] >= tests["against_value"] == 0.0
-    sheet = policy_judge(policy)
-    assert sheet is not None
-    assert " points in tests passed against base" in sheet.verdicts[1].words
+    report = policy_judge(policy)
+    assert report is not None
+    assert " points in tests passed against base" in report.verdicts[1].words
 
 
 def demonstrations(agent: str, path: Path) -> Snapshot:

@@ -44,10 +44,10 @@ LIKED = thumbs([2.0 + i / 10 for i in range(20)], [i / 10 for i in range(20)])
 
 
 def test_thumbs_carry_the_gate_where_there_are_no_pairs() -> None:
-    sheet = gate_judge(evidence(labels=LIKED), BOUNDS)
-    assert sheet.passed
-    assert (sheet.verdicts[0].figures["prompts"], sheet.verdicts[0].figures["kind"]) == (40, LABELS)
-    said = sheet.verdicts[1]
+    report = gate_judge(evidence(labels=LIKED), BOUNDS)
+    assert report.passed
+    assert (report.verdicts[0].figures["prompts"], report.verdicts[0].figures["kind"]) == (40, LABELS)
+    said = report.verdicts[1]
     assert said.words.startswith(
         "+50.0 points in concordance with thumbs, stars and scores against old, lower bound "
     )
@@ -100,11 +100,11 @@ def test_log_likelihood_of_what_people_wrote_is_told_in_nats_per_token() -> None
 
 def test_a_loss_on_another_kind_of_evidence_closes_the_gate() -> None:
     lost = [Case(0.0, 1.0)] * 8 + [Case(1.0, 1.0)] * 24
-    sheet = gate_judge(evidence(labels=LIKED, tests=lost), BOUNDS)
-    (refusal,) = sheet.refusals
+    report = gate_judge(evidence(labels=LIKED, tests=lost), BOUNDS)
+    (refusal,) = report.refusals
     assert refusal.rule == "other_evidence"
     assert (refusal.figures[TESTS]["value"], refusal.figures[TESTS]["n"]) == (-0.25, 32)
-    assert sheet.harmful
+    assert report.harmful
     # a coin falls so four times running in one of sixteen, and 29 prompts are not asked
     assert gate_judge(
         evidence(labels=LIKED, tests=[Case(0.0, 1.0)] * 4 + [Case(1.0, 1.0)] * 28), BOUNDS
@@ -127,9 +127,9 @@ def test_a_reward_model_does_not_judge_what_was_trained_on_it() -> None:
     barred = Evidence(
         "old", (), other_kinds={REWARDS: better}, exclusions={REWARDS: "it was trained on them"}
     )
-    sheet = gate_judge(barred, BOUNDS)
-    assert not sheet.passed
-    assert "rewards are not used: it was trained on them" in sheet.verdicts[0].words
+    report = gate_judge(barred, BOUNDS)
+    assert not report.passed
+    assert "rewards are not used: it was trained on them" in report.verdicts[0].words
 
 
 def test_thumbs_of_one_rater_do_not_carry_alone() -> None:

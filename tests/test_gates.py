@@ -148,9 +148,9 @@ def aged(wins: int, losses: int) -> Evidence:
 
 
 def test_what_the_champion_knew_must_not_be_forgotten() -> None:
-    sheet = gate_judge(aged(wins=1, losses=8), BOUNDS)
+    report = gate_judge(aged(wins=1, losses=8), BOUNDS)
     # 10 of 512 ways of nine fair coins show eight heads or more: 0.0195
-    (refusal,) = sheet.refusals
+    (refusal,) = report.refusals
     assert refusal.rule == "forgetting"
     assert refusal.figures["n"] == 30
     assert (refusal.figures["accuracy"], refusal.figures["against_accuracy"]) == pytest.approx(
@@ -245,12 +245,12 @@ def test_a_lower_off_policy_estimate_is_refused() -> None:
     assert verdict(gate_answers.rule_off_policy, evidence()).outcome == rules.NOT_APPLICABLE
 
 
-def test_every_rule_stands_on_the_sheet_and_every_refusal_in_its_reason() -> None:
-    sheet = gate_judge(evidence(cases(5, 0, 5), kl=9.0), BOUNDS)
-    assert len(sheet.verdicts) == len(rules.RULES)
-    assert [said.rule for said in sheet.refusals] == ["evidence", "accuracy", "kl"]
-    assert sheet.reason.count(";") == 2
-    assert sheet.as_dict()["passed"] is False
+def test_every_rule_stands_in_the_report_and_every_refusal_in_its_reason() -> None:
+    report = gate_judge(evidence(cases(5, 0, 5), kl=9.0), BOUNDS)
+    assert len(report.verdicts) == len(rules.RULES)
+    assert [said.rule for said in report.refusals] == ["evidence", "accuracy", "kl"]
+    assert report.reason.count(";") == 2
+    assert report.as_dict()["passed"] is False
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_no_better_is_promoted_by_luck_in_twenty_attempts() -> None:
 
 @pytest.mark.slow
 def test_ten_points_better_is_promoted() -> None:
-    assert sum(sheet.passed for sheet in sheets(gate_worlds.BETTER, 100)) >= 90
+    assert sum(report.passed for report in sheets(gate_worlds.BETTER, 100)) >= 90
 
 
 @pytest.mark.slow
@@ -293,5 +293,5 @@ def test_what_only_looks_better_is_refused_with_the_right_reason(
     world: gate_worlds.World, reason: str
 ) -> None:
     found = sheets(world, 40)
-    assert sum(sheet.passed for sheet in found) <= 2
+    assert sum(report.passed for report in found) <= 2
     assert refused_by(found, reason) >= 0.9

@@ -176,6 +176,6 @@ def test_a_policy_over_a_closed_set_is_judged_by_its_choices_and_not_by_its_dist
     assert evaluation.figures["valid_rate"]["value"] == 1.0
     assert {answer["answer"] for answer in evaluation.evidence["answers"]} <= set(FILMS)
     assert "kl" not in evaluation.figures
-    sheet = policy_judge(policy, "champion")
-    assert sheet is not None
-    assert {verdict.rule: verdict.outcome for verdict in sheet.verdicts}["kl"] == "not_applicable"
+    report = policy_judge(policy, "champion")
+    assert report is not None
+    assert {verdict.rule: verdict.outcome for verdict in report.verdicts}["kl"] == "not_applicable"

@@ -244,9 +244,9 @@ def test_a_run_leaves_a_policy_that_is_judged_gated_and_promoted(trained: dict[s
     found = evaluate(EvaluationOrder(policy=policy.name, compare=rival.name))
     assert (found["carried_by"], found["valid_rate"]["value"]) == ("labels", 1.0)
     assert found["evidence"]["labels"]["concordance"]["value"] > 0.8
-    sheet = gate_evidence.policy_judge(policy)
-    assert sheet is not None
-    outcomes = {verdict.rule: verdict.outcome for verdict in sheet.verdicts}
+    report = gate_evidence.policy_judge(policy)
+    assert report is not None
+    outcomes = {verdict.rule: verdict.outcome for verdict in report.verdicts}
     assert (outcomes["accuracy"], outcomes["kl"]) == ("passed", "not_applicable")
     assert registry.policy_promote(policy, actor="test").stage == "champion"
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from feedback.accounts.roles import role_give
 from rl.api.loop import policy_represent
-from rl.charts.gate_reports import sheet_lines
+from rl.charts.gate_reports import report_lines
 from rl.charts.lineage import BRANCH, TRUNK, Descent, lineage_of
 from rl.charts.versions import HEIGHT, TOP, versions_of
 from rl.jobs.lifecycle import run_log_tail
@@ -103,7 +103,7 @@ def test_liked_answers_and_the_known_answer_stand_before_any_accuracy(operator: 
     assert (shown["liked"], shown["known_answer"]) == (liked, known)
 
 
-def test_the_sheet_names_every_rule_and_what_it_found(operator: Client) -> None:
+def test_the_report_names_every_rule_and_what_it_found(operator: Client) -> None:
     policy = make_policy(1)
     judged(policy, kl=7.5)
     registry.policy_gated(policy, "champion", actor="loop")
@@ -215,8 +215,8 @@ def test_a_lineage_has_champions_on_its_line_and_the_others_beside_it() -> None:
     assert lineage_of("w", versions[:1], set()) is None
 
 
-def test_a_sheet_draws_differences_and_lists_what_its_words_sum_up() -> None:
-    accuracy, slices = sheet_lines(
+def test_a_report_draws_differences_and_lists_what_its_words_sum_up() -> None:
+    accuracy, slices = report_lines(
         [
             {
                 "rule": "accuracy", "outcome": "passed", "words": "better",

@@ -121,11 +121,11 @@ def test_an_unknown_policy_names_those_there_are() -> None:
         registry.policy_get("widgets-v9")
 
 
-def test_a_promotion_keeps_the_sheet_it_was_made_by() -> None:
+def test_a_promotion_keeps_the_report_it_was_made_by() -> None:
     promoted = registry.policy_promote(policy(), actor="ann")
-    sheet = promoted.events.get(kind="promoted").verdicts
-    assert (sheet["passed"], sheet["against"], sheet["to"]) == (True, "base", "champion")
-    accuracy = next(verdict for verdict in sheet["verdicts"] if verdict["rule"] == "accuracy")
+    report = promoted.events.get(kind="promoted").verdicts
+    assert (report["passed"], report["against"], report["to"]) == (True, "base", "champion")
+    accuracy = next(verdict for verdict in report["verdicts"] if verdict["rule"] == "accuracy")
     assert (accuracy["figures"]["wins"], accuracy["figures"]["losses"], accuracy["figures"]["n"]) == (
         15,
         0,
@@ -133,12 +133,12 @@ def test_a_promotion_keeps_the_sheet_it_was_made_by() -> None:
     )
 
 
-def test_a_gate_that_refuses_puts_its_sheet_on_record_and_moves_nothing() -> None:
+def test_a_gate_that_refuses_puts_its_report_on_record_and_moves_nothing() -> None:
     candidate = policy(wins=15, kl=7.5)
-    sheet = registry.policy_gated(candidate, "champion", actor="loop")
+    report = registry.policy_gated(candidate, "champion", actor="loop")
     event = candidate.events.get(kind="gated")
-    assert [verdict.rule for verdict in sheet.refusals] == ["kl"]
-    assert event.reason == sheet.reason
+    assert [verdict.rule for verdict in report.refusals] == ["kl"]
+    assert event.reason == report.reason
     assert (
         next(verdict for verdict in event.verdicts["verdicts"] if verdict["rule"] == "kl")["figures"]["value"]
         == 7.5

@@ -129,7 +129,7 @@ class ApiKeyAdmin(FactAdmin):
 
 # --- People: Django's own pages in this admin's clothes -----------------------------------------------------
 
-# one page to sign in on, whichever door somebody comes to
+# one page to sign in on, for the admin too
 admin.site.login_template = "login.html"
 admin.site.unregister(User)
 admin.site.unregister(Group)

@@ -1,4 +1,4 @@
-"""A gate's stored verdict sheet as it is shown: an interval drawn where there is one, the figures behind the words."""
+"""A stored gate report as it is shown: an interval drawn where there is one, and the figures behind the words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class IntervalDrawing:
 
 @dataclass(frozen=True)
 class RuleLine:
-    """One rule of the sheet."""
+    """One rule of the report."""
 
     rule: str
     title: str
@@ -36,7 +36,7 @@ class RuleLine:
     """Details below the summary: (name, value)."""
 
 
-def sheet_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:
+def report_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:
     """The stored verdicts, in their order."""
     return [
         RuleLine(

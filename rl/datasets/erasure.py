@@ -77,7 +77,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "rl.Snapshot": ("query", "left_out"),
     "rl.GoldenCase": ("messages", "state", "accepted", "forbidden"),
 }
-"""Model -> columns that may quote a decision: sheets and answers of evaluations, samples, reports."""
+"""Model -> columns that may quote a decision: reports and answers of evaluations, samples, reports."""
 
 
 def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:

@@ -17,7 +17,8 @@ from rl.recipes import LinearRecipe
 logger = logging.getLogger("rl.linear")
 
 ROWS_MOST = 5_000
-"""Training rows that a baseline learns from, the first of the snapshot: fitting must not take longer than judging."""
+"""Training rows that a baseline learns from, the first of the snapshot: fitting must not take longer than
+evaluating."""
 
 
 def baseline_of(policy: Policy | None, agent: Agent) -> tuple[LinearPolicy | None, dict[str, Any]]:

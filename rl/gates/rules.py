@@ -310,7 +310,7 @@ RULES: tuple[Rule, ...] = (
     rule_length,
     rule_off_policy,
 )
-"""In the order in which a sheet shows them."""
+"""In the order in which a report shows them."""
 
 
 def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> GateReport:

@@ -1,4 +1,4 @@
-"""A training run as a job: queued, claimed by one worker, alive while it beats, finished. No torch in this room."""
+"""A training run as a job: queued, claimed by one worker, alive while it beats, finished. No torch in this package."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def run_dispatch(run: TrainingRun) -> None:
 
 
 def follow_up_dispatch(run: TrainingRun) -> None:
-    """Hand the judging of a finished run's policy to the workers."""
+    """Hand the evaluation of a finished run's policy to the workers."""
     async_task(
         "rl.tasks.follow_up",
         run.pk,

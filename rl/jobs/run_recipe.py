@@ -81,7 +81,7 @@ def _value_shared(recipe: Recipe) -> str:
 
 
 def _with_lengths(recipe: Any, agent: str, named: Collection[str]) -> Any:
-    """The recipe with room for prompts and answers of an agent that says how long its are, in knobs nobody named."""
+    """The recipe with lengths for prompts and answers of an agent that says how long its are, in knobs nobody named."""
     known = agent_served(agent)
     if known.max_prompt_tokens is None or not isinstance(recipe, Recipe):
         return recipe

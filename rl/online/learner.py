@@ -39,7 +39,7 @@ Status = TrainingRun.Status
 FollowUp = TrainingRun.FollowUp
 
 MAX_FOLLOW_UPS = 3
-"""Times that judging and exporting a run's policy is begun; what fails so often needs a person."""
+"""Times that evaluating and exporting a run's policy is begun; what fails so often needs a person."""
 
 
 class LearnerRefused(ValueError):

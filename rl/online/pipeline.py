@@ -121,10 +121,10 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
     """Judge a candidate against whom it must beat, and act on the verdict."""
     outcome = PipelineResult(policy.name)
     to = wishes.gate if wishes.gate != LearnerSettings.Gate.NONE else "champion"
-    sheet = _gate_report(policy, to, outcome, progress)
-    if sheet is not None:
-        outcome.passed, outcome.reason, outcome.sheet = sheet.passed, sheet.reason, sheet.as_dict()
-        _act(policy, sheet, wishes, outcome, progress)
+    report = _gate_report(policy, to, outcome, progress)
+    if report is not None:
+        outcome.passed, outcome.reason, outcome.sheet = report.passed, report.reason, report.as_dict()
+        _act(policy, report, wishes, outcome, progress)
     policy.refresh_from_db()
     outcome.stage = str(policy.stage)
     if outcome.passed and wishes.export:
@@ -217,7 +217,7 @@ def _next_step(policy: Policy, outcome: PipelineResult) -> str:
 def _gate_report(
     policy: Policy, to: str, outcome: PipelineResult, progress: Progress | None
 ) -> GateReport | None:
-    """The gate's sheet, by a comparison made now unless a killed attempt made it, and by the benchmarks that the gate
+    """The gate's report, by a comparison made now unless a killed attempt made it, and by the benchmarks that the gate
     lists, likewise; None where nothing can be judged."""
     if policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).exists():
         promoted = policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).latest("pk")
@@ -248,15 +248,15 @@ def _gate_report(
 
 
 def _act(
-    policy: Policy, sheet: GateReport, wishes: Wishes, outcome: PipelineResult, progress: Progress | None
+    policy: Policy, report: GateReport, wishes: Wishes, outcome: PipelineResult, progress: Progress | None
 ) -> None:
     """Promote what passed; reject what harms; what lacks evidence alone stays a candidate."""
     try:
-        if sheet.passed and wishes.gate != LearnerSettings.Gate.NONE:
+        if report.passed and wishes.gate != LearnerSettings.Gate.NONE:
             _serving_file(policy, progress)
             registry.policy_promote(policy, wishes.gate, actor=ACTOR, reason="passed the gate")
-        elif not sheet.passed and sheet.harmful:
-            registry.policy_reject(policy, actor=ACTOR, reason=sheet.reason)
+        elif not report.passed and report.harmful:
+            registry.policy_reject(policy, actor=ACTOR, reason=report.reason)
     except registry.RegistryRefused as refusal:
         # somebody moved it, or another policy, a moment ago: theirs stands
         outcome.reason, outcome.passed = str(refusal), False

@@ -22,7 +22,7 @@ def gate_bounds(agent: str) -> GateBounds:
 
 
 def policy_judge(policy: Policy, to: str = CHAMPION) -> GateReport | None:
-    """The gate's sheet by the policy's newest comparison with what it must beat; None where there is none.
+    """The gate's report by the policy's newest comparison with what it must beat; None where there is none.
 
     What it must beat is the agent's champion, or the base model where there is none.
     """

@@ -201,7 +201,7 @@ def policy_promote(
 
     Only turns one way: the agent's gate must open, by the newest evaluation against the champion (the base model where
     there is none). By `force`, with a reason, it is promoted all the same, which stays on record for ever. The event
-    keeps the verdict sheet either way, and a refusal leaves one too. live: figures of an experiment that showed it to
+    keeps the gate report either way, and a refusal leaves one too. live: figures of an experiment that showed it to
     be better with users; the gate is then asked, as for a challenger, whether it is not worse. The files it is served
     from are written first (`policy_prepare`), so that who is told of the promotion can ask it. Raises RegistryRefused.
     """
@@ -209,29 +209,29 @@ def policy_promote(
         raise RegistryRefused(f"{policy.name}: expected promotion to challenger or champion, found {to!r}")
     if force and not reason.strip():
         raise RegistryRefused("a promotion by force needs a reason, which is kept on record; found none")
-    sheet = policy_judge(policy, to if live is None else Stage.CHALLENGER)
+    report = policy_judge(policy, to if live is None else Stage.CHALLENGER)
     if to in MOVES[policy.stage]:
-        if not force and (fault := _gate_fault(policy, sheet)):
-            _refusal_record(policy, to, fault, sheet, actor=actor)
+        if not force and (fault := _gate_fault(policy, report)):
+            _refusal_record(policy, to, fault, report, actor=actor)
             raise RegistryRefused(
                 f"{policy.name} stays {policy.stage}: {fault}; or promote it by force with a reason"
             )
         try:
             _prepare(policy, force=force)
         except RegistryRefused as refusal:
-            _refusal_record(policy, to, str(refusal), sheet, actor=actor)
+            _refusal_record(policy, to, str(refusal), report, actor=actor)
             raise
     return _move(
         policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force,
-        verdicts={**(sheet.as_dict() if sheet else {}), **({"live": dict(live)} if live is not None else {})},
+        verdicts={**(report.as_dict() if report else {}), **({"live": dict(live)} if live is not None else {})},
     )  # fmt: skip
 
 
-def _refusal_record(policy: Policy, to: str, fault: str, sheet: GateReport | None, *, actor: str) -> None:
+def _refusal_record(policy: Policy, to: str, fault: str, report: GateReport | None, *, actor: str) -> None:
     """Keep a refused promotion in the policy's history, with the gate's report where there is one. Lost only where the
     caller's own transaction is rolled back, as an experiment's is, which has a history of its own."""
     nothing = {"to": to, "against": rival_name(policy), "passed": False, "verdicts": []}
-    verdicts = sheet.as_dict() if sheet else nothing
+    verdicts = report.as_dict() if report else nothing
     PolicyEvent.objects.create(policy=policy, kind=Kind.GATED, actor=actor, reason=fault, verdicts=verdicts)
 
 
@@ -245,10 +245,10 @@ def _prepare(policy: Policy, *, force: bool) -> None:
         logger.warning("%s is promoted by force although it cannot be served: %s", policy.name, refusal)
 
 
-def _gate_fault(policy: Policy, sheet: GateReport | None) -> str:
+def _gate_fault(policy: Policy, report: GateReport | None) -> str:
     """Reason why the gate does not open, as words; empty where it does."""
-    if sheet is not None:
-        return sheet.reason
+    if report is not None:
+        return report.reason
     rival = rival_name(policy)
     option = "--compare-base" if rival == "base" else f"--compare {rival}"
     newest = policy.metrics.get("against")
@@ -261,15 +261,15 @@ def _gate_fault(policy: Policy, sheet: GateReport | None) -> str:
 
 
 def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:
-    """Ask the gate and put its sheet on the policy's record, whatever it says. Raises RegistryRefused without a
+    """Ask the gate and put its report on the policy's record, whatever it says. Raises RegistryRefused without a
     comparison to judge by."""
-    sheet = policy_judge(policy, to)
-    if sheet is None:
+    report = policy_judge(policy, to)
+    if report is None:
         raise RegistryRefused(f"{policy.name}: {_gate_fault(policy, None)}")
     PolicyEvent.objects.create(
-        policy=policy, kind=Kind.GATED, actor=actor, reason=sheet.reason, verdicts=sheet.as_dict()
+        policy=policy, kind=Kind.GATED, actor=actor, reason=report.reason, verdicts=report.as_dict()
     )
-    return sheet
+    return report
 
 
 def policy_reject(policy: Policy, *, actor: str, reason: str) -> Policy:

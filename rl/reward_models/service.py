@@ -130,7 +130,7 @@ def reward_model_represent(version: RewardModelVersion) -> dict[str, Any]:
     }
 
 
-# --- Entering and judging one -------------------------------------------------------------------------------
+# --- Registering and evaluating one --------------------------------------------------------------------------
 
 
 def reward_model_register(

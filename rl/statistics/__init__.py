@@ -1,4 +1,4 @@
-"""Pure statistics: intervals and paired comparison at the door, sequential tests and off-policy estimators behind."""
+"""Pure statistics: intervals and paired comparisons, sequential tests, off-policy estimators."""
 
 from rl.statistics.intervals import Difference as Difference
 from rl.statistics.intervals import Interval as Interval

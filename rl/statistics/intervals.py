@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy  # its rooms are loaded when first used: `scipy.stats` takes half a second that most commands need not wait
+import scipy  # modules are loaded on first use: `scipy.stats` takes half a second that most commands need not wait
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def cross_fitted(
 ) -> tuple[Array, Array]:
     """(modelled, modelled_target) for `doubly_robust`: ridge regression of the reward on a choice's features.
 
-    Each decision is foretold by a model fitted on the other folds alone (Chernozhukov et al. 2018, section 3); groups
+    Each decision is predicted by a model fitted on the other folds alone (Chernozhukov et al. 2018, section 3); groups
     are dealt to folds in the order of their first appearance. penalty: ridge weight per standardised feature.
     """
     order: dict[str, int] = {}

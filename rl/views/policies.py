@@ -1,4 +1,4 @@
-"""Pages of the registry: versions of every agent, one policy with its verdict sheet, two side by side, the moves."""
+"""Pages of the registry: versions of every agent, one policy with its gate report, two side by side, the moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
 
 from backend.redirects import redirect_back
-from rl.charts.gate_reports import sheet_lines
+from rl.charts.gate_reports import report_lines
 from rl.datasets.near_duplicates import near_identical_prompts
 from rl.export.service import ExportOrderRefused, export_forms, policy_job_place
 from rl.gates.figures import headline_of, share_of
@@ -78,7 +78,7 @@ def _row(policy: Policy) -> dict[str, Any]:
 @permission_required(READ, raise_exception=True)
 @require_safe
 def policy(request: HttpRequest, name: str) -> HttpResponse:
-    """One policy: figures, lineage, the gate's sheet, files, history, and the moves for who may make them."""
+    """One policy: figures, lineage, the gate's report, files, history, and the moves for who may make them."""
     policy_row = get_object_or_404(Policy.objects.select_related("parent", "run"), name=name)
     overview = policy_overview(policy_row)
     gate_event = (
@@ -98,7 +98,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "off_policy": off_policy_summary(overview.evaluations),
             "clusters": next(filter(None, map(near_identical_prompts, overview.evaluations)), None),
             "judged": gate_event,
-            "sheet": sheet_lines(gate_event.verdicts.get("verdicts", [])) if gate_event else [],
+            "report_lines": report_lines(gate_event.verdicts.get("verdicts", [])) if gate_event else [],
             "ancestors": policy_ancestors(policy_row),
             "lineage": policy_lineage(policy_row.agent, policy_relatives(policy_row)),
             "others": list(siblings.values_list("name", flat=True)[:NEWEST]),

@@ -151,15 +151,15 @@ def promoted_in_a_row(
 
 
 def sheets(world: World, seeds: int) -> list[GateReport]:
-    """The gate's sheet of one first attempt per seed."""
+    """The gate's report of one first attempt per seed."""
     return [
         gate_judge(evidence_of(world, np.random.default_rng(seed)), BOUNDS, CHAMPION) for seed in range(seeds)
     ]
 
 
 def refused_by(found: list[GateReport], rule: str) -> float:
-    """Share of sheets that this rule refuses."""
-    return sum(rule in [verdict.rule for verdict in sheet.refusals] for sheet in found) / len(found)
+    """Share of reports that this rule refuses."""
+    return sum(rule in [verdict.rule for verdict in report.refusals] for report in found) / len(found)
 
 
 BETTER = World(gain=0.10)

@@ -200,16 +200,16 @@ def next_after_evaluation(result: dict[str, Any]) -> str:
     policy = Policy.objects.filter(name=result["policy"]).first()
     if policy is None:
         return ""
-    sheet = gate_evidence.policy_judge(policy)
-    if sheet is None:
+    report = gate_evidence.policy_judge(policy)
+    if report is None:
         rival = gate_evidence.rival_name(policy)
         return next_steps.after_training(policy.name, "" if rival == "base" else rival)
     if policy.stage not in (Policy.Stage.CANDIDATE, Policy.Stage.CHALLENGER):
         return ""
-    if sheet.passed:
+    if report.passed:
         return next_steps.after_gate_opens(policy.name)
-    if sheet.harmful:
-        return next_steps.after_harm(policy.name, policy.agent, sheet.reason)
+    if report.harmful:
+        return next_steps.after_harm(policy.name, policy.agent, report.reason)
     return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 
