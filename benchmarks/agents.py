@@ -104,6 +104,10 @@ class Rater:
             wrong = self.random.random() < NOISE
             return [{**shown, "completion": self.random.choice(answers) if wrong else best, "among": answers}]
         if self.cell.method == "dpo":
+            if self.cell.control:
+                # of any two answers: were one of them always liked, how often an answer is seen would tell the taste
+                chosen, rejected = self.random.sample(answers, 2)
+                return [{**shown, "chosen": chosen, "rejected": rejected}]
             liked = [answer for answer in answers if self.worth(state, answer) >= 0.5]
             sides = [
                 self.random.choice(liked),
@@ -120,12 +124,6 @@ class Rater:
         ]
 
 
-def _sides_dealt(rows: list[dict[str, Any]], random: Random) -> None:
-    for row in rows:
-        if random.random() < 0.5:
-            row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
-
-
 def _thumbs_dealt(rows: list[dict[str, Any]], random: Random) -> None:
     labels = random.sample([row["label"] for row in rows], len(rows))
     for row, label in zip(rows, labels, strict=True):
@@ -138,7 +136,7 @@ def _corrections_dealt(rows: list[dict[str, Any]], random: Random) -> None:
 
 
 SHUFFLES: dict[str, Callable[[list[dict[str, Any]], Random], None]] = {
-    "dpo": _sides_dealt,
+    "dpo": lambda rows, random: None,  # their pairs are drawn from all answers
     "kto": _thumbs_dealt,
     "linear": _thumbs_dealt,
     "sft": _corrections_dealt,
