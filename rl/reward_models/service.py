@@ -374,15 +374,8 @@ def _move(
                 )
                 for before in champions:
                     RewardModelVersion.objects.filter(pk=before.pk).update(stage=Stage.RETIRED)
-                    replacement_reason = f"replaced by {current.name}"
-                    _event(
-                        before,
-                        Kind.RETIRED,
-                        actor,
-                        replacement_reason,
-                        from_stage=before.stage,
-                        to_stage=Stage.RETIRED,
-                    )
+                    why = f"replaced by {current.name}"
+                    _event(before, Kind.RETIRED, actor, why, from_stage=before.stage, to_stage=Stage.RETIRED)
             RewardModelVersion.objects.filter(pk=current.pk).update(stage=to)
             _event(
                 current, kind, actor, reason, from_stage=current.stage, to_stage=to, forced=forced,

@@ -20,36 +20,12 @@ MOST_VALUES = 200
 ODD_SHARE = 0.1
 """Values that are no verdict, for each that is one, up to which a column is one of verdicts with mistakes in it."""
 
-UP_WORDS = frozenset(
-    {
-        *THUMB_UP_WORDS,
-        "yes",
-        "true",
-        "thumbsup",
-        "helpful",
-        "correct",
-        "👍",
-        "+1",
-        "pass",
-        "passed",
-        "ok",
-        "chosen",
-    }
-)
-DOWN_WORDS = frozenset(
-    {
-        *THUMB_DOWN_WORDS,
-        "no",
-        "false",
-        "thumbsdown",
-        "unhelpful",
-        "incorrect",
-        "wrong",
-        "👎",
-        "fail",
-        "failed",
-    }
-)
+UP_WORDS = frozenset((
+    *THUMB_UP_WORDS, "yes", "true", "thumbsup", "helpful", "correct", "👍", "+1", "pass", "passed", "ok", "chosen",
+))  # fmt: skip
+DOWN_WORDS = frozenset((
+    *THUMB_DOWN_WORDS, "no", "false", "thumbsdown", "unhelpful", "incorrect", "wrong", "👎", "fail", "failed",
+))  # fmt: skip
 NEUTRAL_WORDS = frozenset(
     {"neutral", "none", "null", "nan", "n/a", "na", "unrated", "skip", "mixed", "neither", "_"}
 )
