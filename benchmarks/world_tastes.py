@@ -127,10 +127,11 @@ class World:
     def feedback(self, prompts: Sequence[Prompt], seed: int) -> list[dict[str, Any]]:
         """A row for each prompt, as `import_feedback` reads it: the shown response is drawn evenly."""
         random = Random(f"{self.agent}/feedback/{seed}")
-        make = {PAIRS: self._pair, THUMBS: self._thumb, CORRECTIONS: self._correction, SCORES: self._score}
+        make = {PAIRS: self.pair, THUMBS: self.thumb, CORRECTIONS: self._correction, SCORES: self._score}
         return [{"prompt": prompt.text, **make[self.kind](prompt, random)} for prompt in prompts]
 
-    def _pair(self, prompt: Prompt, random: Random) -> dict[str, Any]:
+    def pair(self, prompt: Prompt, random: Random) -> dict[str, Any]:
+        """A preference between two options drawn by lot, as a row of feedback without its prompt."""
         worth = self.utilities(prompt)
         two = sorted(random.sample(range(len(worth)), 2), key=lambda option: -worth[option])
         if random.random() < self.noise:
@@ -145,7 +146,8 @@ class World:
         )
         return option, option in liked
 
-    def _thumb(self, prompt: Prompt, random: Random) -> dict[str, Any]:
+    def thumb(self, prompt: Prompt, random: Random) -> dict[str, Any]:
+        """A thumb on one option, as a row of feedback without its prompt."""
         option, good = self._shown(prompt, random)
         up = good != (random.random() < self.noise)
         return {"response": self.options[option], "thumb": "up" if up else "down", "rater": "ana"}

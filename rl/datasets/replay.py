@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rl.datasets.examples import ExampleSet
-from rl.datasets.pairs import PairSet
+from rl.datasets.judgements import RowSet
 
 LEFT_OUT = "not_replayed"
 """The reason that rows are left out for: older feedback that was not drawn this time."""
@@ -30,7 +29,7 @@ class Replay:
         drawn = hashlib.sha256(f"replay:{salt}:{prompt_hash}".encode()).digest()
         return int.from_bytes(drawn[:8]) < self.share * 2**64
 
-    def draw(self, rows: PairSet | ExampleSet, salt: str) -> PairSet | ExampleSet:
+    def draw(self, rows: RowSet, salt: str) -> RowSet:
         """The rows that stay: held-out ones always, as what was learnt before is measured on them.
 
         salt: something that differs from retrain to retrain, so that what sat out once comes in another time.

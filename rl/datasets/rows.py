@@ -16,13 +16,13 @@ from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
     REWARD_KINDS,
     Example,
-    ExampleSet,
     examples_from_evidence,
     examples_sampled,
     prompt_examples,
 )
 from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence
 from rl.datasets.file_evidence import FileEvidence
+from rl.datasets.judgements import JudgementSet, RowSet, judgements_from_evidence, judgements_sampled
 from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sample_pairs
 from rl.datasets.prompt_clusters import ClusteredPrompt, prompt_text
 from rl.datasets.prompt_files import PromptFile, holds_prompts
@@ -81,9 +81,10 @@ def making_knobs(
 ) -> dict[str, Any]:
     """Arguments of `make_rows` for a kind: those given, else the agent's settings and DATASET_CONFIG.
 
-    pairs: rating_margin, max_pairs_per_prompt; labels: threshold; corrections: sources, some of SHOWN.
+    pairs, alone or with scores: rating_margin, max_pairs_per_prompt; labels: threshold; corrections: sources, some of
+    SHOWN.
     """
-    if kind == Snapshot.Kind.PAIRS:
+    if kind in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES):
         given = {"rating_margin": rating_margin, "max_pairs_per_prompt": max_pairs_per_prompt}
         return {name: DATASET_CONFIG[name] if value is None else value for name, value in given.items()}
     if kind == Snapshot.Kind.LABELS:
@@ -93,7 +94,7 @@ def making_knobs(
 
 def make_rows(
     given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
-) -> PairSet | ExampleSet:
+) -> RowSet:
     """The rows of a kind from what is known, without their prompts.
 
     Prompts that stand on no side of the split yet are drawn one, for good unless this is a dry run.
@@ -102,6 +103,8 @@ def make_rows(
     evidence = _evidence(given, splits, kind, left_out)
     if kind == Snapshot.Kind.PAIRS:
         return pairs_from_evidence(evidence, splits, **knobs)
+    if kind == Snapshot.Kind.PAIRS_AND_SCORES:
+        return judgements_from_evidence(evidence, splits, **knobs)
     if kind == Snapshot.Kind.PROMPTS:
         for _ in evidence:
             pass  # the prompts are known when all of it was read
@@ -127,9 +130,11 @@ def _evidence(
     yield from splits.track_rewarded(given.rewards(left_out, compared=kind in REWARD_KINDS))
 
 
-def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet | ExampleSet:
+def rows_sampled(rows: RowSet, max_samples: int | None) -> RowSet:
     if max_samples is None:
         return rows
+    if isinstance(rows, JudgementSet):
+        return judgements_sampled(rows, max_samples)
     return (
         sample_pairs(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
     )
@@ -138,7 +143,7 @@ def rows_sampled(rows: PairSet | ExampleSet, max_samples: int | None) -> PairSet
 def rows_with_prompts(
     agent: str,
     given: EvidenceSource,
-    pairs: PairSet | ExampleSet,
+    pairs: RowSet,
     left_out: Counter[str],
     behind: dict[str, set[uuid.UUID]] | None = None,
 ) -> Iterator[dict[str, Any]]:

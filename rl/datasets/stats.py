@@ -109,8 +109,8 @@ def pair_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Rows of labels, scores, corrections, groups or prompts: counts, lengths in characters, duplicates, and what the
-    kind adds: labels' balance, scores' spread, groups' sizes and the spread of their rewards.
+    """Rows of any kind but pairs alone: counts, lengths in characters, duplicates, and what the kind adds: labels'
+    balance, scores' spread, groups' sizes and the spread of their rewards.
 
     A duplicate is a response whose very words stand in an earlier row, to whatever prompt: many of them teach one
     answer for everything.
@@ -129,8 +129,8 @@ def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         sources[row["source"]] += 1
         prompts.add(row["prompt_hash"])
         lengths["prompt"].append(_characters(row["prompt"]))
-        completions = row.get("completions", [row["completion"]] if "completion" in row else [])
-        for completion in completions:
+        responses = [row[side] for side in ("completion", "chosen", "rejected") if side in row]
+        for completion in row.get("completions", responses):
             lengths["completion"].append(_characters(completion))
             words[json.dumps(completion)] += 1
         if "label" in row:
@@ -249,7 +249,12 @@ def reward_stats(agent: str) -> dict[str, Any]:
     return {**score_stats(values), "pending": pending_with_evidence(agent).count()}
 
 
-OTHER_KINDS = tuple(str(kind) for kind in Snapshot.Kind.values if kind != Snapshot.Kind.PAIRS)
+OTHER_KINDS = tuple(
+    str(kind)
+    for kind in Snapshot.Kind.values
+    if kind not in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES)
+)
+"""Kinds beside pairs whose rows stand in no other kind."""
 
 
 def kind_stats(agent: str, kind: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import onnxruntime
 import psutil
 import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_errors
+from peft.utils.other import ModulesToSaveWrapper
 
 from rl.checksums import sums_check
 from rl.export.artifact import (
@@ -161,6 +162,11 @@ def _merge_adapter(source: Source) -> Iterator[Any]:
     except PolicyLoadError as error:
         raise ExportRefused(str(error)) from error
     if adapter is not None:
+        for copies in (m.modules_to_save for m in model.modules() if isinstance(m, ModulesToSaveWrapper)):
+            for (
+                weight
+            ) in copies.parameters():  # whole weights as they are served and merged: in the base's precision
+                weight.data = weight.data.to(source.weights.base.main_dtype).float()
         model = model.merge_and_unload()
     try:
         with torch_cores(cores_for(source.weights.base.total_bytes)):

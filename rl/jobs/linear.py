@@ -16,7 +16,7 @@ from rl.jobs.method_selection import method_chosen
 from rl.linear.features import FAMILIES
 from rl.linear.fit import PENALTIES, FittedPolicy, fit
 from rl.linear.model import WEIGHTS, LinearPolicy
-from rl.linear.rows import SCORES, LinearChoice, LinearRefused, answers_of, choices_of
+from rl.linear.rows import PAIRS_AND_SCORES, SCORES, LinearChoice, LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
@@ -105,7 +105,10 @@ def eval_metrics(policy: LinearPolicy, rows: Sequence[Any], agent: Agent) -> dic
         return {}  # no row, or none that can be read
     if choices.feedback == SCORES:
         return {}
-    right = [_is_right(policy, row) for row in choices.rows]
+    judged = [row for row in choices.rows if row.rejected or choices.feedback != PAIRS_AND_SCORES]
+    if not judged:
+        return {}
+    right = [_is_right(policy, row) for row in judged]
     return {"eval_accuracy": sum(right) / len(right)}
 
 

@@ -4,6 +4,7 @@ pages and the online learner."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,11 @@ def method_chosen(
 
     Raises RecipeError for an unknown name.
     """
+    need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
+
+    def prepare(kind: str) -> PreparedDataset | None:
+        return _prepare(agent, kind, need, source)
+
     if wanted == RLHF:
         why = "rlhf was asked for: a reward model, then PPO; SFT first where the base model gives few valid answers"
         return MethodChoice("ppo", why, {"reward": AUTO})
@@ -69,16 +75,13 @@ def method_chosen(
     if wanted == LINEAR:
         like = method_chosen(agent, "auto", min_samples=min_samples, **source)
         feedback = LINEAR_FEEDBACK.get(like.method, "scores")
+        if like.method in CLASSIFIER_FEEDBACK and _of_both(prepare, source):
+            feedback = PAIRS_AND_SCORES
         return MethodChoice(
             LINEAR, f"linear on {feedback}: {like.reason.removeprefix('auto ')}", {"feedback": feedback}
         )
     if wanted != "auto":
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
-    need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
-
-    def prepare(kind: str) -> PreparedDataset | None:
-        return _prepare(agent, kind, need, source)
-
     found = {slug: prepare(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
     pairs, labels, shown = (
         _Pairs.of(found["dpo"]),
@@ -87,8 +90,11 @@ def method_chosen(
     )
     chosen = _of_pairs_and_singles(pairs, labels, shown, need)
     if chosen and chosen.method in CLASSIFIER_FEEDBACK and is_bundled(base_model):
-        rows = found["dpo"] if chosen.method == "dpo" else prepare("scores")
-        chosen = _of_choices(agent, chosen, rows) or chosen
+        feedback = CLASSIFIER_FEEDBACK[chosen.method]
+        rows = found["dpo"] if chosen.method == "dpo" else prepare(feedback)
+        if both := _of_both(prepare, source):
+            feedback, rows = PAIRS_AND_SCORES, both
+        chosen = _of_choices(agent, chosen, feedback, rows) or chosen
     return (
         chosen
         or _of_rewards(prepare("groups"), prepare("scores"), need)
@@ -216,12 +222,31 @@ CLASSIFIER_FEEDBACK = {"dpo": "pairs", "kto": "scores"}
 """Method -> the feedback a classifier learns from in its place, on a bundled base model: that one knows nothing of the
 world, and a classifier reads the feedback of a choice better than it can."""
 
+FEEDBACK_NAMES = {"pairs": "pairs", "scores": "scores", "pairs_and_scores": "pairs and single verdicts"}
+
 FEWEST_TAUGHT = 150
 """Prompts below which a classifier finds too little of a rule: of 90 with one thumb each the gate could not be shown
 that what it taught was better, and what KTO learnt was (`benchmarks/shapes.py`)."""
 
 
-def _of_choices(agent: str, like: MethodChoice, rows: PreparedDataset | None) -> MethodChoice | None:
+PAIRS_AND_SCORES = "pairs_and_scores"
+"""Feedback of pairs and of single answers together, which a classifier hears at once."""
+
+
+def _of_both(
+    prepare: Callable[[str], PreparedDataset | None], source: dict[str, Any]
+) -> PreparedDataset | None:
+    """The pairs with the scores of answers that stand in none; None for files, and where one of both is missing."""
+    if source.get("source", "db") != "db":
+        return None
+    found = prepare(PAIRS_AND_SCORES)
+    kinds = {"chosen" in row for row in found.rows("train")} if found else set()
+    return found if len(kinds) == 2 else None
+
+
+def _of_choices(
+    agent: str, like: MethodChoice, feedback: str, rows: PreparedDataset | None
+) -> MethodChoice | None:
     """SFT on a classifier's answers; None for wordings, and for prompts too few to learn a rule from."""
     if rows is None:
         return None
@@ -231,10 +256,11 @@ def _of_choices(agent: str, like: MethodChoice, rows: PreparedDataset | None) ->
         return None
     if prompts < FEWEST_TAUGHT:
         return None
-    feedback = CLASSIFIER_FEEDBACK[like.method]
     why = like.reason.replace(f"auto took {like.method}", "auto took sft", 1)
-    shown = f"a choice, so that a classifier that learns from the {feedback} shows its answer to {prompts:,} prompts"
-    return MethodChoice("sft", f"{why}; answers are {shown}", {"feedback": feedback})
+    taught = f"that learns from the {FEEDBACK_NAMES[feedback]} shows its answer to {prompts:,} prompts"
+    return MethodChoice(
+        "sft", f"{why}; answers are a choice, so that a classifier {taught}", {"feedback": feedback}
+    )
 
 
 def _of_rewards(

@@ -90,6 +90,12 @@ def dataset_prepare(
     put_off: Collection[uuid.UUID] = (),
     dry_run: bool = False,
 ) -> PreparedDataset:
+    kind = dataset_kind(order.method, recipe.as_dict())
+    if kind == Snapshot.Kind.PAIRS_AND_SCORES and order.source != "db":
+        raise RunRefused(
+            f"feedback {kind} is read from recorded feedback only, found a file: import it "
+            f"(`import_feedback FILE --agent {order.agent}`), or take feedback pairs or scores"
+        )
     replay = None
     if recipe.replay_share < 1:
         if order.source != "db":
@@ -99,7 +105,7 @@ def dataset_prepare(
         replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new)))
     dataset = prepare_training_dataset(
         order.agent,
-        kind=dataset_kind(order.method, recipe.as_dict()),
+        kind=kind,
         source=order.source,
         data_file=order.data_file,
         ratings_file=order.ratings_file,

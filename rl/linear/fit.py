@@ -4,6 +4,7 @@ One objective per kind of feedback, all of them maximum likelihood with a penalt
 
 - pairs: log sigma(score(x, chosen) - score(x, rejected)), that is Bradley and Terry 1952 with features, as DPO has it;
 - scores: log sigma(c + score(x, a)) of an answer liked to the degree v, with weight v, and of its contrary with 1 - v;
+- pairs and scores: the sum of both, with one score(x, a); c is a weight of the scores' rows alone;
 - corrections: the log-softmax of the answer to give over the closed set (multinomial logit); where answers are listed
   with each prompt, log sigma(score(x, right) - score(x, other)) over the others of its list, each with weight
   1 / (k - 1).
@@ -31,6 +32,7 @@ from rl.linear.model import CLOSED, LISTED, LinearPolicy, answer_features, answe
 from rl.linear.rows import (
     CORRECTIONS,
     PAIRS,
+    PAIRS_AND_SCORES,
     SCORES,
     Answers,
     Choices,
@@ -50,6 +52,9 @@ LEAST_COUNT = 2
 
 MOST_FEATURES = 20_000
 """Prompt features that are kept, the most frequent; crossings of long texts are many."""
+
+CONSTANT = 10.0
+"""Value of the column that carries the scores' constant beside pairs: large, so that the penalty hardly bears on it."""
 
 MOST_WEIGHTS = 2_000_000
 """Weights of a policy at most: fewer features are kept where there are many answers. Its file stays below 30 MB."""
@@ -187,7 +192,7 @@ def _matrix(
     examples: list[tuple[int, list[tuple[int, float]], int, float]] = []
     for i, row in enumerate(choices.rows):
         own = _places(row.answer, answers, shared)
-        if choices.feedback == SCORES:
+        if choices.feedback in (SCORES, PAIRS_AND_SCORES) and not row.rejected:
             examples.append((i, [(place, 1.0) for place in own], 1, row.value))
             examples.append((i, [(place, 1.0) for place in own], 0, 1 - row.value))
             continue
@@ -209,8 +214,13 @@ def _matrix(
         for place, side in places
         for column, value in row_features[i]
     ]
+    weight_count = len(shared) * width
+    if choices.feedback == PAIRS_AND_SCORES:
+        scored = (number for number, (i, *_) in enumerate(examples) if not choices.rows[i].rejected)
+        entries += [(number, weight_count, CONSTANT) for number in scored]
+        weight_count += 1
     return _Matrix(
-        _sparse(entries, len(examples), len(shared) * width),
+        _sparse(entries, len(examples), weight_count),
         np.array([y for _, _, y, _ in examples]),
         np.array([weight for *_, weight in examples]),
         np.array([numbers[choices.rows[i].group] for i, *_ in examples]),
@@ -238,7 +248,9 @@ def _sparse(entries: Sequence[tuple[int, int, float]], height: int, width: int) 
 def _estimator(feedback: str, penalty: float) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=penalty, max_iter=300, tol=1e-3, fit_intercept=feedback != PAIRS)
+    return LogisticRegression(
+        C=penalty, max_iter=300, tol=1e-3, fit_intercept=feedback not in (PAIRS, PAIRS_AND_SCORES)
+    )
 
 
 def _cross_validated(
@@ -304,5 +316,5 @@ def _weights(
             rows, intercepts = model.coef_, model.intercept_
         weights[model.classes_], bias[model.classes_] = rows[:, :width], intercepts
         return weights, bias
-    whole = model.coef_[0].reshape(height, width + 1)
+    whole = model.coef_[0][: height * (width + 1)].reshape(height, width + 1)
     return whole[:, :width].copy(), whole[:, width].copy()

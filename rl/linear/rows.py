@@ -13,6 +13,9 @@ from rl.linear.model import CLOSED, LISTED, answer_parts, answer_plain
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
 """Feedback it can learn from: one of two answers preferred; a value of one answer; the answer to give."""
 
+PAIRS_AND_SCORES = "pairs_and_scores"
+"""Feedback of both kinds: preferences, and values of answers that stand in none."""
+
 MOST_ANSWERS = 256
 """Distinct answers up to which they can be a closed set."""
 
@@ -58,7 +61,8 @@ class Answers:
 
 @dataclass
 class Choices:
-    """Rows of one kind of feedback that could be read, and counts of those that could not."""
+    """Rows that could be read, of one kind of feedback or of pairs and scores together, and counts of those that could
+    not."""
 
     feedback: str
     rows: list[LinearChoice] = field(default_factory=list)
@@ -72,8 +76,8 @@ def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
     for row in rows:
         listed = _listed_options(row, agent)
         for feedback, made in _choices(row):
-            choices.feedback = choices.feedback or feedback
-            if made is None or feedback != choices.feedback:
+            choices.feedback = _feedback_joined(choices.feedback, feedback)
+            if made is None or feedback not in KINDS_WITHIN[choices.feedback]:
                 choices.left_out["not_text"] += 1
                 continue
             choices.rows.append(
@@ -87,6 +91,17 @@ def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
             "single texts"
         )
     return choices
+
+
+KINDS_WITHIN = {kind: (kind,) for kind in (PAIRS, SCORES, CORRECTIONS)} | {PAIRS_AND_SCORES: (PAIRS, SCORES)}
+"""Feedback -> kinds of rows it is made of."""
+
+
+def _feedback_joined(known: str, kind: str) -> str:
+    """The feedback of rows so far and of one more; corrections stay alone, as do the rows they would join."""
+    if {known, kind} == {PAIRS, SCORES}:
+        return PAIRS_AND_SCORES
+    return known or kind
 
 
 def _choices(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:

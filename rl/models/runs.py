@@ -26,6 +26,7 @@ class Snapshot(models.Model):
         CORRECTIONS = "corrections", "demonstrations"
         PROMPTS = "prompts", "prompts"
         GROUPS = "groups", "rated responses per prompt"
+        PAIRS_AND_SCORES = "pairs_and_scores", "preference pairs and scored responses"
 
     agent = models.CharField(max_length=64)
     kind = models.CharField(max_length=16, choices=Kind)

@@ -246,7 +246,7 @@ def _convert(name: str, value: Any, kind: type) -> Any:
 
 BASE, CHAMPION, START = "base", "champion", "start"
 
-DATASET_KINDS = ("pairs", "labels", "corrections", "scores", "groups", "prompts")
+DATASET_KINDS = ("pairs", "labels", "corrections", "scores", "groups", "prompts", "pairs_and_scores")
 """Kinds of datasets that feedback is made into: those of `rl.models.Snapshot`."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rl.recipes.base import BasicRecipe, Method, RecipeError
 
 AUTO = "auto"
-FEEDBACK = (AUTO, "pairs", "scores", "corrections")
+FEEDBACK = (AUTO, "pairs", "scores", "corrections", "pairs_and_scores")
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,9 @@ class LinearRecipe(BasicRecipe):
     """Regularised logistic regression on features of prompt and answer (`rl.linear.fit`)."""
 
     feedback: str = AUTO
-    """Kind of feedback: `pairs`, `scores` (thumbs, stars, scores, rewards), `corrections` (answers people wrote,
-    showed or liked); `auto` takes what `auto` of the other methods would."""
+    """Kind of feedback: `pairs`, `scores` (thumbs, stars, scores, rewards), `pairs_and_scores` (pairs, and scores of
+    the answers that stand in none), `corrections` (answers people wrote, showed or liked); `auto` takes what `auto` of
+    the other methods would."""
     penalty: str = AUTO
     """Inverse strength of the L2 penalty, above 0 (scikit-learn's C); `auto` cross-validates 0.03 to 10."""
     features: str = AUTO
@@ -51,7 +52,7 @@ METHOD = Method(
     "widgets",
     options={
         "feedback": (
-            "Kind of feedback: auto, pairs, scores (also thumbs and stars) or corrections. Example: "
+            "Kind of feedback: auto, pairs, scores (also thumbs and stars), pairs_and_scores or corrections. Example: "
             "--feedback scores"
         ),
         "penalty": (

@@ -111,7 +111,7 @@ OBJECTIVE_KINDS = {"pairwise": "pairs", "regression": "scores", "binary": "label
 """Kinds of dataset by objective of a reward model."""
 
 
-LINEAR_KINDS = ("pairs", "scores", "corrections")
+LINEAR_KINDS = ("pairs", "scores", "corrections", "pairs_and_scores")
 """Kinds of datasets that a linear policy learns from."""
 
 

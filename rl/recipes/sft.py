@@ -13,7 +13,7 @@ DEMONSTRATIONS = ("demonstration", "teacher")
 SHOWN = ("correction", *DEMONSTRATIONS, "ratings", "reward")
 """Sources of a demonstration, the one that goes before the others on the same prompt first."""
 
-FEEDBACK = ("corrections", "pairs", "scores")
+FEEDBACK = ("corrections", "pairs", "scores", "pairs_and_scores")
 
 ALL = "all"
 
@@ -37,11 +37,11 @@ class SFTRecipe(AdapterRecipe):
     `reward`, with commas between. On one prompt only those of the first of these that it has are shown."""
 
     feedback: str = "corrections"
-    """`corrections`: what people wrote, showed or liked is shown. `pairs`, `scores`: a linear classifier learns from
-    the preferences, or from the thumbs, stars and scores, and its answer to each prompt is shown; for answers that are
-    a choice, and base models that know nothing of the world."""
+    """`corrections`: what people wrote, showed or liked is shown. `pairs`, `scores`, `pairs_and_scores`: a linear
+    classifier learns from the preferences, from the thumbs, stars and scores, or from both, and its answer to each
+    prompt is shown; for answers that are a choice, and base models that know nothing of the world."""
     teacher: str = CLASSIFIER
-    """Source of the answers with feedback `pairs` and `scores`: the `classifier`; `form` shows any answer
+    """Source of the answers with feedback other than `corrections`: the `classifier`; `form` shows any answer
     that the agent can act on, drawn by lot, liked or not: the form of an answer, and no taste
     (`rl.agents.drawing`)."""
 
