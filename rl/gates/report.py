@@ -217,7 +217,7 @@ class Evidence:
     """Kind -> why it may not carry the accuracy rule: a reward model judges what was trained on it."""
 
     near_identical: str = ""
-    """How many of the agent's prompts count as one with others, in words; empty where none do."""
+    """Number of the agent's prompts that count as one with others, in words; empty where none do."""
     discrete: bool = False
     """True where two answers of the agent are the same or not; as it was when they were judged."""
     benchmarks: Mapping[str, BenchmarkCases] = field(default_factory=dict)
