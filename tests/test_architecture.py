@@ -37,6 +37,7 @@ PURE = [
     "rl.datasets.examples",
     "rl.datasets.feedback_types",
     "rl.datasets.holdout",
+    "rl.datasets.judgements",
     "rl.datasets.pairs",
     "rl.datasets.replay",
     "rl.experiments.verdicts",
