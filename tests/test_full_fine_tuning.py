@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
-from rl.export.onnx import export_onnx
 from rl.export.weights import BaseWeights, MergedWeights, adapter_open
 from rl.jobs import memory_estimate, warm_start
 from rl.jobs.lifecycle import TrainOrder
@@ -130,17 +129,6 @@ def test_the_trained_policy_answers_on_a_machine_that_is_quick_with_bfloat16(
     trainer.train(rows(completion="table"))
     (answer,) = generate(trainer.load_base_model(), [rows()[0]["prompt"]], max_new_tokens=4)
     assert answer.tokens > 0
-
-
-@pytest.mark.training
-def test_whole_weights_on_a_base_of_half_precision_are_exported_as_they_are_served(tmp_path: Path) -> None:
-    half = str(tiny_model(tmp_path / "half", dtype="bfloat16"))
-    recipe = SFT_CONFIG["cpu"].with_knobs(**WHOLE)
-    trained = SFTTrainer(recipe, half, output_dir=tmp_path / "run", hardware=HALF).train(
-        rows(completion="table")
-    )
-    written = export_onnx(half, Path(trained.checkpoint), tmp_path / "onnx")
-    assert written.equality["top1_agreement"] == 1
 
 
 @pytest.mark.training

@@ -14,6 +14,7 @@ from rl.datasets.judgements import judgements_from_evidence, judgements_sampled
 from rl.datasets.pairs import Pair
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen
+from rl.jobs.plan import train_plan
 from rl.jobs.run_dataset import dataset_prepare
 from rl.linear.fit import fit
 from rl.linear.rows import PAIRS_AND_SCORES
@@ -142,6 +143,8 @@ def test_auto_has_the_classifier_hear_pairs_and_thumbs_where_there_are_both(
     assert method_chosen("tickets", "linear").knobs == {"feedback": "pairs_and_scores"}
     # a model that reads answers itself takes one method, which hears one kind
     assert method_chosen("tickets", base_model="/models/own").method == "dpo"
+    plan = train_plan(TrainOrder("tickets", "sft", "cpu", "bundled", {"feedback": "pairs_and_scores"}))
+    assert plan["estimated_steps"] > 0
     prepared = prepare_training_dataset("tickets", kind="pairs_and_scores", min_samples=4)
     assert prepared.snapshot is not None
     kinds = ["chosen" in row for row in prepared.rows()]

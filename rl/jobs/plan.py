@@ -9,6 +9,7 @@ from django.conf import settings
 
 from rl.agents import agent_resolve
 from rl.datasets import PreparedDataset
+from rl.datasets.demonstrations import demonstration_rows
 from rl.datasets.gate_distance import distance_of_prepared
 from rl.jobs import linear as linear_runs
 from rl.jobs.hardware import hardware_of
@@ -19,8 +20,9 @@ from rl.jobs.run_recipe import recipe_for
 from rl.jobs.teachability import teachability_warning
 from rl.jobs.trainer import import_reference
 from rl.jobs.warm_start import recipe_opened
+from rl.linear.rows import LinearRefused
 from rl.models.agent_definitions import agent_served
-from rl.recipes import Recipe
+from rl.recipes import Recipe, SFTRecipe
 from rl.recipes.methods import method_named
 
 if TYPE_CHECKING:
@@ -70,10 +72,17 @@ def _adapter_plan(
 ) -> dict[str, Any]:
     """Cost of training an adapter, whether it would teach, and whether the base's answers are valid."""
     from rl.training import preflight
+    from rl.training.result import TrainingRefused
 
     base_model = base_model_for(order)
+    rows = list(prepared.rows("train"))
+    if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
+        try:
+            rows, _, _ = demonstration_rows(recipe, rows, [], order.agent)
+        except LinearRefused as refusal:
+            raise TrainingRefused(str(refusal)) from refusal
     expected = import_reference(order.method, method_named(order.method).estimate)(
-        base_model, recipe, list(prepared.rows("train")), hardware=hardware
+        base_model, recipe, rows, hardware=hardware
     )
     tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
     with agent_resolve(agent_served(order.agent)):
