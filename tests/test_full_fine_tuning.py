@@ -248,7 +248,7 @@ def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figu
     with pytest.raises(RunRefused, match=r"takes 1\.\d+ GB \(at most: .* this machine has 1 GB.*--lora-r 16"):
         recipe_for(order, small)
     roomy = replace(small, memory_gb=16.0)
-    assert recipe_for(order, roomy)[1].learning_rate == pytest.approx(2e-4)  # a tenth of the preset's 2e-3
+    assert recipe_for(order, roomy)[1].learning_rate == pytest.approx(SFT_CONFIG["cpu"].learning_rate / 10)
     named = replace(order, knobs={"lora_r": 0, "learning_rate": 1e-3})
     assert recipe_for(named, roomy)[1].learning_rate == 1e-3
     ppo = replace(order, method="ppo", knobs={"lora_r": 0})

@@ -10,7 +10,7 @@ import itertools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ FEW = 10
 MOST_ALIKE = 5
 """Prompts on average up to which those that differ in numbers alone are one question asked again, and those of one
 unit one session. Where more share a text or a unit, numbers are what tells prompts apart (an amount, a room) and a unit
-is a customer: then neither says that two prompts are alike."""
+is a customer: then neither says that two prompts are alike. A number that many prompts share is never left out."""
 
 LONGEST_SESSION = 50
 """Prompts of a unit from which it is a customer's, whatever the others are; also what comparing them costs."""
@@ -69,7 +69,8 @@ def clusters_of(prompts: Mapping[str, ClusteredPrompt]) -> dict[str, str]:
         name: prompt for name, prompt in prompts.items() if name not in leaders and name not in leader_names
     }
     words = {name: WORD.findall(prompt.text.lower()) for name, prompt in rest.items()}
-    texts = {name: " ".join(_without_numbers(found)) for name, found in words.items()}
+    values = _frequent_numbers(words, max_size)
+    texts = {name: " ".join(_without_numbers(found, values)) for name, found in words.items()}
     repeats: dict[str, str] = {}
     if _are_few(texts.values()):
         repeats = dict(_first_of_groups(texts, max_size))
@@ -90,9 +91,20 @@ def clusters_of(prompts: Mapping[str, ClusteredPrompt]) -> dict[str, str]:
     return {name: leaders.get(name, name if name in leader_names else "") for name in prompts}
 
 
-def _without_numbers(words: Iterable[str]) -> Iterator[str]:
-    """The words, with NUMBER in place of those with a digit; several that follow each other are one."""
-    masked = (NUMBER if any(map(str.isdigit, word)) else word for word in words)
+def _is_number(word: str) -> bool:
+    return any(map(str.isdigit, word))
+
+
+def _frequent_numbers(words: Mapping[str, Iterable[str]], max_size: float) -> set[str]:
+    """Return the numbers in more than `max_size` prompts: values to choose by (a year), not one prompt's own."""
+    count = Counter(word for found in words.values() for word in set(found) if _is_number(word))
+    return {word for word, prompts in count.items() if prompts > max_size}
+
+
+def _without_numbers(words: Iterable[str], values: Container[str]) -> Iterator[str]:
+    """The words, with NUMBER in place of those with a digit that are no values; several that follow each other are
+    one."""
+    masked = (NUMBER if _is_number(word) and word not in values else word for word in words)
     for word, same in itertools.groupby(masked):
         yield from [NUMBER] if word == NUMBER else same
 
