@@ -1,21 +1,22 @@
 """Does each method teach each built-in agent what a simulated team likes, on prompts nobody rated, and coins nothing?
 
     python benchmarks/agents.py [--agents widgets,filer,...] [--methods dpo,kto,sft,ppo,grpo,linear] [--prompts 240]
-                                [--unseen 200] [--seeds 0,1] [--taste team|situation|drifting] [--steps 16]
+                                [--unseen 200] [--seeds 0,1,2] [--taste team|situation|drifting] [--steps N]
                                 [--cells FILE.jsonl] [--json]
 
 One cell: feedback of a simulated rater (one thumb in ten flipped; `rl.agents.tastes`) on so many prompts, training
 with the default settings of a laptop, and the policy's answer to unseen prompts, as it is served: chosen where the
 prompt lists what may be answered, by the assistant written at temperature 1 (greedily, one that prefers neither of two
-tones always takes the same one). Its worth is the taste itself, in [0, 1]; told is
-the mean paired difference in points, with a 95 % interval, from the base model, or from an even choice among the
-options where that is worth more: a base whose habits people happen to dislike is beaten by a coin. Every cell has a
-control: the same with
-shuffled feedback (PPO and GRPO: a coin as their reward), which must not be above zero. A cell that cannot learn says
-why before training: the preflight refuses, or the method does not apply.
+tones always takes the same one). Its worth is the taste itself, in [0, 1]; the figure is the mean paired difference
+in points, with a 95 % interval, from the base model, or from an even choice among the options where that is worth more:
+a base whose habits people happen to dislike is beaten by a coin. Every cell has a control: the same with shuffled
+feedback (PPO and GRPO: a coin as their reward), which must not be above zero. With one seed the interval is over
+prompts and says nothing of another training; with three and more it is over the seeds (Student's t). A cell that
+cannot learn says why before training: the preflight refuses, or the method does not apply. The last line is the mean
+over all controls, each one draw.
 
 By method: dpo pairs of a liked and a disliked answer; kto two thumbs a prompt; sft the best answer as a correction;
-linear the thumbs of kto; ppo and grpo the taste of what they sample as their reward, `--steps` steps at most.
+linear the thumbs of kto; ppo and grpo the taste of what they sample as their reward (`--steps` cuts them short).
 
 With --cells each cell is kept in a JSON-lines file and not run again. Prints a markdown table, or one JSON object.
 """
@@ -68,6 +69,7 @@ class Cell:
     unseen: int
     taste: str
     steps: int
+    """Most steps of PPO and GRPO; 0: as many as the recipe makes."""
     base: str
     """The first digits of the base model's SHA-256: another base is another cell."""
 
@@ -265,7 +267,8 @@ class Bench:
         recipe = RECIPES[cell.method]["cpu"].with_knobs(seed=cell.seed).fit_to_rows(len(train))
         more: dict[str, Any] = {}
         if cell.method in SAMPLED:
-            recipe = recipe.with_knobs(max_steps=min(cell.steps, recipe.steps(len(train))))
+            if cell.steps:
+                recipe = recipe.with_knobs(max_steps=min(cell.steps, recipe.steps(len(train))))
             more = {"rewards": [Reward(self.agent, cell.control)]}
         module, _, name = method_named(cell.method).trainer.partition(":")
         trainer = getattr(importlib.import_module(module), name)(
@@ -298,16 +301,20 @@ def key_of(row: Mapping[str, Any]) -> str:
 
 
 def pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One cell of the table: the gains of every seed as one sample, or why there are none."""
+    """One cell of the table: the gains of every seed as one sample (from three seeds on each seed's mean as one draw),
+    or why there are none."""
     from rl.statistics import mean_interval
 
     refused = [row["refused"] for row in rows if "refused" in row]
-    gains = [gain for row in rows for gain in row.get("gains", ())]
+    gains = [row["gains"] for row in rows if row.get("gains")]
     if not gains:
         return {"refused": refused[0] if refused else "not run"}
     seeds = [row["worth"] for row in rows if "worth" in row]
+    by_seed = [math.fsum(of_seed) / len(of_seed) for of_seed in gains]
     return {
-        **mean_interval(gains, bounds=(-1.0, 1.0)).as_dict(),
+        **mean_interval(
+            by_seed if len(gains) > 2 else [gain for of_seed in gains for gain in of_seed], bounds=(-1.0, 1.0)
+        ).as_dict(),
         "worth": math.fsum(seeds) / len(seeds),
         "base_worth": math.fsum(row["base_worth"] for row in rows if "worth" in row) / len(seeds),
         "even_worth": math.fsum(row["even_worth"] for row in rows if "worth" in row) / len(seeds),
@@ -361,7 +368,23 @@ def markdown(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         lines.append(
             f"| {agent} | {_percent(worths, 0)} | {_percent(worths, 1)} | " + " | ".join(cells) + " |"
         )
-    return "\n".join([*lines, "", *(f"({number}) {reason}" for reason, number in reasons.items())])
+    footnotes = [f"({number}) {reason}" for reason, number in reasons.items()]
+    return "\n".join([*lines, "", *footnotes, controls_line(found)])
+
+
+def controls_line(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Mean gain over all controls, each of which is one draw: trainings on noise end up somewhere."""
+    from rl.statistics import mean_interval
+
+    gains = [
+        cell["shuffled"]["value"]
+        for row in found.values()
+        for cell in row.values()
+        if "value" in cell["shuffled"]
+    ]
+    if len(gains) < 2:
+        return ""
+    return f"{len(gains)} controls: {_points(mean_interval(gains, bounds=(-1.0, 1.0)).as_dict())} points on average"
 
 
 def _percent(worths: Sequence[float] | None, place: int) -> str:
@@ -400,7 +423,9 @@ def main() -> None:
     parser.add_argument("--unseen", type=int, default=200)
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--taste", choices=list(TASTES), default=TEAM)
-    parser.add_argument("--steps", type=int, default=16, help="of PPO and GRPO, at most (default 16)")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="of PPO and GRPO, at most (default: the recipe's)"
+    )
     parser.add_argument("--no-controls", action="store_true", help="leave the shuffled feedback out")
     parser.add_argument("--cells", type=Path, metavar="FILE", help="keep each cell here, and run none twice")
     parser.add_argument("--json", action="store_true")
@@ -409,8 +434,8 @@ def main() -> None:
     base = base_digest()
     cells = [
         Cell(
-            agent, method, int(seed), control, options.prompts, options.unseen, options.taste, options.steps,
-            "" if method == "linear" else base,
+            agent, method, int(seed), control, options.prompts, options.unseen, options.taste,
+            options.steps if method in SAMPLED else 0, "" if method == "linear" else base,
         )
         for agent in options.agents.split(",")
         for seed in options.seeds.split(",")

@@ -58,3 +58,11 @@ def test_a_negative_number_of_steps_is_refused() -> None:
 @pytest.mark.parametrize("method", ["dpo", "kto", "reward_model"])
 def test_a_laptop_gives_a_hundred_rows_more_than_a_handful_of_steps(method: str) -> None:
     assert RECIPES[method]["cpu"].steps(101) >= 60
+
+
+@pytest.mark.parametrize("method", ["ppo", "grpo"])
+def test_a_few_prompts_are_sampled_until_there_are_steps_enough(method: str) -> None:
+    cpu = RECIPES[method]["cpu"]
+    # 204 prompts were 7 steps of PPO at two passes, and orders were not learnt in them
+    assert [cpu.steps(rows) >= 16 for rows in (101, 204, 1000)] == [True] * 3
+    assert dataclasses.replace(cpu, min_steps=0).steps(204) == (7 if method == "ppo" else 52)

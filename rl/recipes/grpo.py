@@ -119,14 +119,10 @@ class GRPORecipe(AdapterRecipe):
             knobs.setdefault("num_generations", group if group > 1 else size)  # a prime is one group
         return super().with_knobs(**knobs)
 
-    def steps(self, rows: int) -> int:
-        if rows == 0 or self.max_steps > 0:
-            return self.max_steps if rows else 0
+    def _steps_per_epoch(self, rows: int) -> int:
         if self.mode == "logged":
-            per_epoch = math.ceil(math.ceil(rows / self.groups) / self.gradient_accumulation)
-        else:
-            per_epoch = math.ceil(rows / (self.groups * self.gradient_accumulation)) * self.num_iterations
-        return max(1, math.ceil(self.epochs * per_epoch))
+            return math.ceil(math.ceil(rows / self.groups) / self.gradient_accumulation)
+        return math.ceil(rows / (self.groups * self.gradient_accumulation)) * self.num_iterations
 
 
 GRPO_CONFIG: dict[str, GRPORecipe] = {
@@ -143,8 +139,8 @@ GRPO_CONFIG: dict[str, GRPORecipe] = {
     ),
     # a laptop and a small model
     "cpu": GRPORecipe(
-        epochs=2.0, batch_size=64, learning_rate=5e-4, beta=0.04, max_new_tokens=48, lora_r=16, lora_alpha=32,
-        save_steps=5, top_k=20, top_p=0.95,
+        epochs=2.0, min_steps=20, batch_size=64, learning_rate=5e-4, beta=0.04, max_new_tokens=48, lora_r=16,
+        lora_alpha=32, save_steps=5, top_k=20, top_p=0.95,
     ),
 }  # fmt: skip
 """GRPO presets by name: what `train_grpo --config` takes."""

@@ -158,10 +158,14 @@ class PPORecipe(AdapterRecipe):
             knobs.setdefault("samples_per_prompt", divisor_of(size, self.samples_per_prompt))
         return super().with_knobs(**knobs)
 
+    def _steps_per_epoch(self, rows: int) -> int:
+        return math.ceil(rows * self.samples_per_prompt / self.batch_size)
+
     def steps(self, rows: int) -> int:
         if rows == 0 or self.max_steps > 0:
             return self.max_steps if rows else 0
-        return max(1, math.ceil(self.epochs * rows * self.samples_per_prompt / self.batch_size))
+        epochs = self.fit_to_rows(rows).epochs
+        return max(1, math.ceil(epochs * rows * self.samples_per_prompt / self.batch_size))
 
 
 PPO_CONFIG: dict[str, PPORecipe] = {
@@ -184,6 +188,7 @@ PPO_CONFIG: dict[str, PPORecipe] = {
     # and 6 % no longer ended after 10 steps; at 2.5e-4 and 0.1 all did, and the reward went on rising
     "cpu": PPORecipe(
         epochs=2.0,
+        min_steps=20,
         batch_size=64,
         mini_batch_size=32,
         ppo_epochs=3,
