@@ -351,7 +351,7 @@ def test_sampling_is_foreseen_from_several_batches_answered_with_an_adapter(
     recipe = GRPORecipe(batch_size=4, num_generations=2, max_new_tokens=3, max_length=128, max_steps=2)
     grpo(base, recipe, rows, hardware=CPU)
     batches = asked[1:]  # the first one wakes the model
-    assert len(batches) == sampling_estimate.TRIED
+    assert len(batches) == sampling_estimate.TRIAL_BATCHES
     assert {len(batch) for batch in batches} == {2}
     assert len(set(batches)) == 3
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import PROJECT, ROOT, modules, name_of, parsed, within
+from tests.test_architecture import PROJECT, ROOT, modules, parsed
 
 RIDDLES = (
     "What Which How Who Whom Whose Where When Why Whether That Those These It As If So Once Likewise "
@@ -241,11 +241,6 @@ def _locals(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[str,
 
 STANDARD_CONSTANTS = ("bundled", "learnt")
 """The base model's name, and the table of feedback that a run read."""
-LATER_PACKAGES = (
-    "rl.datasets.held_out_evidence", "rl.datasets.prompt_clusters", "rl.datasets.splits", "rl.recipes",
-    "rl.rewards.code_tests", "rl.training.grpo", "rl.training.ppo", "rl.training.reward_model",
-)  # fmt: skip
-"""Where constants are not yet held to nouns."""
 
 
 @pytest.mark.slow
@@ -256,7 +251,6 @@ def test_constants_and_classes_are_named_by_nouns() -> None:
         f"{file.relative_to(ROOT)}:{statement.lineno} {name}"
         for folder in ("backend", "feedback", "rl", "clients/python/src")
         for file in _files(folder)
-        if not within(name_of(file), set(LATER_PACKAGES))
         for statement in parsed(file).body
         for name in _top_names(statement)
         if name in RELATIONS.split() or (is_participle(name) and "_" not in name)

@@ -60,9 +60,15 @@ def test_a_laptop_gives_a_hundred_rows_more_than_a_handful_of_steps(method: str)
     assert RECIPES[method]["cpu"].steps(101) >= 60
 
 
-@pytest.mark.parametrize("method", ["ppo", "grpo"])
-def test_a_few_prompts_are_sampled_until_there_are_steps_enough(method: str) -> None:
-    cpu = RECIPES[method]["cpu"]
+def test_a_few_prompts_are_sampled_until_there_are_steps_enough() -> None:
+    ppo, grpo = RECIPES["ppo"]["cpu"], RECIPES["grpo"]["cpu"]
     # 204 prompts were 7 steps of PPO at two passes, and orders were not learnt in them
-    assert [cpu.steps(rows) >= 16 for rows in (101, 204, 1000)] == [True] * 3
-    assert dataclasses.replace(cpu, min_steps=0).steps(204) == (7 if method == "ppo" else 52)
+    assert [ppo.steps(rows) for rows in (30, 101, 204, 2000)] == [29, 42, 42, 63]
+    assert [grpo.steps(rows) for rows in (30, 101, 204, 2000)] == [48, 156, 156, 500]
+    assert [dataclasses.replace(recipe, min_steps=0).steps(204) for recipe in (ppo, grpo)] == [7, 52]
+
+
+def test_logged_responses_are_passed_over_as_often_as_epochs_say() -> None:
+    logged = dataclasses.replace(RECIPES["grpo"]["cpu"], mode="logged")
+    assert logged.fit_to_rows(30) is logged
+    assert logged.steps(30) == 8

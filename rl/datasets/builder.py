@@ -36,7 +36,7 @@ from rl.datasets.snapshots import (
 from rl.datasets.stats import label_balance
 from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG, RecipeError
-from rl.recipes.sft import SHOWN
+from rl.recipes.sft import EXAMPLE_SOURCES
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def prepare_training_dataset(
     rating_margin: float | None = None,
     max_pairs_per_prompt: int | None = None,
     reward_threshold: float | None = None,
-    sources: Collection[str] = SHOWN,
+    sources: Collection[str] = EXAMPLE_SOURCES,
     put_off: Collection[uuid.UUID] = (),
     replay: Replay | None = None,
     balance: bool = False,

@@ -27,7 +27,7 @@ from rl.datasets.feedback_types import (
     digest_of,
 )
 from rl.recipes import DATASET_CONFIG, RecipeError
-from rl.recipes.sft import SHOWN
+from rl.recipes.sft import EXAMPLE_SOURCES
 
 GOOD = 0.75
 """Mean verdict, or reward where nobody gave one, from which a response serves as a demonstration: four stars, or three
@@ -124,14 +124,14 @@ def examples_from_evidence(
     split_of: SplitOf,
     *,
     threshold: float = DATASET_CONFIG["reward_threshold"],
-    sources: Collection[str] = SHOWN,
+    sources: Collection[str] = EXAMPLE_SOURCES,
 ) -> ExampleSet:
     """The rows of a kind: `labels`, `scores`, `corrections` or `groups`. Raises RecipeError for another.
 
     labels: {"completion", "label"}, true where the mean verdict on a response is above neutral; where nobody gave a
     verdict, where its reward is at least `threshold`, in (0, 1). scores: {"completion", "score"}, the mean itself, in
     [0, 1]. corrections: {"completion"}, a valid correction, a demonstration, or a response whose mean or reward is at
-    least GOOD; on one prompt only those of the strongest of `sources`, some of SHOWN. groups: {"completions",
+    least GOOD; on one prompt only those of the strongest of `sources`, some of EXAMPLE_SOURCES. groups: {"completions",
     "rewards"}, the responses to one prompt and their means. A response without a verdict counts by its reward, where
     evidence of one is given (RewardEvidence).
     """
@@ -139,8 +139,8 @@ def examples_from_evidence(
         raise RecipeError(f"a dataset's kind is one of {', '.join(BUILDERS)}; found {kind!r}")
     if not 0 < threshold < 1:
         raise RecipeError(f"reward_threshold must be between 0 and 1, found {threshold!r}")
-    if unknown := sorted(set(sources) - set(SHOWN)):
-        raise RecipeError(f"sources are some of {', '.join(SHOWN)}; found {', '.join(unknown)}")
+    if unknown := sorted(set(sources) - set(EXAMPLE_SOURCES)):
+        raise RecipeError(f"sources are some of {', '.join(EXAMPLE_SOURCES)}; found {', '.join(unknown)}")
     left_out: Counter[str] = Counter()
     prompts: dict[str, Responses] = {}
     for item in evidence:
@@ -156,7 +156,9 @@ def examples_from_evidence(
                 _note(prompts, item.prompt_hash, item.correction, item, "correction").corrections += 1
             else:
                 left_out["correction_invalid"] += 1
-    request = _ExampleRequest(threshold, tuple(source for source in SHOWN if source in sources), left_out)
+    request = _ExampleRequest(
+        threshold, tuple(source for source in EXAMPLE_SOURCES if source in sources), left_out
+    )
     rows: list[Example] = []
     for prompt_hash in sorted(prompts):
         split = split_of(prompt_hash)
@@ -287,7 +289,7 @@ def _demonstrations(
         elif not written and verdicts.mean < GOOD:
             asked.left_out["not_good_enough"] += 1
         else:
-            source = min(written or [verdicts.verdict], key=SHOWN.index)
+            source = min(written or [verdicts.verdict], key=EXAMPLE_SOURCES.index)
             row = _example(prompt_hash, split, {"completion": completion_of(key)}, [verdicts], source)
             by_source.setdefault(source, []).append(row)
     for source in [source for source in by_source if source not in asked.sources]:

@@ -47,7 +47,7 @@ from rl.models import Snapshot
 from rl.models.agent_definitions import agent_served
 from rl.recipes import DATASET_CONFIG
 from rl.rewards import answers as right_answers
-from rl.rewards.code_tests import EXPECTED
+from rl.rewards.code_tests import EXPECTED_OUTPUTS
 from rl.rewards.code_tests import TESTS as CODE_TESTS
 
 HOLDOUT: Split = "holdout"
@@ -66,13 +66,13 @@ DATASETS: dict[str, str] = {
 """Kind of evidence -> the kind of dataset its rows stand in."""
 
 
-UNTRAINED: tuple[Split, ...] = ("eval", HOLDOUT)
+EVALUATION_SPLITS: tuple[Split, ...] = ("eval", HOLDOUT)
 """Sides of the split that no policy is trained on."""
 
 SPARE = 400
 """Prompts kept, at most, to ask for answers beside those with evidence."""
 
-WRITTEN = ("correction", "demonstration", "teacher")
+WRITTEN_SOURCES = ("correction", "demonstration", "teacher")
 """Sources of rows that show an answer as it should be, rather than one that was given and liked."""
 
 
@@ -85,7 +85,7 @@ class HeldOutPrompts:
 
     def add(self, row: dict[str, Any]) -> None:
         self.sides[row["prompt_hash"]] = row["split"]
-        if row["split"] in UNTRAINED and len(self.spare) < SPARE:
+        if row["split"] in EVALUATION_SPLITS and len(self.spare) < SPARE:
             self.spare.append(row)
 
 
@@ -229,7 +229,7 @@ def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> d
         elif dataset == Snapshot.Kind.LABELS:
             rows_by_kind.setdefault(kind_of(row["source"]), []).append({**row, "score": float(row["label"])})
         elif dataset == Snapshot.Kind.CORRECTIONS:
-            if row["source"] in WRITTEN:  # what is only liked is evidence as a label or an outcome
+            if row["source"] in WRITTEN_SOURCES:  # what is only liked is evidence as a label or an outcome
                 rows_by_kind.setdefault(CORRECTIONS, []).append(row)
         elif dataset == Snapshot.Kind.GROUPS:
             rated = zip(row["completions"], row["rewards"], strict=True)
@@ -251,7 +251,7 @@ def testable(facts: Mapping[str, Any]) -> bool:
     run."""
     columns = [
         *right_answers.COLUMNS,
-        *((*CODE_TESTS, *EXPECTED) if settings.ENABLE_CODE_EXECUTION else ()),
+        *((*CODE_TESTS, *EXPECTED_OUTPUTS) if settings.ENABLE_CODE_EXECUTION else ()),
     ]
     return any(facts.get(name) not in (None, "", [], {}) for name in columns)
 
@@ -310,7 +310,7 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
         },
         LABELS: _hashes(row for row in scores if kind_of(row.source) == LABELS),
         OUTCOMES: _hashes(row for row in scores if kind_of(row.source) == OUTCOMES),
-        CORRECTIONS: _hashes(row for row in demonstrations if row.source in WRITTEN),
+        CORRECTIONS: _hashes(row for row in demonstrations if row.source in WRITTEN_SOURCES),
     }
     hashes = evidence_source.prompt_hashes()
     splits.settle(hashes)

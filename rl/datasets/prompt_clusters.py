@@ -16,7 +16,7 @@ from typing import Any
 
 from rl.datasets.holdout import largest_cluster
 
-NEAR = 0.85
+MIN_SIMILARITY = 0.85
 """Share of words and pairs of words in common (Jaccard) from which two prompts are near-identical: of twenty words one
 may differ."""
 
@@ -26,7 +26,7 @@ NEAR_WITHIN_UNIT = 0.5
 COMMON = 0.5
 """Share of the prompts from which a word or pair of words is the agent's template and tells no prompt from another."""
 
-FEW = 10
+MIN_PROMPTS = 10
 """Prompts below which no template can be told."""
 
 MOST_ALIKE = 5
@@ -112,7 +112,7 @@ def _without_numbers(words: Iterable[str], values: Container[str]) -> Iterator[s
 def _are_few(values: Iterable[str]) -> bool:
     """True where at most MOST_ALIKE prompts, on average, share a value; prompts without one share none."""
     found = list(filter(None, values))
-    return len(found) >= FEW and len(found) <= MOST_ALIKE * len(set(found))
+    return len(found) >= MIN_PROMPTS and len(found) <= MOST_ALIKE * len(set(found))
 
 
 def _first_of_groups(values: Mapping[str, str], most: float) -> Iterator[tuple[str, str]]:
@@ -133,7 +133,7 @@ def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str])
     """
     from datasketch import MinHash, MinHashLSH  # takes half a second that most commands need not wait for
 
-    index = MinHashLSH(threshold=NEAR - 0.1, num_perm=PERMUTATIONS)
+    index = MinHashLSH(threshold=MIN_SIMILARITY - 0.1, num_perm=PERMUTATIONS)
     count = Counter(part for features in parts.values() for part in features)
     sessions = Counter(filter(None, units.values()))
     # whoever has more parts to itself than two near-identical prompts may differ in is like no other
@@ -141,7 +141,7 @@ def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str])
     compared = [
         name
         for name, features in parts.items()
-        if features and alone[name] <= (1 - NEAR) * len(features) + 1e-9
+        if features and alone[name] <= (1 - MIN_SIMILARITY) * len(features) + 1e-9
     ]
     signatures = MinHash.generator(
         ([part.encode() for part in parts[name]] for name in compared),
@@ -155,15 +155,18 @@ def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str])
         if not features:
             continue
         unit = units.get(name, "")
-        near = (
-            [(_similarity(features, parts[other]), NEAR, other) for other in index.query(signature_of[name])]
+        candidates = (
+            [
+                (_similarity(features, parts[other]), MIN_SIMILARITY, other)
+                for other in index.query(signature_of[name])
+            ]
             if name in signature_of
             else []
         )
-        near += [
+        candidates += [
             (_similarity(features, parts[other]), NEAR_WITHIN_UNIT, other) for other in of_unit.get(unit, ())
         ]
-        enough = [(similarity, other) for similarity, least, other in near if similarity >= least]
+        enough = [(similarity, other) for similarity, least, other in candidates if similarity >= least]
         if enough:
             leaders[name] = max(enough)[1]
             continue
@@ -174,7 +177,7 @@ def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str])
     return leaders
 
 
-SHOWN, EXAMPLES = 5, 3
+LISTED_CLUSTERS, EXAMPLES = 5, 3
 """Largest clusters of a report, and prompts named of each."""
 
 
@@ -192,7 +195,7 @@ def cluster_report(clusters: Mapping[str, str], sides: Mapping[str, str]) -> dic
             members.setdefault(cluster, []).append(name)
     counts = {name: Counter(sides.get(one, "") for one in group) for name, group in members.items()}
     torn = [name for name, count in counts.items() if 0 < count["holdout"] < len(members[name])]
-    largest = sorted(members, key=lambda name: (-len(members[name]), name))[:SHOWN]
+    largest = sorted(members, key=lambda name: (-len(members[name]), name))[:LISTED_CLUSTERS]
     return {
         "prompts": len(clusters),
         "clusters": len(members),
@@ -234,7 +237,7 @@ def _distinctive_words(words: Mapping[str, Sequence[str]]) -> dict[str, frozense
         name: frozenset([*each, *(f"{a} {b}" for a, b in itertools.pairwise(each))])
         for name, each in words.items()
     }
-    if len(found) < FEW:
+    if len(found) < MIN_PROMPTS:
         return found
     count = Counter(part for parts in found.values() for part in parts)
     template = {part for part, n in count.items() if n > COMMON * len(found)}

@@ -31,7 +31,7 @@ from rl.datasets.snapshots import DatasetRefused
 from rl.datasets.splits import SourceSplits
 from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG
-from rl.recipes.sft import SHOWN
+from rl.recipes.sft import EXAMPLE_SOURCES
 
 PROMPTS_AT_ONCE = 1000
 """Prompts held in memory while rows are written."""
@@ -77,12 +77,12 @@ def making_knobs(
     rating_margin: float | None = None,
     max_pairs_per_prompt: int | None = None,
     reward_threshold: float | None = None,
-    sources: Collection[str] = SHOWN,
+    sources: Collection[str] = EXAMPLE_SOURCES,
 ) -> dict[str, Any]:
     """Arguments of `make_rows` for a kind: those given, else the agent's settings and DATASET_CONFIG.
 
     pairs, alone or with scores: rating_margin, max_pairs_per_prompt; labels: threshold; corrections: sources, some of
-    SHOWN.
+    EXAMPLE_SOURCES.
     """
     if kind in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES):
         given = {"rating_margin": rating_margin, "max_pairs_per_prompt": max_pairs_per_prompt}

@@ -9,23 +9,21 @@ from typing import Protocol, TypeVar, cast
 
 from rl.datasets.feedback_types import Split
 from rl.datasets.holdout import Clusters, SplitCounts, draw_splits, no_clusters
-from rl.datasets.prompt_clusters import FEW as FEW_PROMPTS
-from rl.datasets.prompt_clusters import ClusteredPrompt, clusters_of
+from rl.datasets.prompt_clusters import MIN_PROMPTS, ClusteredPrompt, clusters_of
 from rl.gates.report import GateBounds
 from rl.models import GateSettings, PromptSplit
 
 AT_ONCE = 900
 """Rows named in one statement; older SQLite takes 999 values."""
 
-FEW = 20 * AT_ONCE
+MAX_NAMED_PROMPTS = 20 * AT_ONCE
 """Of more prompts than these, all sides of the agent are read: that is quicker than naming each."""
-
 
 MOST_CLUSTERED = 20_000
 """Prompts up to which near-identical ones are drawn together: comparing so many takes about five seconds. With more, a
 holdout is large enough without those that stand on two sides."""
 
-REMEMBERED = 4
+CACHE_SIZE = 4
 """Sets of prompts whose clusters are kept in memory: one dry run asks for the same ones several times."""
 
 ReadPrompts = Callable[[list[str]], Mapping[str, ClusteredPrompt]]
@@ -96,27 +94,27 @@ def _new_sides(
     )
 
 
-_remembered: dict[bytes, dict[str, str]] = {}
+_cache: dict[bytes, dict[str, str]] = {}
 """Digest of prompt hashes -> their clusters, the newest few: a hash names the words, so an entry never goes stale."""
 
 
 def _clusters(clustered: ReadPrompts, prompt_hashes: Sequence[str]) -> Mapping[str, str]:
     """Clusters of near-identical prompts; none of too few to tell a template from a question, or of too many."""
-    if not FEW_PROMPTS <= len(prompt_hashes) <= MOST_CLUSTERED:
+    if not MIN_PROMPTS <= len(prompt_hashes) <= MOST_CLUSTERED:
         return {}
     digest = hashlib.sha256("".join(prompt_hashes).encode()).digest()
-    if (clusters := _remembered.get(digest)) is None:
+    if (clusters := _cache.get(digest)) is None:
         prompts = clustered(list(prompt_hashes))
         clusters = clusters_of({name: prompts[name] for name in prompt_hashes if name in prompts})
-        if len(_remembered) >= REMEMBERED:
-            _remembered.clear()
-        _remembered[digest] = clusters
+        if len(_cache) >= CACHE_SIZE:
+            _cache.clear()
+        _cache[digest] = clusters
     return clusters
 
 
 def _stored_splits(agent: str, prompt_hashes: Collection[str]) -> dict[str, Split]:
     rows = PromptSplit.objects.order_by()
-    if len(prompt_hashes) > FEW:
+    if len(prompt_hashes) > MAX_NAMED_PROMPTS:
         every = rows.filter(agent=agent).values_list("prompt_hash", "split").iterator(chunk_size=AT_ONCE)
         return {name: cast(Split, split) for name, split in every if name in prompt_hashes}
     found: dict[str, Split] = {}

@@ -18,7 +18,7 @@ from rl.recipes import DATASET_CONFIG
 from rl.recipes.methods import METHODS, RLHF, method_named
 from rl.rewards.answers import COLUMNS as ANSWER_COLUMNS
 from rl.rewards.catalogue import AUTO
-from rl.rewards.code_tests import EXPECTED, TESTS
+from rl.rewards.code_tests import EXPECTED_OUTPUTS, TESTS
 
 PAIRED_SHARE = 0.25
 """Share of the judged responses that must stand in pairs for DPO: below, most of what people said stands on single
@@ -279,7 +279,9 @@ def _of_prompts(prompts: PreparedDataset | None, need: int) -> MethodChoice | No
     """GRPO where nobody said anything, and what is known of the prompts decides whether an answer is right."""
     known = [row.get("facts") or {} for row in prompts.rows("train")] if prompts else []
     right = sum(any(facts.get(name) not in EMPTY for name in ANSWER_COLUMNS) for facts in known)
-    with_tests = sum(any(facts.get(name) not in EMPTY for name in (*TESTS, *EXPECTED)) for facts in known)
+    with_tests = sum(
+        any(facts.get(name) not in EMPTY for name in (*TESTS, *EXPECTED_OUTPUTS)) for facts in known
+    )
     if max(right, with_tests) < need:
         return None
     if right >= with_tests:

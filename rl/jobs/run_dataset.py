@@ -23,7 +23,7 @@ from rl.models.learner_config import learner_settings
 from rl.models.runs import LEARNER, RunRefused
 from rl.recipes import BasicRecipe, SFTRecipe
 from rl.recipes.methods import dataset_kind, method_named
-from rl.recipes.sft import SHOWN
+from rl.recipes.sft import EXAMPLE_SOURCES
 from rl.registry import service as registry
 from rl.rewards.catalogue import opened_in_training, rewards_named
 from rl.rewards.teachability import teaching_fault
@@ -116,7 +116,7 @@ def dataset_prepare(
         dry_run=dry_run,
         balance=recipe.as_dict().get("balance") == "downsample",
         reward_threshold=recipe.as_dict().get("reward_threshold") or None,
-        sources=recipe.source_names if isinstance(recipe, SFTRecipe) else SHOWN,
+        sources=recipe.source_names if isinstance(recipe, SFTRecipe) else EXAMPLE_SOURCES,
     )
     if method_named(order.method).rewarded and recipe.as_dict().get("mode") != "logged":
         teaching_check(recipe.as_dict(), list(islice(dataset.rows("train"), TEACHING_ROWS)), order.agent)

@@ -195,7 +195,7 @@ class Recipe(BasicRecipe):
             return self.max_steps if rows else 0
         return max(1, math.ceil(self.fit_to_rows(rows).epochs * self._steps_per_epoch(rows)))
 
-    def _steps_per_epoch(self, rows: int) -> int:
+    def _steps_per_epoch(self, rows: int) -> float:
         return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
 
     def fit_to_rows(self, rows: int) -> Self:
@@ -325,7 +325,7 @@ class AdapterRecipe(Recipe):
 
     def warm_up(self, responses: int) -> int:
         """Optimiser steps of the warm-up on so many judged responses."""
-        return min(self.warm_up_steps, MOST_WARM_UP_PASSES * self._steps_per_epoch(responses))
+        return min(self.warm_up_steps, MOST_WARM_UP_PASSES * math.ceil(self._steps_per_epoch(responses)))
 
 
 SEARCH = {

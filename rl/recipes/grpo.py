@@ -119,7 +119,12 @@ class GRPORecipe(AdapterRecipe):
             knobs.setdefault("num_generations", group if group > 1 else size)  # a prime is one group
         return super().with_knobs(**knobs)
 
-    def _steps_per_epoch(self, rows: int) -> int:
+    def fit_to_rows(self, rows: int) -> Self:
+        """A copy whose `epochs` give at least `min_steps` optimiser steps on so many prompts; logged answers are passed
+        over as often as `epochs` says, as each further pass leads further from the policy that wrote them."""
+        return self if self.mode == "logged" else super().fit_to_rows(rows)
+
+    def _steps_per_epoch(self, rows: int) -> float:
         if self.mode == "logged":
             return math.ceil(math.ceil(rows / self.groups) / self.gradient_accumulation)
         return math.ceil(rows / (self.groups * self.gradient_accumulation)) * self.num_iterations
@@ -139,7 +144,7 @@ GRPO_CONFIG: dict[str, GRPORecipe] = {
     ),
     # a laptop and a small model
     "cpu": GRPORecipe(
-        epochs=2.0, min_steps=20, batch_size=64, learning_rate=5e-4, beta=0.04, max_new_tokens=48, lora_r=16,
+        epochs=2.0, min_steps=150, batch_size=64, learning_rate=5e-4, beta=0.04, max_new_tokens=48, lora_r=16,
         lora_alpha=32, save_steps=5, top_k=20, top_p=0.95,
     ),
 }  # fmt: skip

@@ -40,7 +40,7 @@ JUDGES = tuple(slug for slug, method in METHODS.items() if not method.policy)
 """Methods whose runs make no policy; plugins bring none."""
 
 SLUG = r"[a-z][a-z0-9_]{0,25}"
-DOTTED = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+DOTTED_PATH = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 def policy_methods() -> list[str]:
@@ -96,7 +96,7 @@ def _fault(method: Method) -> str:
     if other := [name for name, one in presets.items() if type(one) is not method.recipe]:
         return f"expected presets of one class, {method.recipe.__name__}; found another: {', '.join(other)}"
     for what in ("trainer", "estimate"):
-        if not re.fullmatch(DOTTED, str(getattr(method, what))):
+        if not re.fullmatch(DOTTED_PATH, str(getattr(method, what))):
             return f"expected {what} as `module:name`, found {getattr(method, what)!r}"
     if not (method.policy and method.adapter):
         return "expected policy and adapter to be true: plugins bring methods that train an adapter which answers"

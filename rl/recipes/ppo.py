@@ -18,6 +18,8 @@ class PPORecipe(AdapterRecipe):
     """
 
     supports_full_finetuning: ClassVar[bool] = True
+    most_passes: ClassVar[int] = 60
+    """Each pass samples other responses to the same prompts, so more passes are no more of the same."""
 
     epochs: float = 1.0
     batch_size: int = 8
@@ -158,14 +160,8 @@ class PPORecipe(AdapterRecipe):
             knobs.setdefault("samples_per_prompt", divisor_of(size, self.samples_per_prompt))
         return super().with_knobs(**knobs)
 
-    def _steps_per_epoch(self, rows: int) -> int:
-        return math.ceil(rows * self.samples_per_prompt / self.batch_size)
-
-    def steps(self, rows: int) -> int:
-        if rows == 0 or self.max_steps > 0:
-            return self.max_steps if rows else 0
-        epochs = self.fit_to_rows(rows).epochs
-        return max(1, math.ceil(epochs * rows * self.samples_per_prompt / self.batch_size))
+    def _steps_per_epoch(self, rows: int) -> float:
+        return rows * self.samples_per_prompt / self.batch_size  # a batch may end one pass and begin the next
 
 
 PPO_CONFIG: dict[str, PPORecipe] = {
@@ -184,11 +180,12 @@ PPO_CONFIG: dict[str, PPORecipe] = {
     "high_quality": PPORecipe(
         lora_r=64, lora_alpha=128, batch_size=32, mini_batch_size=8, max_length=2048, max_new_tokens=256
     ),
-    # a laptop and a small model, measured on the bundled base: at 5e-4 and a KL price of 0.05 the answers got longer
+    # a laptop and a small model, measured on the bundled base: agents that order or list learn nothing in 16 steps and
+    # beat an even choice by 23 points after 40; at 5e-4 and a KL price of 0.05 the answers got longer
     # and 6 % no longer ended after 10 steps; at 2.5e-4 and 0.1 all did, and the reward went on rising
     "cpu": PPORecipe(
         epochs=2.0,
-        min_steps=20,
+        min_steps=40,
         batch_size=64,
         mini_batch_size=32,
         ppo_epochs=3,

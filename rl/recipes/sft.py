@@ -10,7 +10,7 @@ from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
 DEMONSTRATIONS = ("demonstration", "teacher")
 """Tags of responses to be imitated, and what their rows name as source: brought from elsewhere, or a better model's."""
 
-SHOWN = ("correction", *DEMONSTRATIONS, "ratings", "reward")
+EXAMPLE_SOURCES = ("correction", *DEMONSTRATIONS, "ratings", "reward")
 """Sources of a demonstration, the one that goes before the others on the same prompt first."""
 
 FEEDBACK = ("corrections", "pairs", "scores", "pairs_and_scores")
@@ -49,15 +49,19 @@ class SFTRecipe(AdapterRecipe):
         super().__post_init__()
         self._one_of("feedback", FEEDBACK)
         self._one_of("teacher", (CLASSIFIER, FORM))
-        if unknown := sorted(set(self.source_names) - set(SHOWN)):
+        if unknown := sorted(set(self.source_names) - set(EXAMPLE_SOURCES)):
             raise RecipeError(
-                f"sources must be all, or some of {', '.join(SHOWN)}; found {', '.join(unknown) or 'nothing'}"
+                f"sources must be all, or some of {', '.join(EXAMPLE_SOURCES)}; found {', '.join(unknown) or 'nothing'}"
             )
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """Sources as a list."""
-        return SHOWN if self.sources == ALL else tuple(name.strip() for name in self.sources.split(","))
+        return (
+            EXAMPLE_SOURCES
+            if self.sources == ALL
+            else tuple(name.strip() for name in self.sources.split(","))
+        )
 
 
 SFT_CONFIG: dict[str, SFTRecipe] = {

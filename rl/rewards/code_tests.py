@@ -10,8 +10,8 @@ from typing import Any
 TESTS = ("tests", "test_list", "test", "unit_tests", "test_cases", "input_output")
 ENTRY_POINTS = ("entry_point", "function", "fn_name", "func_name")
 SETUPS = ("test_setup_code", "test_imports", "setup")
-EXPECTED = ("expected_output", "expected_stdout")
-COLUMNS = (*TESTS, *ENTRY_POINTS, *SETUPS, *EXPECTED, "stdin")
+EXPECTED_OUTPUTS = ("expected_output", "expected_stdout")
+COLUMNS = (*TESTS, *ENTRY_POINTS, *SETUPS, *EXPECTED_OUTPUTS, "stdin")
 """Facts of a prompt that say how code is tested."""
 
 
@@ -56,7 +56,7 @@ def code_tests(facts: Mapping[str, Any]) -> CodeTests | None:
     setup = "\n".join(_text(facts[name]) for name in SETUPS if facts.get(name))
     name = next((name for name in TESTS if facts.get(name) not in (None, "", [], {})), "")
     if not name:
-        expected = next((facts[key] for key in EXPECTED if facts.get(key) is not None), None)
+        expected = next((facts[key] for key in EXPECTED_OUTPUTS if facts.get(key) is not None), None)
         return (
             None if expected is None else CodeTests(pairs=((str(facts.get("stdin") or ""), str(expected)),))
         )

@@ -14,7 +14,7 @@ from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.machine import GB
 from rl.training.profiler import GenerationLoad, MicroBatchProfile, profile_micro_batches
-from rl.training.reward_model import SCALED
+from rl.training.reward_model import SCALE_ROWS
 from rl.training.run_context import training_hardware
 from rl.training.sampling import LengthGroupedSampler
 
@@ -274,7 +274,7 @@ def reward_model(
     micros = [[item for column in parts for item in column] for parts in zip(*cut, strict=True)]
     steps = recipe.steps(len(rows))
     # its scale is read off the training responses at the end, its accuracy off the held-out ones beside their loss
-    once = min(len(rows), SCALED) / recipe.batch_size
+    once = min(len(rows), SCALE_ROWS) / recipe.batch_size
     looked = (1 + evaluations(recipe, steps)) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
     work = ExtraWork(len(rows), steps, once + looked)
     return estimate_from_profile(shape, recipe, hardware, micros, work, packed=causal, causal=causal)

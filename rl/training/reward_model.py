@@ -36,7 +36,7 @@ from rl.training.run_context import RunOptions, run_context, training_hardware
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
 
-SCALED = 256
+SCALE_ROWS = 256
 """Training rows, at most, whose scores set the scale of a finished model's."""
 
 
@@ -184,7 +184,7 @@ class RewardModelTrainer:
         """Facts stored beside the weights; None for a model that was stopped before it was finished."""
         if trainer.state.global_step < trainer.state.max_steps and not trainer.stopped_early():
             return None
-        some = train[:: -(-len(train) // SCALED)]
+        some = train[:: -(-len(train) // SCALE_ROWS)]
         scores = [score for pair in trainer.scores(some) for score in pair]
         facts: dict[str, Any] = {
             "objective": self.recipe.objective,

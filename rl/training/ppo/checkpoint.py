@@ -17,7 +17,7 @@ from rl.training.progress import checkpoint_seal
 from rl.training.result import TrainingRefused
 
 TENSORS, STATE = "training.safetensors", "training.json"
-KEPT = 2
+CHECKPOINTS = 2
 """Checkpoints that stay; older ones go when a newer one is whole."""
 
 
@@ -41,7 +41,7 @@ def checkpoint_write(
     (path / STATE).write_text(json.dumps(asdict(state)) + "\n", "utf-8")
     checkpoint_seal(path)
     older = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.removeprefix("checkpoint-")))
-    for old in older[:-KEPT]:
+    for old in older[:-CHECKPOINTS]:
         shutil.rmtree(old)
     return path
 

@@ -38,7 +38,7 @@ from rl.training.run_context import training_hardware
 ANSWER_SHARE = 0.5
 """Share of `max_new_tokens` that an answer of a model too large to ask is taken to use."""
 
-TRIED = 16
+TRIAL_BATCHES = 16
 """Batches of prompts that are answered, at most: the longest answer decides how long a batch takes, and one is luck."""
 
 TRIED_S = 3.0
@@ -156,7 +156,7 @@ def _answers(
 ) -> _SampledBatches:
     """Answers of the base to `at_once` prompts at a time, `samples` to each, with an adapter as a run has it."""
     order = itertools.cycle(random.Random(recipe.seed).sample(ids, len(ids)))
-    batches = [list(itertools.islice(order, at_once)) for _ in range(TRIED)]
+    batches = [list(itertools.islice(order, at_once)) for _ in range(TRIAL_BATCHES)]
     sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
     if shape[2] > ASKABLE:
         length = max(1, round(ANSWER_SHARE * recipe.max_new_tokens))

@@ -128,7 +128,7 @@ def mini_batches(
             yield [experience.micros[i] for i in order[start : start + recipe.gradient_accumulation]]
 
 
-MEASURED = (
+STEP_FIGURES = (
     "policy_loss", "value_loss", "entropy", "clip_fraction", "value_clip_fraction", "ratio", "policy_kl",
     "value_error",
 )  # fmt: skip
@@ -150,7 +150,7 @@ def update(
     roles = {role: list(base.parameters_of(role).values()) for role in (POLICY, VALUE)}
     tokens_per_response = float(_mean_over(processes, experience.mask.sum(1).float()))
     limit = (recipe.early_stop_kl or recipe.target_kl) / tokens_per_response
-    sums: dict[str, float] = dict.fromkeys((*MEASURED, "loss", "grad_norm"), 0.0)
+    sums: dict[str, float] = dict.fromkeys((*STEP_FIGURES, "loss", "grad_norm"), 0.0)
     steps = early_stops = 0
     for mini_batch in mini_batches(experience, recipe, generator):
         optimizer.zero_grad(set_to_none=True)
@@ -158,7 +158,7 @@ def update(
         measured = torch.stack(
             [_backward(base, experience, micro, recipe, total) for micro in mini_batch]
         ).sum(0)
-        totals = dict(zip(MEASURED, processes.sum(measured).tolist(), strict=True))
+        totals = dict(zip(STEP_FIGURES, processes.sum(measured).tolist(), strict=True))
         totals["loss"] = (
             totals["policy_loss"]
             + recipe.vf_coef * totals["value_loss"]
@@ -188,7 +188,7 @@ def update(
 def _backward(
     base: SharedBase, experience: Experience, micro: MicroBatch, recipe: PPORecipe, total: Tensor
 ) -> Tensor:
-    """Add one micro-batch's gradients; returns its share of the figures named in MEASURED.
+    """Add one micro-batch's gradients; returns its share of the figures named in STEP_FIGURES.
 
     `total` is the mini-batch's token count, over all its micro-batches and processes. Policy and value go backward one
     after the other, each while its own adapter is active: recomputed activations would be another adapter's otherwise.
