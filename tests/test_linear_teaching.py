@@ -35,6 +35,12 @@ def test_what_was_judged_becomes_the_answer_to_each_prompt(kind: str, least: flo
     assert "its answer to each of" in taught.note
 
 
+def test_the_classifier_learns_from_the_eval_split_too() -> None:
+    """Watched is how well its answers are learnt, so it need not be kept from those prompts."""
+    rows = rows_of("pairs", 60)
+    assert f"learnt from {len(rows)} pairs" in rows_taught(rows[:40], rows[40:], BOT).note
+
+
 def test_wordings_are_no_choice_to_teach() -> None:
     rows = [
         {"prompt": [{"role": "user", "content": f"q{n}"}], "chosen": f"good {n}", "rejected": f"bad {n}"}

