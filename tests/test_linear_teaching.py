@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rl.jobs import train
 from rl.jobs.estimates import order_automatic
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import FEWEST_TAUGHT, method_chosen
-from rl.linear.distillation import rows_taught
+from rl.linear.distillation import SHOWN_PROMPTS, rows_taught
 from rl.linear.rows import LinearRefused
 from rl.models import TrainingRun
 from rl.training.result import TrainingRefused
@@ -28,8 +29,11 @@ def test_what_was_judged_becomes_the_answer_to_each_prompt(kind: str, least: flo
     taught = rows_taught(rows[:40], rows[40:], BOT)
     for side, asked in ((taught.train, rows[:40]), (taught.held_out, rows[40:])):
         prompts = list(dict.fromkeys(str(row["prompt_hash"]) for row in asked))
-        assert [row["prompt_hash"] for row in side] == prompts  # once each, however many answers were judged
-        shown = [row["completion"] == right[row["prompt"][0]["content"]] for row in side]
+        recorded = [row for row in side if not row["prompt_hash"].startswith("recombined-")]
+        assert [
+            row["prompt_hash"] for row in recorded
+        ] == prompts  # once each, however many answers were judged
+        shown = [row["completion"] == right[row["prompt"][0]["content"]] for row in recorded]
         assert sum(shown) >= least * len(shown)  # a third of it would be luck
         assert all(set(row) <= {"prompt", "prompt_hash", "state", "facts", "completion"} for row in side)
     assert "its answer to each of" in taught.note
@@ -104,6 +108,38 @@ def test_a_run_learns_what_the_classifier_shows(tmp_path: Path) -> None:
         len(prompts),
     )
     assert any(note.startswith("taught by a linear classifier that learnt from") for note in report["notes"])
+
+
+def form_rows(count: int) -> list[dict[str, Any]]:
+    """Pairs on prompts with fields; the queue follows the topic."""
+    topics = dict(zip(("bill", "login", "van"), QUEUES, strict=True))
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"topic: {topic}\ntone: {tone}\nplace: {place}"}],
+            "prompt_hash": f"{topic}-{tone}-{place}", "chosen": topics[topic],
+            "rejected": QUEUES[(QUEUES.index(topics[topic]) + 1 + place % 2) % 3],
+        }
+        for place in range(count)
+        for topic, tone in [(list(topics)[place % 3], ("calm", "angry", "short", "long")[place // 3 % 4])]
+    ]  # fmt: skip
+
+
+def test_few_prompts_are_shown_among_others_made_of_their_parts() -> None:
+    rows = form_rows(40)
+    taught = rows_taught(rows, [], BOT)
+    made = [row for row in taught.train if row["prompt_hash"].startswith("recombined-")]
+    prompts = {json.dumps(row["prompt"]) for row in taught.train}
+    assert len(taught.train) == len(prompts) == len(rows) + len(made) <= SHOWN_PROMPTS
+    assert len(made) > 2 * len(rows)
+    assert f"({len(made)} of them recombined)" in taught.note
+    topics = dict(zip(("bill", "login", "van"), QUEUES, strict=True))
+    right = [row["completion"] == topics[row["prompt"][0]["content"].split()[1]] for row in made]
+    assert sum(right) > 0.9 * len(right)
+
+
+def test_prompts_whose_state_lists_the_answers_are_not_recombined() -> None:
+    rows = [{**row, "state": {"options": list(QUEUES)}} for row in form_rows(40)]
+    assert len(rows_taught(rows, [], BOT).train) == len(rows)
 
 
 @pytest.mark.slow

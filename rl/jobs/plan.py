@@ -81,6 +81,7 @@ def _adapter_plan(
             rows, _, _ = demonstration_rows(recipe, rows, [], order.agent)
         except LinearRefused as refusal:
             raise TrainingRefused(str(refusal)) from refusal
+        recipe = recipe.refit_to_rows(len(rows))
     expected = import_reference(order.method, method_named(order.method).estimate)(
         base_model, recipe, rows, hardware=hardware
     )

@@ -52,6 +52,15 @@ def trainer_run(
     recipe: Any = recipe_opened(knobs)
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
+    train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
+    notes: list[str] = []
+    if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
+        try:
+            train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
+        except LinearRefused as refusal:
+            raise TrainingRefused(str(refusal)) from refusal
+        recipe = recipe.refit_to_rows(len(train))
+        notes.append(note)
     trains = import_reference(method.slug, method.trainer)
     if recipe.as_dict().get("search", 0) > 1:
         trains = functools.partial(SearchTrainer, trains)
@@ -65,14 +74,6 @@ def trainer_run(
         resume=resume,
         cache_dir=settings.RATCHET_HOME / "cache",
     )
-    train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
-    notes: list[str] = []
-    if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
-        try:
-            train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
-        except LinearRefused as refusal:
-            raise TrainingRefused(str(refusal)) from refusal
-        notes.append(note)
     with agent_resolve(agent_served(run.agent)):
         result = train_with_checks(
             trainer,

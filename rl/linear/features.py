@@ -135,6 +135,15 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
     return [(name.lower(), value.rstrip()) for name, value in _LINE.findall(text)]
 
 
+def field_spans(text: str) -> list[tuple[str, int, int]]:
+    """(name, start, end) of the values of JSON members, else of lines `name: value`, in their order. A quoted value is
+    given without its quotes; characters, end exclusive."""
+    found = [
+        (match[1].lower(), *match.span(2 if match[2] is not None else 3)) for match in _MEMBER.finditer(text)
+    ]
+    return found or [(match[1].lower(), *match.span(2)) for match in _LINE.finditer(text)]
+
+
 def _flat(value: Any, path: str, deeper: int) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for name, inner in value.items() if deeper else ():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
 
@@ -53,6 +54,12 @@ class SFTRecipe(AdapterRecipe):
             raise RecipeError(
                 f"sources must be all, or some of {', '.join(EXAMPLE_SOURCES)}; found {', '.join(unknown) or 'nothing'}"
             )
+
+    def refit_to_rows(self, rows: int) -> Self:
+        """A copy whose passes fit so many rows instead of those it was fitted to; the same where passes were named."""
+        if self.min_steps == 0 or self.max_steps > 0:
+            return self
+        return dataclasses.replace(self, epochs=min(self.epochs, SFTRecipe.epochs)).fit_to_rows(rows)
 
     @property
     def source_names(self) -> tuple[str, ...]:
