@@ -10,12 +10,25 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 THUMBS, PAIRS, CORRECTIONS, SCORES = "thumbs", "pairs", "corrections", "scores"
+
+
+Phrases = Callable[[Sequence[str]], list[str]]
+
+
+def rated_phrases(phrases: Sequence[str]) -> list[str]:
+    """Phrases of a value but the last, where it has several."""
+    return list(phrases[:-1] or phrases)
+
+
+def new_phrases(phrases: Sequence[str]) -> list[str]:
+    """The last phrase of a value."""
+    return list(phrases[-1:])
 
 
 @dataclass(frozen=True)
@@ -92,14 +105,16 @@ class World:
         best = sorted(range(len(worth)), key=lambda option: -worth[option])[:most]
         return {option for option in best if worth[option] >= worth[best[0]] - 1.5}
 
-    def prompts(self, count: int, seed: int, without: Sequence[Prompt] = ()) -> list[Prompt]:
-        """So many prompts with different texts, none of them in `without`."""
+    def prompts(
+        self, count: int, seed: int, without: Sequence[Prompt] = (), phrases: Phrases = list
+    ) -> list[Prompt]:
+        """So many prompts with different texts, none of them in `without`; `phrases` picks those a value is said by."""
         random = Random(f"{self.agent}/{seed}")
         texts = {prompt.text for prompt in without}
         drawn: list[Prompt] = []
         for _ in range(100 * count):
             values = tuple(random.choice(list(values)) for values in self.features.values())
-            text = self._text(values, random)
+            text = self._text(values, random, phrases)
             if text not in texts:
                 texts.add(text)
                 drawn.append(Prompt(text, values))
@@ -107,9 +122,9 @@ class World:
                 return drawn
         raise ValueError(f"{self.agent} has no {count} different prompts")
 
-    def _text(self, values: Sequence[str], random: Random) -> str:
+    def _text(self, values: Sequence[str], random: Random, phrases: Phrases) -> str:
         said = {
-            name: random.choice(list(self.features[name][value]))
+            name: random.choice(phrases(self.features[name][value]))
             for name, value in zip(self.features, values, strict=True)
         }
         number = random.randrange(1000, 10_000)
@@ -118,9 +133,9 @@ class World:
         if self.form == "lines":
             lines = "\n".join(f"{name}: {phrase}" for name, phrase in said.items())
             return f"{self.opening} #{number}\n{lines}"
-        phrases = list(said.values())
-        random.shuffle(phrases)
-        return " ".join([f"{self.opening} {number}.", *phrases])
+        sentences = list(said.values())
+        random.shuffle(sentences)
+        return " ".join([f"{self.opening} {number}.", *sentences])
 
     # --- Feedback -------------------------------------------------------------------------------------------
 

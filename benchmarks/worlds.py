@@ -1,7 +1,7 @@
 """Share of liked answers to unseen prompts after training with default settings, in made-up worlds, beside classifiers.
 
     python benchmarks/worlds.py [--worlds kept|tuned|NAME,...] [--sizes 300,1000] [--unseen 150] [--seed 0]
-                                [--fast] [--method auto] [--set KEY=VALUE ...]
+                                [--fast] [--new-words] [--method auto] [--set KEY=VALUE ...]
 
 Six worlds are there to tune recipes over, six others are kept aside for the table (`benchmarks/world_tastes.py`). Each
 row: a file of feedback on so many prompts, `import_feedback`, `run_pipeline --method auto`, and the policy's choice
@@ -34,7 +34,19 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from world_tastes import CORRECTIONS, KEPT, PAIRS, SCORES, THUMBS, TUNED, WORLDS, Prompt, World  # noqa: E402
+from world_tastes import (  # noqa: E402
+    CORRECTIONS,
+    KEPT,
+    PAIRS,
+    SCORES,
+    THUMBS,
+    TUNED,
+    WORLDS,
+    Prompt,
+    World,
+    new_phrases,
+    rated_phrases,
+)
 
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
@@ -257,8 +269,9 @@ def measured(world: World, size: int, options: argparse.Namespace, folder: Path)
     """One row of the table."""
     from rl.statistics import wilson_interval
 
-    prompts = world.prompts(size, options.seed)
-    unseen = world.prompts(options.unseen, options.seed + 1000, prompts)
+    rated, new = (rated_phrases, new_phrases) if options.new_words else (list, list)
+    prompts = world.prompts(size, options.seed, phrases=rated)
+    unseen = world.prompts(options.unseen, options.seed + 1000, prompts, phrases=new)
     rows = world.feedback(prompts, options.seed)
     split = rows_split(rows)
     began = time.perf_counter()
@@ -310,6 +323,9 @@ def main() -> None:
     parser.add_argument("--unseen", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true")
+    parser.add_argument(
+        "--new-words", action="store_true", help="unseen prompts are in phrases no rated one has"
+    )
     parser.add_argument("--method", default="auto")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--home", type=Path, help="keep the data folders here")
