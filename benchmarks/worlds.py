@@ -72,11 +72,22 @@ def messages(text: str) -> list[dict[str, str]]:
 
 
 def rows_split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The sides the rows' prompts would stand on in a database that sees them for the first time."""
+    """The sides the rows' prompts would stand on in a database that sees them for the first time: near-identical ones
+    together."""
     from rl.datasets.holdout import draw_splits
+    from rl.datasets.prompt_clusters import ClusteredPrompt, clusters_of, prompt_text
 
     hashes = [hashlib.sha256(row["prompt"].encode()).hexdigest() for row in rows]
-    sides = draw_splits({}, set(hashes), min_evidence=MIN_EVIDENCE)
+    prompts = {
+        name: ClusteredPrompt(prompt_text(messages(row["prompt"])), "", "")
+        for name, row in zip(hashes, rows, strict=True)
+    }
+    sides = draw_splits(
+        {},
+        set(hashes),
+        min_evidence=MIN_EVIDENCE,
+        clusters=lambda names: clusters_of({name: prompts[name] for name in names}),
+    )
     split: dict[str, list[dict[str, Any]]] = {"train": [], "eval": [], "holdout": []}
     for row, name in zip(rows, hashes, strict=True):
         split[sides[name]].append(row)
