@@ -245,7 +245,7 @@ def trained_fast(
     return {
         **({"search": result.search["tries"]} if result.search else {}),
         "method": method, "steps": result.steps, "total_steps": result.total_steps, "best_step": result.best_step,
-        "seconds": result.seconds, "adapter": result.checkpoint,
+        "seconds": result.seconds, "adapter": result.checkpoint, "learnt": [*split["train"], *split["eval"]],
     }  # fmt: skip
 
 
@@ -273,7 +273,13 @@ def trained_by_commands(
     if "training" not in made:
         raise SystemExit(f"{world.agent}: run_pipeline trained nothing: {made.get('refused', made)}")
     names = ("method", "steps", "total_steps", "best_step")
-    return {name: made["training"].get(name) for name in names} | {"adapter": made["training"]["checkpoint"]}
+    (snapshot,) = (home / "snapshots" / world.agent).glob("*.jsonl")
+    texts = {row["prompt"][-1]["content"] for row in map(json.loads, snapshot.open(encoding="utf-8"))
+             if row["split"] in ("train", "eval")}  # fmt: skip
+    return {name: made["training"].get(name) for name in names} | {
+        "adapter": made["training"]["checkpoint"],
+        "learnt": [row for row in rows if row["prompt"] in texts],
+    }
 
 
 def measured(world: World, size: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -284,7 +290,6 @@ def measured(world: World, size: int, options: argparse.Namespace, folder: Path)
     prompts = world.prompts(size, options.seed, phrases=rated)
     unseen = world.prompts(options.unseen, options.seed + 1000, prompts, phrases=new)
     rows = world.feedback(prompts, options.seed)
-    split = rows_split(rows)
     began = time.perf_counter()
     train = trained_fast if options.fast else trained_by_commands
     made = train(world, rows, options, folder / f"{world.agent}-{size}")
@@ -294,7 +299,7 @@ def measured(world: World, size: int, options: argparse.Namespace, folder: Path)
         liked = policy_share(world, unseen, made["adapter"])
         interval = wilson_interval(round(liked * len(unseen)), len(unseen))
         found |= {"liked": liked, "low": interval.low, "high": interval.high}
-    learnt = [*split["train"], *split["eval"]]
+    learnt = found.pop("learnt")
     found |= {
         "base": policy_share(world, unseen, None),
         "constant": best_constant(world, unseen),
