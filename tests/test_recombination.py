@@ -27,6 +27,14 @@ def test_members_of_json_are_exchanged_within_their_field() -> None:
     }
 
 
+def test_what_is_json_stays_json() -> None:
+    recorded = [
+        json.dumps({"size": size, "tag": tag}) for size, tag in ((3, "a"), ("big", None), (True, 'say "b"'))
+    ]
+    made = texts(recorded)
+    assert {json.dumps(json.loads(text)["size"]) for text in made} == {"3", '"big"', "true"}
+
+
 @pytest.mark.parametrize("separator", [": ", " = "])
 def test_lines_are_exchanged_and_all_else_stays(separator: str) -> None:
     recorded = [f"Guest #{n}\nhour{separator}{hour}\nmood{separator}{mood}\n" for n, hour, mood in (

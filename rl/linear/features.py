@@ -136,11 +136,13 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
 
 
 def field_spans(text: str) -> list[tuple[str, int, int]]:
-    """(name, start, end) of the values of JSON members, else of lines `name: value`, in their order. A quoted value is
-    given without its quotes; characters, end exclusive."""
-    found = [
-        (match[1].lower(), *match.span(2 if match[2] is not None else 3)) for match in _MEMBER.finditer(text)
-    ]
+    """(name, start, end) of the values of JSON members, a quoted one with its quotes, else of lines `name: value`, in
+    their order; characters, end exclusive."""
+    found = []
+    for match in _MEMBER.finditer(text):
+        quotes = int(match[2] is not None)
+        start, end = match.span(2 if quotes else 3)
+        found.append((match[1].lower(), start - quotes, end + quotes))
     return found or [(match[1].lower(), *match.span(2)) for match in _LINE.finditer(text)]
 
 

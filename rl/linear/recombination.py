@@ -28,16 +28,17 @@ def recombined_prompts(prompts: Sequence[Messages], count: int, *, seed: int) ->
     """
     random = Random(f"recombined/{seed}")
     texts = [message_text(prompt[-1]) for prompt in prompts if prompt]
+    spans = {text: field_spans(text) for text in texts}
     fields: dict[str, list[str]] = defaultdict(list)
     for text in texts:
-        for name, start, end in field_spans(text):
+        for name, start, end in spans[text]:
             fields[name].append(text[start:end])
     sentences = _Sentences(texts if not fields else ())
     seen, made = set(texts), []
     for _ in range(4 * count if texts else 0):
         prompt = random.choice(prompts)
         text = message_text(prompt[-1])
-        mixed = _exchange(text, fields, random) if fields else sentences.exchange(text, random)
+        mixed = _exchange(text, spans[text], fields, random) if fields else sentences.exchange(text, random)
         if mixed not in seen:
             seen.add(mixed)
             made.append([*map(dict, prompt[:-1]), {**prompt[-1], "content": mixed}])
@@ -46,10 +47,12 @@ def recombined_prompts(prompts: Sequence[Messages], count: int, *, seed: int) ->
     return made
 
 
-def _exchange(text: str, fields: Mapping[str, Sequence[str]], random: Random) -> str:
+def _exchange(
+    text: str, spans: Sequence[tuple[str, int, int]], fields: Mapping[str, Sequence[str]], random: Random
+) -> str:
     """The text with each field's value drawn from those seen of that field."""
     parts, end = [], 0
-    for name, start, stop in field_spans(text):
+    for name, start, stop in spans:
         parts += [text[end:start], random.choice(fields[name])]
         end = stop
     return "".join([*parts, text[end:]])
