@@ -144,8 +144,8 @@ def test_near_identical_prompts_are_drawn_together_and_count_as_one(size: int) -
     found = drawn_in(clusters, list(clusters))
     firsts = {name: found[name] for name in clusters.values()}
     assert found == {name: firsts[leader] for name, leader in clusters.items()}
-    # a hundred groups as a hundred prompts: 30 to 36 are held out
-    assert 28 <= sides(firsts)["holdout"] <= 38
+    # half of a hundred groups until the gate has 40 and the share falls
+    assert 38 <= sides(firsts)["holdout"] <= 50
     assert 6 <= sides(firsts)["eval"] <= 14
     assert drawn_in(clusters, list(clusters)[::-1]) == found
 
@@ -375,8 +375,8 @@ def test_groups_keep_their_holdout_and_promote_nobody() -> None:
         (found,) = looks_at(Growth([300], group=group, one_by_one=one_by_one), 1)
         return len(found.cases)
 
-    # a hundred groups of three: 30 to 36 votes, of which drawn one by one nearly all were lost
-    assert 28 <= votes(3) <= 38
+    # a hundred groups of three: half of them until there are 40, of which drawn one by one nearly all were lost
+    assert 38 <= votes(3) <= 50
     assert votes(3, one_by_one=True) <= 12
     assert 9 <= votes(10) <= 15
     growth = Growth([60, 10, 200, 10, 10, 60, 40, 10], group=3)
@@ -386,3 +386,21 @@ def test_groups_keep_their_holdout_and_promote_nobody() -> None:
 def test_prompts_that_change_sides_would_let_them_through() -> None:
     growth = Growth([60, 10, 200, 10, 10, 60, 40, 10])
     assert sum(promoted_at(growth, seed, forgetful) is not None for seed in range(10)) >= 9
+
+
+@pytest.mark.parametrize(("of_each", "least"), [(1, 21), (2, 30), (4, 30)])
+def test_few_questions_asked_again_and_again_give_a_gate_its_evidence(of_each: int, least: int) -> None:
+    """72 questions, each asked so often with another number: of each asked once a third is held out."""
+    questions = {
+        hashlib.sha256(f"{n}/{again}".encode()).hexdigest(): str(n)
+        for n in range(72)
+        for again in range(of_each)
+    }
+    found = draw_splits(
+        {}, set(questions), min_evidence=30, clusters=lambda names: {name: questions[name] for name in names}
+    )
+    held_out = {questions[name] for name, side in found.items() if side == "holdout"}
+    trained = {questions[name] for name, side in found.items() if side == "train"}
+    assert held_out.isdisjoint(trained)
+    assert least <= len(held_out) <= 41
+    assert len(trained) >= 20

@@ -26,6 +26,10 @@ SHARE = 0.1
 FIRST_SHARE = 1 / 3
 """Share held out until a gate can speak."""
 
+FIRST_SHARE_OF_CLUSTERS = 1 / 2
+"""The same where clusters of near-identical prompts have two prompts or more on average: one question in many wordings
+is little evidence and much to train on. Of 72 questions a third is too few for a gate that asks for 30."""
+
 SPARE = 4 / 3
 """Factor on the gate's fewest prompts, held out before the share falls: of some prompts nothing can be
 told."""
@@ -94,14 +98,14 @@ def share_held_out(held_out: int, min_evidence: int) -> float:
     return SHARE + (FIRST_SHARE - SHARE) * wanted / max(held_out, wanted)
 
 
-def shares_in_force(tally: SplitCounts, min_evidence: int) -> Shares:
-    """The shares for the next prompt: pulled towards an exact third until enough are held out, towards an exact tenth
-    on the eval side."""
+def shares_in_force(tally: SplitCounts, min_evidence: int, first_share: float = FIRST_SHARE) -> Shares:
+    """The shares for the next prompt: pulled towards an exact `first_share` until enough are held out, towards an exact
+    tenth on the eval side."""
     missing = SHARE * tally.prompts - tally.eval
     evaluated = min(max(SHARE + PULL * missing, LEAST_EVALUATED), MOST_EVALUATED)
     held_out = share_held_out(tally.holdout, min_evidence)
     if tally.holdout < holdout_target(min_evidence):
-        held_out += PULL * (FIRST_SHARE * tally.prompts - tally.holdout)
+        held_out += first_share - FIRST_SHARE + PULL * (first_share * tally.prompts - tally.holdout)
     return Shares(evaluated, min(max(held_out, SHARE), MOST_HELD_OUT))
 
 
@@ -156,7 +160,7 @@ def draw_splits(
             if groups.first_counted(prompt_hash):
                 tally.add(known[prompt_hash])
         for prompt_hash in sorted(fresh - known.keys(), key=_place):
-            shares = shares_in_force(tally, min_evidence)
+            shares = shares_in_force(tally, min_evidence, groups.first_share)
             splits[prompt_hash] = groups.side(prompt_hash, shares)
             if groups.first_counted(prompt_hash):
                 tally.add(splits[prompt_hash])
@@ -177,6 +181,7 @@ class _Groups:
         self._counted: set[str] = set()
         self._sides: dict[str, Split] = {}
         self._names: Mapping[str, str] = {}
+        self.first_share = FIRST_SHARE
         if known.keys() >= set(prompts):
             return  # nothing is drawn
         # prompts with a side come first, so that a cluster keeps the name it was drawn by
@@ -190,6 +195,8 @@ class _Groups:
         whole = {name for name, n in members.items() if n <= most and len(sides.get(name, ())) <= 1}
         self._names = {prompt_hash: name for prompt_hash, name in found.items() if name in whole}
         self._sides = {name: side for name in whole for side in sides.get(name, ())}
+        if len(prompts) >= 2 * len({self._group(prompt_hash) for prompt_hash in prompts}):
+            self.first_share = FIRST_SHARE_OF_CLUSTERS
 
     def side(self, prompt_hash: str, shares: Shares) -> Split:
         """The side of a prompt's group, drawn by the prompt where the group has none."""
