@@ -273,9 +273,13 @@ def trained_by_commands(
     if "training" not in made:
         raise SystemExit(f"{world.agent}: run_pipeline trained nothing: {made.get('refused', made)}")
     names = ("method", "steps", "total_steps", "best_step")
-    (snapshot,) = (home / "snapshots" / world.agent).glob("*.jsonl")
-    texts = {row["prompt"][-1]["content"] for row in map(json.loads, snapshot.open(encoding="utf-8"))
-             if row["split"] in ("train", "eval")}  # fmt: skip
+    snapshots = (home / "snapshots" / world.agent).glob("*.jsonl")
+    texts = {
+        row["prompt"][-1]["content"]
+        for snapshot in snapshots
+        for row in map(json.loads, snapshot.read_text("utf-8").splitlines())
+        if row["split"] in ("train", "eval")
+    }
     return {name: made["training"].get(name) for name in names} | {
         "adapter": made["training"]["checkpoint"],
         "learnt": [row for row in rows if row["prompt"] in texts],

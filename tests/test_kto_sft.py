@@ -84,6 +84,15 @@ def test_one_kind_of_response_is_refused() -> None:
         kto_weights(3, 0)
 
 
+def test_a_last_batch_of_one_kind_of_response_ends_the_run_in_figures(base: str, tmp_path: Path) -> None:
+    """Its other kind has no logits: not a number, which no database takes as JSON."""
+    recipe = dataclasses.replace(KTO, epochs=1.0, max_steps=-1, batch_size=4, gradient_accumulation=1)
+    result = kto(base, tmp_path, recipe).train(labels(9))
+    assert (result.steps, result.status) == (3, "succeeded")
+    assert {"loss", "logps/chosen", "logps/rejected"} <= result.metrics.keys()
+    assert all(map(math.isfinite, result.metrics.values()))
+
+
 def test_a_knob_overrides_the_weights(base: str, tmp_path: Path) -> None:
     recipe = dataclasses.replace(KTO, max_steps=1, undesirable_weight=2.5)
     trainer = kto(base, tmp_path, recipe)

@@ -50,7 +50,8 @@ class TrainResult:
     left_out: dict[str, int] = field(default_factory=dict)
     """Reason -> pairs given but not trained on."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The last value of each metric."""
+    """The last value of each metric; one that is no number (the chosen logits of a batch without a good response) is
+    left out."""
     history: dict[str, list[float]] = field(default_factory=dict)
     """Metric -> its values; those of `step` and those starting with `eval_` (against `eval_step`) belong together."""
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -70,6 +71,11 @@ class TrainResult:
     """Of a search over recipes: `figure`, `eval_rows`, `words`, and the `tries`, each with its knobs and value."""
     best_step: int = 0
     """The step whose weights were kept, by the eval split; 0: the last one's."""
+
+    def __post_init__(self) -> None:
+        self.metrics = {
+            name: value for name, value in self.metrics.items() if value is not None and math.isfinite(value)
+        }
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON: whole, or not at all. Numbers JSON cannot hold (NaN, infinity) become null."""

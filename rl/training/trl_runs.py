@@ -393,7 +393,11 @@ def result_of(
             adapter_save(policy, checkpoint, agent=context.agent, method=method, weights=weights)
     taken = trainer.best_step() or state.global_step
     standing = history_columns([row for row in state.log_history if row.get("step", 0) <= taken], evaluated)
-    last = {name: values[-1] for name, values in standing.items() if values and not name.endswith("step")}
+    last = {
+        name: values[-1]
+        for name, every in standing.items()
+        if not name.endswith("step") and (values := [value for value in every if math.isfinite(value)])
+    }
     return TrainResult(
         method=method,
         status="cancelled" if is_cancelled else "succeeded",
