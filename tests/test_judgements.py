@@ -17,6 +17,7 @@ from rl.jobs.method_selection import method_chosen
 from rl.jobs.plan import train_plan
 from rl.jobs.run_dataset import dataset_prepare
 from rl.linear.fit import fit
+from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import PAIRS_AND_SCORES
 from rl.models.runs import RunRefused
 from rl.recipes import SFT_CONFIG
@@ -133,7 +134,7 @@ def recorded(pairs: int, thumbs: int) -> None:
 def test_auto_has_the_classifier_hear_pairs_and_thumbs_where_there_are_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rl.jobs.method_selection.FEWEST_TAUGHT", 30)
+    monkeypatch.setattr("rl.jobs.method_selection.FEWEST_TAUGHT", {CLOSED: 30, LISTED: 30})
     recorded(60, 0)
     assert method_chosen("tickets", base_model="bundled").knobs == {"feedback": "pairs"}
     recorded(60, 40)

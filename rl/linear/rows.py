@@ -180,11 +180,12 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
     return Answers(CLOSED, texts, is_quoted)
 
 
-def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> int:
-    """Number of prompts a linear policy could answer after these rows. Raises LinearRefused where it cannot learn."""
+def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> tuple[int, str]:
+    """Number of prompts a linear policy could answer after these rows, and CLOSED or LISTED. Raises LinearRefused where
+    it cannot learn."""
     choices = choices_of(rows, agent)
-    answers_of(choices.rows, agent)
-    return len({row.group for row in choices.rows})
+    mode = answers_of(choices.rows, agent).mode
+    return len({row.group for row in choices.rows}), mode
 
 
 def _is_quote(row: LinearChoice) -> bool:
