@@ -2,27 +2,31 @@
 
 History first: decisions with simulated ratings and a short first run, as in a system that has been in use; so the
 holdout is large enough for the gate. Then the server starts, and the ratings that fill the buffer arrive through the
-API. Prints the timeline on stderr and one JSON object on stdout.
+API. Then it answers prompts that nobody rated. Prints the timeline on stderr and one JSON object on stdout.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from rl.agents.base import Scenario  # noqa: E402
 from rl.agents.widgets import AGENT  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
@@ -79,15 +83,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ratings", type=int, default=100, help="Sent from outside (default 100)")
     parser.add_argument("--scenarios", type=int, default=400, help="Rated before (default 400)")
-    parser.add_argument("--max-steps", type=int, default=24, help="Optimiser steps (default 24)")
+    parser.add_argument(
+        "--max-steps", type=int, default=0, help="Optimiser steps (default: the recipe's own)"
+    )
+    parser.add_argument(
+        "--asked", type=int, default=100, help="New prompts that both policies answer (default 100)"
+    )
     parser.add_argument("--keep", type=Path, help="Data folder to keep; a temporary one otherwise")
     options = parser.parse_args()
     home = options.keep or Path(tempfile.mkdtemp(prefix="ratchet-thumb-"))
     home.mkdir(parents=True, exist_ok=True)
     server = Server(f"sqlite:///{home / 'db.sqlite3'}", home)
+    short = "".join(f"{method}: {{max_steps: {options.max_steps}}}\n" for method in ("dpo", "kto", "sft"))
     (home / "config.yaml").write_text(
-        f"dpo: {{max_steps: {options.max_steps}, logging_steps: 2}}\n"
-        f"continuous_learning: {{min_samples_to_retrain: {options.ratings}, auto_deploy: true}}\n"
+        (short if options.max_steps else "")
+        + f"continuous_learning: {{min_samples_to_retrain: {options.ratings}, auto_deploy: true}}\n"
     )
     server.environment |= {
         "HF_HUB_OFFLINE": "1",
@@ -100,7 +110,7 @@ def main() -> None:
     server.migrate()
     server.manage("simulate", "widgets", "--scenarios", str(options.scenarios), "--rate", "simulated")
     server.manage("train_dpo", "--agent", "widgets", "--max-steps", "1", "--max-samples", "60", "--json")
-    key = server.key("ingest", "rate", "read", "operate")
+    key = server.key("ingest", "rate", "read", "operate", "rate_as")
     served = subprocess.Popen(
         [sys.executable, str(ROOT / "manage.py"), "serve", "--port", str(server.port), "--every", "2"],
         env=server.environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=(home / "serve.log").open("ab"),
@@ -113,7 +123,8 @@ def main() -> None:
             except OSError:
                 assert served.poll() is None, (home / "serve.log").read_text()[-3000:]
                 time.sleep(0.1)
-        outcome = _watch(server, key, options.ratings)
+        new = _new_scenarios(home)[: options.asked]
+        outcome = _watch(server, key, options.ratings, new)
     finally:
         served.send_signal(signal.SIGINT)
         served.wait()
@@ -122,7 +133,30 @@ def main() -> None:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _watch(server: Server, key: str, ratings: int) -> dict[str, Any]:
+def _new_scenarios(home: Path) -> list[Scenario]:
+    """Scenarios that were neither recorded before nor are rated here."""
+    with contextlib.closing(sqlite3.connect(home / "db.sqlite3")) as database:
+        recorded = {
+            json.dumps(json.loads(row[0]))
+            for row in database.execute("select messages from feedback_decision")
+        }
+    return [
+        scenario
+        for scenario in AGENT.scenarios()[: len(AGENT.scenarios()) // 2]
+        if json.dumps(AGENT.render(scenario.state)) not in recorded
+    ]
+
+
+def _liked_share(server: Server, key: str, scenarios: Sequence[Scenario]) -> float:
+    """Share of answers to new prompts that people would like, over `/api/decide/`."""
+    worths = []
+    for scenario in scenarios:
+        decided = call(server, key, "POST", "/api/decide/", {"agent": "widgets", "state": scenario.state})
+        worths.append(AGENT.hidden_preference(scenario.state, decided["response"]))
+    return sum(worth >= 0.5 for worth in worths) / len(worths)
+
+
+def _watch(server: Server, key: str, ratings: int, new: Sequence[Scenario]) -> dict[str, Any]:
     line = Timeline()
     line.note(f"the first of {ratings} ratings is sent")
     rate(server, key, ratings)
@@ -147,7 +181,14 @@ def _watch(server: Server, key: str, ratings: int) -> dict[str, Any]:
             if whole["follow_up"] in ("done", "failed"):
                 line.note(f"exported, deployed: {whole['follow_up']}")
                 _answers(server, key, run["policy"], line)
-                break
+                liked = _liked_share(server, key, new)
+                print(f"{liked:.0%} of its answers to {len(new)} new prompts are liked", file=sys.stderr)
+                return {
+                    "seconds": line.events[-1]["s"],
+                    "liked": liked,
+                    "timeline": line.events,
+                    "status": status,
+                }
         time.sleep(0.5)
     return {"seconds": line.events[-1]["s"], "timeline": line.events, "status": status}
 
