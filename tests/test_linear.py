@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from django.core.management import call_command
 from django.test import Client
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from feedback.erasure.service import unit_forget
 from feedback.models import Decision
@@ -28,8 +30,9 @@ from rl.export.service import ExportOrder, ExportOrderRefused, export
 from rl.gates.headlines import baseline_text
 from rl.jobs import train
 from rl.jobs.lifecycle import TrainOrder
+from rl.linear import fit as fit_module
 from rl.linear.features import FAMILIES, fields_of, prompt_features
-from rl.linear.fit import fit
+from rl.linear.fit import _rows_crossed, fit
 from rl.linear.model import CLOSED, LISTED, WEIGHTS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import LinearRefused
 from rl.models import LearnerSettings, Policy, ServingSettings, TrainingRun
@@ -188,6 +191,29 @@ def test_listed_answers_are_told_apart_by_their_words() -> None:
     new = [json.dumps({"folder": name}) for name in ("photos/new", "invoices/new")]
     assert np.argmax(policy.scores(asked("a scanned photo"), new)) == 0
     assert np.argmax(policy.scores(asked("a scanned invoice"), new)) == 1
+
+
+@pytest.mark.parametrize("density", [0.0, 0.2, 1.0])
+def test_rows_are_crossed_entry_by_entry(density: float) -> None:
+    random = np.random.default_rng(0)
+    left = scipy.sparse.random(30, 5, density, format="csr", random_state=random)
+    right = scipy.sparse.random(30, 7, density, format="csr", random_state=random)
+    by_rows = [np.kron(left[i].toarray(), right[i].toarray())[0] for i in range(30)]
+    assert np.allclose(_rows_crossed(left, right).toarray(), np.array(by_rows))
+
+
+def test_fitting_leaves_its_vector_products_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    fit_logistic = fit_module._fit_weights
+
+    def counting(*arguments: Any) -> Any:
+        threads.update(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+        return fit_logistic(*arguments)
+
+    monkeypatch.setattr(fit_module, "_fit_weights", counting)
+    with threadpool_limits(2, user_api="blas"):
+        fit(rows_of("pairs"), BOT)
+    assert threads == {1}
 
 
 def test_what_is_no_choice_is_refused_with_what_to_do() -> None:

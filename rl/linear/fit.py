@@ -95,9 +95,26 @@ def fit(
     penalties, families: what cross-validation picks from; with fewer than two prompts per fold the first family and the
     middle penalty are taken.
     """
+    from threadpoolctl import threadpool_limits
+
     began = time.perf_counter()
     choices = choices_of(rows, agent)
     answers = answers_of(choices.rows, agent)
+    # many short products of vectors: threads that wait for each other, and spin, cost up to ten times the time
+    with threadpool_limits(1, user_api="blas"):
+        policy, metrics = _fitted(choices, answers, agent, penalties, families, seed)
+    return FittedPolicy(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
+
+
+def _fitted(
+    choices: Choices,
+    answers: Answers,
+    agent: Agent,
+    penalties: Sequence[float],
+    families: Sequence[tuple[str, ...]],
+    seed: int,
+) -> tuple[LinearPolicy, dict[str, float]]:
+    """The policy of the features and the penalty with the least cross-validated loss, and its figures."""
     shared = answer_rows(choices.rows, answers)
     best: tuple[float, float, tuple[str, ...], float] | None = None
     for names in families:
@@ -130,7 +147,7 @@ def fit(
     metrics = {
         name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
     }
-    return FittedPolicy(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
+    return policy, metrics
 
 
 def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[float]:
@@ -179,16 +196,17 @@ def _matrix(
     is the answer's own bias."""
     width = len(columns) + 1
     numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in choices.rows))}
-    row_features = [
-        [*((columns[name], value) for name, value in features.items() if name in columns), (width - 1, 1.0)]
-        for features in read
-    ]
+    groups = np.array([numbers[row.group] for row in choices.rows])
+    prompts = _sparse(
+        [
+            [(columns[name], value) for name, value in features.items() if name in columns]
+            for features in read
+        ],
+        width,
+    )
     if choices.feedback == CORRECTIONS and answers.mode == CLOSED:
-        entries = [(i, column, value) for i, one in enumerate(row_features) for column, value in one[:-1]]
-        x = _sparse(entries, len(row_features), width - 1)
-        y = [shared[f"is {answer_plain(row.answer)}"] for row in choices.rows]
-        groups = [numbers[row.group] for row in choices.rows]
-        return _Matrix(x, np.array(y), np.ones(len(y)), np.array(groups))
+        y = np.array([shared[f"is {answer_plain(row.answer)}"] for row in choices.rows])
+        return _Matrix(prompts[:, : max(width - 1, 1)], y, np.ones(len(y)), groups)
     examples: list[tuple[int, list[tuple[int, float]], int, float]] = []
     for i, row in enumerate(choices.rows):
         own = _places(row.answer, answers, shared)
@@ -208,22 +226,37 @@ def _matrix(
                 (i, [(place, sign * value) for place, value in apart], int(sign > 0), 1 / len(others))
             )
     examples = [one for one in examples if one[3] > 0]
-    entries = [
-        (number, place * width + column, side * value)
-        for number, (i, places, _, _) in enumerate(examples)
-        for place, side in places
-        for column, value in row_features[i]
-    ]
-    weight_count = len(shared) * width
+    places = np.array([i for i, *_ in examples], dtype=np.intp)
+    with_bias = prompts + scipy.sparse.csr_matrix(
+        (np.ones(len(read)), (np.arange(len(read)), np.full(len(read), width - 1))), shape=prompts.shape
+    )
+    x = _rows_crossed(_sparse([own for _, own, *_ in examples], len(shared)), with_bias[places])
     if choices.feedback == PAIRS_AND_SCORES:
-        scored = (number for number, (i, *_) in enumerate(examples) if not choices.rows[i].rejected)
-        entries += [(number, weight_count, CONSTANT) for number in scored]
-        weight_count += 1
+        constant = [[] if choices.rows[i].rejected else [(0, CONSTANT)] for i in places]
+        x = scipy.sparse.hstack([x, _sparse(constant, 1)], format="csr")
     return _Matrix(
-        _sparse(entries, len(examples), weight_count),
+        x,
         np.array([y for _, _, y, _ in examples]),
         np.array([weight for *_, weight in examples]),
-        np.array([numbers[choices.rows[i].group] for i, *_ in examples]),
+        groups[places],
+    )
+
+
+def _rows_crossed(left: Any, right: Any) -> Any:
+    """Each entry of a row of `left` times each of that row of `right`, [rows, left columns x right columns], as sparse
+    as they are: the transposed Khatri-Rao product. In arrays, as rows have thousands of such products."""
+    per_entry = np.repeat(np.diff(right.indptr), np.diff(left.indptr))
+    entries = np.repeat(np.arange(left.nnz), per_entry)
+    within = np.arange(len(entries)) - np.repeat(np.cumsum(per_entry) - per_entry, per_entry)
+    others = np.repeat(np.repeat(right.indptr[:-1], np.diff(left.indptr)), per_entry) + within
+    indptr = np.concatenate([[0], np.cumsum(np.diff(left.indptr) * np.diff(right.indptr))])
+    return scipy.sparse.csr_matrix(
+        (
+            left.data[entries] * right.data[others],
+            left.indices[entries] * right.shape[1] + right.indices[others],
+            indptr,
+        ),
+        shape=(left.shape[0], left.shape[1] * right.shape[1]),
     )
 
 
@@ -240,9 +273,15 @@ def _difference(own: Sequence[int], other: Sequence[int]) -> list[tuple[int, flo
     ]
 
 
-def _sparse(entries: Sequence[tuple[int, int, float]], height: int, width: int) -> Any:
-    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
-    return scipy.sparse.csr_matrix((values, (rows, columns)), shape=(height, max(width, 1)), dtype=np.float64)
+def _sparse(rows: Sequence[Sequence[tuple[int, float]]], width: int) -> Any:
+    """Rows of (column, value) as one sparse matrix [rows, width], of one column at least."""
+    indptr = np.cumsum([0, *map(len, rows)])
+    entries = [entry for row in rows for entry in row]
+    columns = np.array([column for column, _ in entries], dtype=np.int64)
+    values = np.array([value for _, value in entries], dtype=np.float64)
+    matrix = scipy.sparse.csr_matrix((values, columns, indptr), shape=(len(rows), max(width, 1)))
+    matrix.sort_indices()
+    return matrix
 
 
 def _estimator(feedback: str, penalty: float) -> Any:
