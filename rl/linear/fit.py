@@ -102,11 +102,11 @@ def fit(
     answers = answers_of(choices.rows, agent)
     # many short products of vectors: threads that wait for each other, and spin, cost up to ten times the time
     with threadpool_limits(1, user_api="blas"):
-        policy, metrics = _fitted(choices, answers, agent, penalties, families, seed)
+        policy, metrics = _policy_fit(choices, answers, agent, penalties, families, seed)
     return FittedPolicy(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
 
 
-def _fitted(
+def _policy_fit(
     choices: Choices,
     answers: Answers,
     agent: Agent,
@@ -209,36 +209,36 @@ def _matrix(
         return _Matrix(prompts[:, : max(width - 1, 1)], y, np.ones(len(y)), groups)
     examples: list[tuple[int, list[tuple[int, float]], int, float]] = []
     for i, row in enumerate(choices.rows):
-        own = _places(row.answer, answers, shared)
+        places = _places(row.answer, answers, shared)
         if choices.feedback in (SCORES, PAIRS_AND_SCORES) and not row.rejected:
-            examples.append((i, [(place, 1.0) for place in own], 1, row.value))
-            examples.append((i, [(place, 1.0) for place in own], 0, 1 - row.value))
+            examples.append((i, [(place, 1.0) for place in places], 1, row.value))
+            examples.append((i, [(place, 1.0) for place in places], 0, 1 - row.value))
             continue
         plain = answer_plain(row.answer)
         others = (
             [row.rejected] if row.rejected else [one for one in row.options if answer_plain(one) != plain]
         )
         for other in others:
-            apart = _difference(own, _places(other, answers, shared))
+            apart = _difference(places, _places(other, answers, shared))
             # both orders of a difference say the same; one of either kind gives the two classes that are asked for
             sign = 1 if len(examples) % 2 == 0 else -1
             examples.append(
                 (i, [(place, sign * value) for place, value in apart], int(sign > 0), 1 / len(others))
             )
     examples = [one for one in examples if one[3] > 0]
-    places = np.array([i for i, *_ in examples], dtype=np.intp)
+    row_numbers = np.array([i for i, *_ in examples], dtype=np.intp)
     with_bias = prompts + scipy.sparse.csr_matrix(
         (np.ones(len(read)), (np.arange(len(read)), np.full(len(read), width - 1))), shape=prompts.shape
     )
-    x = _rows_crossed(_sparse([own for _, own, *_ in examples], len(shared)), with_bias[places])
+    x = _rows_crossed(_sparse([signed for _, signed, *_ in examples], len(shared)), with_bias[row_numbers])
     if choices.feedback == PAIRS_AND_SCORES:
-        constant = [[] if choices.rows[i].rejected else [(0, CONSTANT)] for i in places]
+        constant = [[] if choices.rows[i].rejected else [(0, CONSTANT)] for i in row_numbers]
         x = scipy.sparse.hstack([x, _sparse(constant, 1)], format="csr")
     return _Matrix(
         x,
         np.array([y for _, _, y, _ in examples]),
         np.array([weight for *_, weight in examples]),
-        groups[places],
+        groups[row_numbers],
     )
 
 
