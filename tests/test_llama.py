@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -15,8 +16,8 @@ from rl.agents import AGENTS
 from rl.models import ServingSettings
 from rl.serving import fallback
 from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused
+from rl.serving.constrained_decoding import _part_references, _properties_closed, schema_grammar
 from rl.serving.llama import LlamaPolicy, _nucleus, _Text
-from rl.serving.llama_grammar import schema_grammar
 from tests.support.api_client import ApiClient
 from tests.support.serving import BUNDLED, Files, gguf_files, written_by_the_asking_thread  # noqa: F401
 
@@ -351,6 +352,90 @@ def test_text_parts_are_one_text(llama: LlamaPolicy) -> None:
 def test_a_schema_that_cannot_constrain_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(ServingRefused, match="schema"):
         schema_grammar(schema)
+
+
+def _field(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 1, "maximum": 5},
+        {"type": "integer", "exclusiveMinimum": -3, "exclusiveMaximum": 12},
+        {"type": "integer", "minimum": 0, "maximum": 100, "multipleOf": 5},
+        {"type": "number", "minimum": 0.25, "maximum": 1},
+        {"type": ["integer", "null"], "minimum": 90, "maximum": 110},
+        {"type": ["string", "null"], "enum": ["low", "high", None]},
+        {"allOf": [{"$ref": "#/$defs/Colour"}]},
+        {"anyOf": [{"$ref": "#/$defs/Colour"}, {"type": "null"}], "description": "of the door"},
+        {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$", "maxLength": 6},
+        {"type": "string", "format": "date"},
+        {"type": "array", "minItems": 2, "maxItems": 3, "items": {"type": "boolean"}},
+        {"type": "array", "prefixItems": [{"const": 1}, {"enum": ["a"]}], "items": False, "minItems": 2},
+        {"oneOf": [{"const": "a"}, {"type": "integer", "minimum": 1, "maximum": 2}]},
+    ],
+    ids=json.dumps,
+)
+def test_answers_of_a_model_that_knows_nothing_fit_any_schema(
+    llama: LlamaPolicy, schema: dict[str, Any]
+) -> None:
+    whole = {**_field(schema), "$defs": {"Colour": {"enum": ["red", "gr\u00fcn"]}}}
+    for seed in range(6):
+        answer = llama.answer(
+            Ask(WIDGETS.render(STATES[0]), 256, temperature=1.5, seed=seed, response_schema=whole)
+        )
+        jsonschema.validate(json.loads(answer.text), whole)
+        assert answer.finish_reason == "stop"
+
+
+def test_objects_are_closed_but_where_several_schemas_describe_them() -> None:
+    part = {"properties": {"age": {"type": "integer"}}}
+    schema = {
+        "properties": {
+            "one": {"$ref": "#/$defs/Alone"},
+            "both": {"allOf": [{"$ref": "#/$defs/Named"}, part]},
+            "free": {"properties": {}, "additionalProperties": True},
+        },
+        "$defs": {"Alone": part, "Named": part},
+    }
+    assert _properties_closed(schema, set(_part_references(schema))) == {
+        "properties": schema["properties"],
+        "additionalProperties": False,
+        "$defs": {"Alone": {**part, "additionalProperties": False}, "Named": part},
+    }
+
+
+def test_properties_that_a_schema_does_not_name_are_not_made_up(llama: LlamaPolicy) -> None:
+    for seed in range(4):
+        ask = Ask(
+            WIDGETS.render(STATES[0]),
+            64,
+            temperature=3.0,
+            seed=seed,
+            response_schema=_field({"enum": [1, 2]}),
+        )
+        assert set(json.loads(llama.answer(ask).text)) == {"x"}
+
+
+def test_a_number_does_not_go_on_without_end(llama: LlamaPolicy) -> None:
+    for kind in ("integer", "number"):
+        for seed in range(4):
+            ask = Ask(
+                WIDGETS.render(STATES[0]),
+                256,
+                temperature=9.0,
+                seed=seed,
+                response_schema=_field({"type": kind}),
+            )
+            answer = llama.answer(ask)
+            assert answer.finish_reason == "stop"
+            json.loads(answer.text)
+
+
+def test_a_range_without_a_number_is_refused() -> None:
+    with pytest.raises(ServingRefused, match="schema"):
+        schema_grammar(_field({"type": "integer", "minimum": 5, "maximum": 1}))
 
 
 def test_an_empty_schema_is_any_object(llama: LlamaPolicy) -> None:

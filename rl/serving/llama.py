@@ -7,7 +7,6 @@ import ctypes
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,8 +23,8 @@ from rl.serving.base import (
     Piece,
     ServingRefused,
 )
-from rl.serving.llama_context import CACHE_BYTES, FloatArray, LlamaContext, grammar_sampler
-from rl.serving.llama_grammar import grammar_of
+from rl.serving.constrained_decoding import Constraint, grammar_of
+from rl.serving.llama_context import CACHE_BYTES, FloatArray, LlamaContext
 from rl.serving.unique_items import UniqueItems
 
 MAX_TOKENS = 512
@@ -128,9 +127,32 @@ class LlamaPolicy:
 
     @functools.cached_property
     def _quote_tokens(self) -> npt.NDArray[np.int64]:
-        """The tokens that write a quotation mark, with which alone a string can end."""
+        """Tokens that write a quotation mark, with which alone a string can end."""
         return np.array(
             [token for token in range(self.context.vocabulary) if b'"' in self._piece(token)], np.int64
+        )
+
+    @functools.cached_property
+    def _digit_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens that begin with a digit."""
+        return np.array(
+            [token for token in range(self.context.vocabulary) if self._piece(token)[:1].isdigit()], np.int64
+        )
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        """Vocabulary as constrained decoding reads it; any token that ends a turn ends an answer."""
+        from llguidance import LLTokenizer
+
+        lib, vocab = self.context._lib, self.context.model.vocab
+        tokens = range(self.context.vocabulary)
+        tokenizer: Any = LLTokenizer  # its stubs lack this constructor
+        return tokenizer.from_llamacpp(
+            # a token that writes nothing is a control token, which llguidance knows by a byte that no text has
+            tokens=[self._piece(token) or b"\xff<%d>" % token for token in tokens],
+            vocab_ptr=vocab,
+            tokenize_fptr=ctypes.cast(lib.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
+            eos_token=[token for token in tokens if self._ends_turn(token)],
         )
 
     def _piece_read(self, token: int) -> bytes:
@@ -169,34 +191,33 @@ class LlamaPolicy:
     ) -> Iterator[Piece]:
         """The answer piece by piece; the last piece has the finish reason and the counts."""
         ask_check(ask)
-        gbnf = grammar_of(ask)
-        grammar = nullcontext() if gbnf is None else grammar_sampler(self.context, gbnf)
+        grammar = grammar_of(ask)
+        constraint = None if grammar is None else Constraint(self._tokenizer, grammar)
         prompt = self.tokens(self.render(ask.messages))
         limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
         random = np.random.default_rng(ask.seed)
         text = _Text(ask.stop)
         unique = UniqueItems.of(ask.response_schema)
         logp, count, reason = 0.0, 0, "length"
-        with grammar as mask:
-            self.context.use(adapter, scale)
-            logits = self.context.prompt(prompt)
-            while count < limit:
-                token, nats = self._draw(logits, ask, random, mask, unique)
-                unique = unique and unique.write(self._piece(token))
-                logp += nats
-                count += 1
-                if self._ends_turn(token):
-                    reason = "stop"
-                    break
-                if found := text.add(self._piece(token)):
-                    yield Piece(found)
-                if text.stopped:
-                    reason = "stop"
-                    break
-                if deadline is not None and time.monotonic() > deadline:
-                    raise BackendFailed(f"timed out after {count} tokens", kind="timeout")
-                if count < limit:
-                    logits = self.context.append([token])
+        self.context.use(adapter, scale)
+        logits = self.context.prompt(prompt)
+        while count < limit:
+            token, nats = self._draw(logits, ask, random, constraint, unique)
+            unique = unique and unique.write(self._piece(token))
+            logp += nats
+            count += 1
+            if self._ends_turn(token):
+                reason = "stop"
+                break
+            if found := text.add(self._piece(token)):
+                yield Piece(found)
+            if text.stopped:
+                reason = "stop"
+                break
+            if deadline is not None and time.monotonic() > deadline:
+                raise BackendFailed(f"timed out after {count} tokens", kind="timeout")
+            if count < limit:
+                logits = self.context.append([token])
         yield Piece(text.rest(), (), reason, len(prompt), count, logp)
 
     def _draw(
@@ -204,31 +225,27 @@ class LlamaPolicy:
         logits: FloatArray,
         ask: Ask,
         random: np.random.Generator,
-        mask: Any,
+        constraint: Constraint | None,
         unique: UniqueItems | None = None,
     ) -> tuple[int, float]:
         """A token and the log-probability with which it was drawn, in nats."""
-        if mask is not None:
-            logits = self._mask_logits(logits, mask, unique)
+        if constraint is not None:
+            logits = self._mask_logits(logits, constraint, unique)
         if not ask.temperature:
             token, nats = int(logits.argmax()), 0.0
         else:
             shares = _nucleus(_softmax(logits / ask.temperature), 1.0 if ask.top_p is None else ask.top_p)
             token = int(random.choice(len(shares), p=shares))
             nats = float(np.log(shares[token]))
-        if mask is not None:
-            self.context._lib.llama_sampler_accept(mask, token)
+        if constraint is not None:
+            constraint.accept(token, self._piece(token))
         return token, nats
 
-    def _mask_logits(self, logits: FloatArray, mask: Any, unique: UniqueItems | None = None) -> FloatArray:
+    def _mask_logits(
+        self, logits: FloatArray, constraint: Constraint, unique: UniqueItems | None = None
+    ) -> FloatArray:
         """Logits with every token at minus infinity that the grammar does not take, or that repeats an item."""
-        data = np.empty(len(logits), dtype=_TOKEN_DATA)
-        data["id"], data["logit"], data["p"] = np.arange(len(logits)), logits, 0
-        lib = self.context._lib
-        pointer = data.ctypes.data_as(lib.llama_token_data_p)
-        array = lib.llama_token_data_array(data=pointer, size=len(logits), sorted=False)
-        lib.llama_sampler_apply(mask, ctypes.byref(array))
-        found: FloatArray = data["logit"].copy()
+        found = np.where(constraint.token_mask(self._digit_tokens), logits, np.float32(-np.inf))
         if unique is not None:
             tokens = self._quote_tokens if unique.free else np.arange(len(found))
             for token in tokens[np.isfinite(found[tokens])]:

@@ -7,7 +7,6 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -344,16 +343,3 @@ def cores() -> int:
     """Physical cores this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
-
-
-@contextmanager
-def grammar_sampler(context: LlamaContext, gbnf: str) -> Iterator[Any]:
-    """A grammar of llama.cpp at its start. Raises ServingRefused where it cannot be read."""
-    lib = context._lib
-    pointer = lib.llama_sampler_init_grammar(context.model.vocab, gbnf.encode(), b"root")
-    if not pointer:
-        raise ServingRefused("llama.cpp cannot make a grammar of this JSON schema", param="response_format")
-    try:
-        yield pointer
-    finally:
-        lib.llama_sampler_free(pointer)
