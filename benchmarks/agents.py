@@ -17,6 +17,7 @@ over all controls, each one draw.
 
 By method: dpo pairs of a liked and a disliked answer; kto two thumbs a prompt; sft the best answer as a correction;
 linear the thumbs of kto; ppo and grpo the taste of what they sample as their reward (`--steps` cuts them short).
+preferred_pairs and preferred_thumbs, when named: SFT on the answers that won or were liked, of dpo's and kto's feedback.
 
 With --cells each cell is kept in a JSON-lines file and not run again. Prints a markdown table, or one JSON object.
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -51,6 +53,8 @@ from rl.rewards.base import RewardSample, RewardValue  # noqa: E402
 
 METHODS = ("dpo", "kto", "sft", "ppo", "grpo", "linear")
 SAMPLED = ("ppo", "grpo")
+PREFERRED = {"preferred_pairs": "dpo", "preferred_thumbs": "kto"}
+"""SFT on the preferred answers (`teacher=preferred`), and the method whose very feedback it hears; only when named."""
 NOISE = 0.1
 SAMPLING_SEED = 7
 EVAL_SHARE = 0.15
@@ -251,9 +255,14 @@ class Bench:
         }
 
     def _trained(self, cell: Cell, folder: Path) -> dict[str, Any]:
-        rater = Rater(self.agent, cell)
+        feedback, method = PREFERRED.get(cell.method, cell.method), cell.method
+        rater = Rater(self.agent, dataclasses.replace(cell, method=feedback))
         cut = max(1, round(EVAL_SHARE * len(self.rated)))
         held, train = rater.rows(self.rated[:cut]), rater.rows(self.rated[cut:])
+        if cell.method in PREFERRED:
+            from rl.datasets.demonstrations import preferred_rows
+
+            held, train, method = preferred_rows(held), preferred_rows(train), "sft"
         if cell.method == "linear":
             from rl.linear.fit import fit
 
@@ -264,13 +273,13 @@ class Bench:
         from rl.training.preflight import train_with_checks
         from rl.training.progress import Silent
 
-        recipe = RECIPES[cell.method]["cpu"].with_knobs(seed=cell.seed).fit_to_rows(len(train))
+        recipe = RECIPES[method]["cpu"].with_knobs(seed=cell.seed).fit_to_rows(len(train))
         more: dict[str, Any] = {}
         if cell.method in SAMPLED:
             if cell.steps:
                 recipe = recipe.with_knobs(max_steps=min(cell.steps, recipe.steps(len(train))))
             more = {"rewards": [Reward(self.agent, cell.control)]}
-        module, _, name = method_named(cell.method).trainer.partition(":")
+        module, _, name = method_named(method).trainer.partition(":")
         trainer = getattr(importlib.import_module(module), name)(
             recipe, "bundled", output_dir=folder, agent=cell.agent, hardware=detect(), **more
         )
@@ -349,7 +358,7 @@ def verdict(cell: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def markdown(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    methods = [method for method in METHODS if any(method in row for row in found.values())]
+    methods = [method for method in (*METHODS, *PREFERRED) if any(method in row for row in found.values())]
     lines = [
         "| agent | base | even choice | " + " | ".join(methods) + " |",
         "| --- | --- | --- |" + " --- |" * len(methods),

@@ -10,6 +10,7 @@ import pytest
 
 from feedback.services import decision_record, rating_submit
 from rl.datasets import snapshot_rows
+from rl.datasets.demonstrations import preferred_rows
 from rl.jobs import train
 from rl.jobs.estimates import order_automatic
 from rl.jobs.lifecycle import TrainOrder
@@ -151,3 +152,80 @@ def test_a_run_on_wordings_is_refused_with_what_to_train(tmp_path: Path) -> None
     with pytest.raises(TrainingRefused, match="train_sft, train_dpo and train_kto learn to write"):
         train.train(order)
     assert TrainingRun.objects.get().status == "refused"
+
+
+def test_the_best_answer_to_a_prompt_is_the_one_that_won_or_is_liked() -> None:
+    def row(prompt: str, **columns: Any) -> dict[str, Any]:
+        return {"prompt": [{"role": "user", "content": prompt}], "prompt_hash": prompt, **columns}
+
+    def pair(chosen: str, rejected: str, prompt: str = "p") -> dict[str, Any]:
+        return row(prompt, chosen=chosen, rejected=rejected)
+
+    def scored(completion: str, score: float, prompt: str) -> dict[str, Any]:
+        return row(prompt, completion=completion, score=score)
+
+    rows = [
+        pair("a", "b"), pair("b", "c"), pair("a", "c"),
+        pair("x", "y", "tied"), pair("y", "x", "tied"),
+        scored("fine", 0.7, "s"), scored("best", 1.0, "s"), scored("bad", 0.0, "disliked"),
+    ]  # fmt: skip
+    assert [(one["prompt_hash"], one["completion"]) for one in preferred_rows(rows)] == [
+        ("p", "a"),
+        ("s", "best"),
+    ]
+    assert all(
+        set(row) <= {"prompt", "prompt_hash", "state", "facts", "completion"} for row in preferred_rows(rows)
+    )
+
+
+def orders_rated(count: int) -> None:
+    """One thumb each on objects of three values, of which hardly two are the same."""
+    for place in range(count):
+        answer = {"dish": f"dish {place % 9}", "seats": place % 7, "notes": [f"n{place % 5}"]}
+        decision = decision_record(agent="tables", messages=f"guest {place}", response=json.dumps(answer)).row
+        rating_submit(decision=decision, rater="ada", thumb="up" if place % 2 else "down")
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_auto_shows_the_bundled_base_liked_objects() -> None:
+    orders_rated(160)
+    chosen = method_chosen("tables", base_model="bundled")
+    assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "scores", "teacher": "preferred"})
+    assert "answers that people preferred or liked are the demonstrations" in chosen.reason
+    assert method_chosen("tables", base_model="Qwen/Qwen2.5-0.5B-Instruct").method == "kto"
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_few_liked_objects_are_left_to_kto() -> None:
+    orders_rated(50)
+    assert method_chosen("tables", base_model="bundled").method == "kto"
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_a_run_learns_the_preferred_answers(tmp_path: Path) -> None:
+    orders_rated(100)
+    knobs: dict[str, Any] = {
+        "feedback": "scores", "teacher": "preferred",
+        "max_steps": 2, "min_steps": 0, "batch_size": 4, "lora_r": 2, "lora_alpha": 4,
+    }  # fmt: skip
+    train.train(TrainOrder("tables", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs))
+    run = TrainingRun.objects.get()
+    assert run.status == "succeeded"
+    assert run.snapshot is not None
+    liked = sum(row["score"] > 0.5 for row in snapshot_rows(run.snapshot, "train"))
+    assert f"preferred or liked are the demonstrations, of {liked} prompts" in str(run.result["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_a_run_without_a_liked_answer_is_refused(tmp_path: Path) -> None:
+    for place in range(60):
+        decision = decision_record(agent="tables", messages=f"guest {place}", response=f"no {place}").row
+        rating_submit(decision=decision, rater="ada", thumb="down")
+    knobs = {"feedback": "scores", "teacher": "preferred"}
+    order = TrainOrder("tables", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs)
+    with pytest.raises(TrainingRefused, match="preferred or liked: rate at"):
+        train.train(order)

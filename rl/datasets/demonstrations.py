@@ -1,15 +1,18 @@
-"""Demonstrations made of judged answers: by a classifier that learns from them, or drawn by lot for their form."""
+"""Demonstrations made of judged answers: the preferred ones themselves, a classifier's that learns from them, or any,
+drawn by lot for their form."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.agents.drawing import draw_answers
-from rl.linear.distillation import rows_taught
-from rl.linear.rows import LinearRefused
+from rl.datasets.feedback_types import NEUTRAL
+from rl.linear.distillation import ROW_COLUMNS, rows_taught
+from rl.linear.rows import LinearRefused, single_text
 from rl.models.agent_definitions import agent_served
-from rl.recipes import FORM, SFTRecipe
+from rl.recipes import FORM, PREFERRED, SFTRecipe
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -19,21 +22,52 @@ def demonstration_rows(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
     """Demonstrations for both sides of a training, and a note of how they came about.
 
-    The answers of a classifier that learns from the training rows, or with the teacher `form` valid ones drawn by lot.
-    Raises LinearRefused where neither can be had.
+    The answers of a classifier that learns from the training rows; with the teacher `preferred` the answers that were
+    preferred or liked; with `form` valid ones drawn by lot. Raises LinearRefused where none can be had.
     """
     definition = agent_served(agent)
-    if recipe.teacher == FORM:
-        shown, watched = (draw_answers(rows, definition, seed=recipe.seed) for rows in (train, held_out))
-        if not shown:
-            raise LinearRefused(
-                f"none of {len(train):,} rows has an answer that agent {agent} can act on, and none can be drawn from "
-                f"its schema: rate valid answers at /rate/?agent={agent}, or correct some"
-            )
-        return (
-            shown,
-            watched,
-            f"the form was shown: a valid answer, drawn by lot, to each of {len(shown):,} prompts",
+    if recipe.teacher == PREFERRED:
+        demonstrations, eval_rows = preferred_rows(train), preferred_rows(held_out)
+        note = "the answers that people preferred or liked are the demonstrations, of {:,} prompts"
+        lack = "an answer that people preferred or liked: rate at /rate/?agent={}, or write corrections"
+    elif recipe.teacher == FORM:
+        demonstrations, eval_rows = (
+            draw_answers(rows, definition, seed=recipe.seed) for rows in (train, held_out)
         )
-    taught = rows_taught(train, held_out, definition, seed=recipe.seed)
-    return taught.train, taught.held_out, taught.note
+        note = "the form was shown: a valid answer, drawn by lot, to each of {:,} prompts"
+        lack = (
+            "an answer that the agent can act on, and none can be drawn from its schema: rate valid answers at "
+            "/rate/?agent={}, or correct some"
+        )
+    else:
+        taught = rows_taught(train, held_out, definition, seed=recipe.seed)
+        return taught.train, taught.held_out, taught.note
+    if not demonstrations:
+        raise LinearRefused(f"agent {agent}: none of {len(train):,} rows has {lack.format(agent)}")
+    return demonstrations, eval_rows, note.format(len(demonstrations))
+
+
+def preferred_rows(rows: Rows) -> list[dict[str, Any]]:
+    """The best answer to each prompt of pairs or scored answers, as a demonstration: by the pairs it won less those it
+    lost, and by how much better than neutral its score is. A prompt without one that won or is liked is left out."""
+    first: dict[str, Mapping[str, Any]] = {}
+    worth: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row in rows:
+        prompt = str(row.get("prompt_hash") or row["prompt"])
+        first.setdefault(prompt, row)
+        for answer, value in _worths(row):
+            if (text := single_text(answer)) is not None:
+                worth[prompt][text] += value
+    best = {prompt: max(values, key=values.__getitem__) for prompt, values in worth.items()}
+    return [
+        {**{name: first[prompt][name] for name in ROW_COLUMNS if name in first[prompt]}, "completion": answer}
+        for prompt, answer in best.items()
+        if worth[prompt][answer] > 0
+    ]
+
+
+def _worths(row: Mapping[str, Any]) -> list[tuple[Any, float]]:
+    """(answer, its worth against another or a neutral one) of the answers of a row."""
+    if "chosen" in row:
+        return [(row["chosen"], 1.0), (row["rejected"], -1.0)]
+    return [(row["completion"], float(row["score"]) - NEUTRAL)]

@@ -12,10 +12,11 @@ from django.conf import settings
 
 from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
+from rl.datasets.demonstrations import preferred_rows
 from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
-from rl.recipes import DATASET_CONFIG
+from rl.recipes import DATASET_CONFIG, PREFERRED
 from rl.recipes.methods import METHODS, RLHF, method_named
 from rl.rewards.answers import COLUMNS as ANSWER_COLUMNS
 from rl.rewards.catalogue import AUTO
@@ -57,9 +58,9 @@ def method_chosen(
     that are enough; SFT on demonstrations and liked responses; GRPO on logged rewards where several responses to one
     prompt earned different ones; `rlhf` where responses have scores or rewards and nothing else; GRPO where nobody
     said anything and the prompts have right answers or tests; DPO where nothing is enough, whose refusal says what is
-    missing. Where DPO or KTO would train the bundled base on answers that are a choice, SFT on a classifier's answers
-    takes their place. `base_model` is what would be trained, where that is known; `source` is where the feedback is, as
-    `prepare_training_dataset` takes it.
+    missing. Where DPO or KTO would train the bundled base, SFT takes their place: on a classifier's answers where these
+    are a choice, on the preferred answers themselves where they are other JSON. `base_model` is what would be trained,
+    where that is known; `source` is where the feedback is, as `prepare_training_dataset` takes it.
 
     Raises RecipeError for an unknown name.
     """
@@ -95,7 +96,11 @@ def method_chosen(
         rows = found["dpo"] if chosen.method == "dpo" else prepare(feedback)
         if both := _of_both(prepare, source):
             feedback, rows = PAIRS_AND_SCORES, both
-        chosen = _of_choices(agent, chosen, feedback, rows) or chosen
+        chosen = (
+            _of_choices(agent, chosen, feedback, rows)
+            or _of_preferred(agent, chosen, feedback, rows)
+            or chosen
+        )
     return (
         chosen
         or _of_rewards(prepare("groups"), prepare("scores"), need)
@@ -263,6 +268,34 @@ def _of_choices(
     return MethodChoice(
         "sft", f"{why}; answers are a choice, so that a classifier {taught}", {"feedback": feedback}
     )
+
+
+def _of_preferred(
+    agent: str, like: MethodChoice, feedback: str, rows: PreparedDataset | None
+) -> MethodChoice | None:
+    """SFT on the answers that were preferred or liked; None for wordings, for a choice, and for too few of them."""
+    if rows is None or not agent_served(agent).structured:
+        return None
+    train = list(rows.rows("train"))
+    try:
+        prompts_teachable(train, agent_served(agent))
+    except LinearRefused:
+        preferred = len(preferred_rows(train))
+    else:
+        return None  # a choice among few, of too few prompts for a classifier
+    if preferred < FEWEST_PREFERRED:
+        return None
+    why = like.reason.replace(f"auto took {like.method}", "auto took sft", 1)
+    shown = f"{preferred:,} answers that people preferred or liked are the demonstrations"
+    return MethodChoice(
+        "sft",
+        f"{why}; answers are JSON of several values, which the bundled base learns to write from examples: {shown}",
+        {"feedback": feedback, "teacher": PREFERRED},
+    )
+
+
+FEWEST_PREFERRED = 30
+"""Prompts with a preferred or liked answer below which the bundled base is not shown these alone."""
 
 
 def _of_rewards(

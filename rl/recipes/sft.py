@@ -18,7 +18,7 @@ FEEDBACK = ("corrections", "pairs", "scores", "pairs_and_scores")
 
 ALL = "all"
 
-CLASSIFIER, FORM = "classifier", "form"
+CLASSIFIER, FORM, PREFERRED = "classifier", "form", "preferred"
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,15 @@ class SFTRecipe(AdapterRecipe):
     classifier learns from the preferences, from the thumbs, stars and scores, or from both, and its answer to each
     prompt is shown; for answers that are a choice, and base models that know nothing of the world."""
     teacher: str = CLASSIFIER
-    """Source of the answers with feedback other than `corrections`: the `classifier`; `form` shows any answer
-    that the agent can act on, drawn by lot, liked or not: the form of an answer, and no taste
-    (`rl.agents.drawing`)."""
+    """Source of the answers with feedback other than `corrections`: the `classifier`; `preferred`, the answer to
+    each prompt that people preferred or liked most, as it was given (Preferred-FT of Rafailov et al. 2023,
+    arXiv 2305.18290); `form` shows any answer that the agent can act on, drawn by lot, liked or not: the form of an
+    answer, and no taste (`rl.agents.drawing`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._one_of("feedback", FEEDBACK)
-        self._one_of("teacher", (CLASSIFIER, FORM))
+        self._one_of("teacher", (CLASSIFIER, PREFERRED, FORM))
         if unknown := sorted(set(self.source_names) - set(EXAMPLE_SOURCES)):
             raise RecipeError(
                 f"sources must be all, or some of {', '.join(EXAMPLE_SOURCES)}; found {', '.join(unknown) or 'nothing'}"
