@@ -17,7 +17,7 @@ over all controls, each one draw.
 
 By method: dpo pairs of a liked and a disliked answer; kto two thumbs a prompt; sft the best answer as a correction;
 linear the thumbs of kto; ppo and grpo the taste of what they sample as their reward (`--steps` cuts them short).
-preferred_pairs and preferred_thumbs, when named: SFT on the answers that won or were liked, of dpo's and kto's feedback.
+preferred_pairs and preferred_thumbs, when named: SFT on the answers of dpo's and kto's feedback that won or were liked.
 
 With --cells each cell is kept in a JSON-lines file and not run again. Prints a markdown table, or one JSON object.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from feedback.services import decision_record, rating_submit
 from rl.datasets import snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
+from rl.evaluation.service import _preferred_rows
+from rl.gates.evidence_kinds import LABELS, PAIRS
 from rl.jobs import train
 from rl.jobs.estimates import order_automatic
 from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.method_selection import FEWEST_TAUGHT, method_chosen
+from rl.jobs.method_selection import FEWEST_TAUGHT, MethodChoice, _of_preferred, method_chosen
 from rl.linear.distillation import SHOWN_PROMPTS, rows_taught
 from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import LinearRefused
@@ -194,6 +197,40 @@ def test_auto_shows_the_bundled_base_liked_objects() -> None:
     assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "scores", "teacher": "preferred"})
     assert "answers that people preferred or liked are the demonstrations" in chosen.reason
     assert method_chosen("tables", base_model="Qwen/Qwen2.5-0.5B-Instruct").method == "kto"
+
+
+@pytest.mark.django_db
+def test_thumbs_on_a_built_in_agent_are_left_to_kto_and_pairs_are_not() -> None:
+    prepared = SimpleNamespace(rows=lambda split: _object_pairs(40))
+    pairs, thumbs = (
+        MethodChoice("dpo", "auto took dpo: 40 pairs"),
+        MethodChoice("kto", "auto took kto: 40 good"),
+    )
+    found = [_of_preferred("librarian", like, "pairs", prepared) for like in (pairs, thumbs)]  # type: ignore[arg-type]
+    assert [choice and choice.method for choice in found] == ["sft", None]
+
+
+def _object_pairs(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"text {place}"}],
+            "prompt_hash": str(place),
+            "chosen": json.dumps({"subjects": [f"s{place}"]}),
+            "rejected": json.dumps({"subjects": [f"t{place}"]}),
+        }
+        for place in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("teacher", "imitated"), [("preferred", 3), ("classifier", 0)])
+def test_the_gate_counts_the_way_to_preferred_answers_for_a_policy_that_was_shown_them(
+    teacher: str, imitated: int
+) -> None:
+    policy: Any = SimpleNamespace(run=SimpleNamespace(recipe={"teacher": teacher}))
+    liked = {"prompt": [], "prompt_hash": "liked", "completion": "{}", "score": 1.0}
+    thumbs = [liked, {**liked, "prompt_hash": "no", "score": 0.0}]
+    held_out: Any = SimpleNamespace(rows={PAIRS: _object_pairs(2), LABELS: thumbs})
+    assert len(_preferred_rows(held_out, policy)) == imitated
 
 
 @pytest.mark.slow

@@ -433,6 +433,20 @@ def test_a_number_does_not_go_on_without_end(llama: LlamaPolicy) -> None:
             json.loads(answer.text)
 
 
+@pytest.mark.parametrize("depth", [200, 900])
+def test_a_schema_too_deep_to_read_is_refused(depth: int) -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"properties": {"a": schema}}
+    with pytest.raises(ServingRefused, match="schema"):
+        schema_grammar(schema)
+
+
+def test_a_pattern_that_cannot_be_followed_is_refused_with_the_reason() -> None:
+    with pytest.raises(ServingRefused, match="look-around"):
+        schema_grammar(_field({"type": "string", "pattern": "(?=a)b"}))
+
+
 def test_a_range_without_a_number_is_refused() -> None:
     with pytest.raises(ServingRefused, match="schema"):
         schema_grammar(_field({"type": "integer", "minimum": 5, "maximum": 1}))

@@ -14,6 +14,7 @@ from django.conf import settings
 
 from feedback.selectors import raters_by_prompt
 from rl.datasets import DatasetRefused, snapshot_rows
+from rl.datasets.demonstrations import preferred_rows
 from rl.datasets.held_out_evidence import (
     HeldOut,
     good_chars,
@@ -25,13 +26,14 @@ from rl.datasets.held_out_evidence import (
 from rl.evaluation.judges import Check, barred_reason, rewards_check, rewards_of_training, tests_check
 from rl.evaluation.linear_baseline import baseline_of
 from rl.evaluation.off_policy import logged_choices, off_policy
-from rl.gates.evidence_kinds import CORRECTIONS, PAIRS, REWARDS, TESTS
+from rl.gates.evidence_kinds import CORRECTIONS, LABELS, PAIRS, REWARDS, TESTS
 from rl.gates.report import NEWER, OLDER
 from rl.jobs.hardware import hardware_detect
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.linear.model import LinearPolicy
 from rl.models import Evaluation, GoldenCase, Policy
 from rl.models.agent_definitions import agent_served
+from rl.recipes import PREFERRED
 from rl.registry import service as registry
 from rl.registry.gate_evidence import gate_bounds, gate_difference
 from rl.registry.integrity import adapter_folder
@@ -165,7 +167,8 @@ def evaluate(
         if not definition.answers and not isinstance(side, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(side, answers)
         written = _written_rows(held_out, policy)[: order.max_samples]
-        if not isinstance(side, LinearSide) and (gain := written_gain(side, written)):
+        imitated = written or _preferred_rows(held_out, policy)[: order.max_samples]
+        if not isinstance(side, LinearSide) and (gain := written_gain(side, imitated)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if good := good_chars({**held_out.rows, CORRECTIONS: written}):
             evidence["good_chars"] = good
@@ -338,6 +341,14 @@ def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, An
         except DatasetRefused as refusal:
             logger.warning("what people wrote for %s cannot be read: %s", policy.name, refusal)
     return [row for row in rows if row["prompt_hash"] not in trained]
+
+
+def _preferred_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
+    """Held-out answers that people preferred or liked, for a policy that was to say them as they stand; none for
+    another, which has no reason to go that far."""
+    if policy is None or policy.run is None or policy.run.recipe.get("teacher") != PREFERRED:
+        return []
+    return preferred_rows([row for kind in (PAIRS, LABELS) for row in held_out.rows.get(kind, [])])
 
 
 def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:

@@ -113,7 +113,8 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Rule: the policy has not gone further from its reference (the base model, or its warm-up) than allowed,
     and than what people wrote lies from it.
 
-    The way that held-out answers of people themselves ask for is added to the bound: by how much the policy finds them
+    The way that held-out answers ask for which people wrote, or preferred where the policy was shown such (SFT with
+    `teacher=preferred`), is added to the bound: by how much the policy finds them
     more likely than the reference does, in nats per token, the lower end of its interval.
     """
     if evidence.kl is None:
@@ -129,7 +130,7 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     allowed = f"at most {bounds.max_kl + way:.3g} is allowed"
     words = f"KL to its reference {evidence.kl:.2f} nats per token of its answers, {allowed}"
     if way:
-        words += f" ({way:.3g} of that because people's own answers are that far from the reference)"
+        words += f" ({way:.3g} of that because answers that people wrote or preferred are that far from the reference)"
     return RuleResult("kl", PASSED if evidence.kl <= bounds.max_kl + way else REFUSED, words, figures)
 
 

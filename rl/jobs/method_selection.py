@@ -10,6 +10,7 @@ from typing import Any
 
 from django.conf import settings
 
+from rl.agents import AGENTS
 from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.demonstrations import preferred_rows
@@ -273,8 +274,9 @@ def _of_choices(
 def _of_preferred(
     agent: str, like: MethodChoice, feedback: str, rows: PreparedDataset | None
 ) -> MethodChoice | None:
-    """SFT on the answers that were preferred or liked; None for wordings, for a choice, and for too few of them."""
-    if rows is None or not agent_served(agent).structured:
+    """SFT on the answers that were preferred or liked; None for wordings, for a choice, for too few of them, and for
+    thumbs on a built-in agent, whose answers the base can write already: KTO hears what was disliked, too."""
+    if rows is None or not agent_served(agent).structured or (agent in AGENTS and like.method == "kto"):
         return None
     train = list(rows.rows("train"))
     try:

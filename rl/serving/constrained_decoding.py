@@ -53,19 +53,21 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
     """
     from llguidance import LLMatcher
 
-    text = json.dumps(schema or {"type": "object"})
-    if len(text) > MAX_SCHEMA:
-        raise ServingRefused(
-            f"expected a JSON schema of at most {MAX_SCHEMA:,} characters, found {len(text):,}",
-            param="response_format",
-        )
     try:
+        text = json.dumps(schema or {"type": "object"})
+        if len(text) > MAX_SCHEMA:
+            raise ServingRefused(
+                f"expected a JSON schema of at most {MAX_SCHEMA:,} characters, found {len(text):,}",
+                param="response_format",
+            )
         read = json.loads(text)
         grammar = LLMatcher.grammar_from_json_schema(
             _properties_closed(read, set(_part_references(read))),
             overrides={"whitespace_pattern": BLANKS, "lenient": True, "coerce_one_of": True},
         )
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise _refusal("it is nested too deeply") from error
+    except ValueError as error:
         raise _refusal(str(error)) from error
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_error:
@@ -74,8 +76,10 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
 
 
 def _refusal(message: str) -> ServingRefused:
+    # of a pattern that cannot be read the last line says why; the lines between draw it
+    lines = message.strip().splitlines() or ["it is not one"]
     return ServingRefused(
-        f"this JSON schema cannot constrain decoding: {message.splitlines()[0] if message else 'it is not one'}",
+        f"this JSON schema cannot constrain decoding: {' '.join(dict.fromkeys((lines[0], lines[-1])))}",
         param="response_format",
     )
 
