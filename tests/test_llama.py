@@ -347,7 +347,17 @@ def test_text_parts_are_one_text(llama: LlamaPolicy) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [{"$ref": "https://example.org/x.json"}, {"type": "banana"}, {"enum": ["x" * 40_000]}]
+    "schema",
+    [
+        {"$ref": "https://example.org/x.json"},
+        {"type": "banana"},
+        {"enum": ["x" * 40_000]},
+        {"allOf": 5},
+        {"anyOf": True, "properties": {"a": {}}},
+        {"properties": {"a": 5}},
+        {"properties": [1]},
+        {"enum": []},
+    ],
 )
 def test_a_schema_that_cannot_constrain_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(ServingRefused, match="schema"):

@@ -67,7 +67,7 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
         )
     except RecursionError as error:
         raise _refusal("it is nested too deeply") from error
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise _refusal(str(error)) from error
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_error:
