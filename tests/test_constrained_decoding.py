@@ -1,0 +1,101 @@
+"""Text drawn at random under a schema's grammar fits the schema: schemas drawn too, a vocabulary of bytes."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from rl.serving.constrained_decoding import Constraint, schema_grammar
+
+NAMES = ("a", "b", "properties", "$ref", "größe", "x y", "items", "0")
+DIGITS = np.arange(ord("0"), ord("9") + 1)
+CLOSING = b'"}],'
+
+
+class ByteTokenizer:
+    """A vocabulary of all bytes and an end, as llguidance reads one."""
+
+    eos_token_id, bos_token_id = 256, None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"\xff<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(ByteTokenizer()))
+
+
+def schema_drawn(random: Random, depth: int) -> dict[str, Any]:
+    """A schema of values, or of objects, arrays and alternatives of such."""
+    kind = random.random()
+    if depth == 0 or kind < 0.45:
+        return value_schema(random)
+    if kind < 0.75:
+        properties = {
+            name: schema_drawn(random, depth - 1) for name in random.sample(NAMES, random.randint(1, 3))
+        }
+        required = [name for name in properties if random.random() < 0.7]
+        return {"type": "object", "properties": properties, "required": required}
+    if kind < 0.88:
+        least, most = random.randint(0, 1), random.randint(1, 3)
+        return {
+            "type": "array",
+            "items": schema_drawn(random, depth - 1),
+            "minItems": least,
+            "maxItems": most,
+        }
+    if kind < 0.95:
+        return {"anyOf": [schema_drawn(random, depth - 1), schema_drawn(random, depth - 1)]}
+    return {"allOf": [schema_drawn(random, depth - 1)], "title": "as pydantic writes it"}
+
+
+def value_schema(random: Random) -> dict[str, Any]:
+    whole, part = random.randint(-200, 200), round(random.uniform(-3, 3), 2)
+    upper = random.choice(("maximum", "exclusiveMaximum"))
+    return random.choice(
+        (
+            {"enum": random.sample(["x", "yy", 'q"', 1, 2.5, None, True, "ünï"], random.randint(1, 4))},
+            {"type": "integer", "minimum": whole, upper: whole + random.randint(1, 300)},
+            {"type": "integer", "minimum": whole, "maximum": whole + 20, "multipleOf": random.choice((2, 5))},
+            {"type": "number", "exclusiveMinimum": part, upper: round(part + random.uniform(0.1, 5), 2)},
+            {"type": random.choice(("boolean", "null"))},
+            {"type": "string", "pattern": random.choice(("^[a-c]{1,3}$", "^x?y$"))},
+            {"type": "string", "format": random.choice(("date", "time", "uuid"))},
+            {"type": "string", "minLength": 1, "maxLength": random.randint(1, 3)},
+            {"const": random.choice(("k", 3, {"a": [1]}, []))},
+            {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_text_under_a_random_schema_fits_it(tokenizer: LLTokenizer, seed: int) -> None:
+    random = Random(seed)
+    for _ in range(40):
+        schema = schema_drawn(random, 3)
+        text = text_drawn(random, Constraint(tokenizer, schema_grammar(schema)))
+        jsonschema.validate(json.loads(text), schema)
+
+
+def text_drawn(random: Random, constraint: Constraint) -> str:
+    """A text of random bytes that the constraint allows, closed as soon as may be in half of the steps."""
+    text = b""
+    while True:
+        allowed = [int(token) for token in np.flatnonzero(constraint.token_mask(DIGITS))]
+        assert allowed, text
+        if allowed[-1] == ByteTokenizer.eos_token_id and (len(allowed) == 1 or random.random() < 0.5):
+            return text.decode()
+        possible = [token for token in allowed if token < 256]
+        closing = [token for token in possible if token in CLOSING]
+        token = random.choice(closing if closing and random.random() < 0.5 else possible)
+        constraint.accept(token, bytes([token]))
+        text += bytes([token])
