@@ -161,7 +161,7 @@ class Project:
         self.home = home
 
     def manage(self, *arguments: str) -> dict[str, Any]:
-        """What a command prints with --json. Ends the benchmark with its words where it fails."""
+        """Output of a command with --json, read. Exits with the command's error where it fails."""
         done = subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *arguments],
             env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False,
@@ -171,8 +171,8 @@ class Project:
         printed: dict[str, Any] = json.loads(done.stdout) if "--json" in arguments else {}
         return printed
 
-    def right_answers(self, policy: str, unseen: Sequence[Notice]) -> str:
-        """How many greedy answers of a policy are right, as a whole and value by value."""
+    def shares_right(self, policy: str, unseen: Sequence[Notice]) -> str:
+        """Shares of a policy's greedy answers that are right, as a whole and value by value: cells of the table."""
         from rl.training.policy import generate, load_policy
 
         loaded = load_policy("bundled", self.home / "policies" / AGENT / policy)
@@ -224,13 +224,13 @@ def main() -> None:
             project.manage("migrate", "--verbosity", "0")
             project.manage("import_feedback", str(file), "--agent", AGENT)
             made = project.manage("run_pipeline", "--agent", AGENT, "--method", "auto", "--json")
-            figures = project.right_answers(made["policy"], unseen)
+            figures = project.shares_right(made["policy"], unseen)
             print(
                 f"| {kind} | auto: {made['training']['method']} | {figures} | {made['stage']} |", flush=True
             )
             if preference_method:
                 other = project.manage(f"train_{preference_method}", "--agent", AGENT, "--json")
-                figures = project.right_answers(other["policy"], unseen)
+                figures = project.shares_right(other["policy"], unseen)
                 print(f"| | {preference_method} | {figures} | - |", flush=True)
 
 

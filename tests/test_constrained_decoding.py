@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from rl.serving.constrained_decoding import Constraint, schema_grammar
+from rl.serving.base import Ask
+from rl.serving.constrained_decoding import MAX_DIGITS, Constraint, grammar_of, schema_grammar
 
 NAMES = ("a", "b", "properties", "$ref", "größe", "x y", "items", "0")
 DIGITS = np.arange(ord("0"), ord("9") + 1)
@@ -84,6 +85,23 @@ def test_random_text_under_a_random_schema_fits_it(tokenizer: LLTokenizer, seed:
         schema = schema_drawn(random, 3)
         text = text_drawn(random, Constraint(tokenizer, schema_grammar(schema)))
         jsonschema.validate(json.loads(text), schema)
+
+
+def test_texts_of_a_closed_set_may_hold_longer_numbers(tokenizer: LLTokenizer) -> None:
+    texts = ("account " + "1" * 24, "account " + "1" * 23 + "x")
+    grammar = grammar_of(Ask([], answers=texts))
+    assert grammar is not None
+    drawn = {text_drawn(Random(seed), Constraint(tokenizer, grammar, is_json=False)) for seed in range(20)}
+    assert drawn == set(texts)
+
+
+def test_whole_numbers_of_64_bits_can_be_written_and_none_much_longer(tokenizer: LLTokenizer) -> None:
+    constraint = Constraint(tokenizer, schema_grammar({"type": "integer"}))
+    for _ in range(MAX_DIGITS):
+        assert constraint.token_mask(DIGITS)[DIGITS].any()
+        constraint.accept(ord("9"), b"9")
+    assert MAX_DIGITS >= len(str(2**63))
+    assert not constraint.token_mask(DIGITS)[DIGITS].any()
 
 
 def text_drawn(random: Random, constraint: Constraint) -> str:

@@ -26,8 +26,9 @@ BLANKS = r"( |\n[ \t]{0,20})"
 """Pattern of what may stand between two signs of JSON, beside nothing: a blank, or a new line and the next one's
 indent. A model that is unsure would write blanks without end."""
 
-MAX_DIGITS = 16
-"""Digits of a number in a row, where fewer fit the schema too: a model that is unsure writes them without end."""
+MAX_DIGITS = 20
+"""Digits of a JSON number in a row, where fewer fit the schema too: enough for 64 bits. A model that is unsure writes
+them without end."""
 
 
 def grammar_of(ask: Ask) -> str | None:
@@ -137,14 +138,17 @@ def _part_references(schema: Any) -> Iterator[str]:
 class Constraint:
     """A grammar at a place in an answer: which tokens may come next."""
 
-    def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
-        """Raises ServingRefused for a grammar that cannot be followed."""
+    def __init__(self, tokenizer: LLTokenizer, grammar: str, *, is_json: bool = True) -> None:
+        """Start at the beginning of an answer; is_json: it is JSON, whose numbers are kept short.
+
+        Raises ServingRefused for a grammar that cannot be followed.
+        """
         from llguidance import LLMatcher
 
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
         if self._matcher.is_error():
             raise _refusal(self._matcher.get_error())
-        self._number = _NumberLength()
+        self._number = _NumberLength() if is_json else None
 
     def token_mask(self, digit_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Mask over the vocabulary, True for a token that may come next; `digit_tokens` begin with a digit.
@@ -154,7 +158,7 @@ class Constraint:
         mask = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8) > 0
         if self._matcher.is_error():
             raise BackendFailed(f"constrained decoding failed: {self._matcher.get_error().splitlines()[0]}")
-        if self._number.digits >= MAX_DIGITS:
+        if self._number is not None and self._number.digits >= MAX_DIGITS:
             shorter = mask.copy()
             shorter[digit_tokens] = False
             mask = shorter if shorter.any() else mask
@@ -163,7 +167,8 @@ class Constraint:
     def accept(self, token: int, piece: bytes) -> None:
         """Go on by a token that was allowed, which writes `piece`."""
         self._matcher.consume_token(token)
-        self._number.write(piece)
+        if self._number is not None:
+            self._number.write(piece)
 
 
 class _NumberLength:

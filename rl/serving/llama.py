@@ -192,7 +192,8 @@ class LlamaPolicy:
         """The answer piece by piece; the last piece has the finish reason and the counts."""
         ask_check(ask)
         grammar = grammar_of(ask)
-        constraint = None if grammar is None else Constraint(self._tokenizer, grammar)
+        is_json = ask.response_schema is not None
+        constraint = None if grammar is None else Constraint(self._tokenizer, grammar, is_json=is_json)
         prompt = self.tokens(self.render(ask.messages))
         limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
         random = np.random.default_rng(ask.seed)
@@ -295,9 +296,6 @@ class LlamaPolicy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-_TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)], align=True)
 
 
 def ask_check(ask: Ask) -> None:
