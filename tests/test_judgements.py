@@ -21,8 +21,8 @@ from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import PAIRS_AND_SCORES
 from rl.models.runs import RunRefused
 from rl.recipes import SFT_CONFIG
+from tests.support.linear import BOT, QUEUES, asked, tickets
 from tests.support.split_prompts import split_by_hash
-from tests.test_linear import BOT, QUEUES, asked, tickets
 
 ONE, TWO, THREE = "0" * 64, "1" * 64, "f" * 64
 """Prompt hashes: two of the train split, one of the holdout."""

@@ -23,8 +23,8 @@ from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import LinearRefused
 from rl.models import TrainingRun
 from rl.training.result import TrainingRefused
+from tests.support.linear import BOT, QUEUES, rows_of, tickets
 from tests.support.tiny_models import tiny_model
-from tests.test_linear import BOT, QUEUES, rows_of, tickets
 
 
 @pytest.mark.parametrize(("kind", "least"), [("pairs", 0.9), ("scores", 0.8)])
