@@ -24,7 +24,8 @@ REWARDS_AT_ONCE = 200_000
 
 
 def train(run_id: int) -> str:
-    """Train a queued run in a process of its own, whose memory is free again after it; then what follows from it.
+    """Train a queued run in a process of its own, whose memory is free again after it; then what follows from it,
+    unless that process did so itself (`rl.online.pipeline.run_train`).
 
     The command claims the run, so a task that is delivered twice trains it once. A refusal is the run's reason. Where
     the child was killed the run is queued and handed over again. Returns the run's status.

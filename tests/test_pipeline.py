@@ -75,6 +75,37 @@ def follow(policy: Policy) -> pipeline.PipelineResult:
     return pipeline.policy_follow(policy, pipeline.Wishes.of(pipeline.learner_settings("widgets")))
 
 
+@pytest.mark.parametrize(
+    ("changes", "launcher", "here"),
+    [
+        ({}, [], True),
+        ({"base_model": "bundled@0123456789abcdef"}, [], True),
+        ({"base_model": "", "method": "linear"}, [], True),
+        ({"base_model": "org/model-8b"}, [], False),
+        ({}, ["accelerate", "launch"], False),
+        ({"follow_up": ""}, [], False),
+        ({"status": "refused"}, [], False),
+    ],
+)
+def test_the_process_that_trains_a_small_policy_takes_it_to_its_end(
+    policy: Policy,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Any,
+    changes: dict[str, str],
+    launcher: list[str],
+    here: bool,
+) -> None:
+    followed: list[int] = []
+    TrainingRun.objects.update(**changes)
+    settings.TRAIN_LAUNCHER = launcher
+    monkeypatch.setattr(pipeline.train, "train_queued", lambda run_id, progress, actor: {"run": run_id})
+    monkeypatch.setattr(pipeline, "run_follow", lambda run_id, progress: followed.append(run_id))
+    run_id = policy.run_id
+    assert run_id is not None
+    assert pipeline.run_train(run_id, actor="test") == {"run": run_id}
+    assert followed == ([run_id] if here else [])
+
+
 def test_what_passes_is_promoted_exported_and_described(
     policy: Policy, doors: Doors, ratchet_home: Path
 ) -> None:

@@ -17,6 +17,7 @@ from rl.jobs.estimates import agent_for
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.plan import train_plan
 from rl.management.reward_options import reward_knobs, rewards_add
+from rl.online import pipeline
 from rl.recipes import DATASET_CONFIG, Method, RecipeError
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
@@ -206,7 +207,7 @@ class TrainCommand(RatchetCommand):
                 result = train.train_resume(options["resume"], bar.update, actor=f"train_{self.method}")
         elif options["queued"] is not None:
             with self.bar("training") as bar:
-                result = train.train_queued(options["queued"], bar.update, actor=f"train_{self.method}")
+                result = pipeline.run_train(options["queued"], bar.update, actor=f"train_{self.method}")
         else:
             order = self._order(options)
             if options["dry_run"]:

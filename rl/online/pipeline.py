@@ -14,6 +14,7 @@ from django.utils import timezone
 from backend import next_steps
 from backend.installation import PROGRAM
 from backend.notifications import notify
+from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.evaluation import benchmarks
@@ -72,6 +73,22 @@ class PipelineResult:
     pruned: list[str] = field(default_factory=list)
     next_step: str = ""
     """Next action for a person, as a command or an address."""
+
+
+def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> dict[str, Any]:
+    """Train a queued run; a policy on the bundled base, or without one, is taken to its end in this process.
+
+    A process of its own would first load the libraries anew, which takes such a policy longer than its export. A
+    larger base is followed by the worker in a second process, for which the memory of this one is free again.
+    Returns the training report. Raises what `train_queued` and `run_follow` raise.
+    """
+    report = train.train_queued(run_id, progress, actor=actor)
+    run = TrainingRun.objects.get(pk=run_id)
+    small = is_bundled(run.base_model) or not method_named(run.method).adapter
+    # of a launch of several processes the others have ended by now, and this one still counts on them
+    if run.is_followed and small and not settings.TRAIN_LAUNCHER:
+        run_follow(run_id, progress)
+    return report
 
 
 def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
