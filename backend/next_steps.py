@@ -35,6 +35,14 @@ def after_harm(policy: str, agent: str, reason: str) -> str:
     )
 
 
+def after_rejection(agent: str, reason: str) -> str:
+    """The gate found harm and the policy is rejected for good: a better one is a new policy."""
+    return (
+        f"it did not pass the gate ({reason}) and is rejected: train a new one with other knobs (--learning-rate, "
+        f"--epochs) or more ratings (/rate/?agent={agent})"
+    )
+
+
 def after_challenge(policy: str, agent: str) -> str:
     """An experiment decides between a challenger and the champion."""
     return f"{PROGRAM} experiment start {policy} --agent {agent} --challenger {policy}"

@@ -196,3 +196,32 @@ def test_a_larger_sample_holds_a_smaller() -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(RecipeError, match="labels, scores, corrections, groups"):
         examples_split_by_hash([], "pears")
+
+
+# --- Spellings of one JSON object ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("labels", [{"completion": '{"a": 1, "b": 2}', "label": True}]),
+        ("scores", [{"completion": '{"a": 1, "b": 2}', "score": pytest.approx(2 / 3)}]),
+    ],
+)
+def test_verdicts_on_one_object_with_its_keys_in_two_orders_are_counted_together(
+    kind: str, expected: list[dict[str, Any]]
+) -> None:
+    usual, other = '{"a": 1, "b": 2}', '{"b": 2,"a": 1}'
+    evidence = [
+        RatingEvidence(ONE, usual, 1.0),
+        RatingEvidence(ONE, other, 0.0),
+        RatingEvidence(ONE, usual, 1.0),
+    ]
+    examples = examples_split_by_hash(evidence, kind)
+    assert contents(examples) == expected
+    assert [row.votes for row in examples.rows] == [3]
+
+
+def test_an_object_written_in_two_orders_makes_no_group_of_two_responses() -> None:
+    evidence = [RatingEvidence(ONE, '{"a": 1, "b": 2}', 1.0), RatingEvidence(ONE, '{"b": 2, "a": 1}', 0.0)]
+    assert contents(examples_split_by_hash(evidence, "groups")) == []

@@ -55,6 +55,16 @@ def test_verdicts_on_responses_of_no_pair_stand_beside_the_pairs() -> None:
     assert judgements_from_evidence(reversed(EVIDENCE), split_by_hash) == made
 
 
+def test_a_verdict_on_a_response_of_a_pair_is_found_whatever_the_order_of_its_keys() -> None:
+    usual, other = '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'
+    made = judgements_from_evidence(
+        [ComparisonEvidence(ONE, usual, "no", "left"), RatingEvidence(ONE, other, 1.0)], split_by_hash
+    )
+    # written in both ways equally often: as the first by its characters
+    assert contents(made.rows) == [(usual, "no")]
+    assert made.left_out == {"in_a_pair": 1}
+
+
 def test_a_larger_sample_of_both_holds_a_smaller() -> None:
     made = judgements_from_evidence(EVIDENCE, split_by_hash)
     small, large = judgements_sampled(made, 1), judgements_sampled(made, 3)

@@ -141,6 +141,28 @@ def test_responses_that_differ_in_white_space_alone_make_no_pair() -> None:
     assert pairs.left_out == {"same_response": 3}
 
 
+def test_responses_that_differ_in_the_order_of_keys_alone_are_one_response() -> None:
+    one, other, padded = '{"a": 1, "b": [2]}', '{"b":[2],"a":1}', ' {"a": 1, "b": [2]}\n'
+    pairs = pairs_split_by_hash(
+        [
+            CorrectionEvidence(TRAIN, one, other),
+            compared(one, padded),
+            *judged(one, 1.0, 1.0),
+            *judged(other, 0.0),
+            *judged("no", 0.0),
+        ]
+    )
+    # three verdicts on the one object, of which two are good: written as it was most often
+    assert found(pairs) == [(one, "no", "ratings", 0.666667, 1)]
+    assert pairs.left_out == {"same_response": 2}
+
+
+def test_listed_options_in_another_order_of_keys_are_no_alternatives() -> None:
+    chosen, listed = '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'
+    evidence = [*judged(chosen, 1.0), CandidatesEvidence(TRAIN, chosen, ((listed, None), ("other", None)))]
+    assert found(pairs_split_by_hash(evidence)) == [(chosen, "other", "candidates", 0.5, 1)]
+
+
 # --- Ratings ----------------------------------------------------------------------------------------------
 
 

@@ -126,6 +126,15 @@ def test_what_harms_is_rejected_with_its_reason(policy: Policy, doors: Doors) ->
     assert {"9.00", "2"} <= set(policy.events.get(kind="rejected").reason.split())
 
 
+def test_whoever_rejects_a_policy_is_not_told_to_promote_it(policy: Policy, doors: Doors) -> None:
+    doors.found = {"kl": 9.0}
+    outcome = follow(policy)
+    policy.refresh_from_db()
+    # the registry refuses to promote what is rejected, by force too
+    step = pipeline._next_step(policy, outcome)
+    assert "train a new one" in step and "policy promote" not in step
+
+
 def test_what_lacks_evidence_stays_a_candidate(policy: Policy, doors: Doors) -> None:
     doors.found = {"both": 2, "wins": 8, "neither": 0}
     outcome = follow(policy)

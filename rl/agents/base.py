@@ -241,6 +241,17 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def answer_plain(answer: str) -> str:
+    """An answer without what does not change it: blanks around it, and the spacing and order of a JSON object."""
+    text = answer.strip()
+    if text[:1] in ("{", "["):
+        try:
+            return json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
 def answer_under(key: str, response: str, *, like: str) -> Any:
     """Value under the one key of a response in JSON. Raises InvalidResponse for anything not of the form
     `like`."""

@@ -20,10 +20,9 @@ from rl.datasets.feedback_types import (
     Evidence,
     RatingEvidence,
     RewardEvidence,
+    Spellings,
     Split,
     SplitOf,
-    completion_key,
-    completion_of,
     digest_of,
 )
 from rl.recipes import DATASET_CONFIG, RecipeError
@@ -114,8 +113,16 @@ class _Verdicts:
 REWARD_KINDS = ("scores", "groups")
 """Kinds in which a reward also counts where nothing but comparisons speaks; for pairs these speak themselves."""
 
-Responses = dict[str, _Verdicts]
-"""Completion key -> what was said of it."""
+
+class Responses(dict[str, _Verdicts]):
+    """Verdicts on the responses to one prompt, by the key that all spellings of a response share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spellings = Spellings()
+
+    def verdicts(self, response: Completion) -> _Verdicts:
+        return self.setdefault(self.spellings.key(response), _Verdicts())
 
 
 def examples_from_evidence(
@@ -223,7 +230,8 @@ def _note(
     item: RatingEvidence | CorrectionEvidence | DemonstrationEvidence | RewardEvidence,
     source: str,
 ) -> _Verdicts:
-    verdicts = prompts.setdefault(prompt_hash, {}).setdefault(completion_key(response), _Verdicts())
+    responses = prompts.setdefault(prompt_hash, Responses())
+    verdicts = responses.verdicts(response)
     verdicts.simulated |= item.simulated
     verdicts.tags.update(item.tags)
     verdicts.feedback.setdefault(source, set()).update(item.feedback)
@@ -261,7 +269,12 @@ def _labels(prompt_hash: str, split: Split, responses: Responses, asked: _Exampl
             continue
         good = mean > NEUTRAL if verdicts.values else mean >= asked.threshold
         rows.append(
-            _example(prompt_hash, split, {"completion": completion_of(key), "label": good}, [verdicts])
+            _example(
+                prompt_hash,
+                split,
+                {"completion": responses.spellings.completion(key), "label": good},
+                [verdicts],
+            )
         )
     return rows
 
@@ -271,7 +284,7 @@ def _scores(prompt_hash: str, split: Split, responses: Responses, _: _ExampleReq
         _example(
             prompt_hash,
             split,
-            {"completion": completion_of(key), "score": round(verdicts.mean, 6)},
+            {"completion": responses.spellings.completion(key), "score": round(verdicts.mean, 6)},
             [verdicts],
         )
         for key, verdicts in sorted(responses.items())
@@ -290,7 +303,9 @@ def _demonstrations(
             asked.left_out["not_good_enough"] += 1
         else:
             source = min(written or [verdicts.verdict], key=EXAMPLE_SOURCES.index)
-            row = _example(prompt_hash, split, {"completion": completion_of(key)}, [verdicts], source)
+            row = _example(
+                prompt_hash, split, {"completion": responses.spellings.completion(key)}, [verdicts], source
+            )
             by_source.setdefault(source, []).append(row)
     for source in [source for source in by_source if source not in asked.sources]:
         asked.left_out["other_source"] += len(by_source.pop(source))
@@ -309,7 +324,7 @@ def _groups(prompt_hash: str, split: Split, responses: Responses, asked: _Exampl
     if len(set(rewards)) == 1:
         asked.left_out["same_reward"] += 1
         return []
-    content = {"completions": [completion_of(key) for key in keys], "rewards": rewards}
+    content = {"completions": [responses.spellings.completion(key) for key in keys], "rewards": rewards}
     return [_example(prompt_hash, split, content, responses.values())]
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from rl.agents.base import answer_plain
+
 Completion: TypeAlias = str | list[dict[str, Any]]
 """A response: a text, or chat messages where a text cannot say it (tool calls and their results)."""
 
@@ -156,13 +158,40 @@ def completion_of(key: str) -> Completion:
     return messages
 
 
+class Spellings:
+    """Ways in which the responses to one prompt were written: those that say the same are one response.
+
+    A JSON object is the same with its keys in another order, any text with blanks around it.
+    """
+
+    __slots__ = ("_written",)
+
+    def __init__(self) -> None:
+        self._written: dict[str, dict[str, int]] = {}
+
+    def key(self, completion: Completion) -> str:
+        """One key for every spelling of a response; the spelling is counted."""
+        written = completion_key(completion)
+        key = answer_plain(written)
+        times = self._written.setdefault(key, {})
+        times[written] = times.get(written, 0) + 1
+        return key
+
+    def completion(self, key: str) -> Completion:
+        """The response of a key as it was written most often; among equals the first by its characters."""
+        times = self._written[key]
+        return completion_of(min(times, key=lambda written: (-times[written], written)))
+
+
 def same_response(one: Completion, other: Completion) -> bool:
-    """True if two responses differ in nothing but white space: no preference between them can be learnt."""
+    """True if two responses differ in nothing but white space or the order of a JSON object's keys: no preference
+    between them can be learnt."""
     return bare(completion_key(one)) == bare(completion_key(other))
 
 
 def bare(key: str) -> str:
-    return "".join(key.split())
+    """A key without white space; equal for responses that say the same."""
+    return "".join(answer_plain(key).split())
 
 
 def digest_of(*parts: str) -> str:

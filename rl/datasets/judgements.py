@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rl.agents.base import answer_plain
 from rl.datasets.examples import Example, ExampleSet, examples_from_evidence
 from rl.datasets.feedback_types import Evidence, SplitOf, completion_key
 from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence
@@ -45,13 +46,15 @@ def judgements_from_evidence(
         known, split_of, rating_margin=rating_margin, max_pairs_per_prompt=max_pairs_per_prompt
     )
     paired = {
-        (pair.prompt_hash, completion_key(side))
+        (pair.prompt_hash, answer_plain(completion_key(side)))
         for pair in pairs.rows
         for side in (pair.chosen, pair.rejected)
     }
     scores = examples_from_evidence(known, "scores", split_of).rows
     singles = [
-        row for row in scores if (row.prompt_hash, completion_key(row.content["completion"])) not in paired
+        row
+        for row in scores
+        if (row.prompt_hash, answer_plain(completion_key(row.content["completion"]))) not in paired
     ]
     left_out = Counter({**pairs.left_out, "in_a_pair": len(scores) - len(singles)})
     rows: list[Pair | Example] = sorted([*pairs.rows, *singles], key=lambda row: row.prompt_hash)

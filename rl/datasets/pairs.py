@@ -24,11 +24,11 @@ from rl.datasets.feedback_types import (
     Evidence,
     RatingEvidence,
     RewardEvidence,
+    Spellings,
     Split,
     SplitOf,
     bare,
     completion_key,
-    completion_of,
     digest_of,
 )
 from rl.recipes import RecipeError
@@ -98,7 +98,7 @@ REASONS: dict[str, str] = {
     "tie": "comparisons that called both responses equally good",
     "both_bad": "comparisons that called both responses bad",
     "no_verdict": "ratings without thumb, stars or score",
-    "same_response": "preferences between two responses that differ at most in white space",
+    "same_response": "preferences between two responses that differ at most in white space or the order of keys",
     "correction_invalid": "corrections that the agent could not act on",
     "below_margin": "pairs of rated responses closer to each other than the rating margin",
     "conflict": "pairs of responses for which as many judgements speak as against",
@@ -149,6 +149,7 @@ class _Case:
     ranks: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
     simulated_sources: set[str] = field(default_factory=set)
     tags: dict[str, set[str]] = field(default_factory=dict)
+    spellings: Spellings = field(default_factory=Spellings)
 
     def tag(self, key: str, tags: Iterable[str]) -> None:
         if tags := tuple(tags):
@@ -213,14 +214,14 @@ def sample_pairs(pairs: PairSet, max_samples: int) -> PairSet:
 
 def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
     if isinstance(item, RatingEvidence):
-        key = completion_key(item.response)
+        key = case.spellings.key(item.response)
         case.values.setdefault(key, []).append(item.value)
         case.rating_ids.setdefault(key, []).extend(item.feedback)
         case.tag(key, item.tags)
         if item.simulated:
             case.simulated_sources.add(key)
     elif isinstance(item, ComparisonEvidence):
-        left, right = completion_key(item.left), completion_key(item.right)
+        left, right = case.spellings.key(item.left), case.spellings.key(item.right)
         if item.preference in ("tie", "both_bad"):
             left_out[item.preference] += 1
         elif item.preference not in ("left", "right"):
@@ -230,7 +231,7 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
             claim = _Claim(better, worse, 1, 1.0, "comparison", item.simulated, item.tags, item.feedback)
             _claim_add(case, claim, left_out)
     elif isinstance(item, CorrectionEvidence):
-        better, worse = completion_key(item.correction), completion_key(item.response)
+        better, worse = case.spellings.key(item.correction), case.spellings.key(item.response)
         if not item.valid:
             left_out["correction_invalid"] += 1
         else:
@@ -240,19 +241,20 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
         pass  # nothing is said of any other response to the prompt
     elif isinstance(item, RewardEvidence):
         if item.measured:
-            key = completion_key(item.response)
+            key = case.spellings.key(item.response)
             case.rewards.setdefault(key, []).append(item.value)
             case.reward_ids.setdefault(key, []).extend(item.feedback)
             case.tag(key, item.tags)
             if item.simulated:
                 case.simulated_sources.add(key)
     else:
-        key = completion_key(item.response)
-        case.ranks.add((key, tuple(sorted(text for text, _ in item.candidates))))
+        key = case.spellings.key(item.response)
+        options = [case.spellings.key(text) for text, _ in item.candidates]
+        case.ranks.add((key, tuple(sorted(options))))
         case.tag(key, item.tags)
-        for text, score in item.candidates:
+        for option, (_, score) in zip(options, item.candidates, strict=True):
             if score is not None:
-                case.scores.setdefault(text, []).append(score)
+                case.scores.setdefault(option, []).append(score)
 
 
 def _claim_add(case: _Case, claim: _Claim, left_out: Counter[str]) -> None:
@@ -285,12 +287,12 @@ def _prompt_pairs(
     room = {"train": cap, "eval": 1, "holdout": HELD_OUT_PAIRS}[split]
     if len(majority) > room:
         left_out["over_cap" if split == "train" else "held_out_extra"] += len(majority) - room
-    best, worst = ((), ()) if split == "train" else _ends(majority)
+    best, worst = ((), ()) if split == "train" else _ends(majority, case.spellings)
     return [
         Pair(
             prompt_hash=prompt_hash,
-            chosen=completion_of(claim.better),
-            rejected=completion_of(claim.worse),
+            chosen=case.spellings.completion(claim.better),
+            rejected=case.spellings.completion(claim.worse),
             source=claim.source,
             margin=round(claim.margin, 6),
             votes=claim.votes,
@@ -429,10 +431,12 @@ def _votes(claims: Iterable[_Claim]) -> int:
     return sum(claim.votes for claim in claims)
 
 
-def _ends(claims: list[_Claim]) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
+def _ends(
+    claims: list[_Claim], spellings: Spellings
+) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
     """Responses that beat another and lose to none, and those that lose to another and beat none."""
     winners, losers = {claim.better for claim in claims}, {claim.worse for claim in claims}
     return (
-        tuple(completion_of(key) for key in sorted(winners - losers)),
-        tuple(completion_of(key) for key in sorted(losers - winners)),
+        tuple(spellings.completion(key) for key in sorted(winners - losers)),
+        tuple(spellings.completion(key) for key in sorted(losers - winners)),
     )

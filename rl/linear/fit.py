@@ -26,9 +26,9 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from rl.agents.base import Agent
+from rl.agents.base import Agent, answer_plain
 from rl.linear.features import FAMILIES, Features, prompt_features
-from rl.linear.model import CLOSED, LISTED, LinearPolicy, answer_features, answer_plain
+from rl.linear.model import CLOSED, LISTED, LinearPolicy, answer_features
 from rl.linear.rows import (
     CORRECTIONS,
     PAIRS,

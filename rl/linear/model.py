@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rl.agents.base import answer_plain
 from rl.linear.features import FAMILIES, Features, answer_features, message_text, prompt_features
 
 WEIGHTS = "linear_policy.json"
@@ -196,17 +197,6 @@ def log_softmax(scores: Sequence[float]) -> list[float]:
     best = max(scores)
     total = best + math.log(math.fsum(math.exp(score - best) for score in scores))
     return [score - total for score in scores]
-
-
-def answer_plain(answer: str) -> str:
-    """An answer without what does not change it: blanks around it, and the spacing and order of a JSON object."""
-    text = answer.strip()
-    if text[:1] in ("{", "["):
-        try:
-            return json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True)
-        except (ValueError, RecursionError):
-            return text
-    return text
 
 
 def answer_parts(answer: str) -> list[str]:

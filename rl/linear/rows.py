@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import UNREADABLE, Agent
-from rl.linear.model import CLOSED, LISTED, answer_parts, answer_plain
+from rl.agents.base import UNREADABLE, Agent, answer_plain
+from rl.linear.model import CLOSED, LISTED, answer_parts
 
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
 """Feedback it can learn from: one of two answers preferred; a value of one answer; the answer to give."""

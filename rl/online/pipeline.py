@@ -227,7 +227,7 @@ def _next_step(policy: Policy, outcome: PipelineResult) -> str:
     if outcome.passed:
         return next_steps.after_gate_opens(policy.name)
     if stage == Policy.Stage.REJECTED:
-        return next_steps.after_harm(policy.name, policy.agent, outcome.reason)
+        return next_steps.after_rejection(policy.agent, outcome.reason)
     return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 

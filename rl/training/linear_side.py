@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import UNREADABLE, Agent, Message
-from rl.linear.model import LinearPolicy, LinearPolicyError, answer_plain, log_softmax
+from rl.agents.base import UNREADABLE, Agent, Message, answer_plain
+from rl.linear.model import LinearPolicy, LinearPolicyError, log_softmax
 from rl.training.encoding import prompt_messages, response_text
 from rl.training.policy import Generation, LoadedPolicy
 from rl.training.scoring import ResponseScore, score_responses
