@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections import Counter
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -72,7 +75,32 @@ def test_names_picked_tell_when_the_last_one_may_be_the_last():
     assert sorted(names) == ["a", "b", "c"]
     assert [len(every) for every in ordered.choices] == [3, 2, 1]
     assert ordered.choices[2] == ((ordered.text, 1.0),)
-    assert {share for _, share in ordered.choices[1]} == {0.5}
+
+
+@pytest.mark.parametrize(("first", "following"), [("a", "b"), ("b", "c"), ("c", "a")])
+def test_half_of_the_answers_go_on_in_the_order_of_the_list(first: str, following: str) -> None:
+    random = Random(0)
+    while not (answer := names_picked(random, "k", ["a", "b", "c"], [3])).text.startswith(
+        f'{{"k": ["{first}"'
+    ):
+        pass
+    # the one below it in half of the answers, and an even share of the other half
+    assert dict(answer.choices[1]) == {
+        f'{{"k": ["{first}", "{name}",': 0.75 if name == following else 0.25
+        for name in "abc"
+        if name != first
+    }
+
+
+def test_each_name_is_as_likely_as_another_at_every_place_of_an_order() -> None:
+    random = Random("places")
+    counts = Counter(
+        (place, name)
+        for _ in range(3_000)
+        for place, name in enumerate(json.loads(names_picked(random, "k", ["a", "b", "c"], [3]).text)["k"])
+    )
+    assert all(900 < count < 1_100 for count in counts.values())
+    assert len(counts) == 9
 
 
 def test_fields_of_an_object_are_drawn_one_by_one():
@@ -253,6 +281,42 @@ def test_some_lists_of_names_keep_to_one_script():
     assert len(alone) > 30
 
 
+def test_invented_words_are_too_many_to_be_learnt_by_heart() -> None:
+    random = Random("invented")
+    words = [base_words.invented(random) for _ in range(4_000)]
+    known = {*base_words.ENGLISH, *itertools.chain.from_iterable(base_words.FOREIGN)}
+    assert len(set(words)) > 2_000
+    assert sum(word in known for word in words) < 1_000
+    assert all(1 < len(word) < 13 for word in words)
+
+
+def test_most_tokens_of_a_drill_are_learnt_from() -> None:
+    from rl.training.base_model import BUNDLED_MODEL
+    from rl.training.base_training import tree_of
+    from rl.training.loading import tokenizer_load
+
+    tokenizer, random = tokenizer_load("bundled", str(BUNDLED_MODEL)), Random("drills")
+    trees = [tree_of(tokenizer, base_strangers.drill_stranger(random)) for _ in range(100)]
+    assert sum(len(tree.targets) for tree in trees) > 0.5 * sum(len(tree.tokens) for tree in trees)
+
+
+@pytest.mark.parametrize("ask", [base_strangers._one_invented, base_strangers._one_within])
+def test_a_key_that_is_asked_for_can_be_read_in_the_prompt(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
+    monkeypatch.setattr(base_strangers, "ASKS", (ask,))
+    random, seen = Random("keys"), 0
+    while seen < 100:
+        example = base_strangers.choice_stranger(random)
+        if not example.response.startswith("{"):
+            continue
+        (key,) = json.loads(example.response)
+        lines = "\n".join(message["content"] for message in example.messages).splitlines()
+        # of a sentence in no language only the word above the list can be the key; else it stands in quotes
+        heads = [line.partition(":")[0].removesuffix("s") for line in lines]
+        quoted = json.dumps(key, ensure_ascii=False)
+        assert key.removesuffix("s") in heads or any(quoted in line or f'"{key}s"' in line for line in lines)
+        seen += 1
+
+
 def test_no_name_of_the_agents_it_is_measured_on_is_taught():
     taught = {
         name.casefold()
@@ -279,7 +343,8 @@ def test_strangers_can_be_answered(unseen):
         "order": options[::-1],
         "object": options[0],
     }[unseen.kind]
-    more = {"stars": 3, "escalate": False} if unseen.kind == "object" else {}
+    values = {"integer": 3, "boolean": False}
+    more = {key: values[schema["type"]] for key, schema in unseen.more}
     assert agent.is_valid(json.dumps({unseen.key: right, **more}), state)
     wrong = "elsewhere" if unseen.kind in (ENUM, "object") else [options[0]] * len(options)
     assert not agent.is_valid(json.dumps({unseen.key: wrong, **more}), state)

@@ -205,7 +205,7 @@ def retriever_example(random: Random) -> BaseExample:
 def _list_example(random: Random, agent: Any, state: dict[str, Any], sizes: Any) -> BaseExample:
     assert isinstance(agent, ListAgent)
     names = agent.options(state)
-    answers = [names_picked(random, agent.answer_key, names, sizes) for _ in range(2)]
+    answers = [names_picked(random, agent.answer_key, names, sizes) for _ in range(4)]
     return BaseExample(tuple(agent.render(state)), tuple(answers))
 
 
@@ -311,40 +311,26 @@ def tokenizer_text(random: Random) -> str:
 
 
 MIXTURE: Mixture = (
-    (0.08, widget_example),
+    (0.07, widget_example),
     (0.05, fixture_example),
     (0.06, filer_example),
     (0.04, storer_example),
-    (0.05, librarian_example),
-    (0.08, prioritizer_example),
+    (0.06, librarian_example),
+    (0.09, prioritizer_example),
     (0.06, retriever_example),
     (0.08, tool_example),
-    (0.05, assistant_example),
-    (0.18, base_strangers.choice_stranger),
-    (0.06, base_strangers.list_stranger),
-    (0.05, base_strangers.order_stranger),
-    (0.08, base_strangers.object_stranger),
+    (0.06, assistant_example),
+    (0.20, base_strangers.choice_stranger),
+    (0.08, base_strangers.list_stranger),
+    (0.08, base_strangers.order_stranger),
+    (0.14, base_strangers.object_stranger),
     (0.02, base_strangers.lookup_stranger),
     (0.02, base_strangers.rule_stranger),
+    (0.15, base_strangers.drill_stranger),
     (0.03, repeat_example),
     (0.01, text_example),
 )
-"""Shares of the first steps: one name of many, most of all."""
+"""Shares of the examples."""
 
-OF_LISTS: dict[Callable[[Random], BaseExample], float] = {
-    librarian_example: 3.0,
-    prioritizer_example: 3.0,
-    retriever_example: 2.5,
-    base_strangers.list_stranger: 4.0,
-    base_strangers.order_stranger: 4.0,
-    base_strangers.object_stranger: 2.0,
-}
-"""Makers of answers with several names -> how many times their share."""
-
-MIXTURE_OF_LISTS: Mixture = tuple((share * OF_LISTS.get(make, 0.5), make) for share, make in MIXTURE)
-"""`MIXTURE` once one name is chosen without fault: not to name the same twice takes longest to learn."""
-
-OF_WORDINGS = OF_LISTS | {assistant_example: 4.0, base_strangers.choice_stranger: 1.0, repeat_example: 1.0}
-
-MIXTURE_OF_WORDINGS: Mixture = tuple((share * OF_WORDINGS.get(make, 0.5), make) for share, make in MIXTURE)
-"""Shares of the second round: whole sentences beside lists."""
+MIXTURE_OF_DRILLS: Mixture = ((0.85, base_strangers.drill_stranger), *MIXTURE)
+"""Shares of the first steps: short names to copy, and to tell apart by what was written."""

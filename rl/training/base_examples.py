@@ -63,25 +63,38 @@ def choice(
     return BaseExample(tuple(messages), tuple(TargetAnswer(text, (every,)) for text in shown))
 
 
+FOLLOWING_SHARE = 0.5
+"""Share of the answers of several names that go on, after a name, with the one listed below it."""
+
+
 def names_picked(random: Random, key: str, names: Sequence[str], sizes: Sequence[int]) -> TargetAnswer:
-    """Different names in any order, {"<key>": [...]}; each number of names in `sizes` is alike likely."""
+    """Different names in any order, {"<key>": [...]}; each number of names in `sizes` is alike likely.
+
+    names: in the order in which the prompt lists them. The first is any of them, each alike. What follows a name is,
+    in `FOLLOWING_SHARE` of the answers, the next one listed (after the last the first), else any that is left: to go
+    on in a list is learnt long before it is learnt to tell what was written already, and each name stays as likely
+    as another at every place.
+    """
     left, size = list(names), random.choice(list(sizes))
     text, choices = json.dumps({key: []}, ensure_ascii=False)[:-2], []
+    following = ""
     for place in range(size):
         # sizes that are still possible say whether this name may be the last
         open_sizes = [other for other in sizes if other > place]
         last = sum(other == place + 1 for other in open_sizes) / len(open_sizes)
-        each = 1 / len(left)
+        even = (1 - FOLLOWING_SHARE if following in left else 1.0) / len(left)
+        shares = {name: even + FOLLOWING_SHARE * (name == following) for name in left}
         every = []
-        for name in left:
+        for name, share in shares.items():
             quoted = text + json.dumps(name, ensure_ascii=False)
             if last:
-                every.append((quoted + "]}", each * last))
+                every.append((quoted + "]}", share * last))
             if last < 1:
-                every.append((quoted + ",", each * (1 - last)))
+                every.append((quoted + ",", share * (1 - last)))
         choices.append(tuple(every))
-        name = random.choice(left)
+        name = random.choices(list(shares), list(shares.values()))[0]
         left.remove(name)
+        following = names[(names.index(name) + 1) % len(names)]
         text += json.dumps(name, ensure_ascii=False) + ("]}" if place + 1 == size else ", ")
     return TargetAnswer(text, tuple(choices))
 

@@ -21,11 +21,8 @@ from rl.training.base_words import PROMPT_WORDS
 
 __all__ = ["BUNDLED_MODEL", "Shape", "build_base_model", "resolve_base_model", "tokenizer_build"]
 
-STEPS = 12_500
-"""Optimiser steps of the first round of a build."""
-
-SECOND_SHARE, SECOND_RATE = 0.176, 0.75
-"""Steps of the second round and its learning rate, as shares of the first round's."""
+STEPS = 16_000
+"""Optimiser steps of a build."""
 
 BATCH_SIZE = 24
 """Examples of a step."""
@@ -78,16 +75,15 @@ def build_base_model(
     """Train the base model from nothing and write it to `output`; the same seed learns from the same examples.
 
     output: a directory, made where missing; model files in it are replaced only after the last step. A training that
-    was cut off goes on from the checkpoints beside it (`<output>.training1.safetensors`, `2` of the second round);
-    they go when it is done. steps: optimiser steps of `batch_size` examples in the first round; the second takes
-    SECOND_SHARE of that. texts: what the tokenizer learns from. progress: called after each step with (step, steps,
-    loss in nats an answer token above the least possible).
+    was cut off goes on from the checkpoint beside it (`<output>.training.safetensors`), which goes when it is done.
+    steps: optimiser steps of `batch_size` examples. texts: what the tokenizer learns from. progress: called after
+    each step with (step, steps, loss in nats an answer token above the least possible).
     Returns parameters, vocabulary, steps, seconds, loss (mean of the last tenth), bytes.
     The caller's random state and thread count are left as they were.
     """
     import torch
 
-    from rl.training.base_training import FIRST, SECOND, train
+    from rl.training.base_training import train
     from rl.training.base_weights import weights_start
 
     if steps < 1 or batch_size < 1:
@@ -95,43 +91,30 @@ def build_base_model(
     output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     shape = shape or Shape()
+    state = output.with_name(f"{output.name}.training.safetensors")
     start_s = time.monotonic()
     tokenizer = tokenizer_build(seed, shape.vocabulary, texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _model(shape, tokenizer)
         weights_start(model, asking=tokens_of(tokenizer, ASKING), opening=tokens_of(tokenizer, OPENING))
-        losses: list[float] = []
-        second = int(SECOND_SHARE * steps)
-
-        def report(step: int, _: int, loss: float) -> None:
-            if progress is not None:
-                progress(len(losses) + step, steps + second, loss)
-
-        for number, (curriculum, length, rate) in enumerate(
-            ((FIRST, steps, 1.0), (SECOND, second, SECOND_RATE))
-        ):
-            losses += train(
-                model,
-                tokenizer,
-                seed=seed + number,
-                steps=length,
-                batch_size=batch_size,
-                learning_rate=rate * learning_rate,
-                curriculum=curriculum,
-                state=_round_state(output, number),
-                progress=report,
-            )
-            # the second round goes on from the weights as they are shipped
-            model.to(torch.bfloat16).to(torch.float32)
+        losses = train(
+            model,
+            tokenizer,
+            seed=seed,
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            state=state,
+            progress=progress,
+        )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     output.mkdir(exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
     sums_write(output)
     (output / "model.safetensors").chmod(0o644)  # written as a temporary file, which only its owner may read
-    for number in (0, 1):
-        _round_state(output, number).unlink(missing_ok=True)
+    state.unlink(missing_ok=True)
     last = losses[-max(1, steps // 10) :]
     return {
         "path": str(output),
@@ -143,11 +126,6 @@ def build_base_model(
         "vocabulary": len(tokenizer),
         "bytes": sum(file.stat().st_size for file in output.iterdir() if file.is_file()),
     }
-
-
-def _round_state(output: Path, number: int) -> Path:
-    """Checkpoint of a round of the build, beside its output."""
-    return output.with_name(f"{output.name}.training{number + 1}.safetensors")
 
 
 def tokenizer_build(seed: int, vocabulary: int, texts: int = TEXTS) -> Any:

@@ -82,11 +82,20 @@ def choice_stranger(random: Random) -> BaseExample:
             )
         )
         return choice(random, prompt(random, system, key, task, options), options)
-    ask = random.choice((_one_sentence, _one_sentence, _one_key, _one_like, _one_schema, _one_foreign))
+    ask = random.choice(ASKS)
     system = ask(random, key, task, options)
     return choice(
         random,
-        prompt(random, system, key, task, options, listed='"enum"' in system),
+        prompt(
+            random,
+            system,
+            key,
+            task,
+            options,
+            listed=ask in (_one_schema, _one_within),
+            # of a sentence in no language only the word that heads the list can be the key
+            head=random.choice((key, key, f"{key}s")) if ask is _one_invented else "",
+        ),
         [json.dumps({key: option}, ensure_ascii=False) for option in options],
     )
 
@@ -101,6 +110,18 @@ def _one_foreign(random: Random, key: str, task: str, options: Sequence[str]) ->
     one, other, form, short = random.choice(FOREIGN_TASKS)
     shown = key.capitalize() if random.random() < 0.3 else key
     return f"{random.choice((one, other)).format(key=shown)} {random.choice((form, form, short))}"
+
+
+def _one_invented(random: Random, key: str, task: str, options: Sequence[str]) -> str:
+    """A sentence of words nobody knows, the key among them, and a request for JSON in some language."""
+    spell = random.choice((base_words.invented, base_words.spelling(random)))
+    words = [spell(random) for _ in range(random.randint(2, 7))]
+    words.insert(random.randint(0, len(words)), key.capitalize() if random.random() < 0.3 else key)
+    *_, form, short = random.choice(FOREIGN_TASKS)
+    text = " ".join(words)
+    return (
+        f"{text[0].upper()}{text[1:]}{random.choice('..?:')} {random.choice((form, form, short, *FORMS[:4]))}"
+    )
 
 
 def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str:
@@ -128,6 +149,21 @@ def _one_like(random: Random, key: str, task: str, options: Sequence[str]) -> st
     )
 
 
+def _one_within(random: Random, key: str, task: str, options: Sequence[str]) -> str:
+    """The options stand in the sentence that asks."""
+    listed = _options_text(random, options)
+    return random.choice(
+        (
+            f'Set "{key}" to {listed}. JSON only.',
+            f'Is the {task} {listed}? Answer in JSON under "{key}".',
+            f'{base_words.sentence(random)} Reply with JSON, "{key}" being one of {listed}.',
+            f'What {key} has the {task}? Answer in JSON, "{key}": {listed}.',
+            f'Judge the {task}: {listed}. Answer like {{"{key}": "..."}}',
+            f'Answer with JSON. The key is "{key}", allowed are {listed}.',
+        )
+    )
+
+
 def _one_schema(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     inner: dict[str, Any] = {"enum": list(options)}
     if random.random() < 0.5:
@@ -135,6 +171,12 @@ def _one_schema(random: Random, key: str, task: str, options: Sequence[str]) -> 
     return random.choice(("Answer in JSON: ", "Schema: ", "Reply with JSON that fits ")) + _schema(
         random, {key: inner}
     )
+
+
+ASKS = (
+    _one_sentence, _one_sentence, _one_key, _one_like, _one_schema, _one_foreign, _one_invented, _one_within,
+)  # fmt: skip
+"""Ways to ask for one option under a key."""
 
 
 def _schema(random: Random, properties: dict[str, Any]) -> str:
@@ -187,9 +229,45 @@ def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
             ". " + _schema(random, {key: {"type": "array", "items": {"enum": options}}}),
         )
     )
-    answers = [names_picked(random, key, options, sizes) for _ in range(2)]
+    answers = [names_picked(random, key, options, sizes) for _ in range(4)]
     messages = prompt(random, system, key, task, options, listed='"enum"' in system)
     return BaseExample(messages, tuple(answers))
+
+
+def drill_stranger(random: Random) -> BaseExample:
+    """Many short names, few other words, and several answers: most of its tokens are learnt from.
+
+    To copy a name, and to leave out what was written already, are learnt several times as fast as from whole prompts.
+    """
+    names = _short_names(random)
+    key, kind = key_of(random), random.random()
+    joint = random.choice((", ", ", ", "\n", "\n", " | ", "\n- "))
+    head = random.choice((f"{key}s", key))
+    user = f"{head}:{joint if joint.startswith(chr(10)) else ' '}{joint.join(names)}"
+    form = random.choice((" JSON.", " Answer in JSON."))
+    if kind < 0.2:
+        system = random.choice((f"Pick one {key}.", "Choose one.", f"Which {key}?"))
+        responses = [json.dumps({key: name}, ensure_ascii=False) for name in names]
+        return choice(random, chat(system + form, user), responses, most=8)
+    if kind < 0.5:
+        system = random.choice((f"Pick the {key}s.", "Choose one or more.", "Some of them."))
+        sizes: Sequence[int] = range(1, min(len(names), 4) + 1)
+    else:
+        system = random.choice((f"Rank all {key}s.", "Order all.", f"Sort every {key}.", "Put all in order."))
+        sizes = [len(names)]
+    answers = [names_picked(random, key, names, sizes) for _ in range(5)]
+    return BaseExample(chat(system + form, user), tuple(answers))
+
+
+def _short_names(random: Random) -> list[str]:
+    """Two to twelve different names of at most eleven letters, spelt in one manner."""
+    spell = random.choice(
+        (base_words.invented, base_words.syllables, base_words.word, base_words.spelling(random))
+    )
+    count = random.choice((2, 3, 4, 5, 6, 8, 12))
+    drawn = (spell(random) for _ in range(5 * count))
+    names = list(dict.fromkeys(name for name in drawn if len(name) < 12))[:count]
+    return names if len(names) > 1 else _short_names(random)
 
 
 def order_stranger(random: Random) -> BaseExample:
@@ -223,7 +301,7 @@ def object_stranger(random: Random) -> BaseExample:
             "Answer in JSON",
         )
     )
-    answers = [object_of(random, [(key, values) for key, (values, _, _) in fields.items()]) for _ in range(2)]
+    answers = [object_of(random, [(key, values) for key, (values, _, _) in fields.items()]) for _ in range(3)]
     asked = f"{opening}:{random.choice((' ', chr(10)))}{field_list}"
     about = "\n".join(_context(random, task, most=4))
     if random.random() < 0.6:
@@ -277,13 +355,23 @@ def _options_text(random: Random, options: Sequence[str]) -> str:
 
 
 def prompt(
-    random: Random, system: str, key: str, task: str, options: Sequence[str], *, listed: bool = False
+    random: Random,
+    system: str,
+    key: str,
+    task: str,
+    options: Sequence[str],
+    *,
+    listed: bool = False,
+    head: str = "",
 ) -> tuple[Any, ...]:
-    """A system prompt and a user's message that tells of a case and lists the options; `listed`: they stand already."""
+    """A system prompt and a user's message that tells of a case and lists the options.
+
+    listed: they stand in the system prompt already. head: the word above them; empty for any.
+    """
     about = _context(random, task)
     if listed:
         return chat(system, "\n".join(about))
-    head = random.choice(
+    head = head or random.choice(
         (f"{key}s", f"{key}s", key, "options", "options", "choices", "one of", "allowed", "listed")
     )
     if random.random() < 0.06:

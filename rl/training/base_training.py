@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 
 from rl.training.base_corpus import (
     MIXTURE,
-    MIXTURE_OF_LISTS,
-    MIXTURE_OF_WORDINGS,
+    MIXTURE_OF_DRILLS,
     Mixture,
     example_random,
 )
@@ -41,7 +40,7 @@ GROWING = 400
 NORM_RATE = 4.0
 """Learning rate of the norms' weights, as a multiple of the others'."""
 
-COOLING = 0.75
+COOLING = 0.35
 """Share of the steps after which the learning rate falls to nothing."""
 
 
@@ -62,10 +61,8 @@ class Curriculum:
         return min(LONGEST, self.shortest + step * (LONGEST - self.shortest) // GROWING)
 
 
-FIRST = Curriculum(((0, MIXTURE), (7_600, MIXTURE_OF_LISTS)), shortest=100)
-"""One name of many; most examples are lists once that is learnt."""
-SECOND = Curriculum(((0, MIXTURE_OF_WORDINGS),))
-"""Wordings of an assistant, names of one script alone, and lists still."""
+CURRICULUM = Curriculum(((0, MIXTURE_OF_DRILLS), (6_000, MIXTURE)), shortest=100)
+"""Names to copy first, then all kinds of examples."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ class Chunks(torch.utils.data.Dataset[list[list[Tree]]]):
     tokenizer: Any
     seed: int
     batch_size: int
-    curriculum: Curriculum = FIRST
+    curriculum: Curriculum = CURRICULUM
 
     def __getitem__(self, number: int) -> list[list[Tree]]:
         step = number * BATCHES
@@ -182,7 +179,7 @@ def batches(
     start: int,
     steps: int,
     workers: int = 0,
-    curriculum: Curriculum = FIRST,
+    curriculum: Curriculum = CURRICULUM,
 ) -> Iterator[list[Tree]]:
     """The batches of the steps from `start` (the first is 0) to the last of `steps`, drawn by so many processes beside.
 
@@ -255,7 +252,7 @@ def train(
     steps: int,
     batch_size: int,
     learning_rate: float,
-    curriculum: Curriculum = FIRST,
+    curriculum: Curriculum = CURRICULUM,
     state: Path | None = None,
     save_every: int = 100,
     hardware: Hardware | None = None,

@@ -34,6 +34,8 @@ class Unseen:
     fields: tuple[str, ...] = ("overcast", "drizzle", "sleepy", "noisy", "vegan", "hasty", "grumpy", "tidy")
     fixed: bool = False
     """Every option is listed each time, in the same order."""
+    more: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """Further keys of an OBJECT, each with its schema."""
 
     def prompt(self, random: Random) -> tuple[TemplateAgent, dict[str, Any], list[str]]:
         """The agent of one prompt, the state it renders, and the options of an ENUM's answers."""
@@ -61,12 +63,7 @@ class Unseen:
                 "type": "array", "items": names, "uniqueItems": True,
                 "minItems": len(options), "maxItems": len(options),
             }  # fmt: skip
-        properties = {self.key: names}
-        if self.kind == OBJECT:
-            properties |= {
-                "stars": {"type": "integer", "minimum": 1, "maximum": 5},
-                "escalate": {"type": "boolean"},
-            }
+        properties = {self.key: names, **dict(self.more)}
         return {
             "type": "object",
             "properties": properties,
@@ -137,6 +134,49 @@ UNSEEN: tuple[Unseen, ...] = (
         "feedback", OBJECT, "sentiment", ("delighted", "lukewarm", "furious"),
         "Rate the review. JSON:\nsentiment: delighted, lukewarm or furious\nstars: 1 to 5\nescalate: true or false",
         "review: {field} and {other}", fixed=True,
+        more=(("stars", {"type": "integer", "minimum": 1, "maximum": 5}), ("escalate", {"type": "boolean"})),
+    ),
+    Unseen(
+        "nurse", ENUM, "triage", ("crimson", "amber", "lime"),
+        'You are a triage bot. Return JSON: {"triage": "crimson" | "amber" | "lime"}',
+        "Patient is {field}. Complaint: {other}.", fixed=True,
+    ),
+    Unseen(
+        "parcels", ENUM, "lane", ("express", "bulky", "fragile", "overnight", "pickup"),
+        'Decide which lane this parcel takes. Respond only with JSON, for example {"lane": "standby"}',
+        "Parcel: {field}, {other}\nAvailable lanes:\n* {options}", joint="\n* ",
+    ),
+    Unseen(
+        "sommelier", ENUM, "vin", ("Muscadet", "Chinon", "Gigondas", "Sancerre"),
+        'Choisissez un vin pour ce plat. Répondez en JSON avec la clé "vin".',
+        "plat : {field}\nvins :\n- {options}", joint="\n- ",
+    ),
+    Unseen(
+        "χρώματα", ENUM, "χρώμα", ("κόκκινο", "μπλε", "κίτρινο", "μωβ"),
+        'Διάλεξε ένα χρώμα. JSON: {"χρώμα": "..."}', "τοίχος: {field}\nχρώματα: {options}", joint=", ",
+    ),
+    Unseen(
+        "kitchen", LIST, "allergens", ("gluten", "lupin", "sesame", "mustard", "celery"),
+        'Return the allergens of the dish as JSON: {"allergens": [...]}',
+        "Dish: {field} pie with {other}\nKnown allergens: {options}", joint=", ",
+    ),
+    Unseen(
+        "courier", ORDER, "itinerary", ("depot", "harbour", "mall", "clinic", "airport"),
+        'Sort these stops into a sensible itinerary. Return {"itinerary": [...]} with every stop once.',
+        "van: {field}\nstops: {options}", joint=", ",
+    ),
+    Unseen(
+        "hotel", OBJECT, "chamber", ("attic", "cellar", "suite"),
+        "Extract the booking as JSON.\nchamber: attic, cellar or suite\nnights: 1-14\nbreakfast: true/false",
+        "Guest says: {field}, {other}, see you soon", fixed=True,
+        more=(("nights", {"type": "integer", "minimum": 1, "maximum": 14}), ("breakfast", {"type": "boolean"})),
+    ),
+    Unseen(
+        "films", OBJECT, "genre", ("noir", "romcom", "western"),
+        'Answer in this form: {"genre": noir/romcom/western, "tension": 0-10}',
+        "plot: a {field} sheriff, {other}", fixed=True,
+        more=(("tension", {"type": "integer", "minimum": 0, "maximum": 10}),),
     ),
 )  # fmt: skip
-"""Twelve agents; a test holds that none of their names is among the words taught."""
+"""Twelve agents and eight written once the curriculum was fixed (`nurse` and those after it); a test holds that none
+of their names is among the words taught."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from collections.abc import Callable
 from random import Random
 
@@ -78,6 +80,9 @@ FOREIGN = (
     _words("บ้าน ถนน สีเขียว สั่ง พรุ่งนี้ ลูกค้า ช้า ใจ เปิด ประตู แม่น้ำ"),
 )
 """Words of one language each."""
+ENGLISH = NOUNS + VERBS + ADJECTIVES
+LATIN = tuple(word for words in FOREIGN for word in words if word[0].isascii() and word[0].isalpha())
+"""Words of the languages above that are written in Latin letters."""
 
 LETTERS = (
     "abcdefghijklmnopqrstuvwxyz",
@@ -120,14 +125,43 @@ def letters(random: Random) -> str:
     return "".join(random.choices(alphabet, k=random.randint(2, 7)))
 
 
+@functools.cache
+def _successors(words: tuple[str, ...], order: int) -> dict[str, str]:
+    """Letters that follow each `order` letters in some words, as often as they do; "^" begins a word, "$" ends it."""
+    found: dict[str, str] = defaultdict(str)
+    for text in words:
+        padded = "^" * order + text + "$"
+        for place in range(order, len(padded)):
+            found[padded[place - order : place]] += padded[place]
+    return dict(found)
+
+
+def invented(random: Random) -> str:
+    """A word of no language that reads like one of English, or of another language, drawn letter by letter.
+
+    There are too many to be learnt by heart, so they can only be copied from the prompt.
+    """
+    words, order = random.choice(((ENGLISH, 2), (ENGLISH, 2), (LATIN, 2), (random.choice(FOREIGN), 1)))
+    successors = _successors(words, order)
+    while True:
+        text = "^" * order
+        while not text.endswith("$") and len(text) < order + 11:
+            text += random.choice(successors[text[-order:]])
+        made = text[order:].removesuffix("$")
+        if len(made) > 1:
+            return made
+
+
 def word(random: Random) -> str:
     """An English word, one of another language, or a made-up one."""
     kind = random.random()
-    if kind < 0.40:
+    if kind < 0.15:
         return random.choice(random.choice((NOUNS, NOUNS, VERBS, ADJECTIVES)))
-    if kind < 0.55:
+    if kind < 0.22:
         return random.choice(random.choice(FOREIGN))
-    return syllables(random) if kind < 0.75 else letters(random)
+    if kind < 0.62:
+        return invented(random)
+    return syllables(random) if kind < 0.77 else letters(random)
 
 
 def spelling(random: Random) -> Callable[[Random], str]:
@@ -135,12 +169,17 @@ def spelling(random: Random) -> Callable[[Random], str]:
 
     In one script all names begin with the same byte: which one is being written shows at its second or third.
     """
-    if random.random() < 0.6:
+    if random.random() < 0.7:
         return word
     words = random.choice(FOREIGN)
-    alphabet = random.choice(("".join(words), *LETTERS[3:]))
-    if random.random() < 0.5:
+    kind = random.random()
+    if kind < 0.35:
         return lambda random: random.choice(words)
+    if kind < 0.5:
+        return lambda random: "".join(
+            chr(random.randint(0x4E00, 0x9FA5)) for _ in range(random.randint(1, 4))
+        )
+    alphabet = random.choice(("".join(words), *LETTERS[3:]))
     return lambda random: "".join(random.choices(alphabet, k=random.randint(2, 9)))
 
 
