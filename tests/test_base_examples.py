@@ -283,7 +283,7 @@ def test_some_lists_of_names_keep_to_one_script():
 
 def test_invented_words_are_too_many_to_be_learnt_by_heart() -> None:
     random = Random("invented")
-    words = [base_words.invented(random) for _ in range(4_000)]
+    words = [base_words.pseudoword(random) for _ in range(4_000)]
     known = {*base_words.ENGLISH, *itertools.chain.from_iterable(base_words.FOREIGN)}
     assert len(set(words)) > 2_000
     assert sum(word in known for word in words) < 1_000
@@ -344,7 +344,7 @@ def test_strangers_can_be_answered(unseen):
         "object": options[0],
     }[unseen.kind]
     values = {"integer": 3, "boolean": False}
-    more = {key: values[schema["type"]] for key, schema in unseen.more}
+    more = {key: values[schema["type"]] for key, schema in unseen.properties}
     assert agent.is_valid(json.dumps({unseen.key: right, **more}), state)
     wrong = "elsewhere" if unseen.kind in (ENUM, "object") else [options[0]] * len(options)
     assert not agent.is_valid(json.dumps({unseen.key: wrong, **more}), state)

@@ -114,7 +114,7 @@ def _one_foreign(random: Random, key: str, task: str, options: Sequence[str]) ->
 
 def _one_invented(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     """A sentence of words nobody knows, the key among them, and a request for JSON in some language."""
-    spell = random.choice((base_words.invented, base_words.spelling(random)))
+    spell = random.choice((base_words.pseudoword, base_words.spelling(random)))
     words = [spell(random) for _ in range(random.randint(2, 7))]
     words.insert(random.randint(0, len(words)), key.capitalize() if random.random() < 0.3 else key)
     *_, form, short = random.choice(FOREIGN_TASKS)
@@ -262,7 +262,7 @@ def drill_stranger(random: Random) -> BaseExample:
 def _short_names(random: Random) -> list[str]:
     """Two to twelve different names of at most eleven letters, spelt in one manner."""
     spell = random.choice(
-        (base_words.invented, base_words.syllables, base_words.word, base_words.spelling(random))
+        (base_words.pseudoword, base_words.syllables, base_words.word, base_words.spelling(random))
     )
     count = random.choice((2, 3, 4, 5, 6, 8, 12))
     drawn = (spell(random) for _ in range(5 * count))

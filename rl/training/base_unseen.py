@@ -34,7 +34,7 @@ class Unseen:
     fields: tuple[str, ...] = ("overcast", "drizzle", "sleepy", "noisy", "vegan", "hasty", "grumpy", "tidy")
     fixed: bool = False
     """Every option is listed each time, in the same order."""
-    more: tuple[tuple[str, dict[str, Any]], ...] = ()
+    properties: tuple[tuple[str, dict[str, Any]], ...] = ()
     """Further keys of an OBJECT, each with its schema."""
 
     def prompt(self, random: Random) -> tuple[TemplateAgent, dict[str, Any], list[str]]:
@@ -63,7 +63,7 @@ class Unseen:
                 "type": "array", "items": names, "uniqueItems": True,
                 "minItems": len(options), "maxItems": len(options),
             }  # fmt: skip
-        properties = {self.key: names, **dict(self.more)}
+        properties = {self.key: names, **dict(self.properties)}
         return {
             "type": "object",
             "properties": properties,
@@ -134,7 +134,7 @@ UNSEEN: tuple[Unseen, ...] = (
         "feedback", OBJECT, "sentiment", ("delighted", "lukewarm", "furious"),
         "Rate the review. JSON:\nsentiment: delighted, lukewarm or furious\nstars: 1 to 5\nescalate: true or false",
         "review: {field} and {other}", fixed=True,
-        more=(("stars", {"type": "integer", "minimum": 1, "maximum": 5}), ("escalate", {"type": "boolean"})),
+        properties=(("stars", {"type": "integer", "minimum": 1, "maximum": 5}), ("escalate", {"type": "boolean"})),
     ),
     Unseen(
         "nurse", ENUM, "triage", ("crimson", "amber", "lime"),
@@ -169,13 +169,13 @@ UNSEEN: tuple[Unseen, ...] = (
         "hotel", OBJECT, "chamber", ("attic", "cellar", "suite"),
         "Extract the booking as JSON.\nchamber: attic, cellar or suite\nnights: 1-14\nbreakfast: true/false",
         "Guest says: {field}, {other}, see you soon", fixed=True,
-        more=(("nights", {"type": "integer", "minimum": 1, "maximum": 14}), ("breakfast", {"type": "boolean"})),
+        properties=(("nights", {"type": "integer", "minimum": 1, "maximum": 14}), ("breakfast", {"type": "boolean"})),
     ),
     Unseen(
         "films", OBJECT, "genre", ("noir", "romcom", "western"),
         'Answer in this form: {"genre": noir/romcom/western, "tension": 0-10}',
         "plot: a {field} sheriff, {other}", fixed=True,
-        more=(("tension", {"type": "integer", "minimum": 0, "maximum": 10}),),
+        properties=(("tension", {"type": "integer", "minimum": 0, "maximum": 10}),),
     ),
 )  # fmt: skip
 """Twelve agents and eight written once the curriculum was fixed (`nurse` and those after it); a test holds that none

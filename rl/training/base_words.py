@@ -136,7 +136,7 @@ def _successors(words: tuple[str, ...], order: int) -> dict[str, str]:
     return dict(found)
 
 
-def invented(random: Random) -> str:
+def pseudoword(random: Random) -> str:
     """A word of no language that reads like one of English, or of another language, drawn letter by letter.
 
     There are too many to be learnt by heart, so they can only be copied from the prompt.
@@ -160,7 +160,7 @@ def word(random: Random) -> str:
     if kind < 0.22:
         return random.choice(random.choice(FOREIGN))
     if kind < 0.62:
-        return invented(random)
+        return pseudoword(random)
     return syllables(random) if kind < 0.77 else letters(random)
 
 
