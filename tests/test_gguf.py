@@ -186,12 +186,8 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
     assert len(QUANTIZATIONS) == 14
     bits = ["f32", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k"]
     assert [sizes[name] for name in bits] == sorted((sizes[name] for name in bits), reverse=True)
-    # q3_k_m gives some tensors more bits than q4_k_m does: of four layers it is chance which comes nearer
-    near, far = sorted(("q4_k_m", "q3_k_m"), key=lambda name: worst[name])
-    order = [*bits[1:5], near, far, "q2_k"]
-    assert [worst[name] for name in order] == sorted(worst[name] for name in order)
-    # in nats it depends on how large a model's logits are; beside four bits it does not
-    assert all(worst[name] < worst["q4_k_m"] / 2 for name in SIX_BITS)
+    assert [worst[name] for name in bits[1:]] == sorted(worst[name] for name in bits[1:])
+    assert all(worst[name] < 0.2 for name in SIX_BITS)
     assert leftovers(tmp_path) == sorted(
         f"Ratchet-bundled-3.0M-v1.0-{name.upper()}.gguf" for name in QUANTIZATIONS
     )
@@ -200,22 +196,12 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
 @pytest.mark.slow
 def test_the_bundled_model_answers_its_agents_as_before(tmp_path: Path) -> None:
     prompts = agent_prompts(widgets=14, fixtures=13, filer=13)
-    checked = {
-        name: export_gguf(
-            "bundled",
-            None,
-            tmp_path / f"{name}.gguf",
-            quantization=name,
-            prompts=prompts,
-            answer_tokens=24,
-        ).equality
-        for name in ("f16", "q8_0")
-    }
-    assert {figures["prompts"] for figures in checked.values()} == {40}
-    assert checked["f16"]["greedy_equal"] >= 0.95
-    # the base prefers none of the options: of two that are alike likely eight bits may choose the other
-    assert checked["q8_0"]["top1_agreement"] >= 0.98
-    assert checked["q8_0"]["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
+    checked = export_gguf(
+        "bundled", None, tmp_path / "q8.gguf", quantization="q8_0", prompts=prompts, answer_tokens=24
+    ).equality
+    assert checked["prompts"] == 40
+    assert checked["greedy_equal"] >= 0.95
+    assert checked["before_quantization"]["logprob_mean_abs_diff"] <= 0.05
 
 
 def test_matrices_too_narrow_for_a_block_are_reported(llama: Path, tmp_path: Path) -> None:
