@@ -34,6 +34,7 @@ PURE = [
     "rl.agents",
     "rl.bundled_models",
     "rl.checksums",
+    "rl.decoding",
     "rl.datasets.examples",
     "rl.datasets.feedback_types",
     "rl.datasets.holdout",
@@ -93,7 +94,7 @@ LAYERS = {
     "rl": [
         "bundled_models checksums statistics",
         "agents",
-        "linear recipes rewards",
+        "decoding linear recipes rewards",
         "gates",
         "charts",
         "models",

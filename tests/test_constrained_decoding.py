@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from rl.serving.base import Ask
-from rl.serving.constrained_decoding import MAX_DIGITS, Constraint, grammar_of, schema_grammar
+from rl.decoding.constraint import MAX_DIGITS, Constraint, GrammarVocabulary
 
 NAMES = ("a", "b", "properties", "$ref", "größe", "x y", "items", "0")
 DIGITS = np.arange(ord("0"), ord("9") + 1)
@@ -31,8 +30,9 @@ class ByteTokenizer:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(ByteTokenizer()))
+def vocabulary() -> GrammarVocabulary:
+    tokenizer = LLTokenizer(TokenizerWrapper(ByteTokenizer()))
+    return GrammarVocabulary(tokenizer, 257, lambda token: bytes([token]) if token < 256 else b"")
 
 
 def schema_drawn(random: Random, depth: int) -> dict[str, Any]:
@@ -79,41 +79,39 @@ def value_schema(random: Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_text_under_a_random_schema_fits_it(tokenizer: LLTokenizer, seed: int) -> None:
+def test_random_text_under_a_random_schema_fits_it(vocabulary: GrammarVocabulary, seed: int) -> None:
     random = Random(seed)
     for _ in range(40):
         schema = schema_drawn(random, 3)
-        text = text_drawn(random, Constraint(tokenizer, schema_grammar(schema)))
+        text = text_drawn(random, Constraint.of_schema(vocabulary, schema))
         jsonschema.validate(json.loads(text), schema)
 
 
-def test_texts_of_a_closed_set_may_hold_longer_numbers(tokenizer: LLTokenizer) -> None:
+def test_texts_of_a_closed_set_may_hold_longer_numbers(vocabulary: GrammarVocabulary) -> None:
     texts = ("account " + "1" * 24, "account " + "1" * 23 + "x")
-    grammar = grammar_of(Ask([], answers=texts))
-    assert grammar is not None
-    drawn = {text_drawn(Random(seed), Constraint(tokenizer, grammar, is_json=False)) for seed in range(20)}
+    drawn = {text_drawn(Random(seed), Constraint.of_answers(vocabulary, texts)) for seed in range(20)}
     assert drawn == set(texts)
 
 
-def test_whole_numbers_of_64_bits_can_be_written_and_none_much_longer(tokenizer: LLTokenizer) -> None:
-    constraint = Constraint(tokenizer, schema_grammar({"type": "integer"}))
+def test_whole_numbers_of_64_bits_can_be_written_and_none_much_longer(vocabulary: GrammarVocabulary) -> None:
+    constraint = Constraint.of_schema(vocabulary, {"type": "integer"})
     for _ in range(MAX_DIGITS):
-        assert constraint.token_mask(DIGITS)[DIGITS].any()
-        constraint.accept(ord("9"), b"9")
+        assert constraint.token_mask()[DIGITS].any()
+        constraint.accept(ord("9"))
     assert len(str(2**63)) <= MAX_DIGITS
-    assert not constraint.token_mask(DIGITS)[DIGITS].any()
+    assert not constraint.token_mask()[DIGITS].any()
 
 
 def text_drawn(random: Random, constraint: Constraint) -> str:
     """A text of random bytes that the constraint allows, closed as soon as may be in half of the steps."""
     text = b""
     while True:
-        allowed = [int(token) for token in np.flatnonzero(constraint.token_mask(DIGITS))]
+        allowed = [int(token) for token in np.flatnonzero(constraint.token_mask())]
         assert allowed, text
         if allowed[-1] == ByteTokenizer.eos_token_id and (len(allowed) == 1 or random.random() < 0.5):
             return text.decode()
         possible = [token for token in allowed if token < 256]
         closing = [token for token in possible if token in CLOSING]
         token = random.choice(closing if closing and random.random() < 0.5 else possible)
-        constraint.accept(token, bytes([token]))
+        constraint.accept(token)
         text += bytes([token])

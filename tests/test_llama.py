@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from rl.agents import AGENTS
+from rl.decoding.grammar import SchemaRefused, _part_references, _properties_closed, schema_grammar
 from rl.models import ServingSettings
 from rl.serving import fallback
 from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused
-from rl.serving.constrained_decoding import _part_references, _properties_closed, schema_grammar
 from rl.serving.llama import LlamaPolicy, _nucleus, _Text
 from tests.support.api_client import ApiClient
 from tests.support.serving import BUNDLED, Files, gguf_files, written_by_the_asking_thread  # noqa: F401
@@ -351,7 +351,6 @@ def test_text_parts_are_one_text(llama: LlamaPolicy) -> None:
     [
         {"$ref": "https://example.org/x.json"},
         {"type": "banana"},
-        {"enum": ["x" * 40_000]},
         {"allOf": 5},
         {"anyOf": True, "properties": {"a": {}}},
         {"properties": {"a": 5}},
@@ -360,8 +359,13 @@ def test_text_parts_are_one_text(llama: LlamaPolicy) -> None:
     ],
 )
 def test_a_schema_that_cannot_constrain_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(ServingRefused, match="schema"):
+    with pytest.raises(SchemaRefused, match="schema"):
         schema_grammar(schema)
+
+
+def test_a_schema_larger_than_the_limit_is_refused(llama: LlamaPolicy) -> None:
+    with pytest.raises(ServingRefused, match="32,768 characters"):
+        llama.answer(Ask(WIDGETS.render(STATES[0]), response_schema={"enum": ["x" * 40_000]}))
 
 
 def _field(schema: dict[str, Any]) -> dict[str, Any]:
@@ -448,17 +452,17 @@ def test_a_schema_too_deep_to_read_is_refused(depth: int) -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
         schema = {"properties": {"a": schema}}
-    with pytest.raises(ServingRefused, match="schema"):
+    with pytest.raises(SchemaRefused, match="schema"):
         schema_grammar(schema)
 
 
 def test_a_pattern_that_cannot_be_followed_is_refused_with_the_reason() -> None:
-    with pytest.raises(ServingRefused, match="look-around"):
+    with pytest.raises(SchemaRefused, match="look-around"):
         schema_grammar(_field({"type": "string", "pattern": "(?=a)b"}))
 
 
 def test_a_range_without_a_number_is_refused() -> None:
-    with pytest.raises(ServingRefused, match="schema"):
+    with pytest.raises(SchemaRefused, match="schema"):
         schema_grammar(_field({"type": "integer", "minimum": 5, "maximum": 1}))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl.agents import AGENTS
-from rl.serving.unique_items import UniqueItems, items_repeated, portable
+from rl.decoding.unique_items import UniqueItems, items_repeated, portable
 
 NAMES: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 LISTED: dict[str, Any] = {**NAMES, "items": {"type": "string", "enum": ["c3", "c33", "d"]}}

@@ -161,6 +161,16 @@ class Agent:
         """JSON schema of a valid response, or None for free text."""
         return None
 
+    def schema_served(self, state: Any) -> dict[str, Any] | None:
+        """`response_schema` for whatever an app sent as a state, as answers are served; without one where it says too
+        little, and None for free text."""
+        if not self.structured:
+            return None
+        try:
+            return self.response_schema(state if isinstance(state, Mapping) else None)
+        except UNREADABLE:
+            return self.response_schema()
+
     def candidates(self, state: State) -> list[str]:
         """Every listed response for a state, as the exact text a policy would answer; empty for free text."""
         return []

@@ -89,7 +89,7 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         )
         figures |= {"written": own, "against_written": other}
         words += (
-            f", {len(written)} of them chosen from the list of candidates, as in serving (as free text "
+            f", {len(written)} of them chosen or written within a schema, as in serving (as free text "
             f"{100 * own:.1f} % and {100 * other:.1f} % are valid)"
         )
     if luck <= HARM:

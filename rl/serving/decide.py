@@ -17,6 +17,7 @@ from feedback.recording.recorder import Storage
 from feedback.storage.validation import Check
 from rl.agents import get_agent
 from rl.agents.base import UNREADABLE, Agent, InvalidResponse
+from rl.decoding.unique_items import items_repeated
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback
 from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
@@ -27,7 +28,6 @@ from rl.serving.gateway import facts_of, propensity_of, recorder
 from rl.serving.linear import LINEAR, listed_answers
 from rl.serving.recording_policy import after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
-from rl.serving.unique_items import items_repeated
 
 MAX_CANDIDATES = limits.CANDIDATES
 ORDER = "order"

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from rl.decoding.constraint import Constraint, GrammarVocabulary
 from rl.serving.base import (
     Answer,
     Ask,
@@ -23,9 +24,8 @@ from rl.serving.base import (
     Piece,
     ServingRefused,
 )
-from rl.serving.constrained_decoding import Constraint, grammar_of
+from rl.serving.constrained_decoding import constraint_of, decoding_errors
 from rl.serving.llama_context import CACHE_BYTES, FloatArray, LlamaContext
-from rl.serving.unique_items import UniqueItems
 
 MAX_TOKENS = 512
 """Of an answer, where the question names no limit."""
@@ -126,34 +126,21 @@ class LlamaPolicy:
         return self._pieces[token]
 
     @functools.cached_property
-    def _quote_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens that write a quotation mark, with which alone a string can end."""
-        return np.array(
-            [token for token in range(self.context.vocabulary) if b'"' in self._piece(token)], np.int64
-        )
-
-    @functools.cached_property
-    def _digit_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens that begin with a digit."""
-        return np.array(
-            [token for token in range(self.context.vocabulary) if self._piece(token)[:1].isdigit()], np.int64
-        )
-
-    @functools.cached_property
-    def _tokenizer(self) -> Any:
-        """Vocabulary as constrained decoding reads it; any token that ends a turn ends an answer."""
+    def _vocabulary(self) -> GrammarVocabulary:
+        """GrammarVocabulary as constrained decoding reads it; any token that ends a turn ends an answer."""
         from llguidance import LLTokenizer
 
         lib, vocab = self.context._lib, self.context.model.vocab
         tokens = range(self.context.vocabulary)
         tokenizer: Any = LLTokenizer  # its stubs lack this constructor
-        return tokenizer.from_llamacpp(
+        read = tokenizer.from_llamacpp(
             # a token that writes nothing is a control token, which llguidance knows by a byte that no text has
             tokens=[self._piece(token) or b"\xff<%d>" % token for token in tokens],
             vocab_ptr=vocab,
             tokenize_fptr=ctypes.cast(lib.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
             eos_token=[token for token in tokens if self._ends_turn(token)],
         )
+        return GrammarVocabulary(read, self.context.vocabulary, self._piece)
 
     def _piece_read(self, token: int) -> bytes:
         lib, vocab = self.context._lib, self.context.model.vocab
@@ -191,20 +178,17 @@ class LlamaPolicy:
     ) -> Iterator[Piece]:
         """The answer piece by piece; the last piece has the finish reason and the counts."""
         ask_check(ask)
-        grammar = grammar_of(ask)
-        is_json = ask.response_schema is not None
-        constraint = None if grammar is None else Constraint(self._tokenizer, grammar, is_json=is_json)
+        constrained = ask.response_schema is not None or ask.answers
+        constraint = constraint_of(ask, self._vocabulary) if constrained else None
         prompt = self.tokens(self.render(ask.messages))
         limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
         random = np.random.default_rng(ask.seed)
         text = _Text(ask.stop)
-        unique = UniqueItems.of(ask.response_schema)
         logp, count, reason = 0.0, 0, "length"
         self.context.use(adapter, scale)
         logits = self.context.prompt(prompt)
         while count < limit:
-            token, nats = self._draw(logits, ask, random, constraint, unique)
-            unique = unique and unique.write(self._piece(token))
+            token, nats = self._draw(logits, ask, random, constraint)
             logp += nats
             count += 1
             if self._ends_turn(token):
@@ -227,11 +211,11 @@ class LlamaPolicy:
         ask: Ask,
         random: np.random.Generator,
         constraint: Constraint | None,
-        unique: UniqueItems | None = None,
     ) -> tuple[int, float]:
         """A token and the log-probability with which it was drawn, in nats."""
         if constraint is not None:
-            logits = self._mask_logits(logits, constraint, unique)
+            with decoding_errors():
+                logits = constraint.mask_logits(logits)
         if not ask.temperature:
             token, nats = int(logits.argmax()), 0.0
         else:
@@ -239,22 +223,8 @@ class LlamaPolicy:
             token = int(random.choice(len(shares), p=shares))
             nats = float(np.log(shares[token]))
         if constraint is not None:
-            constraint.accept(token, self._piece(token))
+            constraint.accept(token)
         return token, nats
-
-    def _mask_logits(
-        self, logits: FloatArray, constraint: Constraint, unique: UniqueItems | None = None
-    ) -> FloatArray:
-        """Logits with every token at minus infinity that the grammar does not take, or that repeats an item."""
-        found = np.where(constraint.token_mask(self._digit_tokens), logits, np.float32(-np.inf))
-        if unique is not None:
-            tokens = self._quote_tokens if unique.free else np.arange(len(found))
-            for token in tokens[np.isfinite(found[tokens])]:
-                if not unique.allows(self._piece(int(token))):
-                    found[token] = -np.inf
-        if not np.isfinite(found).any():
-            raise ServingRefused("this model's vocabulary cannot express the JSON schema")
-        return found
 
     # --- Scoring ------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import urllib3
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from rl.decoding.unique_items import UniqueItems, items_repeated, portable
 from rl.serving.base import (
     BASE,
     Answer,
@@ -24,7 +25,6 @@ from rl.serving.base import (
     ServingRefused,
 )
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
-from rl.serving.unique_items import UniqueItems, items_repeated, portable
 
 CONNECT_S = 2.0
 """Longest wait for a connection: a server that is there takes one at once."""

@@ -82,10 +82,10 @@ def evaluate_policy(
       tokens, not length-normalised; a tie counts as not preferred. The pairs of a prompt share one vote, and so do
       near-identical prompts. Beside it the same per token. None without a pair.
     - valid_rate: share of answers as the agent is served (the likeliest of its closed set or of what a row's `state`
-      lists, else written greedily), one to each of the first `generate_samples` distinct prompts, that the agent can
-      act on; `written` has it for what is written where answers are chosen, and with a row's `state` a written choice
-      must be one it lists. Where the evidence has fewer prompts, those of `spare` ({"prompt", "state"?}, never trained
-      on) are answered too.
+      lists, else written greedily within its schema), one to each of the first `generate_samples` distinct prompts,
+      that the agent can act on; `written` has it for what is written without list and schema, and with a row's `state`
+      a written choice must be one it lists. Where the evidence has fewer prompts, those of `spare` ({"prompt",
+      "state"?}, never trained on) are answered too.
     - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function, of prompts that
       people judged: 1 for an answer they preferred, 0 for one they only rejected or that is not valid, 0.5 for others.
     - rewards_known: answers that this says anything of; 0 where free text matched nothing that anybody judged.

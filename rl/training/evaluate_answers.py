@@ -79,14 +79,23 @@ def generate_answers(
     batch_size: int = 16,
 ) -> list[Generation]:
     """The likeliest answer to each prompt as the agent is served: chosen out of its closed set, or of what its state
-    lists, else written greedily; of a linear policy the best of what may be answered. states: of the prompts."""
-    known = states or [None] * len(prompts)
+    lists, else written greedily within its schema; of a linear policy the best of what may be answered. states: of the
+    prompts."""
+    prompt_states = states or [None] * len(prompts)
     if isinstance(policy, LinearSide):
-        return policy.answers(list(zip(prompts, known, strict=True)))
-    choices = [agent.choices(state) for state in known]
+        return policy.answers(list(zip(prompts, prompt_states, strict=True)))
+    choices = [agent.choices(state) for state in prompt_states]
     chosen = iter(_likeliest_choices(policy, prompts, choices, batch_size))
-    free = [prompt for prompt, listed in zip(prompts, choices, strict=True) if not listed]
-    written = iter(answers_written(policy, free, agent, batch_size=batch_size))
+    free = [i for i, listed in enumerate(choices) if not listed]
+    written = iter(
+        generate(
+            policy,
+            [prompts[i] for i in free],
+            max_new_tokens=agent.max_new_tokens,
+            batch_size=batch_size,
+            schemas=[agent.schema_served(prompt_states[i]) for i in free],
+        )
+    )
     return [next(chosen) if listed else next(written) for listed in choices]
 
 
@@ -260,7 +269,7 @@ def errors_of(
                     "prompt": asked[number].messages[-1]["content"],
                     "answer": answer.text,
                     "expected": answers[number].text,
-                    "reason": f"not valid as free text (served answers are chosen): {problem}",
+                    "reason": f"not valid as free text (served answers are chosen or within a schema): {problem}",
                 }
             )
     return [*invalid, *rejected, *misses, *strays][:MAX_ERRORS]

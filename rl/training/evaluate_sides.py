@@ -50,7 +50,8 @@ class Side:
     """Per answer, why it is not valid."""
     rewards: list[float]
     free_generations: dict[int, Generation]
-    """Of the prompts whose answer was chosen out of a list, by number, what it writes without one."""
+    """Of the prompts whose answer was chosen out of a list or written within a schema, by number, what it writes
+    without either."""
 
     @property
     def prefers(self) -> list[bool]:
@@ -70,14 +71,14 @@ class EvaluationInput:
     """Options that rated answers are measured among, on both sides, where one of them is linear."""
 
     @property
-    def listed_numbers(self) -> list[int]:
-        """Numbers of the prompts that list what may be answered, so that an answer is chosen. Not those of an agent
-        whose answers are one closed set, which is never written."""
-        agent = self.judge.agent
+    def constrained_numbers(self) -> list[int]:
+        """Numbers of the prompts whose answer is chosen among what they list or written within a schema. Not those of
+        an agent whose answers are one closed set, which is never written."""
+        agent, states = self.judge.agent, [prompt.row.get("state") for prompt in self.prompts]
         return [
             i
-            for i, prompt in enumerate(self.prompts)
-            if not agent.answers and agent.choices(prompt.row.get("state"))
+            for i, state in enumerate(states)
+            if not agent.answers and (agent.choices(state) or agent.schema_served(state) is not None)
         ]
 
     @property
@@ -172,7 +173,7 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
     ]
     written: dict[int, Generation] = {}
     if not isinstance(policy, LinearSide):
-        at = work.listed_numbers
+        at = work.constrained_numbers
         texts = answers_written(policy, [prompts[i].messages for i in at], judge.agent, batch_size=batch_size)
         written = dict(zip(at, texts, strict=True))
     return Side(scores, responses, answers, problems, rewards, written)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ from transformers.pytorch_utils import Conv1D
 from rl.agents.base import Message
 from rl.bundled_models import base_named
 from rl.checksums import sums_write
+from rl.decoding.constraint import Constraint, GrammarVocabulary
+from rl.decoding.grammar import SchemaRefused
 from rl.recipes import Recipe
+from rl.training.constrained_generation import SchemaMask, vocabulary_of
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import config_load, context_of, four_bit, model_load, tokenizer_load
@@ -74,6 +78,27 @@ class LoadedPolicy:
     @property
     def context(self) -> int | None:
         return self.encoder.context
+
+    @functools.cached_property
+    def vocabulary(self) -> GrammarVocabulary | None:
+        """GrammarVocabulary as grammars read it; None where its tokenizer does not say what its tokens write."""
+        size = int(self.model.config.get_text_config().vocab_size)
+        return vocabulary_of(self.tokenizer, size, self.encoder.stop_ids)
+
+    def constraint(self, schema: Mapping[str, Any] | None) -> Constraint | None:
+        """Constraint of one answer by its schema; None for free text, and with a note where it cannot be enforced."""
+        if schema is None:
+            return None
+        fault = "the tokenizer does not say which bytes its tokens write"
+        try:
+            if self.vocabulary is not None:
+                return Constraint.of_schema(self.vocabulary, schema)
+        except SchemaRefused as error:
+            fault = str(error)
+        note = f"answers were written without their JSON schema: {fault}"
+        if note not in self.notes:
+            self.notes.append(note)
+        return None
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -179,8 +204,12 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
     batch_size: int = 16,
+    schemas: Sequence[Mapping[str, Any] | None] | None = None,
 ) -> list[Generation]:
     """Answer each prompt, in the order given. Temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in.
+
+    schemas: JSON schema of the answer to each prompt, enforced token by token; None: free text. A schema that cannot
+    be enforced constrains nothing, and a note of the policy says so.
 
     Prompts of similar length are answered together, padded on the left; one that leaves no room for
     `max_new_tokens` in the model's context loses its oldest tokens. The caller's random state is left as it was.
@@ -212,10 +241,12 @@ def generate(
                 for row, i in enumerate(rows):
                     ids[row, width - len(prompt_ids[i]) :] = torch.tensor(prompt_ids[i])
                     mask[row, width - len(prompt_ids[i]) :] = 1
+                constraints = [policy.constraint(schemas[i]) if schemas else None for i in rows]
                 out = policy.model.generate(
                     input_ids=ids.to(policy.device),
                     attention_mask=mask.to(policy.device),
                     generation_config=settings,
+                    logits_processor=[SchemaMask(constraints, stop)] if any(constraints) else None,
                 )
                 for i, tokens in zip(rows, out[:, width:].tolist(), strict=True):
                     answers[i] = _generation(tokenizer, tokens, stop)

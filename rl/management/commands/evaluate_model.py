@@ -138,7 +138,7 @@ class Command(RatchetCommand):
             if any(cells := [share_text(side.get(key)) for side in sides]):
                 table.add_row(label, *cells)
             if any(cells := [share_text((side.get("written") or {}).get(key)) for side in sides]):
-                table.add_row("... as free text, not by choice", *cells)
+                table.add_row("... as free text", *cells)
         self.console.print(table)
         for kind in (LABELS, OUTCOMES):
             if knowledge := result["evidence"].get(kind, {}).get("probability_liked"):

@@ -1,0 +1,137 @@
+"""Constraint of one answer, token by token: which tokens may come next under a grammar. Pure.
+
+One way for serving and for evaluation, so that a policy is judged by the answers that it would be served with.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rl.decoding.grammar import SchemaRefused, answers_grammar, refusal_of, schema_grammar
+from rl.decoding.unique_items import UniqueItems
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+MAX_DIGITS = 20
+"""Digits of a JSON number in a row, where fewer fit the schema too: enough for 64 bits. A model that is unsure writes
+them without end."""
+
+
+class DecodingFailed(RuntimeError):
+    """A grammar that became too complex while an answer was written."""
+
+
+class GrammarVocabulary:
+    """Tokens of a model, as grammars read them."""
+
+    def __init__(self, tokenizer: LLTokenizer, size: int, piece: Callable[[int], bytes]) -> None:
+        """size: tokens that a model gives logits of; piece: the bytes that a token writes, none of a control token."""
+        self.tokenizer, self.size, self.piece = tokenizer, size, piece
+
+    @functools.cached_property
+    def quote_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens that write a quotation mark, with which alone a string can end."""
+        return np.array([token for token in range(self.size) if b'"' in self.piece(token)], np.int64)
+
+    @functools.cached_property
+    def digit_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens that begin with a digit."""
+        return np.array([token for token in range(self.size) if self.piece(token)[:1].isdigit()], np.int64)
+
+
+class Constraint:
+    """A grammar at a place in an answer."""
+
+    def __init__(
+        self,
+        vocabulary: GrammarVocabulary,
+        grammar: str,
+        *,
+        unique: UniqueItems | None = None,
+        is_json: bool = True,
+    ) -> None:
+        """Start at the beginning of an answer. unique: arrays of different items beside the grammar, which does not
+        know of them; is_json: it is JSON, whose numbers are kept short.
+
+        Raises SchemaRefused for a grammar that cannot be followed.
+        """
+        from llguidance import LLMatcher
+
+        self._vocabulary = vocabulary
+        self._matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0)
+        if self._matcher.is_error():
+            raise refusal_of(self._matcher.get_error())
+        self._unique = unique
+        self._number = _NumberLength() if is_json else None
+
+    @classmethod
+    def of_schema(cls, vocabulary: GrammarVocabulary, schema: Mapping[str, Any]) -> Self:
+        """Constraint to answers that a JSON schema takes; {} is any JSON object. Raises SchemaRefused."""
+        return cls(vocabulary, schema_grammar(schema), unique=UniqueItems.of(schema))
+
+    @classmethod
+    def of_answers(cls, vocabulary: GrammarVocabulary, answers: Sequence[str]) -> Self:
+        """Constraint to a closed set of answers."""
+        return cls(vocabulary, answers_grammar(answers), is_json=False)
+
+    def mask_logits(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Logits over the vocabulary, minus infinity for every token that may not come next.
+
+        Raises DecodingFailed, and SchemaRefused where no token is left.
+        """
+        found = np.where(self.token_mask(), logits, np.float32(-np.inf))
+        if self._unique is not None:
+            tokens = self._vocabulary.quote_tokens if self._unique.free else np.arange(len(found))
+            for token in tokens[np.isfinite(found[tokens])]:
+                if not self._unique.allows(self._vocabulary.piece(int(token))):
+                    found[token] = -np.inf
+        if not np.isfinite(found).any():
+            raise SchemaRefused("this model's vocabulary cannot express the JSON schema")
+        return found
+
+    def token_mask(self) -> npt.NDArray[np.bool_]:
+        """Mask over the vocabulary, True for a token that the grammar takes next; repeated items are not looked at.
+
+        Raises DecodingFailed where the grammar is too complex to go on.
+        """
+        mask = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8) > 0
+        if self._matcher.is_error():
+            raise DecodingFailed(f"constrained decoding failed: {self._matcher.get_error().splitlines()[0]}")
+        if self._number is not None and self._number.digits >= MAX_DIGITS:
+            shorter = mask.copy()
+            shorter[self._vocabulary.digit_tokens] = False
+            mask = shorter if shorter.any() else mask
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Go on by a token that was allowed."""
+        piece = self._vocabulary.piece(token)
+        self._matcher.consume_token(token)
+        self._unique = self._unique and self._unique.write(piece)
+        if self._number is not None:
+            self._number.write(piece)
+
+
+class _NumberLength:
+    """Digits in a row at the end of the JSON written so far, outside of strings."""
+
+    def __init__(self) -> None:
+        self.digits = 0
+        self._in_string = self._escaped = False
+
+    def write(self, piece: bytes) -> None:
+        for sign in piece:
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string and sign == ord("\\"):
+                self._escaped = True
+            elif sign == ord('"'):
+                self._in_string = not self._in_string
+            is_digit = ord("0") <= sign <= ord("9") and not self._in_string
+            self.digits = self.digits + 1 if is_digit else 0
