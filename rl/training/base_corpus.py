@@ -136,6 +136,18 @@ def storer_example(random: Random) -> BaseExample:
     return _choice_example(random, AGENTS["storer"], state, places, [])
 
 
+CONTEXT_SHARE = 0.4
+"""Share of the prompts that tell of a situation in further lines, as the worlds of simulated tastes do."""
+
+
+def _with_context(random: Random, state: dict[str, Any]) -> dict[str, Any]:
+    """The state, now and then with further lines of its prompt, which say nothing of the answer."""
+    if random.random() >= CONTEXT_SHARE:
+        return state
+    lines = base_strangers.fields_random(random, random.randint(1, 3))
+    return {**state, "context": {**(state.get("context") or {}), **lines}}
+
+
 def _choice_example(
     random: Random, agent: Any, state: dict[str, Any], sensible: list[str], others: list[str]
 ) -> BaseExample:
@@ -150,7 +162,7 @@ def _choice_example(
     elif others and kind < 0.5:
         listed = sensible = base_words.options_named(random, 2, 6)
     assert isinstance(agent, ChoiceAgent)
-    messages = agent.render({**state, agent.options_key: listed})
+    messages = agent.render({**_with_context(random, state), agent.options_key: listed})
     return choice(random, messages, [agent.respond(option) for option in sensible])
 
 
@@ -206,7 +218,7 @@ def _list_example(random: Random, agent: Any, state: dict[str, Any], sizes: Any)
     assert isinstance(agent, ListAgent)
     names = agent.options(state)
     answers = [names_picked(random, agent.answer_key, names, sizes) for _ in range(4)]
-    return BaseExample(tuple(agent.render(state)), tuple(answers))
+    return BaseExample(tuple(agent.render(_with_context(random, state))), tuple(answers))
 
 
 def tool_example(random: Random) -> BaseExample:
@@ -311,23 +323,23 @@ def tokenizer_text(random: Random) -> str:
 
 
 MIXTURE: Mixture = (
-    (0.07, widget_example),
-    (0.05, fixture_example),
-    (0.06, filer_example),
-    (0.04, storer_example),
-    (0.06, librarian_example),
-    (0.09, prioritizer_example),
-    (0.06, retriever_example),
-    (0.08, tool_example),
-    (0.06, assistant_example),
-    (0.20, base_strangers.choice_stranger),
-    (0.08, base_strangers.list_stranger),
+    (0.04, widget_example),
+    (0.03, fixture_example),
+    (0.04, filer_example),
+    (0.03, storer_example),
+    (0.05, librarian_example),
+    (0.07, prioritizer_example),
+    (0.05, retriever_example),
+    (0.05, tool_example),
+    (0.03, assistant_example),
+    (0.15, base_strangers.choice_stranger),
+    (0.10, base_strangers.list_stranger),
     (0.08, base_strangers.order_stranger),
-    (0.14, base_strangers.object_stranger),
-    (0.02, base_strangers.lookup_stranger),
+    (0.13, base_strangers.object_stranger),
+    (0.01, base_strangers.lookup_stranger),
     (0.02, base_strangers.rule_stranger),
-    (0.15, base_strangers.drill_stranger),
-    (0.03, repeat_example),
+    (0.09, base_strangers.drill_stranger),
+    (0.02, repeat_example),
     (0.01, text_example),
 )
 """Shares of the examples."""

@@ -27,6 +27,9 @@ STEPS = 16_000
 BATCH_SIZE = 24
 """Examples of a step."""
 
+LEARNING_RATE, FURTHER_LEARNING_RATE = 2e-3, 1.5e-3
+"""Of a training from nothing, and of one that goes on from a trained base."""
+
 PAD, END = "<|pad|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 CHAT_TEMPLATE = (
@@ -67,23 +70,25 @@ def build_base_model(
     seed: int = 0,
     steps: int = STEPS,
     batch_size: int = BATCH_SIZE,
-    learning_rate: float = 2e-3,
+    learning_rate: float | None = None,
     shape: Shape | None = None,
     texts: int = TEXTS,
+    start_from: str = "",
     progress: Callable[[int, int, float], None] | None = None,
 ) -> dict[str, Any]:
     """Train the base model from nothing and write it to `output`; the same seed learns from the same examples.
 
     output: a directory, made where missing; model files in it are replaced only after the last step. A training that
     was cut off goes on from the checkpoint beside it (`<output>.training.safetensors`), which goes when it is done.
-    steps: optimiser steps of `batch_size` examples. texts: what the tokenizer learns from. progress: called after
-    each step with (step, steps, loss in nats an answer token above the least possible).
+    steps: optimiser steps of `batch_size` examples. texts: what the tokenizer learns from. start_from: a base model to
+    train further, whose tokenizer and shape it keeps (give another seed than its own for other examples); empty: from
+    nothing. progress: called after each step with (step, steps, loss in nats an answer token above the least possible).
     Returns parameters, vocabulary, steps, seconds, loss (mean of the last tenth), bytes.
     The caller's random state and thread count are left as they were.
     """
     import torch
 
-    from rl.training.base_training import train
+    from rl.training.base_training import CURRICULUM, FURTHER, train
     from rl.training.base_weights import weights_start
 
     if steps < 1 or batch_size < 1:
@@ -93,18 +98,22 @@ def build_base_model(
     shape = shape or Shape()
     state = output.with_name(f"{output.name}.training.safetensors")
     start_s = time.monotonic()
-    tokenizer = tokenizer_build(seed, shape.vocabulary, texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _model(shape, tokenizer)
-        weights_start(model, asking=tokens_of(tokenizer, ASKING), opening=tokens_of(tokenizer, OPENING))
+        if start_from:
+            model, tokenizer = _base_loaded(start_from)
+        else:
+            tokenizer = tokenizer_build(seed, shape.vocabulary, texts)
+            model = _model(shape, tokenizer)
+            weights_start(model, asking=tokens_of(tokenizer, ASKING), opening=tokens_of(tokenizer, OPENING))
         losses = train(
             model,
             tokenizer,
             seed=seed,
             steps=steps,
             batch_size=batch_size,
-            learning_rate=learning_rate,
+            learning_rate=learning_rate or (FURTHER_LEARNING_RATE if start_from else LEARNING_RATE),
+            curriculum=FURTHER if start_from else CURRICULUM,
             state=state,
             progress=progress,
         )
@@ -187,6 +196,16 @@ def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[int]:
     if not all(len(ids) == 1 for ids in found):
         raise ValueError(f"expected texts of one token each, found {dict(zip(texts, found, strict=True))}")
     return [token for (token,) in found]
+
+
+def _base_loaded(start_from: str) -> tuple[Any, Any]:
+    """Model in float32 and tokenizer of a base that is trained further."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = resolve_base_model(start_from)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), tokenizer
 
 
 def _model(shape: Shape, tokenizer: Any) -> Any:

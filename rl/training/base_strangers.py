@@ -37,28 +37,54 @@ FIELDS = (
     "channel", "season", "tier", "age", "topic", "text", "subject", "reader", "load",
 )  # fmt: skip
 FOREIGN_TASKS = (
-    ("Wähle ein {key}.", "Welches {key} passt?", "Antworte in JSON.", "Nur JSON."),
-    ("Elige un {key}.", "¿Qué {key} corresponde?", "Responde en JSON.", "Solo JSON."),
-    ("Choisis un {key}.", "Quel {key} convient ?", "Réponds en JSON.", "JSON seulement."),
-    ("Scegli un {key}.", "Quale {key}?", "Rispondi in JSON.", "Solo JSON."),
-    ("Escolha um {key}.", "Qual {key}?", "Responda em JSON.", "Apenas JSON."),
-    ("Kies een {key}.", "Welke {key}?", "Antwoord in JSON.", "Alleen JSON."),
-    ("Wybierz {key}.", "Który {key}?", "Odpowiedz w JSON.", "Tylko JSON."),
-    ("Välj en {key}.", "Vilken {key}?", "Svara i JSON.", "Bara JSON."),
-    ("Bir {key} seç.", "Hangi {key}?", "JSON ile yanıtla.", "Sadece JSON."),
-    ("Выбери {key}.", "Какой {key}?", "Ответь в JSON.", "Только JSON."),
-    ("{key}を一つ選ぶ。", "どの{key}？", "JSONで答える。", "JSONのみ。"),
-    ("请选择一个{key}。", "哪个{key}？", "用JSON回答。", "只要JSON。"),
+    (
+        "Wähle ein {key}.",
+        "Welches {key} passt?",
+        "Wähle ein {key} für {task}.",
+        "Antworte in JSON.",
+        "Nur JSON.",
+    ),
+    (
+        "Elige un {key}.",
+        "¿Qué {key} corresponde?",
+        "Elige {key} para {task}.",
+        "Responde en JSON.",
+        "Solo JSON.",
+    ),
+    (
+        "Choisis un {key}.",
+        "Quel {key} convient ?",
+        "Choisis {key} pour {task}.",
+        "Réponds en JSON.",
+        "JSON seulement.",
+    ),
+    ("Scegli un {key}.", "Quale {key}?", "Scegli {key} per {task}.", "Rispondi in JSON.", "Solo JSON."),
+    ("Escolha um {key}.", "Qual {key}?", "Escolha {key} para {task}.", "Responda em JSON.", "Apenas JSON."),
+    ("Kies een {key}.", "Welke {key}?", "Kies een {key} voor {task}.", "Antwoord in JSON.", "Alleen JSON."),
+    ("Wybierz {key}.", "Który {key}?", "Wybierz {key} dla {task}.", "Odpowiedz w JSON.", "Tylko JSON."),
+    ("Välj en {key}.", "Vilken {key}?", "Välj en {key} för {task}.", "Svara i JSON.", "Bara JSON."),
+    ("Bir {key} seç.", "Hangi {key}?", "{task} için {key} seç.", "JSON ile yanıtla.", "Sadece JSON."),
+    ("Выбери {key}.", "Какой {key}?", "Выбери {key} для {task}.", "Ответь в JSON.", "Только JSON."),
+    ("{key}を一つ選ぶ。", "どの{key}？", "{task}の{key}を選ぶ。", "JSONで答える。", "JSONのみ。"),
+    ("请选择一个{key}。", "哪个{key}？", "为{task}选择{key}。", "用JSON回答。", "只要JSON。"),
 )
-"""Two ways to ask for one of the options under a key, and two to ask for JSON, in a language each."""
+"""Three ways to ask for one of the options under a key, and two to ask for JSON, in a language each."""
 FORMS = (
     "Answer in JSON.",
     "Answer in JSON.",
     "Reply with JSON.",
     "JSON only.",
     "Answer with a JSON object.",
+    "Return JSON.",
+    "Respond only with JSON.",
+    "Output JSON only.",
     "",
 )
+
+
+def task_of(random: Random) -> str:
+    """Word for what is to be decided about: one of the usual, or any."""
+    return random.choice(TASKS) if random.random() < 0.5 else base_words.word(random)
 
 
 def key_of(random: Random, known: Sequence[str] = KEYS) -> str:
@@ -70,7 +96,7 @@ def choice_stranger(random: Random) -> BaseExample:
     """One of the listed options, as JSON under some key, or on its own."""
     few = random.random() < 0.8
     options = base_words.options_named(random, 2 if few else 7, 6 if few else 14)
-    key, task = key_of(random), random.choice(TASKS)
+    key, task = key_of(random), task_of(random)
     if random.random() < 0.2:
         system = random.choice(
             (
@@ -103,13 +129,34 @@ def choice_stranger(random: Random) -> BaseExample:
 def _one_sentence(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     verb = random.choice(("Pick", "Choose", "Select", "Name", "Give"))
     which = random.choice(("listed ", "listed ", "", "of the listed "))
-    return f"{verb} one {which}{key} for the {task}. Answer in JSON."
+    ask = random.choice(
+        (
+            f"{verb} one {which}{key} for the {task}.",
+            f"{verb} one {which}{key} for the {task}.",
+            f"{verb} the {key} of this {task}.",
+            f"Decide which {key} this {task} gets.",
+            f"You choose the {key} for each {task}.",
+        )
+    )
+    return f"{_persona(random)}{ask} {random.choice(FORMS[:-1])}"
+
+
+def _persona(random: Random) -> str:
+    """Now and then a sentence before what is asked."""
+    kind = random.random()
+    if kind < 0.7:
+        return ""
+    if kind < 0.85:
+        role = random.choice(("a bot", "an assistant", "an agent", "a classifier", "a clerk", "the router"))
+        return f"You are {role} for {base_words.phrase(random, 3)}. "
+    return f"{base_words.sentence(random)} "
 
 
 def _one_foreign(random: Random, key: str, task: str, options: Sequence[str]) -> str:
-    one, other, form, short = random.choice(FOREIGN_TASKS)
+    *asks, form, short = random.choice(FOREIGN_TASKS)
     shown = key.capitalize() if random.random() < 0.3 else key
-    return f"{random.choice((one, other)).format(key=shown)} {random.choice((form, form, short))}"
+    about = random.choice((base_words.word, base_words.phrase))(random)
+    return f"{random.choice(asks).format(key=shown, task=about)} {random.choice((form, form, short))}"
 
 
 def _one_invented(random: Random, key: str, task: str, options: Sequence[str]) -> str:
@@ -127,6 +174,7 @@ def _one_invented(random: Random, key: str, task: str, options: Sequence[str]) -
 def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     return random.choice(
         (
+            f'{_persona(random)}Choose one of the options. Respond with JSON under the key "{key}".',
             f'Choose one of the options for the {task}. Answer in JSON with the key "{key}".',
             f'Answer in JSON under "{key}".',
             f'{base_words.sentence(random)} Answer with a JSON object that has one key, "{key}".',
@@ -140,26 +188,31 @@ def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str
 def _one_like(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     shown = random.choice(("...", "...", f"<{key}>", "one of the options", "", random.choice(options)))
     like = json.dumps({key: shown}, ensure_ascii=False)
-    return random.choice(
+    return _persona(random) + random.choice(
         (
             f"Choose one of the options. Reply like {like}",
             f"Pick one for the {task}. Answer: {like}",
             f"Format: {like}",
+            f"Decide about the {task}. Respond only with JSON, for example {like}",
+            f"Return JSON: {like}",
         )
     )
 
 
 def _one_within(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     """The options stand in the sentence that asks."""
-    listed = _options_text(random, options)
+    choices = _options_text(random, options)
     return random.choice(
         (
-            f'Set "{key}" to {listed}. JSON only.',
-            f'Is the {task} {listed}? Answer in JSON under "{key}".',
-            f'{base_words.sentence(random)} Reply with JSON, "{key}" being one of {listed}.',
-            f'What {key} has the {task}? Answer in JSON, "{key}": {listed}.',
-            f'Judge the {task}: {listed}. Answer like {{"{key}": "..."}}',
-            f'Answer with JSON. The key is "{key}", allowed are {listed}.',
+            f'Set "{key}" to {choices}. JSON only.',
+            f'Is the {task} {choices}? Answer in JSON under "{key}".',
+            f'{base_words.sentence(random)} Reply with JSON, "{key}" being one of {choices}.',
+            f'What {key} has the {task}? Answer in JSON, "{key}": {choices}.',
+            f'Judge the {task}: {choices}. Answer like {{"{key}": "..."}}',
+            f'Answer with JSON. The key is "{key}", allowed are {choices}.',
+            f'{_persona(random)}Return JSON: {{"{key}": {choices}}}',
+            f'Classify the {task}. Format: {{"{key}": {choices}}}',
+            f"Answer in JSON.\n{key}: {choices}",
         )
     )
 
@@ -195,42 +248,60 @@ def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
         start, sign = random.randint(1, 4), random.choice("abcdefgkmnpqrstwxyzABCDKPQRST")
         numbers = random.sample(range(start, start + 12), len(options))
         options = [f"{sign}{number}" for number in numbers]
-    key, task = key_of(random), random.choice(TASKS)
+    key, task = key_of(random), task_of(random)
+    # under "tags" several are asked for as often as under "tag"
+    key, several = (f"{key}s", f"{key}s") if random.random() < 0.5 else (key, f"{key}s")
     if ordered:
         sizes: Sequence[int] = [len(options)]
         opening = random.choice(
             (
-                f"Put all listed {key}s in order",
+                f"Put all listed {several} in order",
                 "Put the options in order",
                 "Order them all",
-                f"Sort the {key}s, best first",
+                f"Sort the {several}, best first",
                 f"Rank every option for the {task}",
                 "Rank the listed names, most pressing first",
+                f"Return the {several} of this {task} in the right order",
+                f"List every {key} once, in order",
+                f"Sort these {several} for the {task}",
             )
         )
     else:
         sizes = range(1, min(len(options), 4) + 1)
         opening = random.choice(
             (
-                f"Pick the listed {key} that fit the {task}",
-                f"Pick the {key}s of the {task}",
+                f"Pick the listed {several} that fit the {task}",
+                f"Pick the {several} of the {task}",
                 "Choose one or more of the options",
-                f"Which of the {key}s belong to the {task}?",
+                f"Which of the {several} belong to the {task}?",
                 "Select all that apply",
                 f"Tag the {task}",
+                f"Return the {several} of the {task} as JSON",
+                f"Give every {key} that applies",
+                f"List the {several} this {task} needs",
+                f"Which {several} are right here?",
             )
         )
     like = json.dumps({key: random.choice((["..."], ["...", "..."], options[:1]))}, ensure_ascii=False)
-    system = opening + random.choice(
+    if random.random() < 0.4:
+        like = f'{{"{key}": {random.choice(("[...]", "[]", "[…]", f"[<{several}>]", f"list of {several}"))}}}'
+    schema = _schema(random, {key: {"type": "array", "items": {"enum": options}}})
+    ask = random.choice(
         (
             f'. Answer in JSON with a list under "{key}".',
             f". Answer in JSON like {like}",
+            f": {like}",
+            f". Return {like}",
+            f". Format: {like}",
             f'. Reply with JSON, key "{key}".',
-            ". " + _schema(random, {key: {"type": "array", "items": {"enum": options}}}),
+            f'. Respond with a JSON object with one key, "{key}", an array.',
+            ". " + schema,
         )
     )
+    asked = opening + (ask.lstrip(".:") if opening.endswith("?") else ask)
+    system = _persona(random) + asked
     answers = [names_picked(random, key, options, sizes) for _ in range(4)]
-    messages = prompt(random, system, key, task, options, listed='"enum"' in system)
+    messages = prompt(random, system, key, task, options, listed=ask.endswith(schema), several=several)
     return BaseExample(messages, tuple(answers))
 
 
@@ -291,7 +362,7 @@ def object_stranger(random: Random) -> BaseExample:
         field_list = "\n".join(f"- {key} ({said})" for key, (_, said, _) in fields.items())
     else:
         field_list = ", ".join(f'"{key}" ({said})' for key, (_, said, _) in fields.items())
-    task = random.choice(TASKS)
+    task = task_of(random)
     opening = random.choice(
         (
             f"Describe the {task} in JSON",
@@ -299,6 +370,12 @@ def object_stranger(random: Random) -> BaseExample:
             f"Rate the {task}. JSON",
             "Fill in",
             "Answer in JSON",
+            f"Extract the {task} as JSON",
+            "Answer in this form",
+            f"{_persona(random)}Return JSON",
+            f"Respond with JSON about the {task}",
+            "Format",
+            f"Judge the {task} and answer with",
         )
     )
     answers = [object_of(random, [(key, values) for key, (values, _, _) in fields.items()]) for _ in range(3)]
@@ -350,7 +427,7 @@ def _options_text(random: Random, options: Sequence[str]) -> str:
     if kind < 0.65:
         return json.dumps(list(options), ensure_ascii=False)
     if kind < 0.75:
-        return ", ".join(f'"{option}"' for option in options)
+        return random.choice((", ", " | ", " or ", "/", "|")).join(f'"{option}"' for option in options)
     return random.choice((" | ", "|", "/", "; ", " / ")).join(options)
 
 
@@ -363,17 +440,24 @@ def prompt(
     *,
     listed: bool = False,
     head: str = "",
+    several: str = "",
 ) -> tuple[Any, ...]:
     """A system prompt and a user's message that tells of a case and lists the options.
 
-    listed: they stand in the system prompt already. head: the word above them; empty for any.
+    listed: they stand in the system prompt already. head: the word above them; empty for any. several: the key's
+    plural, where it is not the key with an s.
     """
     about = _context(random, task)
     if listed:
         return chat(system, "\n".join(about))
+    several = several or f"{key}s"
+    first = random.choice(("Available", "Known", "Allowed", "Possible", "All", "The"))
     head = head or random.choice(
-        (f"{key}s", f"{key}s", key, "options", "options", "choices", "one of", "allowed", "listed")
-    )
+        (
+            several, several, several, key, key, "options", "options", "choices", "one of", "allowed", "listed",
+            f"{first} {several}", several.capitalize(), f"{first.lower()} {several}", "Options",
+        )
+    )  # fmt: skip
     if random.random() < 0.06:
         state: dict[str, Any] = {
             line.partition(": ")[0]: line.partition(": ")[2] for line in about if ": " in line
@@ -414,7 +498,7 @@ def _about(random: Random) -> str:
 
 def _context(random: Random, task: str, most: int = 4) -> list[str]:
     """Lines that tell of a case: fields, sentences, an object."""
-    fields = {key_of(random, FIELDS): _value(random) for _ in range(random.randint(0, most))}
+    fields = fields_random(random, random.randint(0, most))
     kind = random.random()
     first = base_words.sentence(random) if random.random() < 0.6 else base_words.phrase(random)
     if kind < 0.45:
@@ -427,6 +511,11 @@ def _context(random: Random, task: str, most: int = 4) -> list[str]:
     if kind < 0.8 and fields:
         return [json.dumps({**fields, "id": random.randint(1, 9999)}, ensure_ascii=False)]
     return [" ".join([first, *(base_words.sentence(random) for _ in range(random.randint(0, 1)))])]
+
+
+def fields_random(random: Random, count: int) -> dict[str, str]:
+    """At most `count` fields of a case with their values."""
+    return {key_of(random, FIELDS): _value(random) for _ in range(count)}
 
 
 def _value(random: Random) -> str:
@@ -442,7 +531,7 @@ def _value(random: Random) -> str:
 
 def lookup_stranger(random: Random) -> BaseExample:
     """The value of a field that the prompt asks for: one answer is right."""
-    fields = {key_of(random, FIELDS): _value(random) for _ in range(random.randint(2, 6))}
+    fields = fields_random(random, random.randint(2, 6))
     key = random.choice(list(fields))
     system = random.choice(
         (

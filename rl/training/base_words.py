@@ -141,7 +141,7 @@ def pseudoword(random: Random) -> str:
 
     There are too many to be learnt by heart, so they can only be copied from the prompt.
     """
-    words, order = random.choice(((ENGLISH, 2), (ENGLISH, 2), (LATIN, 2), (random.choice(FOREIGN), 1)))
+    words, order = random.choice((*[(ENGLISH, 2)] * 3, *[(LATIN, 2)] * 2, (random.choice(FOREIGN), 1)))
     successors = _successors(words, order)
     while True:
         text = "^" * order
@@ -155,13 +155,13 @@ def pseudoword(random: Random) -> str:
 def word(random: Random) -> str:
     """An English word, one of another language, or a made-up one."""
     kind = random.random()
-    if kind < 0.15:
+    if kind < 0.3:
         return random.choice(random.choice((NOUNS, NOUNS, VERBS, ADJECTIVES)))
-    if kind < 0.22:
+    if kind < 0.38:
         return random.choice(random.choice(FOREIGN))
-    if kind < 0.62:
+    if kind < 0.83:
         return pseudoword(random)
-    return syllables(random) if kind < 0.77 else letters(random)
+    return syllables(random) if kind < 0.92 else letters(random)
 
 
 def spelling(random: Random) -> Callable[[Random], str]:
@@ -169,7 +169,7 @@ def spelling(random: Random) -> Callable[[Random], str]:
 
     In one script all names begin with the same byte: which one is being written shows at its second or third.
     """
-    if random.random() < 0.7:
+    if random.random() < 0.8:
         return word
     words = random.choice(FOREIGN)
     kind = random.random()
@@ -203,9 +203,7 @@ def options_named(random: Random, least: int, most: int) -> list[str]:
     """Different names to choose from, made in one manner: words, codes, paths, sentences, with a common part or not."""
     count = random.randint(least, most)
     spell = spelling(random)
-    make = random.choice(
-        (_plain, _plain, _plain, _plain, _join, _join, _with_number, _code, _sentence_like, _any_name)
-    )
+    make = random.choice((*[_plain] * 6, _join, _join, _join, _with_number, _code, _sentence_like, _any_name))
     before = after = ""
     if random.random() < 0.12:
         before = word(random) + random.choice((" ", "-", "_", "/", " ", ": "))

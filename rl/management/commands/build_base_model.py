@@ -56,6 +56,14 @@ class Command(RatchetCommand):
             help="Seed of the examples and the weights (default: %(default)s). Example: --seed 7",
         )
 
+        parser.add_argument(
+            "--start-from",
+            default="",
+            metavar="MODEL",
+            help="Base model to train further instead of building one from random weights; give another --seed "
+            "than its own. Example: --start-from bundled --seed 1",
+        )
+
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         from rl.training import base_measure, base_model
 
@@ -71,6 +79,7 @@ class Command(RatchetCommand):
                 seed=options["seed"],
                 steps=options["steps"],
                 batch_size=options["batch_size"],
+                start_from=options["start_from"],
                 progress=lambda step, steps, loss: bar.update(step, steps, f"loss {loss:.3f} nats"),
             )
         self.note("evaluating it on the built-in agents' prompts")
