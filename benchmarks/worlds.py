@@ -1,7 +1,7 @@
 """Share of liked answers to unseen prompts after training with default settings, in made-up worlds, beside classifiers.
 
     python benchmarks/worlds.py [--worlds kept|tuned|NAME,...] [--sizes 300,1000] [--unseen 150] [--seed 0]
-                                [--fast] [--new-words] [--method auto] [--set KEY=VALUE ...]
+                                [--fast] [--new-words] [--method auto] [--kind KIND] [--set KEY=VALUE ...]
 
 Six worlds are there to tune recipes over, six others are kept aside for the table (`benchmarks/world_tastes.py`). Each
 row: a file of feedback on so many prompts, `import_feedback`, `run_pipeline --method auto`, and the policy's choice
@@ -51,15 +51,16 @@ from world_tastes import (  # noqa: E402
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
 from rl.bundled_models import BUNDLED  # noqa: E402
-from rl.linear.distillation import rows_taught  # noqa: E402
+from rl.linear.distillation import rows_recombined, rows_taught  # noqa: E402
 from rl.linear.fit import FittedPolicy, fit  # noqa: E402
 from rl.linear.model import WEIGHTS, LinearPolicy  # noqa: E402
 
 MIN_EVIDENCE = 30
 """Held-out prompts the gate asks for, which decides how many are held out."""
 
-METHOD = {THUMBS: "taught", SCORES: "taught", PAIRS: "taught", CORRECTIONS: "sft"}
-"""The method `auto` takes, for the road without commands; `taught` is SFT on a classifier's answers."""
+METHOD = {THUMBS: "taught", SCORES: "taught", PAIRS: "taught", CORRECTIONS: "recombined"}
+"""The method `auto` takes, for the road without commands; `taught` is SFT on a classifier's answers, `recombined`
+SFT on corrections and such answers to recombined prompts."""
 
 
 def base_model() -> str:
@@ -225,6 +226,10 @@ def trained_fast(
         method = "sft"
         taught = rows_taught(linear_rows(split["train"]), linear_rows(split["eval"]), world_agent(world))
         train, held = taught.train, taught.held_out
+    elif method == "recombined":
+        method = "sft"
+        taught = rows_recombined(linear_rows(split["train"]), linear_rows(split["eval"]), world_agent(world))
+        train, held = taught.train, taught.held_out
     else:
         train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
     recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fit_to_rows(len(train))
@@ -349,9 +354,14 @@ def main() -> None:
     parser.add_argument("--method", default="auto")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--home", type=Path, help="keep the data folders here")
+    parser.add_argument(
+        "--kind", choices=[PAIRS, THUMBS, CORRECTIONS, SCORES], help="feedback in place of the world's own"
+    )
     options = parser.parse_args()
     named = {"kept": KEPT, "tuned": TUNED}.get(options.worlds)
     worlds = named or [WORLDS[name] for name in options.worlds.split(",")]
+    if options.kind:
+        worlds = [dataclasses.replace(world, kind=options.kind) for world in worlds]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rows: list[dict[str, Any]] = []
     print(HEADING, file=sys.stderr)

@@ -18,10 +18,11 @@ from rl.jobs import train
 from rl.jobs.estimates import order_automatic
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import FEWEST_TAUGHT, MethodChoice, _of_preferred, method_chosen
-from rl.linear.distillation import SHOWN_PROMPTS, rows_taught
+from rl.linear.distillation import SHOWN_PROMPTS, rows_recombined, rows_taught
 from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import LinearRefused
 from rl.models import TrainingRun
+from rl.recipes import RecipeError, SFTRecipe
 from rl.training.result import TrainingRefused
 from tests.support.linear import BOT, QUEUES, rows_of, tickets
 from tests.support.tiny_models import tiny_model
@@ -140,6 +141,70 @@ def test_few_prompts_are_shown_among_others_made_of_their_parts() -> None:
     topics = dict(zip(("bill", "login", "van"), QUEUES, strict=True))
     right = [row["completion"] == topics[row["prompt"][0]["content"].split()[1]] for row in made]
     assert sum(right) > 0.9 * len(right)
+
+
+def test_few_corrections_are_shown_as_they_are_with_recombined_prompts_beside_them() -> None:
+    rows = [{**row, "completion": row["chosen"], "source": "correction"} for row in form_rows(40)]
+    rows[3]["completion"] = QUEUES[1]  # what a person wrote stays, whatever the classifier says
+    taught = rows_recombined(rows[:30], rows[30:], BOT)
+    assert taught.train[:30] == rows[:30]
+    assert taught.held_out == rows[30:]
+    made = taught.train[30:]
+    assert 2 * len(rows) < len(made) <= SHOWN_PROMPTS - 30
+    assert f"answered {len(made)} recombined prompts" in taught.note
+    topics = dict(zip(("bill", "login", "van"), QUEUES, strict=True))
+    right = [row["completion"] == topics[row["prompt"][0]["content"].split()[1]] for row in made]
+    assert sum(right) > 0.9 * len(right)
+
+
+def test_only_corrections_have_prompts_recombined_beside_them() -> None:
+    with pytest.raises(RecipeError, match="expected feedback corrections, found pairs"):
+        SFTRecipe(feedback="pairs", recombine=True)
+
+
+def corrected(count: int, *, wordings: bool = False) -> None:
+    """A correction of each answer to different tickets."""
+    for place, (text, queue) in enumerate(tickets(count)):
+        wrong = QUEUES[(QUEUES.index(queue) + 1) % 3]
+        decision = decision_record(agent="tickets", messages=text, response=wrong).row
+        rating_submit(
+            decision=decision, rater="ada", correction=f"{queue}, ticket {place}" if wordings else queue
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_auto_recombines_few_corrections_of_choices_for_the_bundled_base_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rl.jobs.method_selection.FEWEST_TAUGHT", {CLOSED: 30, LISTED: 30})
+    corrected(60)
+    chosen = method_chosen("tickets", base_model="bundled")
+    assert (chosen.method, chosen.knobs) == ("sft", {"recombine": True})
+    assert "prompts are few" in chosen.reason
+    assert method_chosen("tickets", base_model="Qwen/Qwen2.5-0.5B-Instruct").knobs == {}
+    monkeypatch.setattr("rl.jobs.method_selection.SHOWN_PROMPTS", 20)
+    assert method_chosen("tickets", base_model="bundled").knobs == {}
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_auto_leaves_corrected_wordings_as_they_are() -> None:
+    corrected(80, wordings=True)
+    chosen = method_chosen("tickets", base_model="bundled")
+    assert (chosen.method, chosen.knobs) == ("sft", {})
+
+
+@pytest.mark.training
+@pytest.mark.django_db
+def test_a_run_learns_corrections_and_what_the_classifier_says_of_others(tmp_path: Path) -> None:
+    corrected(60)
+    knobs: dict[str, Any] = {
+        "recombine": True, "max_steps": 2, "min_steps": 0, "batch_size": 4, "lora_r": 2, "lora_alpha": 4,
+    }  # fmt: skip
+    report = train.train(TrainOrder("tickets", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs))
+    assert report["status"] == "succeeded"
+    assert any("recombined prompts" in note for note in report["notes"])
 
 
 def test_prompts_whose_state_lists_the_answers_are_not_recombined() -> None:

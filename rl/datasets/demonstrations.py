@@ -9,7 +9,7 @@ from typing import Any
 
 from rl.agents.drawing import draw_answers
 from rl.datasets.feedback_types import NEUTRAL
-from rl.linear.distillation import ROW_COLUMNS, rows_taught
+from rl.linear.distillation import ROW_COLUMNS, rows_recombined, rows_taught
 from rl.linear.rows import LinearRefused, single_text
 from rl.models.agent_definitions import agent_served
 from rl.recipes import FORM, PREFERRED, SFTRecipe
@@ -23,9 +23,13 @@ def demonstration_rows(
     """Demonstrations for both sides of a training, and a note of how they came about.
 
     The answers of a classifier that learns from the training rows; with the teacher `preferred` the answers that were
-    preferred or liked; with `form` valid ones drawn by lot. Raises LinearRefused where none can be had.
+    preferred or liked; with `form` valid ones drawn by lot; of corrections these themselves, and a classifier's answers
+    to recombined prompts. Raises LinearRefused where none can be had.
     """
     definition = agent_served(agent)
+    if recipe.recombine:
+        taught = rows_recombined(train, held_out, definition, seed=recipe.seed)
+        return taught.train, taught.held_out, taught.note
     if recipe.teacher == PREFERRED:
         demonstrations, eval_rows = preferred_rows(train), preferred_rows(held_out)
         note = "the answers that people preferred or liked are the demonstrations, of {:,} prompts"

@@ -14,6 +14,7 @@ from rl.agents import AGENTS
 from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.demonstrations import preferred_rows
+from rl.linear.distillation import SHOWN_PROMPTS
 from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
@@ -102,6 +103,8 @@ def method_chosen(
             or _of_preferred(agent, chosen, feedback, rows)
             or chosen
         )
+    if chosen and chosen.method == "sft" and is_bundled(base_model):
+        chosen = _with_recombination(agent, chosen, found["sft"])
     return (
         chosen
         or _of_rewards(prepare("groups"), prepare("scores"), need)
@@ -268,6 +271,22 @@ def _of_choices(
     taught = f"that learns from the {FEEDBACK_NAMES[feedback]} shows its answer to {prompts:,} prompts"
     return MethodChoice(
         "sft", f"{why}; answers are a choice, so that a classifier {taught}", {"feedback": feedback}
+    )
+
+
+def _with_recombination(agent: str, like: MethodChoice, rows: PreparedDataset | None) -> MethodChoice:
+    """SFT on what people wrote, with recombined prompts where these are few and answers are a closed set."""
+    if like.knobs or rows is None:
+        return like
+    try:
+        prompts, mode = prompts_teachable(rows.rows("train"), agent_served(agent))
+    except LinearRefused:
+        return like
+    if mode != CLOSED or not FEWEST_TAUGHT[mode] <= prompts < SHOWN_PROMPTS:
+        return like
+    made = f"a classifier that learns from them answers others, made of their parts, up to {SHOWN_PROMPTS:,} in all"
+    return MethodChoice(
+        "sft", f"{like.reason}; {prompts:,} prompts are few, so that {made}", {"recombine": True}
     )
 
 

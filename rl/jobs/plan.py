@@ -76,7 +76,7 @@ def _adapter_plan(
 
     base_model = base_model_for(order)
     rows = list(prepared.rows("train"))
-    if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
+    if isinstance(recipe, SFTRecipe) and recipe.is_taught:
         try:
             rows, _, _ = demonstration_rows(recipe, rows, [], order.agent)
         except LinearRefused as refusal:

@@ -54,7 +54,7 @@ def trainer_run(
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
     train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
     notes: list[str] = []
-    if isinstance(recipe, SFTRecipe) and recipe.feedback != "corrections":
+    if isinstance(recipe, SFTRecipe) and recipe.is_taught:
         try:
             train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
         except LinearRefused as refusal:

@@ -59,6 +59,22 @@ def rows_taught(
     )
 
 
+def rows_recombined(
+    train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]], agent: Agent, *, seed: int = 42
+) -> DistilledDemonstrations:
+    """What people wrote, with the answers of a classifier that learns from it to recombined prompts.
+
+    train, held_out: demonstrations, of which the latter stay as they are: how well people's answers are learnt is
+    watched. Raises LinearRefused for answers that are no choice.
+    """
+    classifier = fit([*train, *held_out], agent, seed=seed)
+    made = _recombined_demonstrations(train, classifier.policy, agent, seed)
+    note = f"beside {len(train):,} responses that people wrote, a linear classifier that learnt from them answered "
+    return DistilledDemonstrations(
+        [*map(dict, train), *made], [*map(dict, held_out)], f"{note}{len(made):,} recombined prompts"
+    )
+
+
 def _recombined_demonstrations(
     recorded: Sequence[Mapping[str, Any]], policy: LinearPolicy, agent: Agent, seed: int
 ) -> list[dict[str, Any]]:

@@ -47,9 +47,24 @@ class SFTRecipe(AdapterRecipe):
     arXiv 2305.18290); `form` shows any answer that the agent can act on, drawn by lot, liked or not: the form of an
     answer, and no taste (`rl.agents.drawing`)."""
 
+    recombine: bool = False
+    """True shows, beside what people wrote (feedback `corrections`), a linear classifier's answers to prompts made of
+    the parts of theirs, up to 1,000 prompts in all; for answers that are a choice, and base models that know nothing of
+    the world."""
+
+    @property
+    def is_taught(self) -> bool:
+        """True where demonstrations are made of the feedback, not read from it alone."""
+        return self.recombine or self.feedback != "corrections"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._one_of("feedback", FEEDBACK)
+        if self.recombine and self.feedback != "corrections":
+            raise RecipeError(
+                f"recombine: expected feedback corrections, found {self.feedback}, whose classifier answers recombined "
+                "prompts already"
+            )
         self._one_of("teacher", (CLASSIFIER, PREFERRED, FORM))
         if unknown := sorted(set(self.source_names) - set(EXAMPLE_SOURCES)):
             raise RecipeError(
