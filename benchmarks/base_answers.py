@@ -2,8 +2,9 @@
 
     python benchmarks/base_answers.py [--prompts 40] [--model bundled]
 
-Built-in agents, and made-up ones that the base was never taught (`rl.training.base_unseen`). Freely: without a grammar,
-greedily and at temperature 1. Under the schema: llama.cpp in this process, as the gateway and `/api/decide/` have it.
+Built-in agents, and made-up ones that the base was never taught (`rl.training.base_unseen`; the last twelve by somebody
+who knew nothing of its curriculum). Freely: without a grammar, greedily and at temperature 1. Under
+the schema: llama.cpp in this process, as the gateway and `/api/decide/` have it.
 Prints a markdown table.
 """
 
@@ -27,25 +28,30 @@ django.setup()
 
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
+from rl.agents.tastes import TEAM, scenarios_of  # noqa: E402
 from rl.bundled_models import resolve_base_model  # noqa: E402
 from rl.export.gguf_write import writer_for  # noqa: E402
 from rl.export.source import source_open  # noqa: E402
 from rl.serving.base import Ask  # noqa: E402
 from rl.serving.llama import LlamaPolicy  # noqa: E402
-from rl.training.base_unseen import UNSEEN  # noqa: E402
+from rl.training.base_unseen import BLIND, UNSEEN  # noqa: E402
 from rl.training.policy import generate, load_policy  # noqa: E402
 
 Cases = Sequence[tuple[Agent, dict[str, Any]]]
 
 
 def agents_asked(prompts: int) -> dict[str, Cases]:
-    """Agent -> prompts: of a built-in one its scenarios, of a made-up one prompts drawn anew."""
+    """Agent -> prompts: of a built-in one its scenarios, and those of the simulated tastes, which tell of a situation;
+    of a made-up one prompts drawn anew."""
     found: dict[str, Cases] = {}
     for slug, agent in sorted(AGENTS.items()):
         scenarios = agent.scenarios()
         drawn = Random(f"answers/{slug}").sample(scenarios, min(prompts, len(scenarios)))
         found[slug] = [(agent, dict(scenario.state)) for scenario in drawn]
-    for unseen in UNSEEN:
+        if agent.world is not None:
+            told = scenarios_of(agent, TEAM, prompts, seed=1)
+            found[f"{slug} (in a situation)"] = [(agent, dict(scenario.state)) for scenario in told]
+    for unseen in (*UNSEEN, *BLIND):
         random = Random(f"answers/{unseen.slug}")
         found[f"{unseen.slug} ({unseen.kind})"] = [unseen.prompt(random)[:2] for _ in range(prompts)]
     return found

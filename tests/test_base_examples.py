@@ -25,7 +25,7 @@ from rl.training.base_examples import (
     object_of,
     one_answer,
 )
-from rl.training.base_unseen import ENUM, UNSEEN
+from rl.training.base_unseen import BLIND, ENUM, UNSEEN
 from rl.training.base_words import options_named
 
 END = 0
@@ -331,7 +331,7 @@ def test_no_name_of_the_agents_it_is_measured_on_is_taught():
             assert not taught & set(re.findall(r"\w+", name.casefold())), name
 
 
-@pytest.mark.parametrize("unseen", UNSEEN, ids=lambda unseen: unseen.slug)
+@pytest.mark.parametrize("unseen", [*UNSEEN, *BLIND], ids=lambda unseen: unseen.slug)
 def test_strangers_can_be_answered(unseen):
     agent, state, options = unseen.prompt(Random(1))
     text = "\n".join(message["content"] for message in agent.render(state))

@@ -17,6 +17,7 @@ from django.core.management import CommandError, call_command
 from rl.agents import AGENTS
 from rl.agents.assistant import EVASIVE, FRIENDLY, PLAIN, TOPICS
 from rl.agents.base import ChoiceAgent
+from rl.agents.tastes import TEAM, scenarios_of
 from rl.training import base_measure, base_model
 from rl.training.base_model import BUNDLED_MODEL, Shape, build_base_model, resolve_base_model
 
@@ -154,14 +155,20 @@ def test_answers_are_valid_in_at_least_95_of_100(policy, slug, temperature):
     assert len(bad) <= 3, bad
 
 
+def told(slug: str, count: int) -> list:
+    """Prompts of the simulated tastes, which tell of a situation in further lines."""
+    return scenarios_of(AGENTS[slug], TEAM, count, seed=1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.95), (1.0, 0.85)])
-def test_every_built_in_agent_is_answered(policy, temperature, least):
+@pytest.mark.parametrize("prompts", [asked, told])
+@pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.95), (1.0, 0.9)])
+def test_every_built_in_agent_is_answered(policy, temperature, least, prompts):
     """On prompts that were not taught; a tail of sampled answers names what is not listed: docs/base-model.md."""
     from rl.training.policy import generate
 
     for slug, agent in sorted(AGENTS.items()):
-        scenarios = asked(slug, 40)
+        scenarios = prompts(slug, 40)
         answers = generate(
             policy,
             [agent.render(scenario.state) for scenario in scenarios],

@@ -10,7 +10,7 @@ import pytest
 
 from rl.agents.base import Agent
 from rl.agents.template import TemplateAgent
-from rl.training.base_unseen import UNSEEN
+from rl.training.base_unseen import BLIND, UNSEEN
 from rl.training.evaluate import evaluate_policy
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from tests.support.tiny_models import TOKENIZERS, tiny_model
@@ -27,7 +27,7 @@ def bundled() -> LoadedPolicy:
 
 def strangers(prompts: int) -> list[tuple[Agent, dict[str, Any]]]:
     """Prompts of agents that the bundled base never saw, some of each."""
-    return [one.prompt(Random(f"{one.slug}/{n}"))[:2] for one in UNSEEN for n in range(prompts)]
+    return [one.prompt(Random(f"{one.slug}/{n}"))[:2] for one in (*UNSEEN, *BLIND) for n in range(prompts)]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl.agents import AGENTS
 from rl.agents.base import Agent, ChoiceAgent
-from rl.training.base_unseen import ENUM, UNSEEN, Unseen
+from rl.training.base_unseen import BLIND, ENUM, UNSEEN, Unseen
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from rl.training.scoring import score_responses
 
@@ -26,7 +26,7 @@ def base_model_measure(path: Path, *, prompts: int = 100, seed: int = 0) -> dict
     """
     policy = load_policy(str(path))
     figures = {slug: _agent_measure(policy, agent, prompts, seed) for slug, agent in sorted(AGENTS.items())}
-    for unseen in UNSEEN:
+    for unseen in (*UNSEEN, *BLIND):
         figures[unseen.slug] = _unseen_measure(policy, unseen, max(1, prompts // 2), seed)
     return figures
 

@@ -205,6 +205,8 @@ def _base_loaded(start_from: str) -> tuple[Any, Any]:
 
     path = resolve_base_model(start_from)
     tokenizer = AutoTokenizer.from_pretrained(path)
+    for name in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)  # how it was loaded, which would be saved with it
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), tokenizer
 
 

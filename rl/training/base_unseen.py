@@ -180,3 +180,94 @@ UNSEEN: tuple[Unseen, ...] = (
 )  # fmt: skip
 """Twelve agents and eight written once the curriculum was fixed (`nurse` and those after it); a test holds that none
 of their names is among the words taught."""
+
+BLIND: tuple[Unseen, ...] = (
+    Unseen(
+        "ticket-weiterleitung", ENUM, "abteilung",
+        ("Buchhaltung", "Technik", "Versand", "Vertrieb", "Reklamation", "Personal"),
+        'Du leitest Kundenanfragen an die passende Abteilung weiter. Antworte nur mit JSON: {"abteilung": "..."}',
+        "Betreff: {field}\nKunde: {other}\nAbteilungen: {options}", joint=", ",
+        fields=("Rückfrage", "Neukunde", "Passwort", "verärgert", "Rabatt", "Stammkunde"),
+    ),
+    Unseen(
+        "returns-desk", ENUM, "return_reason",
+        ("wrong size", "damaged box", "late arrival", "missing part", "changed mind", "poor quality"),
+        'Classify why the customer is sending the item back. Output a JSON object with one field, "return_reason".',
+        "Item: {field}\nCustomer note: {other}\n\nPossible reasons:\n- {options}", joint="\n- ",
+        fields=("sneakers", "kettle", "backpack", "headphones", "curtain", "toaster"),
+    ),
+    Unseen(
+        "pr-reviewer", ENUM, "verdict", ("approve", "comment", "reject"),
+        "You are a senior engineer reviewing pull requests. Decide whether to approve, comment or reject, "
+        'and return your decision as JSON under the key "verdict".',
+        "PR title: {field}\nBranch: {other}", fixed=True,
+        fields=("fix login redirect", "bump eslint", "add retry logic", "rename helpers", "cache avatars"),
+    ),
+    Unseen(
+        "goblin-ai", ENUM, "action", ("attack", "flee", "hide", "heal", "bargain", "taunt"),
+        "You control an enemy in a turn-based RPG. Choose exactly one of the allowed actions and reply with JSON, "
+        'e.g. {"action": "wait"}.',
+        '{"weather": "{field}", "player_class": "{other}", "allowed_actions": {options}}', joint="json",
+        fields=("foggy", "wizard", "archer", "stormy", "paladin", "moonlit"),
+    ),
+    Unseen(
+        "newsroom", ENUM, "section", ("politics", "sports", "culture", "business", "science", "travel"),
+        "Assign the article to one newspaper section. Respond in JSON.",
+        "headline: {field}\nbyline: {other}\nsection:\n* {options}", joint="\n* ",
+        fields=("Bridge reopens", "Marta Lind", "Storm ahead", "Jon Petrov", "Museum strike", "A. Okafor"),
+    ),
+    Unseen(
+        "intake-form", LIST, "symptoms", ("fever", "cough", "rash", "nausea", "headache", "dizziness"),
+        "You help a clinic fill in its intake form. List the symptoms that apply as JSON: "
+        '{"symptoms": ["...", "..."]}. Use only symptoms from the list.',
+        "Visit type: {field}\nPatient says: {other}\nSymptom list: {options}", joint=", ",
+        fields=("walk-in", "follow-up", "I slept badly", "since Monday", "phone call", "after lunch"),
+    ),
+    Unseen(
+        "issue-labeler", LIST, "labels", ("bug", "docs", "refactor", "security", "performance", "tests"),
+        'Label the GitHub issue with one or more of the available labels. Return JSON with an array named "labels".',
+        "Title: {field}\nReporter: {other}\nAvailable labels: {options}", joint="json",
+        fields=("crash on startup", "octofan", "typo in README", "devjane", "slow queries", "mk-42"),
+    ),
+    Unseen(
+        "garden-planner", LIST, "plants", ("basil", "marigold", "chives", "radish", "fennel", "thyme"),
+        "Suggest which plants to put into the raised bed. Answer in JSON.",
+        "Soil: {field}\nLight: {other}\n\nplants:\n{options}",
+        fields=("sandy", "clay", "half shade", "full sun", "loamy", "windy"),
+    ),
+    Unseen(
+        "timetable", ORDER, "schedule", ("algebra", "biology", "history", "drama", "music", "geography"),
+        "Arrange the lessons for one school day, using every lesson exactly once. "
+        'Return JSON in the form {"schedule": ["first", "second", ...]}.',
+        "Class: {field}\nTeacher: {other}\nLessons: {options}", joint=", ",
+        fields=("7b", "Ms. Hart", "9a", "Mr. Boone", "5c", "Mrs. Ito"),
+    ),
+    Unseen(
+        "support-queue", ORDER, "priority_order",
+        ("login outage", "invoice typo", "refund request", "broken link", "data export"),
+        "Sort all open tickets from most urgent to least urgent. "
+        'Reply with JSON only and put the sorted list under "priority_order".',
+        "Shift: {field}\nOpen tickets:\n- {options}", joint="\n- ",
+        fields=("morning", "night", "weekend", "holiday", "evening"),
+    ),
+    Unseen(
+        "mail-triage", OBJECT, "category", ("billing", "technical", "account"),
+        "Read the customer email and return JSON with these keys:\n"
+        '- "category": one of billing, technical, account\n'
+        '- "urgent": true or false\n'
+        '- "priority": a number from 1 to 4',
+        "Email: {field}\nSent from: {other}", fixed=True,
+        properties=(("urgent", {"type": "boolean"}), ("priority", {"type": "integer", "minimum": 1, "maximum": 4})),
+        fields=("please call me back", "Lisbon", "I cannot sign in", "Oslo", "where is my receipt", "mobile app"),
+    ),
+    Unseen(
+        "stock-check", OBJECT, "status", ("in_stock", "low", "sold_out"),
+        "Turn the warehouse note into a stock record. "
+        'Respond with JSON like {"status": "in_stock|low|sold_out", "quantity": 0-99}.',
+        "SKU: {field}\nNote: {other}", fixed=True,
+        properties=(("quantity", {"type": "integer", "minimum": 0, "maximum": 99}),),
+        fields=("mug-blue", "shelf half empty", "lamp-04", "pallet just came in", "rug-xl", "counted twice"),
+    ),
+)  # fmt: skip
+"""Twelve agents by somebody who knew nothing of the curriculum, as apps would define them. Everyday words among their
+names are taught."""
