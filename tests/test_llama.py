@@ -165,7 +165,7 @@ def test_log_probabilities_are_those_of_transformers(llama: LlamaPolicy, files: 
         items = [(WIDGETS.render(state), response) for response in WIDGETS.candidates(state)]
         expected = [score.logp for score in score_responses(original, items)]
         # llama.cpp multiplies 16-bit activations with 16-bit weights, the original 32-bit ones
-        assert scores(llama, state, adapter) == pytest.approx(expected, abs=0.1)
+        assert scores(llama, state, adapter) == pytest.approx(expected, abs=0.15)
 
 
 def test_the_shared_prompt_is_computed_once(llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch) -> None:

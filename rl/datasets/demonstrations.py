@@ -12,7 +12,7 @@ from rl.datasets.feedback_types import NEUTRAL
 from rl.linear.distillation import ROW_COLUMNS, rows_recombined, rows_taught
 from rl.linear.rows import LinearRefused, single_text
 from rl.models.agent_definitions import agent_served
-from rl.recipes import FORM, PREFERRED, SFTRecipe
+from rl.recipes import CLASSIFIER, PREFERRED, SFTRecipe
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -27,14 +27,15 @@ def demonstration_rows(
     to recombined prompts. Raises LinearRefused where none can be had.
     """
     definition = agent_served(agent)
-    if recipe.recombine:
-        taught = rows_recombined(train, held_out, definition, seed=recipe.seed)
-        return taught.train, taught.held_out, taught.note
+    if recipe.recombine or recipe.teacher == CLASSIFIER:
+        teach = rows_recombined if recipe.recombine else rows_taught
+        made = teach(train, held_out, definition, seed=recipe.seed)
+        return made.train, made.held_out, made.note
     if recipe.teacher == PREFERRED:
         demonstrations, eval_rows = preferred_rows(train), preferred_rows(held_out)
         note = "the answers that people preferred or liked are the demonstrations, of {:,} prompts"
         lack = "an answer that people preferred or liked: rate at /rate/?agent={}, or write corrections"
-    elif recipe.teacher == FORM:
+    else:
         demonstrations, eval_rows = (
             draw_answers(rows, definition, seed=recipe.seed) for rows in (train, held_out)
         )
@@ -43,9 +44,6 @@ def demonstration_rows(
             "an answer that the agent can act on, and none can be drawn from its schema: rate valid answers at "
             "/rate/?agent={}, or correct some"
         )
-    else:
-        taught = rows_taught(train, held_out, definition, seed=recipe.seed)
-        return taught.train, taught.held_out, taught.note
     if not demonstrations:
         raise LinearRefused(f"agent {agent}: none of {len(train):,} rows has {lack.format(agent)}")
     return demonstrations, eval_rows, note.format(len(demonstrations))

@@ -86,16 +86,16 @@ def method_chosen(
         )
     if wanted != "auto":
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
-    found = {slug: prepare(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
+    datasets = {slug: prepare(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
     pairs, labels, shown = (
-        _Pairs.of(found["dpo"]),
-        _Labels.of(found["kto"]),
-        _DemonstrationCounts.of(found["sft"]),
+        _Pairs.of(datasets["dpo"]),
+        _Labels.of(datasets["kto"]),
+        _DemonstrationCounts.of(datasets["sft"]),
     )
     chosen = _of_pairs_and_singles(pairs, labels, shown, need)
     if chosen and chosen.method in CLASSIFIER_FEEDBACK and is_bundled(base_model):
         feedback = CLASSIFIER_FEEDBACK[chosen.method]
-        rows = found["dpo"] if chosen.method == "dpo" else prepare(feedback)
+        rows = datasets["dpo"] if chosen.method == "dpo" else prepare(feedback)
         if both := _of_both(prepare, source):
             feedback, rows = PAIRS_AND_SCORES, both
         chosen = (
@@ -104,7 +104,7 @@ def method_chosen(
             or chosen
         )
     if chosen and chosen.method == "sft" and is_bundled(base_model):
-        chosen = _with_recombination(agent, chosen, found["sft"])
+        chosen = _with_recombination(agent, chosen, datasets["sft"])
     return (
         chosen
         or _of_rewards(prepare("groups"), prepare("scores"), need)

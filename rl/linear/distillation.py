@@ -62,7 +62,7 @@ def rows_taught(
 def rows_recombined(
     train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]], agent: Agent, *, seed: int = 42
 ) -> DistilledDemonstrations:
-    """What people wrote, with the answers of a classifier that learns from it to recombined prompts.
+    """Demonstrations by people, with the answers of a classifier that learns from them to recombined prompts.
 
     train, held_out: demonstrations, of which the latter stay as they are: how well people's answers are learnt is
     watched. Raises LinearRefused for answers that are no choice.
