@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -155,17 +156,19 @@ def test_two_versions_from_one_base_are_their_merged_models(
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["base", "one", "two"])
 def test_log_probabilities_are_those_of_transformers(llama: LlamaPolicy, files: Files, which: str) -> None:
+    from rl.training.hardware import detect
     from rl.training.policy import load_policy
     from rl.training.scoring import score_responses
 
     folder = {"base": None, "one": files.one_folder, "two": files.two_folder}[which]
     adapter = {"base": None, "one": files.one, "two": files.two}[which]
-    original = load_policy("bundled", adapter=folder)
+    # in bfloat16 torch itself is 0.11 nats away from what it says in float64; llama.cpp is 0.01
+    exact = dataclasses.replace(detect(), dtype="float32", matmul_precision="highest")
+    original = load_policy("bundled", adapter=folder, hardware=exact)
     for state in STATES[:3]:
         items = [(WIDGETS.render(state), response) for response in WIDGETS.candidates(state)]
         expected = [score.logp for score in score_responses(original, items)]
-        # llama.cpp multiplies 16-bit activations with 16-bit weights, the original 32-bit ones
-        assert scores(llama, state, adapter) == pytest.approx(expected, abs=0.15)
+        assert scores(llama, state, adapter) == pytest.approx(expected, abs=0.03)
 
 
 def test_the_shared_prompt_is_computed_once(llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch) -> None:

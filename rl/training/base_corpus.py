@@ -26,7 +26,7 @@ from rl.agents import (
 )
 from rl.agents.base import ChoiceAgent
 from rl.agents.lists import ListAgent
-from rl.training import base_strangers, base_words
+from rl.training import base_layouts, base_strangers, base_words
 from rl.training.base_examples import (
     BaseExample,
     TargetAnswer,
@@ -144,7 +144,7 @@ def _with_context(random: Random, state: dict[str, Any]) -> dict[str, Any]:
     """The state, now and then with further lines of its prompt, which say nothing of the answer."""
     if random.random() >= CONTEXT_SHARE:
         return state
-    lines = base_strangers.fields_random(random, random.randint(1, 3))
+    lines = base_layouts.fields_random(random, random.randint(1, 3))
     return {**state, "context": {**(state.get("context") or {}), **lines}}
 
 

@@ -23,19 +23,19 @@ from rl.training.base_examples import (
     object_of,
     one_answer,
 )
+from rl.training.base_layouts import (
+    FIELDS,
+    context_lines,
+    field_value,
+    fields_random,
+    key_of,
+    options_text,
+    persona,
+    prompt,
+    schema_text,
+    task_of,
+)
 
-TASKS = (
-    "request", "ticket", "question", "note", "case", "task", "message", "situation", "event", "step", "order", "guest",
-    "reading", "call", "visit", "item", "job", "customer", "document", "patient",
-)  # fmt: skip
-KEYS = (
-    "choice", "option", "action", "tool", "route", "label", "category", "answer", "item", "pick", "plan", "queue",
-    "priority", "model", "template", "next", "team", "urgency", "status", "kind", "colour", "level", "result",
-)  # fmt: skip
-FIELDS = (
-    "status", "since", "on", "from", "size", "kind", "hour", "mood", "place", "weather", "language", "amount", "id",
-    "channel", "season", "tier", "age", "topic", "text", "subject", "reader", "load",
-)  # fmt: skip
 FOREIGN_TASKS = (
     (
         "Wähle ein {key}.",
@@ -80,16 +80,6 @@ FORMS = (
     "Output JSON only.",
     "",
 )
-
-
-def task_of(random: Random) -> str:
-    """Word for what is to be decided about: one of the usual, or any."""
-    return random.choice(TASKS) if random.random() < 0.5 else base_words.word(random)
-
-
-def key_of(random: Random, known: Sequence[str] = KEYS) -> str:
-    """A key to answer under: one of the usual, or any."""
-    return random.choice(known) if random.random() < 0.3 else base_words.key_name(random)
 
 
 def choice_stranger(random: Random) -> BaseExample:
@@ -138,18 +128,7 @@ def _one_sentence(random: Random, key: str, task: str, options: Sequence[str]) -
             f"You choose the {key} for each {task}.",
         )
     )
-    return f"{_persona(random)}{ask} {random.choice(FORMS[:-1])}"
-
-
-def _persona(random: Random) -> str:
-    """Now and then a sentence before what is asked."""
-    kind = random.random()
-    if kind < 0.7:
-        return ""
-    if kind < 0.85:
-        role = random.choice(("a bot", "an assistant", "an agent", "a classifier", "a clerk", "the router"))
-        return f"You are {role} for {base_words.phrase(random, 3)}. "
-    return f"{base_words.sentence(random)} "
+    return f"{persona(random)}{ask} {random.choice(FORMS[:-1])}"
 
 
 def _one_foreign(random: Random, key: str, task: str, options: Sequence[str]) -> str:
@@ -174,7 +153,7 @@ def _one_invented(random: Random, key: str, task: str, options: Sequence[str]) -
 def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     return random.choice(
         (
-            f'{_persona(random)}Choose one of the options. Respond with JSON under the key "{key}".',
+            f'{persona(random)}Choose one of the options. Respond with JSON under the key "{key}".',
             f'Choose one of the options for the {task}. Answer in JSON with the key "{key}".',
             f'Answer in JSON under "{key}".',
             f'{base_words.sentence(random)} Answer with a JSON object that has one key, "{key}".',
@@ -188,7 +167,7 @@ def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str
 def _one_like(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     shown = random.choice(("...", "...", f"<{key}>", "one of the options", "", random.choice(options)))
     like = json.dumps({key: shown}, ensure_ascii=False)
-    return _persona(random) + random.choice(
+    return persona(random) + random.choice(
         (
             f"Choose one of the options. Reply like {like}",
             f"Pick one for the {task}. Answer: {like}",
@@ -201,7 +180,7 @@ def _one_like(random: Random, key: str, task: str, options: Sequence[str]) -> st
 
 def _one_within(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     """The options stand in the sentence that asks."""
-    choices = _options_text(random, options)
+    choices = options_text(random, options)
     return random.choice(
         (
             f'Set "{key}" to {choices}. JSON only.',
@@ -210,7 +189,7 @@ def _one_within(random: Random, key: str, task: str, options: Sequence[str]) -> 
             f'What {key} has the {task}? Answer in JSON, "{key}": {choices}.',
             f'Judge the {task}: {choices}. Answer like {{"{key}": "..."}}',
             f'Answer with JSON. The key is "{key}", allowed are {choices}.',
-            f'{_persona(random)}Return JSON: {{"{key}": {choices}}}',
+            f'{persona(random)}Return JSON: {{"{key}": {choices}}}',
             f'Classify the {task}. Format: {{"{key}": {choices}}}',
             f"Answer in JSON.\n{key}: {choices}",
         )
@@ -221,7 +200,7 @@ def _one_schema(random: Random, key: str, task: str, options: Sequence[str]) -> 
     inner: dict[str, Any] = {"enum": list(options)}
     if random.random() < 0.5:
         inner = {"type": "string", **inner}
-    return random.choice(("Answer in JSON: ", "Schema: ", "Reply with JSON that fits ")) + _schema(
+    return random.choice(("Answer in JSON: ", "Schema: ", "Reply with JSON that fits ")) + schema_text(
         random, {key: inner}
     )
 
@@ -230,15 +209,6 @@ ASKS = (
     _one_sentence, _one_sentence, _one_key, _one_like, _one_schema, _one_foreign, _one_invented, _one_within,
 )  # fmt: skip
 """Ways to ask for one option under a key."""
-
-
-def _schema(random: Random, properties: dict[str, Any]) -> str:
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if random.random() < 0.7:
-        schema["required"] = list(properties)
-    if random.random() < 0.3:
-        schema["additionalProperties"] = False
-    return json.dumps(schema if random.random() < 0.7 else properties, ensure_ascii=False)
 
 
 def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
@@ -285,7 +255,7 @@ def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
     like = json.dumps({key: random.choice((["..."], ["...", "..."], options[:1]))}, ensure_ascii=False)
     if random.random() < 0.4:
         like = f'{{"{key}": {random.choice(("[...]", "[]", "[…]", f"[<{several}>]", f"list of {several}"))}}}'
-    schema = _schema(random, {key: {"type": "array", "items": {"enum": options}}})
+    schema = schema_text(random, {key: {"type": "array", "items": {"enum": options}}})
     ask = random.choice(
         (
             f'. Answer in JSON with a list under "{key}".',
@@ -299,7 +269,7 @@ def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
         )
     )
     asked = opening + (ask.lstrip(".:") if opening.endswith("?") else ask)
-    system = _persona(random) + asked
+    system = persona(random) + asked
     answers = [names_picked(random, key, options, sizes) for _ in range(4)]
     messages = prompt(random, system, key, task, options, listed=ask.endswith(schema), several=several)
     return BaseExample(messages, tuple(answers))
@@ -355,7 +325,7 @@ def object_stranger(random: Random) -> BaseExample:
     if kind < 0.35:
         field_list = "\n".join(f"{key}: {said}" for key, (_, said, _) in fields.items())
     elif kind < 0.55:
-        field_list = _schema(random, {key: schema for key, (_, _, schema) in fields.items()})
+        field_list = schema_text(random, {key: schema for key, (_, _, schema) in fields.items()})
     elif kind < 0.75:
         field_list = "{" + ", ".join(f'"{key}": {said}' for key, (_, said, _) in fields.items()) + "}"
     elif kind < 0.9:
@@ -372,7 +342,7 @@ def object_stranger(random: Random) -> BaseExample:
             "Answer in JSON",
             f"Extract the {task} as JSON",
             "Answer in this form",
-            f"{_persona(random)}Return JSON",
+            f"{persona(random)}Return JSON",
             f"Respond with JSON about the {task}",
             "Format",
             f"Judge the {task} and answer with",
@@ -380,7 +350,7 @@ def object_stranger(random: Random) -> BaseExample:
     )
     answers = [object_of(random, [(key, values) for key, (values, _, _) in fields.items()]) for _ in range(3)]
     asked = f"{opening}:{random.choice((' ', chr(10)))}{field_list}"
-    about = "\n".join(_context(random, task, most=4))
+    about = "\n".join(context_lines(random, task, most=4))
     if random.random() < 0.6:
         return BaseExample(chat(asked, about), tuple(answers))
     system = random.choice(FORMS)
@@ -394,7 +364,7 @@ def _values(random: Random) -> tuple[list[Any], str, dict[str, Any]]:
     kind = random.random()
     if kind < 0.5:
         options = base_words.options_named(random, 2, 5)
-        return options, _options_text(random, options), {"enum": options}
+        return options, options_text(random, options), {"enum": options}
     if kind < 0.65:
         return [True, False], random.choice(("true or false", "true/false", "boolean")), {"type": "boolean"}
     low = random.choice((0, 0, 1, 1, 1, random.randint(-5, 20)))
@@ -414,118 +384,6 @@ def _values(random: Random) -> tuple[list[Any], str, dict[str, Any]]:
         tenths,
         random.choice(("0 to 1", "0.0-1.0", "number from 0 to 1")),
         {"type": "number", "minimum": 0, "maximum": 1},
-    )
-
-
-def _options_text(random: Random, options: Sequence[str]) -> str:
-    """Options in one line."""
-    kind = random.random()
-    if kind < 0.35:
-        return ", ".join(options)
-    if kind < 0.5:
-        return ", ".join(options[:-1]) + random.choice((" or ", " and ", ", or ")) + options[-1]
-    if kind < 0.65:
-        return json.dumps(list(options), ensure_ascii=False)
-    if kind < 0.75:
-        return random.choice((", ", " | ", " or ", "/", "|")).join(f'"{option}"' for option in options)
-    return random.choice((" | ", "|", "/", "; ", " / ")).join(options)
-
-
-def prompt(
-    random: Random,
-    system: str,
-    key: str,
-    task: str,
-    options: Sequence[str],
-    *,
-    listed: bool = False,
-    head: str = "",
-    several: str = "",
-) -> tuple[Any, ...]:
-    """A system prompt and a user's message that tells of a case and lists the options.
-
-    listed: they stand in the system prompt already. head: the word above them; empty for any. several: the key's
-    plural, where it is not the key with an s.
-    """
-    about = _context(random, task)
-    if listed:
-        return chat(system, "\n".join(about))
-    several = several or f"{key}s"
-    first = random.choice(("Available", "Known", "Allowed", "Possible", "All", "The"))
-    head = head or random.choice(
-        (
-            several, several, several, key, key, "options", "options", "choices", "one of", "allowed", "listed",
-            f"{first} {several}", several.capitalize(), f"{first.lower()} {several}", "Options",
-        )
-    )  # fmt: skip
-    if random.random() < 0.06:
-        state: dict[str, Any] = {
-            line.partition(": ")[0]: line.partition(": ")[2] for line in about if ": " in line
-        }
-        return chat(system, json.dumps({**state, head: list(options)}, ensure_ascii=False))
-    lines = _layout(random, head, options)
-    where = random.random()
-    if where < 0.12:
-        return chat(f"{system}\n{lines}" if system else lines, "\n".join(about))
-    if where < 0.2:
-        return chat(system, "\n".join([lines, *about]))
-    if where < 0.27:
-        return chat("", "\n".join([system, *about, lines]))
-    return chat(system, "\n".join([*about, lines]))
-
-
-def _layout(random: Random, head: str, options: Sequence[str]) -> str:
-    kind = random.random()
-    title = head + ":"
-    if kind < 0.40:
-        return "\n".join([title, *options])
-    if kind < 0.50:
-        sign = random.choice(("- ", "- ", "* ", "• "))
-        return "\n".join([title, *(sign + option for option in options)])
-    if kind < 0.55:
-        return "\n".join([title, *(f"{number}. {option}" for number, option in enumerate(options, 1))])
-    if kind < 0.70 and not any(":" in option for option in options):
-        if random.random() < 0.6:
-            return "\n".join([title, *(f"{option}: {_about(random)}" for option in options)])
-        return "\n".join([title, *(f"- {option}: {_about(random)}" for option in options)])
-    return f"{title} {_options_text(random, options)}"
-
-
-def _about(random: Random) -> str:
-    """Description of an option."""
-    return base_words.sentence(random) if random.random() < 0.3 else base_words.phrase(random, 4)
-
-
-def _context(random: Random, task: str, most: int = 4) -> list[str]:
-    """Lines that tell of a case: fields, sentences, an object."""
-    fields = fields_random(random, random.randint(0, most))
-    kind = random.random()
-    first = base_words.sentence(random) if random.random() < 0.6 else base_words.phrase(random)
-    if kind < 0.45:
-        return [f"{task}: {first}", *(f"{key}: {value}" for key, value in fields.items())]
-    if kind < 0.6:
-        return [
-            f"{task.capitalize()} #{random.randint(1, 9999)}",
-            *(f"{key}: {value}" for key, value in fields.items()),
-        ]
-    if kind < 0.8 and fields:
-        return [json.dumps({**fields, "id": random.randint(1, 9999)}, ensure_ascii=False)]
-    return [" ".join([first, *(base_words.sentence(random) for _ in range(random.randint(0, 1)))])]
-
-
-def fields_random(random: Random, count: int) -> dict[str, str]:
-    """At most `count` fields of a case with their values."""
-    return {key_of(random, FIELDS): _value(random) for _ in range(count)}
-
-
-def _value(random: Random) -> str:
-    kind = random.random()
-    return (
-        str(random.randint(0, 999))
-        if kind < 0.25
-        else base_words.word(random)
-        if kind < 0.85
-        else base_words.phrase(random, 3)
     )
 
 
@@ -554,7 +412,7 @@ def rule_stranger(random: Random) -> BaseExample:
     key, field = key_of(random), key_of(random, FIELDS)
     rule = {value: random.choice(options) for value in values}
     sign = random.choice((" -> ", ": ", " means ", " = "))
-    others = [f"{key_of(random, FIELDS)}: {_value(random)}" for _ in range(random.randint(0, 3))]
+    others = [f"{key_of(random, FIELDS)}: {field_value(random)}" for _ in range(random.randint(0, 3))]
     value = random.choice(values)
     case = [f"{field}: {value}", *others]
     random.shuffle(case)

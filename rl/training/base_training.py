@@ -46,7 +46,7 @@ COOLING = 0.35
 
 
 COMPILED_FROM = 2_000
-"""Steps from which the layers are compiled, where the machine has a C++ compiler."""
+"""Steps from which the layers are compiled, on a CPU with a C++ compiler."""
 
 
 @dataclass(frozen=True)
@@ -309,8 +309,8 @@ def train(
         # backwards through the fused attention of processors takes half of a step
         model.set_attn_implementation("eager")
     layers = model.model
-    if steps - checkpoint.step >= COMPILED_FROM and shutil.which("c++"):
-        # three quarters of the time of a step; compiling takes about that of 150
+    if device.type == "cpu" and steps - checkpoint.step >= COMPILED_FROM and shutil.which("c++"):
+        # not on a GPU, where nobody tried it; three quarters of the time of a step; compiling takes about that of 150
         layers.forward = torch.compile(layers.forward, dynamic=True)
     for step, batch in enumerate(drawn_batches, checkpoint.step + 1):
         for group in optimizer.param_groups:
