@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from feedback.services import decision_record, rating_submit
+from rl.agents import get_agent
 from rl.datasets import snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
 from rl.evaluation.service import _preferred_rows
@@ -295,7 +296,7 @@ def test_the_gate_counts_the_way_to_preferred_answers_for_a_policy_that_was_show
     liked = {"prompt": [], "prompt_hash": "liked", "completion": "{}", "score": 1.0}
     thumbs = [liked, {**liked, "prompt_hash": "no", "score": 0.0}]
     held_out: Any = SimpleNamespace(rows={PAIRS: _object_pairs(2), LABELS: thumbs})
-    assert len(_preferred_rows(held_out, policy)) == imitated
+    assert len(_preferred_rows(held_out, policy, get_agent("filer"))) == imitated
 
 
 @pytest.mark.slow
@@ -331,3 +332,26 @@ def test_a_run_without_a_liked_answer_is_refused(tmp_path: Path) -> None:
     order = TrainOrder("tables", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs)
     with pytest.raises(TrainingRefused, match="preferred or liked: rate at"):
         train.train(order)
+
+
+def taught_policy(**recipe: str) -> Any:
+    return SimpleNamespace(run=SimpleNamespace(recipe=recipe))
+
+
+def test_the_way_to_liked_answers_counts_for_a_policy_that_a_classifier_taught_to_write() -> None:
+    # of an agent that writes within a schema; one that chooses what its state lists has no way to go
+    rows = [{"prompt": [{"role": "user", "content": "q"}], "completion": '{"folder": "a"}', "score": 1.0}]
+    listed = [{**rows[0], "state": {"document": "q", "folders": ["a", "b"]}}]
+    held_out: Any = SimpleNamespace(rows={LABELS: rows})
+    chosen: Any = SimpleNamespace(rows={LABELS: listed})
+    filer = get_agent("filer")
+    taught = taught_policy(teacher="classifier", feedback="scores")
+    assert len(_preferred_rows(held_out, taught, filer)) == 1
+    assert _preferred_rows(chosen, taught, filer) == []
+    assert len(_preferred_rows(chosen, taught_policy(teacher="preferred", feedback="scores"), filer)) == 1
+    for other in (
+        {"teacher": "classifier", "feedback": "corrections"},
+        {"teacher": "form", "feedback": "scores"},
+        {},
+    ):
+        assert _preferred_rows(held_out, taught_policy(**other), filer) == []

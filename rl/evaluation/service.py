@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from feedback.selectors import raters_by_prompt
+from rl.agents.base import Agent
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
 from rl.datasets.held_out_evidence import (
@@ -33,7 +34,7 @@ from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.linear.model import LinearPolicy
 from rl.models import Evaluation, GoldenCase, Policy
 from rl.models.agent_definitions import agent_served
-from rl.recipes import PREFERRED
+from rl.recipes import CLASSIFIER, PREFERRED
 from rl.registry import service as registry
 from rl.registry.gate_evidence import gate_bounds, gate_difference
 from rl.registry.integrity import adapter_folder
@@ -167,7 +168,7 @@ def evaluate(
         if not definition.answers and not isinstance(side, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(side, answers)
         written = _written_rows(held_out, policy)[: order.max_samples]
-        imitated = written or _preferred_rows(held_out, policy)[: order.max_samples]
+        imitated = written or _preferred_rows(held_out, policy, definition)[: order.max_samples]
         if not isinstance(side, LinearSide) and (gain := written_gain(side, imitated)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if good := good_chars({**held_out.rows, CORRECTIONS: written}):
@@ -343,12 +344,17 @@ def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, An
     return [row for row in rows if row["prompt_hash"] not in trained]
 
 
-def _preferred_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
-    """Held-out answers that people preferred or liked, for a policy that was to say them as they stand; none for
-    another, which has no reason to go that far."""
-    if policy is None or policy.run is None or policy.run.recipe.get("teacher") != PREFERRED:
+def _preferred_rows(held_out: HeldOut, policy: Policy | None, agent: Agent) -> list[dict[str, Any]]:
+    """Held-out answers that people preferred or liked, for a policy that was to say them as they stand, and for one
+    that a classifier taught to write where answers are not chosen; none for another, which has no reason to go so far."""
+    if policy is None or policy.run is None:
         return []
-    return preferred_rows([row for kind in (PAIRS, LABELS) for row in held_out.rows.get(kind, [])])
+    recipe = policy.run.recipe
+    taught = recipe.get("teacher") == CLASSIFIER and recipe.get("feedback", "corrections") != "corrections"
+    if recipe.get("teacher") != PREFERRED and not taught:
+        return []
+    rows = preferred_rows([row for kind in (PAIRS, LABELS) for row in held_out.rows.get(kind, [])])
+    return [row for row in rows if not (taught and agent.choices(row.get("state")))]
 
 
 def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
