@@ -346,7 +346,7 @@ def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, An
 
 def _preferred_rows(held_out: HeldOut, policy: Policy | None, agent: Agent) -> list[dict[str, Any]]:
     """Held-out answers that people preferred or liked, for a policy that was to say them as they stand, and for one
-    that a classifier taught to write where answers are not chosen; none for another, which has no reason to go there."""
+    that a classifier taught to write where answers are not chosen; none for another, which has no reason to go far."""
     if policy is None or policy.run is None:
         return []
     recipe = policy.run.recipe

@@ -127,7 +127,7 @@ class LlamaPolicy:
 
     @functools.cached_property
     def _vocabulary(self) -> GrammarVocabulary:
-        """GrammarVocabulary as constrained decoding reads it; any token that ends a turn ends an answer."""
+        """Vocabulary as constrained decoding reads it; any token that ends a turn ends an answer."""
         from llguidance import LLTokenizer
 
         lib, vocab = self.context._lib, self.context.model.vocab

@@ -13,7 +13,7 @@ from rl.decoding.grammar import SchemaRefused
 
 
 def vocabulary_of(tokenizer: Any, size: int, stop: Sequence[int]) -> GrammarVocabulary | None:
-    """GrammarVocabulary of a fast tokenizer as grammars read it; None of another one, whose bytes nobody tells.
+    """Vocabulary of a fast tokenizer as grammars read it; None of another one, whose bytes nobody tells.
 
     size: tokens that the model gives logits of; stop: those that end an answer.
     """

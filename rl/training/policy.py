@@ -81,7 +81,7 @@ class LoadedPolicy:
 
     @functools.cached_property
     def vocabulary(self) -> GrammarVocabulary | None:
-        """GrammarVocabulary as grammars read it; None where its tokenizer does not say what its tokens write."""
+        """Vocabulary as grammars read it; None where its tokenizer does not say what its tokens write."""
         size = int(self.model.config.get_text_config().vocab_size)
         return vocabulary_of(self.tokenizer, size, self.encoder.stop_ids)
 
