@@ -14,7 +14,7 @@ import pytest
 
 from rl.agents import AGENTS
 from rl.agents.assistant import FRIENDLY, PLAIN, TOPICS
-from rl.training import base_corpus, base_strangers, base_words
+from rl.training import base_corpus, base_layouts, base_strangers, base_words
 from rl.training.base_corpus import example_random
 from rl.training.base_examples import (
     BaseExample,
@@ -322,7 +322,7 @@ def test_no_name_of_the_agents_it_is_measured_on_is_taught():
         name.casefold()
         for names in (
             base_words.NOUNS, base_words.VERBS, base_words.ADJECTIVES, base_words.NAMES, base_words.ADVERBS,
-            base_strangers.KEYS, base_strangers.FIELDS, base_strangers.TASKS, *base_words.FOREIGN,
+            base_layouts.KEYS, base_layouts.FIELDS, base_layouts.TASKS, *base_words.FOREIGN,
         )
         for name in names
     }  # fmt: skip
