@@ -41,7 +41,7 @@ def test_strangers_are_answered_validly_within_their_schema(
         [agent.render(state) for agent, state in cases],
         max_new_tokens=ROOM,
         temperature=temperature,
-        schemas=[agent.schema_served(state) for agent, state in cases],
+        forms=[agent.schema_served(state) for agent, state in cases],
     )
     problems = {
         (agent.slug, answer.text)
@@ -57,10 +57,10 @@ def test_prompts_without_a_schema_are_answered_as_ever(bundled: LoadedPolicy) ->
     cases = strangers(1)[:6]
     prompts = [agent.render(state) for agent, state in cases]
     free = generate(bundled, prompts, max_new_tokens=ROOM)
-    schemas = [
+    forms = [
         agent.schema_served(state) if number % 2 else None for number, (agent, state) in enumerate(cases)
     ]
-    mixed = generate(bundled, prompts, max_new_tokens=ROOM, schemas=schemas)
+    mixed = generate(bundled, prompts, max_new_tokens=ROOM, forms=forms)
     assert mixed[::2] == free[::2]
 
 
@@ -86,7 +86,7 @@ def test_models_of_random_weights_write_what_the_schema_says(architecture: str, 
     prompts = [agent.render({"ask": f"say {number}"}) for number in range(4)]
     for temperature in (0.0, 1.0):
         answers = generate(
-            policy, prompts, max_new_tokens=160, temperature=temperature, schemas=[SCHEMA] * len(prompts)
+            policy, prompts, max_new_tokens=160, temperature=temperature, forms=[SCHEMA] * len(prompts)
         )
         for answer in answers:
             parsed = agent.parse(answer.text)
@@ -97,7 +97,7 @@ def test_models_of_random_weights_write_what_the_schema_says(architecture: str, 
 def test_a_schema_that_nothing_can_enforce_is_noted_and_left(bundled: LoadedPolicy) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}
     prompt = [[{"role": "user", "content": "Hello!"}]]
-    answers = generate(bundled, prompt, max_new_tokens=8, schemas=[schema])
+    answers = generate(bundled, prompt, max_new_tokens=8, forms=[schema])
     assert answers == generate(bundled, prompt, max_new_tokens=8)
     assert [note for note in bundled.notes if "without their JSON schema" in note and "look-around" in note]
 

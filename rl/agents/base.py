@@ -171,6 +171,10 @@ class Agent:
         except UNREADABLE:
             return self.response_schema()
 
+    def form_served(self, state: Any) -> dict[str, Any] | tuple[str, ...] | None:
+        """Form of the answers as they are served: the closed set where there is one, else `schema_served`."""
+        return self.answers or self.schema_served(state)
+
     def candidates(self, state: State) -> list[str]:
         """Every listed response for a state, as the exact text a policy would answer; empty for free text."""
         return []

@@ -85,15 +85,22 @@ class Constraint:
 
         Raises DecodingFailed, and SchemaRefused where no token is left.
         """
-        found = np.where(self.token_mask(), logits, np.float32(-np.inf))
+        return np.where(self.allowed_tokens(), logits, np.float32(-np.inf))
+
+    def allowed_tokens(self) -> npt.NDArray[np.bool_]:
+        """Mask over the vocabulary, True for every token that may come next, at least one.
+
+        Raises DecodingFailed where the grammar is too complex to go on, and SchemaRefused where no token is left.
+        """
+        mask = self.token_mask()
         if self._unique is not None:
-            tokens = self._vocabulary.quote_tokens if self._unique.free else np.arange(len(found))
-            for token in tokens[np.isfinite(found[tokens])]:
-                if not self._unique.allows(self._vocabulary.piece(int(token))):
-                    found[token] = -np.inf
-        if not np.isfinite(found).any():
+            mask = mask.copy()
+            tokens = self._vocabulary.quote_tokens if self._unique.free else np.arange(len(mask))
+            for token in tokens[mask[tokens]]:
+                mask[token] = self._unique.allows(self._vocabulary.piece(int(token)))
+        if not mask.any():
             raise SchemaRefused("this model's vocabulary cannot express the JSON schema")
-        return found
+        return mask
 
     def token_mask(self) -> npt.NDArray[np.bool_]:
         """Mask over the vocabulary, True for a token that the grammar takes next; repeated items are not looked at.

@@ -82,9 +82,12 @@ def _adapter_plan(
         except LinearRefused as refusal:
             raise TrainingRefused(str(refusal)) from refusal
         recipe = recipe.refit_to_rows(len(rows))
-    expected = import_reference(order.method, method_named(order.method).estimate)(
-        base_model, recipe, rows, hardware=hardware
-    )
+    method = method_named(order.method)
+    sampled = {"agent": order.agent} if method.kind == "prompts" else {}
+    with agent_resolve(agent_served(order.agent)):
+        expected = import_reference(order.method, method.estimate)(
+            base_model, recipe, rows, hardware=hardware, **sampled
+        )
     tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
     with agent_resolve(agent_served(order.agent)):
         look = preflight.plan_check(

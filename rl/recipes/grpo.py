@@ -50,6 +50,9 @@ class GRPORecipe(AdapterRecipe):
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    constrained_decoding: bool = True
+    """Answers are sampled within the JSON schema of their agent, or out of its closed set, as they are served, and
+    their probability is taken among the tokens that were allowed. vLLM samples freely."""
     vllm: str = "off"
     """Sampling engine: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings
     apply)."""
@@ -69,6 +72,11 @@ class GRPORecipe(AdapterRecipe):
         """True if the reference is an adapter: the one that training starts from. In `logged` mode it is the
         base, which is taken to have written the answers."""
         return self.reference == START and self.start_from != BASE and self.mode == "online"
+
+    @property
+    def constrains(self) -> bool:
+        """True if answers are sampled within the form that their agent serves."""
+        return self.constrained_decoding and self.mode == "online" and self.vllm == "off"
 
     def __post_init__(self) -> None:
         super().__post_init__()

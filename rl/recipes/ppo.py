@@ -75,6 +75,9 @@ class PPORecipe(AdapterRecipe):
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 0.95
+    constrained_decoding: bool = True
+    """Answers are sampled within the JSON schema of their agent, or out of its closed set, as they are served, and
+    their probability is taken among the tokens that were allowed. A vLLM server samples freely."""
     vllm_server: str = ""
     """URL of a vLLM server that samples in this process's place (docs/cluster.md); empty samples here."""
     eval_prompts: int = 64
@@ -92,6 +95,11 @@ class PPORecipe(AdapterRecipe):
     def has_adapter_reference(self) -> bool:
         """True if the reference is an adapter: the one that training starts from."""
         return self.reference == START and self.start_from != BASE
+
+    @property
+    def constrains(self) -> bool:
+        """True if answers are sampled within the form that their agent serves."""
+        return self.constrained_decoding and not self.vllm_server
 
     @property
     def trained_copies(self) -> int:

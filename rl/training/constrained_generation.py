@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
 from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary
 from rl.decoding.grammar import SchemaRefused
+from rl.training.packed.allowed_tokens import AllowedTokens, TokenSet
+from rl.training.packed.packing import CompletionTokens
 
 
 def vocabulary_of(tokenizer: Any, size: int, stop: Sequence[int]) -> GrammarVocabulary | None:
@@ -31,29 +34,105 @@ def vocabulary_of(tokenizer: Any, size: int, stop: Sequence[int]) -> GrammarVoca
     return GrammarVocabulary(read, size, piece)
 
 
+AnswerForm = Mapping[str, Any] | Sequence[str] | None
+"""Answers that a prompt may be given: a JSON schema, a closed set of texts, or None, free text."""
+
+
+class AnswerConstraints:
+    """Constraints of the answers of one batch, row by row."""
+
+    def __init__(self, constraints: Sequence[Constraint | None], stop: Collection[int], size: int) -> None:
+        """constraints: at the beginning of the answers, None: free text; stop: tokens that end an answer; size: of the
+        vocabulary."""
+        self._constraints, self._stop, self.size = list(constraints), sorted(stop), size
+
+    def __bool__(self) -> bool:
+        return any(constraint is not None for constraint in self._constraints)
+
+    def allowed_tokens(self, row: int) -> TokenSet | None:
+        """Tokens that the answer of a row may go on with, [size]; None: any, of free text and after its end.
+
+        Where the gateway would give no answer the turn ends, with an answer that no agent can act on.
+        """
+        constraint = self._constraints[row]
+        if constraint is None:
+            return None
+        try:
+            return constraint.allowed_tokens()
+        except (DecodingFailed, SchemaRefused):
+            end = np.zeros(self.size, bool)
+            end[self._stop] = True
+            return end
+
+    def accept(self, row: int, token: int) -> None:
+        """Go on in a row by a token that was allowed."""
+        constraint = self._constraints[row]
+        if constraint is not None and token in self._stop:
+            self._constraints[row] = None
+        elif constraint is not None:
+            constraint.accept(token)
+
+    def mask_logits(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Logits [n, size] of so many rows, minus infinity for every token that its answer may not go on with."""
+        sets = [self.allowed_tokens(row) for row in rows]
+        if all(one is None for one in sets):
+            return logits
+        every = np.ones(self.size, bool)
+        mask = torch.from_numpy(np.stack([every if one is None else one for one in sets]))
+        return logits.masked_fill(~mask.to(logits.device), -torch.inf)
+
+
 class SchemaMask(LogitsProcessor):
     """Logits of one batch with every token at minus infinity that an answer's constraint does not take."""
 
-    def __init__(self, constraints: Sequence[Constraint | None], stop: Collection[int]) -> None:
-        """constraints: of the rows, at the beginning of their answers; None: free text."""
-        self._constraints, self._stop = list(constraints), sorted(stop)
+    def __init__(self, constraints: AnswerConstraints) -> None:
+        self._constraints = constraints
         self._begun = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        rows = scores.float().cpu().numpy()
-        for row, constraint in enumerate(self._constraints):
-            if constraint is None:
-                continue
-            if self._begun and int(input_ids[row, -1]) in self._stop:
-                self._constraints[row] = None
-                continue
-            try:
-                if self._begun:
-                    constraint.accept(int(input_ids[row, -1]))
-                scores[row] = torch.from_numpy(constraint.mask_logits(rows[row])).to(scores)
-            except (DecodingFailed, SchemaRefused):
-                # the gateway gives no answer here: this one ends unfinished, which no agent can act on
-                scores[row] = -torch.inf
-                scores[row, self._stop] = 0.0
+        rows = range(len(input_ids))
+        if self._begun:
+            for row, token in zip(rows, input_ids[:, -1].tolist(), strict=True):
+                self._constraints.accept(row, token)
         self._begun = True
-        return scores
+        return self._constraints.mask_logits(scores, rows)
+
+
+class AnswerForms:
+    """Forms of the answers to the prompts of a run, by the prompts' tokens: where answers are sampled within them, they
+    tell afterwards which tokens each token was sampled among."""
+
+    def __init__(
+        self, constraint: Callable[[AnswerForm], Constraint | None], stop: Collection[int], size: int
+    ) -> None:
+        """constraint: a form's, at the beginning of an answer, None where it cannot be enforced; stop and size as
+        `AnswerConstraints` takes them."""
+        self._constraint, self._stop, self._size = constraint, stop, size
+        self._forms: dict[tuple[int, ...], AnswerForm] = {}
+
+    def __bool__(self) -> bool:
+        return any(form is not None for form in self._forms.values())
+
+    def add(self, prompt_ids: Sequence[int], form: AnswerForm) -> None:
+        """Add a prompt. Answers to one that was added with another form are free: its tokens do not say which."""
+        key = tuple(prompt_ids)
+        self._forms[key] = form if self._forms.get(key, form) == form else None
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> AnswerConstraints:
+        """Constraints of one answer to each prompt, at its beginning."""
+        return AnswerConstraints(
+            [self._constraint(self._forms.get(tuple(prompt))) for prompt in prompts], self._stop, self._size
+        )
+
+    def allowed_tokens(self, items: Sequence[CompletionTokens]) -> AllowedTokens | None:
+        """Tokens that each token of sampled answers was sampled among, one answer behind the other; None where all of
+        them are free."""
+        constraints = self.start([item.prompt_ids for item in items])
+        if not constraints:
+            return None
+        places = []
+        for row, item in enumerate(items):
+            for token in item.response_ids:
+                places.append(constraints.allowed_tokens(row))
+                constraints.accept(row, token)
+        return AllowedTokens.of(places, self._size)

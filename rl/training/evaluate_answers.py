@@ -93,7 +93,7 @@ def generate_answers(
             [prompts[i] for i in free],
             max_new_tokens=agent.max_new_tokens,
             batch_size=batch_size,
-            schemas=[agent.schema_served(prompt_states[i]) for i in free],
+            forms=[agent.schema_served(prompt_states[i]) for i in free],
         )
     )
     return [next(chosen) if listed else next(written) for listed in choices]

@@ -18,17 +18,19 @@ from trl.trainer.utils import pad, split_tensor_dict, use_adapter
 
 from rl.recipes import BASE, GRPORecipe
 from rl.rewards.engine import group_advantages
+from rl.training.constrained_generation import AnswerForms
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.logps import causal_model
 from rl.training.packed.packing import pack
 from rl.training.packed.selection import StrategyChoice
 from rl.training.packed.strategies import Strategy
+from rl.training.packed.trl_forward import is_sharded
 from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
 from rl.training.ppo.formulas import kl_k3
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.probing import rewards_probe, valid_share
-from rl.training.ppo.prompts import Prompts
+from rl.training.ppo.prompts import Prompts, answer_forms
 from rl.training.ppo.rollout import (
     Rollout,
     Sampling,
@@ -62,10 +64,13 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
     _buffered_inputs: list[Tensors] | None
 
     watch: Watch
+    forms: AnswerForms
+    """Forms that answers are sampled within."""
 
     def settle(self, context: RunContext[GRPORecipe], policy: LoadedPolicy) -> None:
         """Apply the settings that TRL's constructor has no arguments for."""
         self.context = context
+        self.forms = self.answer_forms(policy)
         self.watch = Watch(
             context.recipe.max_kl, context.recipe.start_from == BASE or context.recipe.has_adapter_reference
         )
@@ -74,6 +79,10 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
         forward_settle(self, self.temperature)
         self.choice = strategy_apply(self, self.probe())
         policy.strategy_max_tokens = context.recipe.max_length  # what is sampled later may be longer
+
+    def answer_forms(self, policy: LoadedPolicy) -> AnswerForms:
+        """Forms that answers are sampled within; of answers that are given, none."""
+        return policy.answer_forms()
 
     def probe(self) -> list[EncodedResponse]:
         """Responses of this run, the longest prompt's among them, to try ways of computing them on."""
@@ -94,6 +103,8 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
         prompt share its computation, and equal answers share all of it."""
         if self.choice.strategy is Strategy.STOCK:
             found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+            if self.forms:
+                return self._constrained_logps(model, input_ids, attention_mask, logits_to_keep)
             found = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss,
                 **others,
@@ -102,18 +113,11 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
         size = batch_size or len(input_ids)
         logps, entropies = [], []
         for start in range(0, len(input_ids), size):
-            ids = input_ids[start : start + size].tolist()
-            real = attention_mask[start : start + size].bool().tolist()
-            rows = [
-                [
-                    list(itertools.compress(row[part], mask[part]))
-                    for part in (slice(None, -logits_to_keep), slice(-logits_to_keep, None))
-                ]
-                for row, mask in zip(ids, real, strict=True)
-            ]
+            part = slice(start, start + size)
+            items = _items(input_ids[part], attention_mask[part], logits_to_keep)
             packed = pack(
-                [prompt for prompt, _ in rows], [answer for _, answer in rows],
-                pad_token_id=self.policy.tokenizer.pad_token_id,
+                [item.prompt_ids for item in items], [item.response_ids for item in items],
+                pad_token_id=self.policy.tokenizer.pad_token_id, allowed=self.forms.allowed_tokens(items),
             ).to(input_ids.device)  # fmt: skip
             with self.accelerator.autocast():
                 out = model(input_ids=packed.targets, packed=packed, fused_lm_head=True)
@@ -121,6 +125,23 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
             logps.append(functional.pad(out.log_probs, (0, missing)))
             entropies.append(functional.pad(out.entropy, (0, missing)))
         return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+    def _constrained_logps(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """The same by the stock forward, among the tokens that each answer was sampled among."""
+        labels = input_ids.masked_fill(~attention_mask.bool(), -100)
+        labels[:, :-logits_to_keep] = -100
+        allowed = self.forms.allowed_tokens(_items(input_ids, attention_mask, logits_to_keep))
+        with self.accelerator.autocast():
+            out = model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                labels=labels,
+                allowed=allowed if allowed is None else allowed.to(input_ids.device),
+                fused_lm_head=True,
+            )
+        return out.log_probs[:, -logits_to_keep:], out.entropy[:, -logits_to_keep:], None
 
     def _compute_loss(self, model: Any, inputs: Tensors) -> torch.Tensor:
         loss: torch.Tensor = super()._compute_loss(model, inputs)
@@ -141,6 +162,16 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
                 del row[name]  # nothing to say, which a curve cannot draw
 
 
+def _items(ids: torch.Tensor, mask: torch.Tensor, answer_width: int) -> list[EncodedResponse]:
+    """Prompts and answers out of rows [N, T] of a prompt padded on the left and an answer padded on the right."""
+    items = []
+    for row, real in zip(ids.tolist(), mask.bool().tolist(), strict=True):
+        prompt = itertools.compress(row[:-answer_width], real[:-answer_width])
+        answer = itertools.compress(row[-answer_width:], real[-answer_width:])
+        items.append(EncodedResponse(list(prompt), list(answer)))
+    return items
+
+
 class OnlineTrainer(GroupTrainer):
     """Groups that the policy samples itself, judged as they come."""
 
@@ -155,6 +186,11 @@ class OnlineTrainer(GroupTrainer):
         self.sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
         super().settle(context, policy)
         self.add_callback(_Evaluator(self, recipe.eval_steps))
+
+    def answer_forms(self, policy: LoadedPolicy) -> AnswerForms:
+        if not self.context.recipe.constrains or is_sharded(self):
+            return policy.answer_forms()
+        return answer_forms(policy, self.context.agent, self.prompts, self.eval_prompts)
 
     def probe(self) -> list[EncodedResponse]:
         ids = sorted(self.prompts.ids, key=len)
@@ -226,7 +262,7 @@ class OnlineTrainer(GroupTrainer):
             model.eval()  # gradient checkpointing would leave out the KV cache
             tokens = generate_tokens(
                 causal_model(model), prompts, samples, self.sampling, encoder.stop_ids,
-                encoder.tokenizer.pad_token_id, self._generator("sample", self.state.global_step),
+                encoder.tokenizer.pad_token_id, self._generator("sample", self.state.global_step), self.forms,
             )  # fmt: skip
             model.train(was_training)
         return responses_cut(tokens, encoder), None
@@ -248,7 +284,13 @@ class OnlineTrainer(GroupTrainer):
         self.model.eval()
         try:
             return sample_responses(
-                causal_model(self.model), self.policy.encoder, ids, samples, self.sampling, generator
+                causal_model(self.model),
+                self.policy.encoder,
+                ids,
+                samples,
+                self.sampling,
+                generator,
+                self.forms,
             )
         finally:
             self.model.train(was_training)
@@ -268,7 +310,9 @@ class OnlineTrainer(GroupTrainer):
             items = [rollout.item for rollout in rollouts]
             rows += [
                 [score, kl, float(len(rollout.item.response_ids)), float(rollout.ended)]
-                for score, kl, rollout in zip(scores, kl_encoded(self.policy, items), rollouts, strict=True)
+                for score, kl, rollout in zip(
+                    scores, kl_encoded(self.policy, items, forms=self.forms), rollouts, strict=True
+                )
             ]
         if processes > 1:
             rows = gather_object(rows)

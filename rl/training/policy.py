@@ -27,7 +27,13 @@ from rl.checksums import sums_write
 from rl.decoding.constraint import Constraint, GrammarVocabulary
 from rl.decoding.grammar import SchemaRefused
 from rl.recipes import Recipe
-from rl.training.constrained_generation import SchemaMask, vocabulary_of
+from rl.training.constrained_generation import (
+    AnswerConstraints,
+    AnswerForm,
+    AnswerForms,
+    SchemaMask,
+    vocabulary_of,
+)
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import config_load, context_of, four_bit, model_load, tokenizer_load
@@ -82,23 +88,39 @@ class LoadedPolicy:
     @functools.cached_property
     def vocabulary(self) -> GrammarVocabulary | None:
         """Vocabulary as grammars read it; None where its tokenizer does not say what its tokens write."""
-        size = int(self.model.config.get_text_config().vocab_size)
-        return vocabulary_of(self.tokenizer, size, self.encoder.stop_ids)
+        return vocabulary_of(self.tokenizer, self._vocabulary_size, self.encoder.stop_ids)
 
-    def constraint(self, schema: Mapping[str, Any] | None) -> Constraint | None:
-        """Constraint of one answer by its schema; None for free text, and with a note where it cannot be enforced."""
-        if schema is None:
+    def constraint(self, form: AnswerForm) -> Constraint | None:
+        """Constraint of one answer by its form; None for free text, and with a note where it cannot be enforced."""
+        if form is None:
             return None
         fault = "the tokenizer does not say which bytes its tokens write"
         try:
             if self.vocabulary is not None:
-                return Constraint.of_schema(self.vocabulary, schema)
+                if isinstance(form, Mapping):
+                    return Constraint.of_schema(self.vocabulary, form)
+                return Constraint.of_answers(self.vocabulary, form)
         except SchemaRefused as error:
             fault = str(error)
         note = f"answers were written without their JSON schema: {fault}"
         if note not in self.notes:
             self.notes.append(note)
         return None
+
+    def constraints(self, forms: Sequence[AnswerForm]) -> AnswerConstraints:
+        """Constraints of a batch of answers by their forms, as `constraint`."""
+        return AnswerConstraints(
+            [self.constraint(form) for form in forms], self.encoder.stop_ids, self._vocabulary_size
+        )
+
+    def answer_forms(self) -> AnswerForms:
+        """Forms of answers by prompt, none yet."""
+        return AnswerForms(self.constraint, self.encoder.stop_ids, self._vocabulary_size)
+
+    @property
+    def _vocabulary_size(self) -> int:
+        """Tokens that the model gives logits of."""
+        return int(self.model.config.get_text_config().vocab_size)
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -204,12 +226,12 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
     batch_size: int = 16,
-    schemas: Sequence[Mapping[str, Any] | None] | None = None,
+    forms: Sequence[AnswerForm] | None = None,
 ) -> list[Generation]:
     """Answer each prompt, in the order given. Temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in.
 
-    schemas: JSON schema of the answer to each prompt, enforced token by token; None: free text. A schema that cannot
-    be enforced constrains nothing, and a note of the policy says so.
+    forms: of the answer to each prompt, a JSON schema or a closed set, enforced token by token; None: free text. A form
+    that cannot be enforced constrains nothing, and a note of the policy says so.
 
     Prompts of similar length are answered together, padded on the left; one that leaves no room for
     `max_new_tokens` in the model's context loses its oldest tokens. The caller's random state is left as it was.
@@ -241,12 +263,12 @@ def generate(
                 for row, i in enumerate(rows):
                     ids[row, width - len(prompt_ids[i]) :] = torch.tensor(prompt_ids[i])
                     mask[row, width - len(prompt_ids[i]) :] = 1
-                constraints = [policy.constraint(schemas[i]) if schemas else None for i in rows]
+                constraints = policy.constraints([forms[i] if forms else None for i in rows])
                 out = policy.model.generate(
                     input_ids=ids.to(policy.device),
                     attention_mask=mask.to(policy.device),
                     generation_config=settings,
-                    logits_processor=[SchemaMask(constraints, stop)] if any(constraints) else None,
+                    logits_processor=[SchemaMask(constraints)] if constraints else None,
                 )
                 for i, tokens in zip(rows, out[:, width:].tolist(), strict=True):
                     answers[i] = _generation(tokenizer, tokens, stop)

@@ -1,8 +1,9 @@
 """Preflight: greedy answers of the policy to a few prompts before training, and to the same prompts after it.
 
-A training that begins with a policy whose answers the agent cannot act on mostly ends with one. The check is the same
-for every method and takes seconds; what PPO and GRPO sample is probed beside it (`rl.training.probe`). An agent that
-chooses among listed responses is served by their probabilities, so that what it writes freely is only told.
+A training that begins with a policy whose answers the agent cannot act on mostly ends with one. The check takes
+seconds. PPO and GRPO, which sample within the form of the answer, are checked so, and what they sample is probed
+(`rl.training.probe`). An agent that chooses among listed responses is served by their probabilities, so that what it
+writes freely is only told.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import distributed
 
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
-from rl.recipes import BASE, Recipe, RewardModelRecipe
+from rl.recipes import BASE, GRPORecipe, PPORecipe, Recipe, RewardModelRecipe
 from rl.rewards.teachability import INSIST
 from rl.statistics import wilson_interval
 from rl.training.encoding import prompt_messages
@@ -44,7 +45,7 @@ FORM_WEIGHT = 1.0
 MAX_FALL = 0.1
 """Fall of the share of valid answers over a training from which a note reports it."""
 
-FREE, CHOICE = "written", "chosen"
+FREE, WITHIN, CHOICE = "written", "written within the form", "chosen"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class AnswerCheck:
     high: float
     """95 % interval of the valid share (Wilson)."""
     served: str
-    """`chosen` where the agent picks among listed responses, which are valid by themselves; else `written`."""
+    """`chosen` where the agent picks among listed responses, which are valid by themselves; `written within the form`
+    where training samples them so; else `written`."""
     tokens: float
     """Mean length of an answer."""
     example: str = ""
@@ -99,8 +101,11 @@ def answer_check_of(
     return AnswerCheck(len(answers), valid, share["low"], share["high"], served, tokens, example, problem)
 
 
-def answers_check(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: str) -> AnswerCheck | None:
-    """Greedy answers to PROMPTS of the rows; None for an agent of free text, or without a row."""
+def answers_check(
+    policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: str, *, within: bool = False
+) -> AnswerCheck | None:
+    """Greedy answers to PROMPTS of the rows, free or `within` the form that the agent serves; None for an agent of free
+    text, or without a row."""
     definition = get_agent(agent or "assistant")
     if not definition.discrete or not rows:
         return None
@@ -109,15 +114,16 @@ def answers_check(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent
     policy.model.eval()
     try:
         prompts = [prompt_messages(row, number) for number, row in enumerate(chosen)]
-        made = generate(policy, prompts, max_new_tokens=definition.max_new_tokens)
+        states = [row.get("state") for row in chosen]
+        forms = [definition.form_served(state) for state in states] if within else None
+        made = generate(policy, prompts, max_new_tokens=definition.max_new_tokens, forms=forms)
     finally:
         policy.model.train(was_training)
-    states = [row.get("state") for row in chosen]
     listed = all(_has_options(definition, state) for state in states)
     return answer_check_of(
         list(zip((answer.text for answer in made), states, strict=True)),
         definition,
-        served=CHOICE if listed else FREE,
+        served=CHOICE if listed else WITHIN if within else FREE,
         tokens=sum(answer.tokens for answer in made) / len(made),
     )
 
@@ -132,6 +138,11 @@ def teaches_form(recipe: Recipe) -> bool:
     knobs = recipe.as_dict()
     warms_up = "loss" in knobs and "reward" not in knobs and knobs["warm_up_steps"] > 0
     return "sources" in knobs or knobs.get("sft_weight", 0.0) > 0 or warms_up
+
+
+def samples_within(recipe: Recipe) -> bool:
+    """True if a method samples its own answers, within the form that their agent serves."""
+    return isinstance(recipe, (PPORecipe, GRPORecipe)) and recipe.constrains
 
 
 def form_taught(recipe: Recipe, check: AnswerCheck | None) -> Recipe:
@@ -243,7 +254,7 @@ def base_check(
     if recipe is None:
         return answers_check(policy, rows, agent)
     with start_policy(policy, recipe):
-        return answers_check(policy, rows, agent)
+        return answers_check(policy, rows, agent, within=samples_within(recipe))
 
 
 def plan_check(
@@ -292,7 +303,7 @@ def train_with_checks(
     if policy_method := not isinstance(recipe, RewardModelRecipe):
         listener.on_phase("asking the model a few prompts")
         with start_policy(policy, recipe):
-            checks["before"] = answers_check(policy, check_rows, agent)
+            checks["before"] = answers_check(policy, check_rows, agent, within=samples_within(recipe))
         trainer.recipe = recipe = form_taught(recipe, checks["before"])
         if not resume and (fault := refusal_of(checks["before"], recipe, agent)):
             raise TrainingRefused(fault)
@@ -304,7 +315,8 @@ def train_with_checks(
     alone = not distributed.is_initialized()  # what is spread over processes is judged by evaluate_model
     if policy_method and checks["before"] is not None and result.status == "succeeded" and alone:
         listener.on_phase("asking the trained model the same prompts")
-        checks["after"] = answers_check(trainer.load_base_model(), check_rows, agent)
+        within = samples_within(recipe)
+        checks["after"] = answers_check(trainer.load_base_model(), check_rows, agent, within=within)
         if warning := after_words(checks["before"], checks["after"]):
             notes.append(warning)
             listener.on_note(warning)

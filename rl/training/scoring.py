@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rl.agents.base import Message
+from rl.training.constrained_generation import AnswerForms
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
 from rl.training.packed.forward import packed_logps
 from rl.training.packed.logps import causal_model, collate, head_logits, token_logps
@@ -99,20 +100,22 @@ def kl_encoded(
     *,
     reference: LoadedPolicy | None = None,
     batch_size: int = 16,
+    forms: AnswerForms | None = None,
 ) -> list[float]:
     """KL(policy || reference) of each of the policy's own responses, summed over its tokens, in nats; never negative.
 
-    Without a `reference` it is the base, the same model without its adapter.
+    Without a `reference` it is the base, the same model without its adapter. With the `forms` that the responses were
+    sampled within, of the policy and the reference as they answer within them.
 
     The k3 estimator, q/p - 1 - log(q/p) per token, unbiased where the policy drew the response at temperature 1.
     Source: Schulman 2020, Approximating KL Divergence.
     """
-    own = _rows_scored(policy, items, batch_size)
+    own = _rows_scored(policy, items, batch_size, forms=forms)
     if reference is None:
         with policy.without_adapter():
-            base = _rows_scored(policy, items, batch_size)
+            base = _rows_scored(policy, items, batch_size, forms=forms)
     else:
-        base = _rows_scored(reference, items, batch_size)
+        base = _rows_scored(reference, items, batch_size, forms=forms)
     return [
         float((torch.expm1(theirs - mine) - (theirs - mine)).sum())
         for mine, theirs in zip(own, base, strict=True)
@@ -193,6 +196,7 @@ def _rows_scored(
     items: Sequence[EncodedResponse],
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
+    forms: AnswerForms | None = None,
 ) -> list[torch.Tensor]:
     """Log-probabilities of each item's response tokens, float64, one for each."""
     firsts: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
@@ -208,7 +212,7 @@ def _rows_scored(
             _strategy_ensure(policy, items)
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
-                scored = _batch_logps(policy, [items[i] for i in rows])
+                scored = _batch_logps(policy, [items[i] for i in rows], forms)
                 logps |= zip(rows, scored, strict=True)
                 if progress is not None:
                     progress(len(logps), len(order))
@@ -233,16 +237,23 @@ def _strategy_ensure(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> 
         policy.strategy_max_tokens = longest
 
 
-def _batch_logps(policy: LoadedPolicy, items: Sequence[EncodedResponse]) -> list[torch.Tensor]:
+def _batch_logps(
+    policy: LoadedPolicy, items: Sequence[EncodedResponse], forms: AnswerForms | None
+) -> list[torch.Tensor]:
     """Log-probabilities of each response's tokens, float64 on the CPU, whichever way the model is computed."""
     model, pad = causal_model(policy.model), policy.tokenizer.pad_token_id
+    token_sets = forms.allowed_tokens(items) if forms else None
     if policy.strategy is None or policy.strategy == Strategy.STOCK:
         batch = {name: tensor.to(policy.device) for name, tensor in collate(items, pad).items()}
-        stock = token_logps(model, **batch).cpu().double()
+        on_device = None if token_sets is None else token_sets.to(policy.device)
+        stock = token_logps(model, **batch, allowed=on_device).cpu().double()
         masks = batch["completion_mask"][:, 1:].bool().cpu()
         return [row[mask] for row, mask in zip(stock, masks, strict=True)]
     packed = pack(
-        [item.prompt_ids for item in items], [item.response_ids for item in items], pad_token_id=pad
+        [item.prompt_ids for item in items],
+        [item.response_ids for item in items],
+        pad_token_id=pad,
+        allowed=token_sets,
     )
     logps: torch.Tensor = packed_logps(model, packed.to(policy.device), Strategy(policy.strategy))[0]
     rows = logps.cpu().double()

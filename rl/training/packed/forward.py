@@ -113,13 +113,15 @@ def packed_logps(
     temperature: float = 1.0,
 ) -> tuple[Any, ...]:
     """Log-probability of each completion token, float32 [N, C], 0 where there is none; then what `extras` name, as
-    `head_logps` returns it. `model` is the causal model itself. Differentiable.
+    `head_logps` returns it, among the tokens that the batch allows. `model` is the causal model itself.
+    Differentiable.
     """
     hidden = packed_hidden(model, packed, strategy)
     flat = hidden.reshape(-1, hidden.shape[-1])
     shape, places = packed.target_mask.shape, packed.places
     read = flat[packed.sources.flatten()[places]]
-    found = head_logps(model, read, packed.targets.flatten()[places], extras, temperature)
+    targets = packed.targets.flatten()[places]
+    found = head_logps(model, read, targets, extras, temperature, packed.token_sets)
     return tuple(None if values is None else spread_at(values, places, shape) for values in found)
 
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from trl.kernels import ChunkedLogProbFunction
 
-from rl.training.packed.frozen_head import FrozenHeadLogProb
+from rl.training.packed.allowed_tokens import NO_CHOICE, AllowedTokens, allowed_logps
+from rl.training.packed.frozen_head import CELLS, FrozenHeadLogProb
 from rl.training.packed.packing import CompletionTokens
 
 TILE = 32768
@@ -30,18 +32,23 @@ def collate(items: Sequence[CompletionTokens], pad_token_id: int) -> dict[str, t
 
 
 def token_logps(
-    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_mask: torch.Tensor
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    completion_mask: torch.Tensor,
+    allowed: AllowedTokens | None = None,
 ) -> torch.Tensor:
     """Log-probability of each completion token, float32 [rows, length - 1]; 0 elsewhere. Differentiable.
 
     `model` is the causal model itself (see `causal_model`); all inputs are [rows, length]. Only positions that
-    predict a completion token reach the head.
+    predict a completion token reach the head; `allowed` as `head_logps` takes it.
     """
     hidden = model.base_model(
         input_ids=input_ids, attention_mask=attention_mask, use_cache=False
     ).last_hidden_state
     mask = completion_mask[:, 1:].bool()
-    return spread(head_logps(model, hidden[:, :-1][mask], input_ids[:, 1:][mask])[0], mask)
+    found = head_logps(model, hidden[:, :-1][mask], input_ids[:, 1:][mask], allowed=allowed)
+    return spread(found[0], mask)
 
 
 def spread(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -60,13 +67,19 @@ def head_logps(
     targets: torch.Tensor,
     extras: tuple[str, ...] = (),
     temperature: float = 1.0,
+    allowed: AllowedTokens | None = None,
 ) -> tuple[Any, ...]:
     """log softmax(head(hidden) / temperature)[targets] for hidden [n, width] and targets [n], without ever holding all
     logits of a large batch.
 
     Returns (log-probabilities, entropy, log sum of squares, mean logit, is top 1), each [n]; those not named in
     `extras` are None. TRL's chunked function does the work, ours where the head is frozen and on a CPU.
+
+    allowed: tokens among which the probability is taken, of each of the n places; the targets are among them. Then
+    log-probabilities and entropy alone are returned, and None in the places of the others.
     """
+    if allowed is not None:
+        return _allowed_logps(model, hidden, targets, allowed, temperature)
     head = model.get_output_embeddings()
     softcap, scale = logit_settings(model.config)
     if _frozen_on_cpu(head, hidden):
@@ -85,6 +98,29 @@ def head_logps(
         extras,
     )
     return tuple(outputs)
+
+
+def _allowed_logps(
+    model: Any, hidden: torch.Tensor, targets: torch.Tensor, allowed: AllowedTokens, temperature: float
+) -> tuple[Any, ...]:
+    """`head_logps` among allowed tokens. Only places that leave a choice reach the head, a slice of CELLS logits at a
+    time; of more than one slice the logits are computed again in the backward pass instead of being held."""
+    places = (allowed.index != NO_CHOICE).nonzero()[:, 0]
+
+    def part(hidden: torch.Tensor, targets: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return allowed_logps(head_logits(model, hidden) / temperature, targets, allowed.sets[index])
+
+    slices = places.split(max(1, CELLS // allowed.sets.shape[1]))
+    again = len(slices) > 1 and torch.is_grad_enabled()
+    found = [
+        checkpoint(part, *read, use_reentrant=False) if again else part(*read)
+        for chosen in slices
+        for read in [(hidden[chosen], targets[chosen], allowed.index[chosen])]
+    ]
+    # a place without a choice has no gradient, but a batch of nothing else is still to be gone back through
+    nothing = hidden.float().sum(-1) * 0
+    logps, entropy = (nothing.index_add(0, places, values) for values in torch.cat(found, 1))
+    return logps, entropy, None, None, None
 
 
 def head_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:

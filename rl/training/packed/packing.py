@@ -14,6 +14,8 @@ from typing import Any, Protocol, Self
 import torch
 from torch.nn import functional
 
+from rl.training.packed.allowed_tokens import AllowedTokens
+
 FLEX_BLOCK = 128
 """Tokens on a side of one tile of the mask; rows are filled up to a multiple of it."""
 
@@ -84,6 +86,8 @@ class PackedBatch:
     """[n] int64: where `target_mask` is true, counted row by row. Known here, it need not be counted on a device."""
     flat: Flat | None = None
     """The same tokens one behind the other, where FlexAttention is to compute them."""
+    token_sets: AllowedTokens | None = None
+    """Tokens among which the completions were sampled, of each of the n places; None: of all."""
 
     def to(self, device: Any, **kwargs: Any) -> Self:
         """The same on another device; accelerate calls this with `non_blocking`."""
@@ -149,11 +153,13 @@ def pack(
     *,
     pad_token_id: int,
     fit: Callable[[int, int], tuple[int, int]] | None = None,
+    allowed: AllowedTokens | None = None,
 ) -> PackedBatch:
     """Pack N completions, each after its own prompt; equal prompts share a row, equal completions of one a segment.
 
     `prompts[n]` and `completions[n]` are token ids, neither of them empty. Row n of `sources` and `targets` belongs to
-    completion n, in the order given. `fit` may make P and S larger than the rows need.
+    completion n, in the order given. `fit` may make P and S larger than the rows need. `allowed` are the tokens that
+    each token of the completions, one behind the other, was sampled among.
     """
     if not all(prompts) or not all(completions):
         raise ValueError("expected prompts and completions of at least one token each, found an empty one")
@@ -189,6 +195,7 @@ def pack(
         targets=torch.full((len(places), longest), pad_token_id),
         target_mask=target_mask,
         places=target_mask.flatten().nonzero()[:, 0],
+        token_sets=allowed,
     )
     for prompt, row in row_of.items():
         packed.prompt_ids[row, : len(prompt)] = torch.tensor(prompt)

@@ -10,6 +10,7 @@ import torch
 from accelerate.utils import DistributedType
 from trl.trainer.utils import FusedCausalLMOutput
 
+from rl.training.packed.allowed_tokens import AllowedTokens
 from rl.training.packed.forward import packed_logps, strategy_of
 from rl.training.packed.logps import head_logps, spread
 from rl.training.packed.packing import PackedBatch
@@ -37,7 +38,8 @@ def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None
     """Give the causal model the forward TRL's loss calls with fused_lm_head=True.
 
     A `packed` batch is computed by the installed strategy. Else, `compact` projects completion positions only: TRL does
-    so on CUDA itself; elsewhere it projects the prompt too. Further keys of a batch arrive here as keyword arguments
+    so on CUDA itself; elsewhere it projects the prompt too. `allowed` tokens, among which probabilities are taken, are
+    projected so in any case. Further keys of a batch arrive here as keyword arguments
     (TRL passes what it does not know to the model). Logits are divided by `temperature`.
     """
     stock = model.forward
@@ -49,14 +51,15 @@ def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None
         fused_lm_head: bool = False,
         pair_weights: Any = None,
         packed: PackedBatch | None = None,
+        allowed: AllowedTokens | None = None,
         **kwargs: Any,
     ) -> Any:
         if not fused_lm_head:
             return stock(*args, **kwargs)
         if packed is not None:
             output = _packed_output(self, packed, temperature)
-        elif compact:
-            output = _compact_output(self, *args, temperature=temperature, **kwargs)
+        elif compact or allowed is not None:
+            output = _compact_output(self, *args, temperature=temperature, allowed=allowed, **kwargs)
         else:
             output = stock(*args, fused_lm_head=True, **kwargs)
         if pair_weights is not None:
@@ -83,14 +86,19 @@ def _packed_output(model: Any, packed: PackedBatch, temperature: float) -> Fused
 
 
 def _compact_output(
-    model: Any, *args: Any, labels: torch.Tensor, temperature: float, **kwargs: Any
+    model: Any,
+    *args: Any,
+    labels: torch.Tensor,
+    temperature: float,
+    allowed: AllowedTokens | None = None,
+    **kwargs: Any,
 ) -> FusedCausalLMOutput:
     hidden = model.base_model(*args, **kwargs).last_hidden_state[:, :-1]
     targets = labels[:, 1:]
     mask = targets != -100
     logps, entropy, _, mean_logits, is_top1 = (
         None if values is None else spread(values, mask)
-        for values in head_logps(model, hidden[mask], targets[mask], EXTRAS, temperature)
+        for values in head_logps(model, hidden[mask], targets[mask], EXTRAS, temperature, allowed)
     )
     return FusedCausalLMOutput(
         log_probs=logps, entropy=entropy, mean_logits=mean_logits, is_top1=is_top1, label_mask=mask

@@ -30,6 +30,7 @@ from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.packed.logps import causal_model
 from rl.training.policy import load_policy, lora_config, matmul
+from rl.training.ppo.prompts import Prompts, answer_forms
 from rl.training.ppo.rollout import Sampling, sample_responses
 from rl.training.preflight import ASKABLE
 from rl.training.profiler import GenerationLoad
@@ -55,7 +56,12 @@ class _SampledBatches:
 
 
 def ppo(
-    base_model: str, recipe: PPORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+    base_model: str,
+    recipe: PPORecipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    agent: str = "",
 ) -> Estimate:
     """Steps, minutes and peak memory of `PPOTrainer.train(rows)`, training nothing.
 
@@ -65,11 +71,13 @@ def ppo(
     """
     hardware = training_hardware(hardware or detect(), recipe)
     shape = load_shape(base_model)
-    ids = _prompts(shape[1], rows, recipe)
-    if not ids:
+    prompts = _prompts(shape[1], rows, recipe)
+    if not prompts.ids:
         return estimate_zero("prompt")
     samples = recipe.samples_per_prompt
-    answers = _answers(base_model, shape, recipe, ids, recipe.batch_size // samples, samples, hardware)
+    answers = _answers(
+        base_model, shape, recipe, prompts, recipe.batch_size // samples, samples, hardware, agent
+    )
     size = recipe.mini_batch_size // recipe.gradient_accumulation
     micros = batches(answers.items, size)
     steps = recipe.steps(len(rows))
@@ -89,13 +97,18 @@ def ppo(
 
 
 def grpo(
-    base_model: str, recipe: GRPORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+    base_model: str,
+    recipe: GRPORecipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    agent: str = "",
 ) -> Estimate:
     """The same of `GRPOTrainer.train(rows)`, of both modes."""
     hardware = training_hardware(hardware or detect(), recipe)
     shape = load_shape(base_model)
-    ids = _prompts(shape[1], rows, recipe)
-    if not ids:
+    prompts = _prompts(shape[1], rows, recipe)
+    if not prompts.ids:
         return estimate_zero("prompt")
     steps = recipe.steps(len(rows))
     micro_count = steps * recipe.gradient_accumulation
@@ -114,7 +127,7 @@ def grpo(
             shape, recipe, hardware, micros, ExtraWork(len(rows), steps, micro_count), packed=True
         )
     at_once = recipe.groups * recipe.gradient_accumulation
-    answers = _answers(base_model, shape, recipe, ids, at_once, recipe.num_generations, hardware)
+    answers = _answers(base_model, shape, recipe, prompts, at_once, recipe.num_generations, hardware, agent)
     micros = batches(answers.items, recipe.batch_size)
     looked_at = _held_out_answers(recipe, len(rows), steps)
     models = sum(spec.strip().startswith((MODEL, AUTO)) for spec in recipe.reward.split(","))
@@ -140,22 +153,25 @@ def _held_out_answers(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> 
     return (1 + evaluations(recipe, steps)) * min(recipe.eval_prompts, rows * HELD_OUT_SHARE)
 
 
-def _prompts(encoder: Encoder, rows: Sequence[Any], recipe: PPORecipe | GRPORecipe) -> list[list[int]]:
-    messages = [prompt_messages(row, number) for number, row in enumerate(list(rows)[:SAMPLE])]
-    return encoder.prompts(messages, recipe.max_new_tokens, recipe.max_length)[0] if messages else []
+def _prompts(encoder: Encoder, rows: Sequence[Any], recipe: PPORecipe | GRPORecipe) -> Prompts:
+    some = list(rows)[:SAMPLE]
+    messages = [prompt_messages(row, number) for number, row in enumerate(some)]
+    ids = encoder.prompts(messages, recipe.max_new_tokens, recipe.max_length)[0] if messages else []
+    return Prompts(some, ids, truncated=0, duplicates=0)
 
 
 def _answers(
     base_model: str,
     shape: tuple[Any, Encoder, int],
     recipe: PPORecipe | GRPORecipe,
-    ids: list[list[int]],
+    asked: Prompts,
     at_once: int,
     samples: int,
     hardware: Hardware,
+    agent: str,
 ) -> _SampledBatches:
     """Answers of the base to `at_once` prompts at a time, `samples` to each, with an adapter as a run has it."""
-    order = itertools.cycle(random.Random(recipe.seed).sample(ids, len(ids)))
+    order = itertools.cycle(random.Random(recipe.seed).sample(asked.ids, len(asked.ids)))
     batches = [list(itertools.islice(order, at_once)) for _ in range(TRIAL_BATCHES)]
     sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
     if shape[2] > ASKABLE:
@@ -165,15 +181,17 @@ def _answers(
         return _SampledBatches(items, None, GenerationLoad(batches[0], samples, half))
     policy = load_policy(base_model, hardware=hardware, quantization=recipe.quantization)
     model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
+    forms = answer_forms(policy, agent, asked) if recipe.constrains else None
     generator = torch.Generator(policy.device).manual_seed(recipe.seed)
     sampled_items: list[EncodedResponse] = []
     seconds: list[float] = []
     with matmul(hardware):
-        sample_responses(causal_model(model), policy.encoder, batches[0], 1, sampling, generator)  # wakes it
+        # the first one wakes it
+        sample_responses(causal_model(model), policy.encoder, batches[0], 1, sampling, generator, forms)
         for prompts in batches:
             began = time.perf_counter()
             rollouts = sample_responses(
-                causal_model(model), policy.encoder, prompts, samples, sampling, generator
+                causal_model(model), policy.encoder, prompts, samples, sampling, generator, forms
             )
             seconds.append(time.perf_counter() - began)
             sampled_items += [rollout.item for rollout in rollouts]

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl.agents import get_agent
 from rl.recipes import GRPORecipe, PPORecipe
+from rl.training.constrained_generation import AnswerForms
 from rl.training.encoding import Encoder, prompt_messages
+from rl.training.policy import LoadedPolicy
 from rl.training.result import TrainingRefused
 
 
@@ -20,6 +23,15 @@ class Prompts:
     ids: list[list[int]]
     truncated: int
     duplicates: int
+
+
+def answer_forms(policy: LoadedPolicy, agent: str, *prompts: Prompts) -> AnswerForms:
+    """Forms of the answers to these prompts, as the agent serves them; of no agent, and of one of free text, none."""
+    forms, definition = policy.answer_forms(), get_agent(agent or "assistant")
+    for some in prompts:
+        for row, ids in zip(some.rows, some.ids, strict=True):
+            forms.add(ids, definition.form_served(row.get("state")))
+    return forms
 
 
 def prompts_encoded(

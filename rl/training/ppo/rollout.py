@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from rl.training.constrained_generation import AnswerForms
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.prefix_attention import ATTENTION
 from rl.training.packed.shared_prompt import SharedPrompt, running_rows
@@ -50,14 +51,15 @@ def sample_responses(
     samples: int,
     sampling: Sampling,
     generator: torch.Generator,
+    forms: AnswerForms | None = None,
 ) -> list[Rollout]:
     """Answer each prompt `samples` times; those of one prompt stand side by side, in the prompts' order.
 
     `model` is the causal model, in the role that is to speak; `generator` lives on its device and alone decides what
-    is drawn. Prompts are padded on the left, so that all responses begin in one column.
+    is drawn, `forms` among which tokens. Prompts are padded on the left, so that all responses begin in one column.
     """
     tokens = generate_tokens(
-        model, prompts, samples, sampling, encoder.stop_ids, encoder.tokenizer.pad_token_id, generator
+        model, prompts, samples, sampling, encoder.stop_ids, encoder.tokenizer.pad_token_id, generator, forms
     )
     return [
         rollout_of(encoder, n // samples, prompts[n // samples], ids)
@@ -94,8 +96,10 @@ def generate_tokens(
     stop_ids: Sequence[int],
     pad_token_id: int,
     generator: torch.Generator,
+    forms: AnswerForms | None = None,
 ) -> Tensor:
     """Tokens [prompts * samples, at most max_new_tokens], int64; what follows a row's first stop token is padding.
+    Answers to a prompt with a form stay within it.
 
     The prompts are computed once. A model with our attention (`packed.prefix_attention`, by its self-test) reads their
     keys and values where they are, all samples together; for others they are repeated for the samples. Rows that have
@@ -136,13 +140,19 @@ def generate_tokens(
     own_mask = torch.ones(
         1, 1, 1, 1, dtype=torch.bool, device=device
     )  # 4-D: transformers makes no mask of its own
-    for at in range(sampling.max_new_tokens):
+    constraints = forms.start([prompt for prompt in prompts for _ in range(samples)]) if forms else None
+    for column in range(sampling.max_new_tokens):
+        if constraints:
+            logits = constraints.mask_logits(logits, alive.tolist())
         samples_drawn = draw(logits, sampling, generator)
-        tokens[alive[running], at] = samples_drawn[running]
+        tokens[alive[running], column] = samples_drawn[running]
+        if constraints:
+            for row, token in zip(alive[running].tolist(), samples_drawn[running].tolist(), strict=True):
+                constraints.accept(row, token)
         running = running & ~torch.isin(samples_drawn, stops)
         left = int(running.sum())
-        if left == 0 or at + 1 == sampling.max_new_tokens:
-            return tokens[:, : at + 1]
+        if left == 0 or column + 1 == sampling.max_new_tokens:
+            return tokens[:, : column + 1]
         if 2 * left <= len(running):
             kept, prompts, most = running_rows(running, shared.samples if shared else 1)
             if len(kept) < len(running):

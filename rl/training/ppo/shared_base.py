@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
+from rl.training.packed.allowed_tokens import NO_CHOICE, AllowedTokens
 from rl.training.packed.forward import packed_hidden
 from rl.training.packed.logps import causal_model, collate, head_logps, spread
 from rl.training.packed.packing import PackedBatch, pack
@@ -50,7 +51,15 @@ class MicroBatch:
 
     @property
     def mask(self) -> Tensor:
+        """[N, C] bool: the tokens of the responses."""
         return self.packed.target_mask
+
+    @property
+    def actions(self) -> Tensor:
+        """[N, C] bool: the tokens that were chosen, which is all of them but those that the form of an answer left no
+        choice of. A forced token is no action: nothing can be learnt at it, and no step of time passes."""
+        allowed = self.packed.token_sets
+        return self.mask if allowed is None else spread(allowed.index != NO_CHOICE, self.mask)
 
     @classmethod
     def of(
@@ -60,11 +69,13 @@ class MicroBatch:
         pad_token_id: int,
         strategy: Strategy,
         device: Any,
+        allowed: AllowedTokens | None = None,
     ) -> Self:
         packed = pack(
             [item.prompt_ids for item in items],
             [item.response_ids for item in items],
             pad_token_id=pad_token_id,
+            allowed=allowed,
         )
         padded = None
         if strategy is Strategy.STOCK:
@@ -88,6 +99,8 @@ class SharedBase:
         self.policy = policy
         self.recipe = recipe
         self.strategy = Strategy.STOCK
+        self.forms = policy.answer_forms()
+        """Forms that answers are sampled within; none until they are given."""
         base = policy.model
         with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
@@ -157,12 +170,14 @@ class SharedBase:
 
     def micro_batch(self, rows: list[int], items: Sequence[EncodedResponse]) -> MicroBatch:
         pad = self.policy.tokenizer.pad_token_id
-        return MicroBatch.of(rows, items, pad, self.strategy, self.policy.device)
+        allowed = self.forms.allowed_tokens(items)
+        return MicroBatch.of(rows, items, pad, self.strategy, self.policy.device, allowed)
 
     def policy_tokens(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """The policy's log-probability of each response token and its entropy there, float32 [N, C]. Differentiable.
 
-        Of the policy as it is served: temperature 1, no top_k, no top_p.
+        Of the policy as it is served: temperature 1, no top_k, no top_p, among the tokens that the form of the answer
+        allows.
         """
         with self.speaking_as(POLICY) as model:
             return self._logps(model, self._hidden_states(model, micro), micro, entropy=True)
@@ -198,7 +213,9 @@ class SharedBase:
         self, model: Any, hidden: Tensor, micro: MicroBatch, *, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         targets = micro.packed.targets[micro.mask]
-        found = head_logps(model, hidden, targets, ("entropy",) if entropy else ())
+        found = head_logps(
+            model, hidden, targets, ("entropy",) if entropy else (), allowed=micro.packed.token_sets
+        )
         logps = spread(found[0], micro.mask)
         return logps, spread(found[1], micro.mask) if entropy else torch.zeros_like(logps)
 

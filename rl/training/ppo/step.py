@@ -37,7 +37,9 @@ class Experience:
     micros: list[MicroBatch]
     """The batch, cut once."""
     mask: Tensor
-    """[B, T] bool: response tokens."""
+    """[B, T] bool: response tokens that were chosen (`MicroBatch.actions`)."""
+    lengths: Tensor
+    """[B]: tokens of each response, chosen or not."""
     logps: Tensor
     """[B, T]: under the policy that sampled."""
     reference_logps: Tensor
@@ -82,7 +84,7 @@ def experience_gather(
             whole[micro.rows, : micro.mask.shape[1]] = part(micro).float()
         return whole
 
-    mask = gather(lambda micro: micro.mask).bool()
+    mask = gather(lambda micro: micro.actions).bool()
     if recipe.value_backbone == "shared":
         outputs = {id(micro): base.policy_and_values(micro) for micro in micros}
         logps, entropy, values = (gather(lambda micro, i=i: outputs[id(micro)][i]) for i in range(3))  # type: ignore[misc]
@@ -102,6 +104,7 @@ def experience_gather(
     return Experience(
         micros=micros,
         mask=mask,
+        lengths=torch.tensor([float(len(rollout.item.response_ids)) for rollout in rollouts], device=device),
         logps=logps,
         reference_logps=reference,
         entropy=entropy,
@@ -154,7 +157,7 @@ def update(
     steps = early_stops = 0
     for mini_batch in mini_batches(experience, recipe, generator):
         optimizer.zero_grad(set_to_none=True)
-        total = processes.sum(torch.stack([micro.mask.sum() for micro in mini_batch]).sum())
+        total = processes.sum(torch.stack([micro.actions.sum() for micro in mini_batch]).sum())
         measured = torch.stack(
             [_backward(base, experience, micro, recipe, total) for micro in mini_batch]
         ).sum(0)
@@ -190,10 +193,11 @@ def _backward(
 ) -> Tensor:
     """Add one micro-batch's gradients; returns its share of the figures named in STEP_FIGURES.
 
-    `total` is the mini-batch's token count, over all its micro-batches and processes. Policy and value go backward one
-    after the other, each while its own adapter is active: recomputed activations would be another adapter's otherwise.
+    `total` is the mini-batch's count of chosen tokens, over all its micro-batches and processes. Policy and value go
+    backward one after the other, each while its own adapter is active: recomputed activations would be another
+    adapter's otherwise.
     """
-    mask = micro.mask
+    mask = micro.actions
     if recipe.value_backbone == "shared":
         logps, entropies, values = base.policy_and_values(micro)
     else:
@@ -270,7 +274,7 @@ def experience_metrics(experience: Experience, kl_coef: float, processes: Proces
         "kl": nats,
         "log_ratio": float(_mean_over(processes, log_ratio)),
         "kl_coef": kl_coef,
-        "tokens": float(_mean_over(processes, mask.sum(1).float())),
+        "tokens": float(_mean_over(processes, experience.lengths)),
         "sampled_entropy": float(entropy),
         "value": float(processes.sum(masked_sum(experience.values, mask)) / tokens),
         "return": float(processes.sum(masked_sum(experience.returns, mask)) / tokens),

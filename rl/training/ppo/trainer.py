@@ -29,7 +29,7 @@ from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
 from rl.training.ppo.judge import Judge, Judgement
 from rl.training.ppo.probing import rewardable_prompts, rewards_probe, valid_share
-from rl.training.ppo.prompts import prompts_encoded
+from rl.training.ppo.prompts import answer_forms, prompts_encoded
 from rl.training.ppo.reward_specs import rewards_of
 from rl.training.ppo.rollout import Rollout, Sampling, draw_seed, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
@@ -129,6 +129,8 @@ class PPOTrainer:
         self.eval_prompts = rewardable_prompts(
             self.eval_prompts, self.rewards, self.context.agent, self.context.note, held_out=True
         )
+        if self.recipe.constrains:
+            self.base.forms = answer_forms(policy, self.context.agent, self.train_prompts, self.eval_prompts)
         self._check_same_run(policy, resumed=checkpoint is not None)
         self.judge = Judge(self.rewards, agent=self.context.agent)
         self.server = self._server(policy)
@@ -241,7 +243,9 @@ class PPOTrainer:
         self.base.model.eval()  # gradient checkpointing would leave out the KV cache
         try:
             with self.base.speaking_as(POLICY) as model:
-                return sample_responses(model, self.base.policy.encoder, ids, samples, sampling, generator)
+                return sample_responses(
+                    model, self.base.policy.encoder, ids, samples, sampling, generator, self.base.forms
+                )
         finally:
             self.base.model.train(training)
 
