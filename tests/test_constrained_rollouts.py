@@ -211,9 +211,9 @@ def test_a_forced_token_is_no_action(base_path: Path) -> None:
     word = policy.tokenizer.encode("yes", add_special_tokens=False)
     micro = base.micro_batch([0], [EncodedResponse(prompt, [*word, stop])])
     assert micro.mask.tolist() == [[True] * (len(word) + 1)]
-    assert micro.actions[0, 0]
-    assert not micro.actions[0, -1] or len(policy.encoder.stop_ids) > 1
-    assert base.policy_tokens(micro)[0][0][~micro.actions[0]].abs().max() == 0
+    assert micro.action_mask[0, 0]
+    assert not micro.action_mask[0, -1] or len(policy.encoder.stop_ids) > 1
+    assert base.policy_tokens(micro)[0][0][~micro.action_mask[0]].abs().max() == 0
     assert PPORecipe(vllm_server="http://127.0.0.1:1").constrains is False
     assert GRPORecipe(mode="logged").constrains is False
     assert samples_within(GRPORecipe())

@@ -32,6 +32,11 @@ class Rows:
     actions: Tensor
     mask: Tensor
 
+    @property
+    def action_mask(self) -> Tensor:
+        """Every token is chosen."""
+        return self.mask
+
 
 class Table:
     """A policy and a value for each state, under the same methods as a model has them for the step that trains it.

@@ -328,7 +328,8 @@ def test_a_stopped_run_says_so_on_its_row(base: str) -> None:
             "train_grpo", "--agent", "widgets", "--config", "cpu", "--model", base, "--reward",
             "tests.test_train_ppo.short", "--batch-size", "8", "--num-generations", "4", "--max-new-tokens", "6",
             "--max-length", "256", "--lora-r", "2", "--max-steps", "20", "--learning-rate", "0.3", "--set",
-            "max_kl=0.001", "--set", "save_steps=1", "--set", "allow_constant_reward=true", "--json",
+            "max_kl=0.001", "--set", "save_steps=1", "--set", "allow_constant_reward=true", "--set",
+            "constrained_decoding=false", "--json",
         )
     )  # fmt: skip
     assert found["stopped_early"].startswith("diverged at step")

@@ -55,7 +55,7 @@ class MicroBatch:
         return self.packed.target_mask
 
     @property
-    def actions(self) -> Tensor:
+    def action_mask(self) -> Tensor:
         """[N, C] bool: the tokens that were chosen, which is all of them but those that the form of an answer left no
         choice of. A forced token is no action: nothing can be learnt at it, and no step of time passes."""
         allowed = self.packed.token_sets

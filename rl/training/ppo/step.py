@@ -37,7 +37,7 @@ class Experience:
     micros: list[MicroBatch]
     """The batch, cut once."""
     mask: Tensor
-    """[B, T] bool: response tokens that were chosen (`MicroBatch.actions`)."""
+    """[B, T] bool: response tokens that were chosen (`MicroBatch.action_mask`)."""
     lengths: Tensor
     """[B]: tokens of each response, chosen or not."""
     logps: Tensor
@@ -84,7 +84,7 @@ def experience_gather(
             whole[micro.rows, : micro.mask.shape[1]] = part(micro).float()
         return whole
 
-    mask = gather(lambda micro: micro.actions).bool()
+    mask = gather(lambda micro: micro.action_mask).bool()
     if recipe.value_backbone == "shared":
         outputs = {id(micro): base.policy_and_values(micro) for micro in micros}
         logps, entropy, values = (gather(lambda micro, i=i: outputs[id(micro)][i]) for i in range(3))  # type: ignore[misc]
@@ -157,7 +157,7 @@ def update(
     steps = early_stops = 0
     for mini_batch in mini_batches(experience, recipe, generator):
         optimizer.zero_grad(set_to_none=True)
-        total = processes.sum(torch.stack([micro.actions.sum() for micro in mini_batch]).sum())
+        total = processes.sum(torch.stack([micro.action_mask.sum() for micro in mini_batch]).sum())
         measured = torch.stack(
             [_backward(base, experience, micro, recipe, total) for micro in mini_batch]
         ).sum(0)
@@ -197,7 +197,7 @@ def _backward(
     backward one after the other, each while its own adapter is active: recomputed activations would be another
     adapter's otherwise.
     """
-    mask = micro.actions
+    mask = micro.action_mask
     if recipe.value_backbone == "shared":
         logps, entropies, values = base.policy_and_values(micro)
     else:
