@@ -14,7 +14,7 @@ import torch
 
 from rl.agents import AGENTS
 from rl.agents.template import TemplateAgent
-from rl.recipes import GRPO_CONFIG, PPO_CONFIG, GRPORecipe, PPORecipe
+from rl.recipes import GRPO_CONFIG, PPO_CONFIG, GRPORecipe, PPORecipe, SFTRecipe
 from rl.rewards.base import RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
@@ -28,7 +28,7 @@ from rl.training.policy import LoadedPolicy, generate, load_policy
 from rl.training.ppo import PPOTrainer
 from rl.training.ppo.rollout import Sampling, sample_responses
 from rl.training.ppo.shared_base import SharedBase
-from rl.training.preflight import WITHIN, answers_check, samples_within
+from rl.training.preflight import WITHIN, answers_check
 from rl.training.result import TrainingRefused
 from rl.training.scoring import kl_encoded
 from tests.support.tiny_models import TOKENIZERS, tiny_model
@@ -216,8 +216,9 @@ def test_a_forced_token_is_no_action(base_path: Path) -> None:
     assert base.policy_tokens(micro)[0][0][~micro.action_mask[0]].abs().max() == 0
     assert PPORecipe(vllm_server="http://127.0.0.1:1").constrains is False
     assert GRPORecipe(mode="logged").constrains is False
-    assert samples_within(GRPORecipe())
-    assert not samples_within(GRPORecipe(constrained_decoding=False))
+    assert GRPORecipe().constrains
+    assert not GRPORecipe(constrained_decoding=False).constrains
+    assert not SFTRecipe().constrains
 
 
 # --- Runs ---------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ SFT = {
 }  # fmt: skip
 PPO = {
     "batch_size": 4, "mini_batch_size": 4, "ppo_epochs": 1, "lora_r": 8, "lora_alpha": 16, "max_length": 96,
-    "max_new_tokens": 6, "max_steps": 1, "reward": AUTO, "eval_prompts": 2,
+    "max_new_tokens": 6, "max_steps": 1, "reward": AUTO, "eval_prompts": 2, "constrained_decoding": False,
 }  # fmt: skip
 STATE = {"document": "a letter", "folders": ["Mail", "Office"]}
 
@@ -98,8 +98,11 @@ def thumbs(n: int) -> None:
         rating_submit(decision=made.row, rater="ada", thumb="up" if good else "down")
 
 
+FREELY = {"reward": AUTO, "constrained_decoding": False}
+
+
 def run_of(base: str = "base") -> TrainingRun:
-    return TrainingRun.objects.create(agent="planner", method="ppo", base_model=base, recipe={"reward": AUTO})
+    return TrainingRun.objects.create(agent="planner", method="ppo", base_model=base, recipe=FREELY)
 
 
 def written(n: int, *answers: str) -> None:
@@ -148,8 +151,41 @@ def test_what_no_form_can_be_shown_for_is_refused() -> None:
         form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
     # named, or insisted on: the run begins as it was asked for
     for knobs in ({"start_from": "planner-v3"}, {"allow_constant_reward": True}):
-        run.recipe = {"reward": AUTO, **knobs}
+        run.recipe = {**FREELY, **knobs}
         form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_a_run_that_samples_within_the_form_needs_none_shown_but_takes_a_first_taste() -> None:
+    run = run_of()
+    run.recipe = {"reward": AUTO}
+    orders: list[TrainOrder] = []
+
+    class Entered(Exception):
+        """The stage would be trained now."""
+
+    class Stages:
+        def enter(self, order: TrainOrder) -> None:
+            orders.append(order)
+            raise Entered
+
+    form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+    thumbs(160)  # all liked ones are line_chart: nothing else would be tried
+    form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+    assert orders == []
+    written(60, "table", "pie_chart")
+    with pytest.raises(Entered):
+        form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+    assert orders[0].knobs == {"feedback": "corrections", "start_from": "base"}
+    look = none_valid().as_dict()
+    stage = TrainingRun.objects.create(
+        agent="planner", method="sft", base_model="base", status="succeeded", stage_of=run,
+        finished_at=run.created_at, result={"preflight": {"before": look, "after": look}},
+    )  # fmt: skip
+    Policy.objects.create(name="planner-form", agent="planner", base_model="base", run=stage, feedback_count=60)
+    form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+    assert run.recipe["start_from"] == "planner-form"
 
 
 @pytest.mark.django_db

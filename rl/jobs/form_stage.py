@@ -1,8 +1,9 @@
 """The stage of RLHF before its reward model: the form of an answer, where the base model gives few valid ones.
 
-What samples its own answers learns nothing where its agent can act on none of them: each earns the worst reward. So
-the base model is first shown answers (SFT, as in Ouyang et al. 2022, arXiv 2203.02155), and the run starts from that
-policy.
+What samples its own answers freely learns nothing where its agent can act on none of them: each earns the worst reward.
+So the base model is first shown answers (SFT, as in Ouyang et al. 2022, arXiv 2203.02155), and the run starts from that
+policy. A run that samples within the form of the answer needs no form to be shown; there the stage is for a first taste
+alone, where people wrote or liked enough different answers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
 from rl.recipes import BASE, DATASET_CONFIG, FORM
+from rl.recipes.methods import method_named
 
 if TYPE_CHECKING:
     from rl.training.preflight import AnswerCheck
@@ -42,17 +44,19 @@ def form_stage_run(
 
     look: has the base model answer a few prompts of the run; None for an agent of free text.
 
-    A run that starts from a policy already, or is to train whatever its rewards say, is left alone; a stage that an
-    earlier attempt began is gone on with. Raises RunRefused where no form can be shown to a base model without a valid
+    A run that starts from a policy already, or is to train whatever its rewards say, is left alone, and so is one that
+    samples within the form where people liked too few different answers; a stage that an earlier attempt began is gone
+    on with. Raises RunRefused where no form can be shown to a base model without a valid
     answer, or was shown in vain; StageStopped where the training was stopped.
     """
     if run.recipe.get("start_from", BASE) != BASE or run.recipe.get("allow_constant_reward"):
         return
+    has_form = method_named(run.method).recipe.from_dict(run.recipe).constrains
     stage = stage_started(run, METHOD)
     if stage is None:
         before = look()
         memory_release()
-        if before is None or not before.few:
+        if before is None or not before.few or (has_form and not _liked_enough(_liked_answers(run.agent))):
             return
         order = form_order(run)
         if order is None and before.valid:
@@ -68,7 +72,7 @@ def form_stage_run(
     stage_trained(stage, stage_runner)
     memory_release()
     after = stage.result.get("preflight", {}).get("after") or {}
-    if after.get("valid") == 0:
+    if after.get("valid") == 0 and not has_form:
         raise RunRefused(
             f"the answer format was trained first (run {stage.pk}, sft), and still none of {after['asked']} "
             f"answers is valid for agent {run.agent} (one is {after['example']!r}: "
@@ -91,14 +95,13 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
     prompts, liked or not, drawn by lot; else what people wrote or liked, few or alike.
     """
     need, served = int(DATASET_CONFIG["min_samples"]), agent_served(run.agent)
-    liked = [repr(row["completion"]) for row in _rows(_prepare(run.agent, "corrections"))]
-    alike = max(Counter(liked).values(), default=0)
+    liked = _liked_answers(run.agent)
     choice: tuple[dict[str, str], int, str] = (
         {"feedback": "corrections"},
         len(liked),
         "answers people wrote or liked",
     )
-    if len(liked) < MIN_LIKED_PROMPTS or alike > MOST_ALIKE * len(liked):
+    if not _liked_enough(liked):
         drawn = {
             kind: len(draw_answers(_rows(_prepare(run.agent, kind)), served)) for kind in ("scores", "pairs")
         }
@@ -119,6 +122,17 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
         reason=f"first stage of run {run.pk}, as its base model gives few valid answers: {count:,} {description}",
         stage_of=run.pk,
     )
+
+
+def _liked_answers(agent: str) -> list[str]:
+    """Answers that people wrote or liked, one for each training prompt."""
+    return [repr(row["completion"]) for row in _rows(_prepare(agent, "corrections"))]
+
+
+def _liked_enough(answers: list[str]) -> bool:
+    """True where so many answers, and not all alike, show a form and a first taste with it."""
+    alike = max(Counter(answers).values(), default=0)
+    return len(answers) >= MIN_LIKED_PROMPTS and alike <= MOST_ALIKE * len(answers)
 
 
 def _prepare(agent: str, kind: str) -> PreparedDataset | None:

@@ -33,6 +33,11 @@ class BasicRecipe:
     """Share of the prompts with older feedback (learnt from by an earlier run) that are trained on again, in [0, 1];
     1 trains on all there is."""
 
+    @property
+    def constrains(self) -> bool:
+        """True if a method samples its own answers, within the form that their agent serves."""
+        return False
+
     def __post_init__(self) -> None:
         if not 0 <= self.replay_share <= 1:
             raise RecipeError(f"replay_share must be in [0, 1], found {self.replay_share!r}")

@@ -20,7 +20,7 @@ from torch import distributed
 
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
-from rl.recipes import BASE, GRPORecipe, PPORecipe, Recipe, RewardModelRecipe
+from rl.recipes import BASE, Recipe, RewardModelRecipe
 from rl.rewards.teachability import INSIST
 from rl.statistics import wilson_interval
 from rl.training.encoding import prompt_messages
@@ -140,11 +140,6 @@ def teaches_form(recipe: Recipe) -> bool:
     return "sources" in knobs or knobs.get("sft_weight", 0.0) > 0 or warms_up
 
 
-def samples_within(recipe: Recipe) -> bool:
-    """True if a method samples its own answers, within the form that their agent serves."""
-    return isinstance(recipe, (PPORecipe, GRPORecipe)) and recipe.constrains
-
-
 def form_taught(recipe: Recipe, check: AnswerCheck | None) -> Recipe:
     """The recipe with supervised learning of the good responses beside the preference loss, where few answers are
     valid before it.
@@ -254,7 +249,7 @@ def base_check(
     if recipe is None:
         return answers_check(policy, rows, agent)
     with start_policy(policy, recipe):
-        return answers_check(policy, rows, agent, within=samples_within(recipe))
+        return answers_check(policy, rows, agent, within=recipe.constrains)
 
 
 def plan_check(
@@ -303,7 +298,7 @@ def train_with_checks(
     if policy_method := not isinstance(recipe, RewardModelRecipe):
         listener.on_phase("asking the model a few prompts")
         with start_policy(policy, recipe):
-            checks["before"] = answers_check(policy, check_rows, agent, within=samples_within(recipe))
+            checks["before"] = answers_check(policy, check_rows, agent, within=recipe.constrains)
         trainer.recipe = recipe = form_taught(recipe, checks["before"])
         if not resume and (fault := refusal_of(checks["before"], recipe, agent)):
             raise TrainingRefused(fault)
@@ -315,7 +310,7 @@ def train_with_checks(
     alone = not distributed.is_initialized()  # what is spread over processes is judged by evaluate_model
     if policy_method and checks["before"] is not None and result.status == "succeeded" and alone:
         listener.on_phase("asking the trained model the same prompts")
-        within = samples_within(recipe)
+        within = recipe.constrains
         checks["after"] = answers_check(trainer.load_base_model(), check_rows, agent, within=within)
         if warning := after_words(checks["before"], checks["after"]):
             notes.append(warning)
