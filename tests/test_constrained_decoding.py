@@ -102,6 +102,23 @@ def test_whole_numbers_of_64_bits_can_be_written_and_none_much_longer(vocabulary
     assert not constraint.token_mask()[DIGITS].any()
 
 
+def test_a_copy_goes_its_own_way(vocabulary: GrammarVocabulary) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 22]}, "uniqueItems": True, "minItems": 2}
+    one = Constraint.of_schema(vocabulary, schema)
+    for token in b"[1":
+        one.accept(token)
+    other = one.copy()
+    for token in b",22":
+        assert one.allowed_tokens()[token]
+        one.accept(token)
+    assert one.allowed_tokens()[ord("]")]
+    assert not other.allowed_tokens()[ord("]")]
+    other.accept(ord(","))
+    assert not other.allowed_tokens()[ord("1")]  # it is written already, which the copy remembers
+    other.accept(ord("2"))
+    assert one.allowed_tokens()[ord("]")]
+
+
 def text_drawn(random: Random, constraint: Constraint) -> str:
     """A text of random bytes that the constraint allows, closed as soon as may be in half of the steps."""
     text = b""

@@ -5,6 +5,7 @@ One way for serving and for evaluation, so that a policy is judged by the answer
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -79,6 +80,12 @@ class Constraint:
     def of_answers(cls, vocabulary: GrammarVocabulary, answers: Sequence[str]) -> Self:
         """Constraint to a closed set of answers."""
         return cls(vocabulary, answers_grammar(answers), is_json=False)
+
+    def copy(self) -> Self:
+        """Another constraint at the same place, which is far quicker than to read a long grammar again."""
+        copied = copy.copy(self)
+        copied._matcher, copied._number = self._matcher.deep_copy(), copy.copy(self._number)
+        return copied
 
     def mask_logits(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Logits over the vocabulary, minus infinity for every token that may not come next.

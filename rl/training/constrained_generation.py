@@ -109,6 +109,8 @@ class AnswerForms:
         `AnswerConstraints` takes them."""
         self._constraint, self._stop, self._size = constraint, stop, size
         self._forms: dict[tuple[int, ...], AnswerForm] = {}
+        self._beginnings: dict[tuple[int, ...], Constraint | None] = {}
+        """Constraints by prompt, each at the beginning of an answer, once they were asked for."""
 
     def __bool__(self) -> bool:
         return any(form is not None for form in self._forms.values())
@@ -117,12 +119,17 @@ class AnswerForms:
         """Add a prompt. Answers to one that was added with another form are free: its tokens do not say which."""
         key = tuple(prompt_ids)
         self._forms[key] = form if self._forms.get(key, form) == form else None
+        self._beginnings.pop(key, None)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> AnswerConstraints:
         """Constraints of one answer to each prompt, at its beginning."""
-        return AnswerConstraints(
-            [self._constraint(self._forms.get(tuple(prompt))) for prompt in prompts], self._stop, self._size
-        )
+        return AnswerConstraints([self._begin(tuple(prompt)) for prompt in prompts], self._stop, self._size)
+
+    def _begin(self, prompt: tuple[int, ...]) -> Constraint | None:
+        if prompt not in self._beginnings:
+            self._beginnings[prompt] = self._constraint(self._forms.get(prompt))
+        beginning = self._beginnings[prompt]
+        return None if beginning is None else beginning.copy()
 
     def allowed_tokens(self, items: Sequence[CompletionTokens]) -> AllowedTokens | None:
         """Tokens that each token of sampled answers was sampled among, one answer behind the other; None where all of
