@@ -172,8 +172,10 @@ class Agent:
             return self.response_schema()
 
     def form_served(self, state: Any) -> dict[str, Any] | tuple[str, ...] | None:
-        """Form of the answers as they are served: the closed set where there is one, else `schema_served`."""
-        return self.answers or self.schema_served(state)
+        """Form of the answers as they are served: the responses that are chosen among, where there are two and more,
+        else `schema_served`."""
+        choices = tuple(self.choices(state))
+        return choices if len(choices) > 1 else self.schema_served(state)
 
     def candidates(self, state: State) -> list[str]:
         """Every listed response for a state, as the exact text a policy would answer; empty for free text."""
