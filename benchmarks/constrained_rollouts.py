@@ -74,7 +74,7 @@ class Workshop:
         )  # fmt: skip
 
     def taste(self, state: Mapping[str, Any], response: str) -> float:
-        """How well people like an answer, in [0, 1]; 0 for one that the agent cannot act on."""
+        """Liking of an answer, in [0, 1]; 0 for one that the agent cannot act on."""
         try:
             answer = self.agent.parse(response, state)
         except InvalidResponse:
