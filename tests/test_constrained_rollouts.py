@@ -202,6 +202,20 @@ def test_a_prompt_of_two_forms_is_answered_freely(base_path: Path) -> None:
     assert forms.allowed_tokens([EncodedResponse([5, 6], [7, 8])]) is None
 
 
+def test_a_form_that_nothing_can_enforce_is_noted_before_training(base_path: Path, tmp_path: Path) -> None:
+    pattern = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)b"}}}
+    agent = TemplateAgent("shop", "", "", system_prompt="Sell.", template="{ask}", schema=pattern)
+    rows = [{"prompt": agent.render({"ask": f"item {n}"}), "state": {"ask": f"item {n}"}} for n in range(2)]
+    trainer = PPOTrainer(
+        QUICK.with_knobs(max_new_tokens=4, max_steps=1, batch_size=4, allow_constant_reward=True), str(base_path),
+        output_dir=tmp_path / "run", agent="shop", hardware=HARDWARE, rewards=[Short()],
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(AGENTS, "shop", agent)
+        result = trainer.train(rows)
+    assert [note for note in result.notes if "without their JSON schema" in note and "look-around" in note]
+
+
 def test_a_forced_token_is_no_action(base_path: Path) -> None:
     policy = load_policy(str(base_path), hardware=HARDWARE)
     base = SharedBase(policy, QUICK)

@@ -51,7 +51,7 @@ class GRPORecipe(AdapterRecipe):
     top_k: int = 0
     top_p: float = 1.0
     constrained_decoding: bool = True
-    """Answers are sampled within the JSON schema of their agent, or out of its closed set, as they are served, and
+    """Answers are sampled out of the listed responses or within their agent's JSON schema, as they are served, and
     their probability is taken among the tokens that were allowed. vLLM samples freely."""
     vllm: str = "off"
     """Sampling engine: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings

@@ -76,7 +76,7 @@ class PPORecipe(AdapterRecipe):
     top_k: int = 50
     top_p: float = 0.95
     constrained_decoding: bool = True
-    """Answers are sampled within the JSON schema of their agent, or out of its closed set, as they are served, and
+    """Answers are sampled out of the listed responses or within their agent's JSON schema, as they are served, and
     their probability is taken among the tokens that were allowed. A vLLM server samples freely."""
     vllm_server: str = ""
     """URL of a vLLM server that samples in this process's place (docs/cluster.md); empty samples here."""
@@ -189,9 +189,8 @@ PPO_CONFIG: dict[str, PPORecipe] = {
         lora_r=64, lora_alpha=128, batch_size=32, mini_batch_size=8, max_length=2048, max_new_tokens=256
     ),
     # a laptop and a small model, measured on the bundled base: agents that order or list learn nothing in 16 steps and
-    # beat an even choice by 23 points after 40. Sampled within their form, agents of four kinds learn more at 5e-4 than
-    # at 2.5e-4, one that lists passages less at 1e-3, and free answers end as before; at a KL price of 0.05, sampled
-    # freely, they had got longer
+    # beat an even choice by 23 points after 40. Sampled within their form, agents of four kinds learn more at 1e-3 than
+    # at 2.5e-4 and one that lists passages less; 5e-4 is as good as the better of both on the two agents tried
     "cpu": PPORecipe(
         epochs=2.0,
         min_steps=40,

@@ -190,7 +190,9 @@ class OnlineTrainer(GroupTrainer):
     def answer_forms(self, policy: LoadedPolicy) -> AnswerForms:
         if not self.context.recipe.constrains or is_sharded(self):
             return policy.answer_forms()
-        return answer_forms(policy, self.context.agent, self.prompts, self.eval_prompts)
+        forms = answer_forms(policy, self.context.agent, self.prompts, self.eval_prompts)
+        self.context.note_all(note for note in policy.notes if note not in self.context.notes)
+        return forms
 
     def probe(self) -> list[EncodedResponse]:
         ids = sorted(self.prompts.ids, key=len)

@@ -31,6 +31,7 @@ def answer_forms(policy: LoadedPolicy, agent: str, *prompts: Prompts) -> AnswerF
     for some in prompts:
         for row, ids in zip(some.rows, some.ids, strict=True):
             forms.add(ids, definition.form_served(row.get("state")))
+    forms.start(prompts[0].ids[:1])  # a form that cannot be enforced is noted before training
     return forms
 
 

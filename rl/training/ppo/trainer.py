@@ -131,6 +131,7 @@ class PPOTrainer:
         )
         if self.recipe.constrains:
             self.base.forms = answer_forms(policy, self.context.agent, self.train_prompts, self.eval_prompts)
+            self.context.note_all(note for note in policy.notes if note not in self.context.notes)
         self._check_same_run(policy, resumed=checkpoint is not None)
         self.judge = Judge(self.rewards, agent=self.context.agent)
         self.server = self._server(policy)
