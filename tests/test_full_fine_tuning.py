@@ -252,8 +252,9 @@ def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figu
     named = replace(order, knobs={"lora_r": 0, "learning_rate": 1e-3})
     assert recipe_for(named, roomy)[1].learning_rate == 1e-3
     ppo = replace(order, method="ppo", knobs={"lora_r": 0})
-    rates = recipe_for(ppo, roomy)[1]
-    assert (rates.learning_rate, rates.value_learning_rate) == pytest.approx((2.5e-5, 1e-4))
+    rates, preset = recipe_for(ppo, roomy)[1], PPO_CONFIG["cpu"]
+    assert rates.learning_rate == pytest.approx(preset.learning_rate / 10)
+    assert rates.value_learning_rate == pytest.approx(preset.value_learning_rate / 10)
     with pytest.raises(RunRefused, match="value_backbone=shared saves the second trained copy"):
         recipe_for(ppo, small)
 
