@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from rl.agents import AGENTS, agent_facts, fixtures, get_agent, widgets
-from rl.agents.base import ChoiceAgent, InvalidResponse, Scenario
+from rl.agents.base import ChoiceAgent, InvalidResponse, Scenario, names_values
+from rl.agents.tastes import scenarios_of
 
 CHOOSERS = ("widgets", "fixtures", "filer")
 
@@ -430,3 +431,34 @@ def test_fixture_pairs_refuse_an_own_scenario_without_fixtures():
     entries = [{"entry_id": "1", "scenario": "mine", "fixture": "a", "rating": "up"}]
     with pytest.raises(ValueError, match="expected fixture descriptions"):
         fixtures.build_fixture_dpo_pairs(entries, {})
+
+
+def test_the_form_tried_in_training_is_the_schema_where_that_names_every_value():
+    state = {
+        slug: next(iter(scenarios_of(AGENTS[slug], "team", 1))).state
+        for slug in ("filer", "retriever", "tool_agent")
+    }
+    for slug in ("filer", "retriever"):
+        assert AGENTS[slug].form_served(state[slug]) == AGENTS[slug].response_schema(state[slug])
+    tools = AGENTS["tool_agent"]
+    assert tools.form_served(state["tool_agent"]) == tuple(tools.choices(state["tool_agent"]))
+    assert AGENTS["assistant"].form_served(None) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"enum": ["a"]}, True),
+        ({"type": "integer", "minimum": 1, "maximum": 5}, True),
+        ({"type": "integer", "minimum": 1}, False),
+        ({"type": "string"}, False),
+        ({"type": "array", "items": {"enum": ["a", "b"]}}, True),
+        ({"type": "array"}, False),
+        ({"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}}}, True),
+        ({"type": "object", "properties": {"a": {"type": "number"}}}, False),
+        ({"type": "object"}, False),
+        ({"anyOf": [{"const": 1}, {"type": "string"}]}, False),
+    ],
+)
+def test_a_schema_names_its_values_or_leaves_some_open(schema, named):
+    assert names_values(schema) is named

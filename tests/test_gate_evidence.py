@@ -28,10 +28,11 @@ from rl.registry import service as registry
 from rl.registry.gate_evidence import comparison_newest, policy_judge
 from rl.rewards.base import RewardSample
 from rl.training.evaluate import evaluate_policy
-from rl.training.evaluate_distance import written_gain
+from rl.training.evaluate_distance import kl_to_reference, written_gain
 from rl.training.hardware import Hardware
 from rl.training.kto import KTOTrainer
 from rl.training.policy import load_policy
+from rl.training.scoring import score_encoded
 from rl.training.sft import SFTTrainer
 from tests.support.split_prompts import stand
 from tests.support.tiny_models import tiny_model
@@ -227,6 +228,33 @@ def test_demonstrations_alone_carry_the_judgement(taught: tuple[Path, Path]) -> 
         policy, agent=get_agent("own-bot"), others={"corrections": rows}, generate_samples=2
     )
     assert alone["evidence"]["corrections"]["own"] == found["evidence"]["corrections"]["own"]
+
+
+@pytest.mark.training
+def test_distances_within_a_form_are_of_what_is_served(taught: tuple[Path, Path]) -> None:
+    base, adapter = taught
+    policy = load_policy(str(base), adapter, hardware=HARDWARE)
+    prompts = [[{"role": "user", "content": f"Would you explain item {i}?"}] for i in range(4)]
+    answers = [(prompt, KIND) for prompt in prompts]
+    forms = [(KIND, RUDE)] * len(prompts)
+    free, within = kl_to_reference(policy, answers), kl_to_reference(policy, answers, forms)
+    assert free is not None
+    assert within is not None
+    # of two answers no distance is more than what tells them apart at the base, however strange both are to it
+    items = policy.encoder.responses([(prompt, text) for prompt, text in answers])
+    told_apart = policy.answer_forms()
+    for item, form in zip(items, forms, strict=True):
+        told_apart.add(item.prompt_ids, form)
+    with policy.without_adapter():
+        least = min(score_encoded(policy, items, forms=told_apart))
+    assert 0 <= within <= -least / min(len(item.response_ids) for item in items)
+    assert within < free / 10
+    # what a form forbids is no evidence of how far people lie away
+    rows = [{"prompt": prompt, "completion": KIND} for prompt in prompts]
+    assert written_gain(policy, rows, [("Yes", "No")] * 4) is None
+    gain = written_gain(policy, rows, forms)
+    assert gain is not None
+    assert gain.value < 1
 
 
 @pytest.mark.training

@@ -29,10 +29,12 @@ from rl.jobs import train
 from rl.jobs.lifecycle import TrainOrder
 from rl.linear.features import FAMILIES, prompt_features
 from rl.linear.model import CLOSED, WEIGHTS, LinearPolicy
-from rl.models import LearnerSettings, Policy, ServingSettings, TrainingRun
+from rl.models import LearnerSettings, Policy, RewardModelVersion, ServingSettings, TrainingRun
+from rl.models.runs import run_folder
 from rl.online.learner import OnlineLearner
 from rl.registry import gate_evidence, integrity
 from rl.registry import service as registry
+from rl.reward_models.service import fault_of
 from rl.serving.base import BASE
 from rl.serving.routing import base_model, policy_model
 from rl.training import linear_side
@@ -179,11 +181,19 @@ def test_forgetting_a_unit_takes_its_words_out_of_the_policy(ratchet_home: Path)
         name="tickets-v1", agent="tickets", kind="linear", run=run, base_model="", feedback_count=1,
         adapter_path="policies/tickets", adapter_sha256=file_sum(file),
     )  # fmt: skip
-    assert unit_forget("user-4711", dry_run=True).places["linear policies"] == 1
+    judge = RewardModelVersion.objects.create(
+        name="tickets-rm-v1", agent="tickets", run=run, base_model="", path="reward_models/tickets",
+        sha256=file_sum(file), objective="binary", architecture="linear", feedback_count=1,
+    )  # fmt: skip
+    copies = [before.save(folder) for folder in (ratchet_home / judge.path, run_folder(run) / "policy")]
+    assert unit_forget("user-4711", dry_run=True).places["linear models"] == 2
     assert "xylophone" in file.read_text()
-    assert unit_forget("user-4711").places["linear policies"] == 1
-    text = file.read_text().lower()
-    assert [word for word in ("xylophone", "griselda", "quimby") if word in text] == []
+    assert unit_forget("user-4711").places["linear models"] == 2
+    for place in (file, *copies):
+        text = place.read_text().lower()
+        assert [word for word in ("xylophone", "griselda", "quimby") if word in text] == [], place
+    judge.refresh_from_db()
+    assert fault_of(judge) == ""
     # it is whole, and answers as before whatever does not speak of it
     policy.refresh_from_db()
     after = LinearPolicy.load(integrity.adapter_folder(policy))

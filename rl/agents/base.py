@@ -172,10 +172,13 @@ class Agent:
             return self.response_schema()
 
     def form_served(self, state: Any) -> dict[str, Any] | tuple[str, ...] | None:
-        """Form of the answers as they are served: the responses that are chosen among, where there are two and more,
-        else `schema_served`."""
-        choices = tuple(self.choices(state))
-        return choices if len(choices) > 1 else self.schema_served(state)
+        """Form of the answers that are tried in training: `schema_served`, as the gateway has them written; the
+        responses that are chosen among, two and more, where these are a closed set or the schema does not name every
+        value."""
+        choices, schema = tuple(self.choices(state)), self.schema_served(state)
+        if len(choices) > 1 and (self.answers or schema is None or not names_values(schema)):
+            return choices
+        return schema
 
     def candidates(self, state: State) -> list[str]:
         """Every listed response for a state, as the exact text a policy would answer; empty for free text."""
@@ -255,6 +258,23 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(set(keys)) != len(keys):
         raise ValueError("a key stands there twice")
     return dict(pairs)
+
+
+def names_values(schema: Mapping[str, Any]) -> bool:
+    """True of a JSON schema that leaves no value open: made of enums, bounded whole numbers, truth values, lists and
+    objects of them."""
+    if "const" in schema or schema.get("enum"):
+        return True
+    for several in ("anyOf", "oneOf"):
+        if schema.get(several):
+            return all(names_values(one) for one in schema[several])
+    kind = schema.get("type")
+    if kind == "object":
+        inner = schema.get("properties") or {}
+        return bool(inner) and all(names_values(one) for one in inner.values())
+    if kind == "array":
+        return names_values(schema.get("items") or {})
+    return kind in ("boolean", "null") or (kind == "integer" and {"minimum", "maximum"} <= schema.keys())
 
 
 def answer_plain(answer: str) -> str:

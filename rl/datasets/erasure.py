@@ -14,7 +14,7 @@ from django.db import transaction
 from feedback.erasure.marks import Marks
 from feedback.erasure.places import columns_erase
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.datasets.linear_erasure import linear_policies_erase
+from rl.datasets.linear_erasure import linear_models_erase
 from rl.datasets.snapshots import file_store, rows_write, temporary_file
 from rl.models import Evaluation, GoldenCase, LabelRun, Policy, RewardRecord, Snapshot, TrainingRun
 
@@ -91,8 +91,8 @@ def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
     if not dry_run:
         GoldenCase.objects.filter(pk__in=[case.pk for case in quoted]).update(active=False)
     counts |= columns_erase(marks, dry_run, COLUMNS)
-    rows, policies, files = _snapshots_erase(marks, dry_run)
-    counts |= {"rows of snapshots": rows, "linear policies": policies, "snapshot files of no run": files}
+    rows, models, files = _snapshots_erase(marks, dry_run)
+    counts |= {"rows of snapshots": rows, "linear models": models, "snapshot files of no run": files}
     if rows:
         caches = sorted((settings.RATCHET_HOME / "cache").glob("*.sqlite3*"))
         counts["caches of tokens"] = len(caches)
@@ -107,13 +107,13 @@ def _contains_quote(marks: Marks, case: GoldenCase) -> bool:
 
 
 def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int, int]:
-    """Rows left out of snapshots that are written anew without them, linear policies that lose words of these rows,
-    and files no snapshot names that are removed."""
-    count, policies = 0, 0
+    """Rows left out of snapshots that are written anew without them, linear policies and reward models that lose words
+    of these rows, and files no snapshot names that are removed."""
+    count, models = 0, 0
     named = set(Snapshot.objects.values_list("path", flat=True))
     for snapshot in Snapshot.objects.filter(agent__in=list(marks.prompts)).order_by("pk"):
         gone, changed = _snapshot_erase(snapshot, marks, dry_run)
-        count, policies = count + gone, policies + changed
+        count, models = count + gone, models + changed
     named |= set(Snapshot.objects.values_list("path", flat=True))
     home = settings.RATCHET_HOME
     orphans = [
@@ -124,11 +124,11 @@ def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int, int]:
     ]
     for path in orphans if not dry_run else ():
         path.unlink(missing_ok=True)
-    return count, policies, len(orphans)
+    return count, models, len(orphans)
 
 
 def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[int, int]:
-    """Write a snapshot's file anew without the rows of what is erased; how many these are, and how many linear policies
+    """Write a snapshot's file anew without the rows of what is erased; how many these are, and how many linear models
     trained on it lose their words.
 
     Its row then names the new file and its hash; `query.erased` says how many rows are gone and what the hash was.
@@ -140,9 +140,9 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
         return 0, 0  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
     rows = [row for row in every if not _is_of_unit(row, prompts, marks)]
     erased_count = len(every) - len(rows)
-    policies = linear_policies_erase(snapshot, rows, dry_run) if erased_count else 0
+    models = linear_models_erase(snapshot, rows, dry_run) if erased_count else 0
     if not erased_count or dry_run:
-        return erased_count, policies
+        return erased_count, models
     old_path: Path = settings.RATCHET_HOME / snapshot.path
     with temporary_file(old_path.parent) as file:
         sha256 = rows_write(file, rows)
@@ -156,7 +156,7 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
     if old_path != path and not others.exists():
         # until the new name is in the database for certain, the old one must lead somewhere
         transaction.on_commit(lambda: old_path.unlink(missing_ok=True))
-    return erased_count, policies
+    return erased_count, models
 
 
 def _is_of_unit(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:

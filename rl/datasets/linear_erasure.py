@@ -1,7 +1,8 @@
-"""Erasure in linear policies: words of what is erased leave the file, which names each of its weights in plain text.
+"""Erasure in linear policies and reward models: words of what is erased leave the file, which names each of its weights
+in plain text.
 
-A LoRA adapter holds no text; a linear policy is a table whose columns are words and fields of the prompts it learnt
-from. What stays is what the remaining rows of its dataset have too; the policy is not trained again, and its other
+A LoRA adapter holds no text; a linear model is a table whose columns are words and fields of the prompts it learnt
+from. What stays is what the remaining rows of its dataset have too; the model is not trained again, and its other
 weights stay as they were.
 """
 
@@ -9,52 +10,76 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 
-from rl.checksums import file_sum, sums_write
+from rl.checksums import SUMS, file_sum, sums_write
 from rl.linear.features import prompt_features
 from rl.linear.model import WEIGHTS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import LinearRefused, choices_of
-from rl.models import Artifact, Policy, Snapshot
+from rl.models import Artifact, Policy, RewardModelVersion, Snapshot
 from rl.models.agent_definitions import agent_served
+from rl.models.runs import run_folder
+from rl.recipes.reward_model import LINEAR
 
 logger = logging.getLogger("rl.datasets.erasure")
 
+Rows = Sequence[Mapping[str, Any]]
 
-def linear_policies_erase(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]], dry_run: bool) -> int:
-    """Leave in the linear policies trained on a snapshot what the rows that remain of it have too; how many policies
-    lose something. Their sums are registered anew, and exported copies are removed: they are exported again."""
+
+def linear_models_erase(snapshot: Snapshot, rows: Rows, dry_run: bool) -> int:
+    """Leave in the linear policies and reward models trained on a snapshot what the rows that remain of it have too.
+
+    Return how many of them lose something. Their sums are registered anew, what their runs keep of them is written
+    alike, and exported copies are removed: they are exported again.
+    """
     count = 0
-    for row in Policy.objects.filter(kind=Policy.Kind.LINEAR, run__snapshot=snapshot).order_by("pk"):
-        folder = settings.RATCHET_HOME / row.adapter_path
-        try:
-            policy = LinearPolicy.load(folder)
-        except LinearPolicyError as fault:
-            logger.warning("%s is not searched for what is erased: %s", row.name, fault)
-            continue
-        remainder = _restrict(policy, rows)
-        if (remainder.columns, remainder.rows, remainder.answers) == (
-            policy.columns,
-            policy.rows,
-            policy.answers,
-        ):
+    for run in snapshot.runs.order_by("pk"):
+        for copy in sorted(run_folder(run).glob(f"*/{WEIGHTS}")):
+            _file_erase(copy.parent, rows, dry_run)
+    for policy in Policy.objects.filter(kind=Policy.Kind.LINEAR, run__snapshot=snapshot).order_by("pk"):
+        folder = settings.RATCHET_HOME / policy.adapter_path
+        if not _file_erase(folder, rows, dry_run):
             continue
         count += 1
         if dry_run:
             continue
-        remainder.save(folder)
-        sums_write(folder, [WEIGHTS])
-        Policy.objects.filter(pk=row.pk).update(adapter_sha256=file_sum(folder / WEIGHTS))
-        for artifact in Artifact.objects.filter(policy=row):
+        Policy.objects.filter(pk=policy.pk).update(adapter_sha256=file_sum(folder / WEIGHTS))
+        for artifact in Artifact.objects.filter(policy=policy):
             (settings.RATCHET_HOME / artifact.path).unlink(missing_ok=True)
             artifact.delete()
+    judges = RewardModelVersion.objects.filter(architecture=LINEAR, run__snapshot=snapshot)
+    for judge in judges.order_by("pk"):
+        folder = settings.RATCHET_HOME / judge.path
+        if not _file_erase(folder, rows, dry_run):
+            continue
+        count += 1
+        if not dry_run:
+            RewardModelVersion.objects.filter(pk=judge.pk).update(sha256=file_sum(folder / WEIGHTS))
     return count
 
 
-def _restrict(policy: LinearPolicy, rows: Sequence[Mapping[str, Any]]) -> LinearPolicy:
-    """The policy with the prompt features, answer features and answers of these rows alone."""
+def _file_erase(folder: Path, rows: Rows, dry_run: bool) -> bool:
+    """Leave in the model of a folder what these rows have; True if it loses something."""
+    try:
+        model = LinearPolicy.load(folder)
+    except LinearPolicyError as fault:
+        logger.warning("%s is not searched for what is erased: %s", folder, fault)
+        return False
+    remainder = _restrict(model, rows)
+    if (remainder.columns, remainder.rows, remainder.answers) == (model.columns, model.rows, model.answers):
+        return False
+    if not dry_run:
+        remainder.save(folder)
+        if (folder / SUMS).is_file():
+            sums_write(folder, [WEIGHTS])
+    return True
+
+
+def _restrict(policy: LinearPolicy, rows: Rows) -> LinearPolicy:
+    """The model with the prompt features, answer features and answers of these rows alone."""
     try:
         choices = choices_of(rows, agent_served(policy.agent)).rows if rows else []
     except LinearRefused:

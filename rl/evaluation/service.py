@@ -161,15 +161,16 @@ def evaluate(
     if evidence:
         evidence["barred"] = exclusions
         figures["comparison"]["against"] = rival.name if rival else "base"
-        answers = [
-            (answer["messages"], answer.get("written", answer["answer"])) for answer in evidence["answers"]
-        ]
+        answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
+        states = _states(held_out)
+        forms = [definition.form_served(states.get(answer["prompt_hash"])) for answer in evidence["answers"]]
         # a closed set is not written token by token, and cannot drift
         if not definition.answers and not isinstance(side, LinearSide):
-            evidence["kl"] = figures["kl"] = kl_to_reference(side, answers)
+            evidence["kl"] = figures["kl"] = kl_to_reference(side, answers, forms)
         written = _written_rows(held_out, policy)[: order.max_samples]
         imitated = written or _preferred_rows(held_out, policy, definition)[: order.max_samples]
-        if not isinstance(side, LinearSide) and (gain := written_gain(side, imitated)):
+        asked = [definition.form_served(row.get("state")) for row in imitated]
+        if not isinstance(side, LinearSide) and (gain := written_gain(side, imitated, asked)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if good := good_chars({**held_out.rows, CORRECTIONS: written}):
             evidence["good_chars"] = good
@@ -214,6 +215,12 @@ def evaluate(
     if policy is not None and order.test_data is None:
         registry.policy_evaluated(policy, evaluation, actor=order.actor)
     return {"evaluation": evaluation.pk, **figures}
+
+
+def _states(held_out: HeldOut) -> dict[str, Any]:
+    """State of each held-out prompt, and of those that are answered beside them, by its hash."""
+    rows = itertools.chain(*held_out.rows.values(), held_out.spare)
+    return {row["prompt_hash"]: row.get("state") for row in rows}
 
 
 def _unheard(done: int, total: int, text: str) -> None:

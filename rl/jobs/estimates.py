@@ -16,14 +16,15 @@ from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_datase
 from rl.datasets.scores import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
 from rl.jobs.memory_estimate import MemoryEstimate, memory_estimate
-from rl.jobs.method_selection import method_chosen
+from rl.jobs.method_selection import REWARD_MODEL, method_chosen
 from rl.jobs.reward_stage import reward_model_order
 from rl.jobs.teachability import teachability_warning
+from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.linear.rows import LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
-from rl.recipes import DATASET_CONFIG, recipe_named
+from rl.recipes import DATASET_CONFIG, RewardModelRecipe, recipe_named
 from rl.recipes.methods import dataset_kind, method_named
 from rl.reward_models.service import reward_model_valid
 from rl.rewards.catalogue import AUTO, opened_in_training
@@ -31,9 +32,6 @@ from rl.rewards.catalogue import AUTO, opened_in_training
 SECONDS_PER_STEP = 0.5
 """Default seconds of a step where no run has finished yet: the bundled base with the cpu preset took 0.48 s
 on two cores."""
-
-LINEAR_SECONDS_PER_ROW, LINEAR_GB = 4e-3, 0.3
-"""Of a linear policy's fit: measured 2 to 6 ms a row on a busy core."""
 
 
 class TooLittleFeedback(ValueError):
@@ -146,23 +144,24 @@ def _stage(order: TrainOrder) -> StageEstimate:
     steps = recipe.steps(samples) * tries if adapter else 1
     seconds, by = _seconds_per_step(earlier)
     base_model = base_model_for(order)
-    if not adapter:
-        seconds, by = LINEAR_SECONDS_PER_ROW * samples, f"{1000 * LINEAR_SECONDS_PER_ROW:g} ms a row, one fit"
+    is_linear = not adapter or (isinstance(recipe, RewardModelRecipe) and recipe.is_linear)
+    if is_linear:
+        seconds, by = SECONDS_PER_ROW * samples, f"{1000 * SECONDS_PER_ROW:g} ms a row, one fit"
     return StageEstimate(
         method=order.method,
         samples=samples,
         steps=steps,
         minutes=steps * seconds / 60,
         minutes_source=by,
-        memory=memory_estimate(base_model, recipe.as_dict(), 2 if kind in ("pairs", "labels") else 1)
-        if adapter
-        else MemoryEstimate(LINEAR_GB, "Python with numpy, scipy and scikit-learn; no base model"),
+        memory=MemoryEstimate(MEMORY_GB, "Python with numpy, scipy and scikit-learn; no base model")
+        if is_linear
+        else memory_estimate(base_model, recipe.as_dict(), 2 if kind in ("pairs", "labels") else 1),
         config=config,
         base_model=base_model,
         recipe=recipe.as_dict(),
         refusal=refusal_text,
         warning=""
-        if refusal_text or not adapter
+        if refusal_text or is_linear
         else teachability_warning(recipe.fit_to_rows(samples), samples, kind),
     )
 
@@ -212,8 +211,9 @@ def order_automatic(
     rewards: PPO and GRPO that nobody named a reward for, here or in RATCHET_CONFIG, learn from the reward model `auto`.
     Raises RecipeError for an unknown method.
     """
+    trained = REWARD_MODEL if wanted == REWARD_MODEL else "sft"
     base_model = (
-        more.get("base_model") or settings.RATCHET_BASE_MODELS.get("sft") or settings.RATCHET_BASE_MODEL
+        more.get("base_model") or settings.RATCHET_BASE_MODELS.get(trained) or settings.RATCHET_BASE_MODEL
     )
     chosen = method_chosen(agent, wanted, base_model=base_model)
     own = {**chosen.knobs, **(knobs or {})}

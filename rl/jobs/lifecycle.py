@@ -70,6 +70,14 @@ class TrainOrder:
     """The run that this one is a stage of, whose feedback it reads and takes none of."""
 
     @property
+    def feedback_source(self) -> dict[str, Any]:
+        """Source of its feedback, as `method_chosen` takes it: the database, or a file of its own."""
+        more: dict[str, Any] = {"min_samples": self.min_samples}
+        if self.source == "file":
+            more |= {"source": "file", "data_file": self.data_file, "ratings_file": self.ratings_file}
+        return more
+
+    @property
     def initial_result(self) -> dict[str, Any]:
         """First TrainingRun.result of a run of this order, before it has figures."""
         return {"why": self.reason, "notes": [self.reason]} if self.reason else {}

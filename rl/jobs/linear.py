@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rl.agents.base import Agent
 from rl.checksums import sums_write
 from rl.datasets import PreparedDataset, snapshot_rows
-from rl.jobs.estimates import LINEAR_GB, LINEAR_SECONDS_PER_ROW
 from rl.jobs.lifecycle import RunListener, TrainOrder
 from rl.jobs.method_selection import method_chosen
 from rl.linear.features import FAMILIES
-from rl.linear.fit import PENALTIES, FittedPolicy, fit
+from rl.linear.fit import MEMORY_GB, PENALTIES, SECONDS_PER_ROW, FittedPolicy, fit
 from rl.linear.model import WEIGHTS, LinearPolicy
 from rl.linear.rows import PAIRS_AND_SCORES, SCORES, LinearChoice, LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
@@ -36,10 +35,7 @@ def feedback_resolved(order: TrainOrder, recipe: LinearRecipe) -> LinearRecipe:
     """The recipe with the feedback that `auto` stands for: what `auto` of the other methods would learn from."""
     if recipe.feedback != AUTO:
         return recipe
-    more: dict[str, Any] = {"min_samples": order.min_samples}
-    if order.source == "file":
-        more |= {"source": "file", "data_file": order.data_file, "ratings_file": order.ratings_file}
-    return recipe.with_knobs(**method_chosen(order.agent, "linear", **more).knobs)
+    return recipe.with_knobs(**method_chosen(order.agent, "linear", **order.feedback_source).knobs)
 
 
 def fitted_by(recipe: LinearRecipe, rows: Sequence[Any], agent: Agent) -> FittedPolicy:
@@ -133,8 +129,8 @@ def plan_of(prepared: PreparedDataset, agent: str) -> dict[str, Any]:
     prompts = len({row.group for row in choices.rows})
     return {
         "estimated_steps": 1,
-        "estimated_minutes": len(choices.rows) * LINEAR_SECONDS_PER_ROW / 60,
-        "estimated_memory_gb": LINEAR_GB,
+        "estimated_minutes": len(choices.rows) * SECONDS_PER_ROW / 60,
+        "estimated_memory_gb": MEMORY_GB,
         "answers": len(answers.vocabulary),
         "doubt": teachability_warning(prompts),
         "preflight": {},

@@ -20,6 +20,7 @@ from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
 from rl.recipes import DATASET_CONFIG, PREFERRED
 from rl.recipes.methods import METHODS, RLHF, method_named
+from rl.recipes.reward_model import AUTO as AUTO_ARCHITECTURE
 from rl.rewards.answers import COLUMNS as ANSWER_COLUMNS
 from rl.rewards.catalogue import AUTO
 from rl.rewards.code_tests import EXPECTED_OUTPUTS, TESTS
@@ -74,8 +75,8 @@ def method_chosen(
     if wanted == RLHF:
         why = "rlhf was asked for: a reward model, then PPO; SFT first where the base model gives few valid answers"
         return MethodChoice("ppo", why, {"reward": AUTO})
-    if wanted == "reward_model":
-        return _objective(agent, min_samples, source)
+    if wanted == REWARD_MODEL:
+        return _reward_model(agent, min_samples, source, base_model)
     if wanted == LINEAR:
         like = method_chosen(agent, "auto", min_samples=min_samples, **source)
         feedback = LINEAR_FEEDBACK.get(like.method, "scores")
@@ -113,19 +114,46 @@ def method_chosen(
     )
 
 
-LINEAR = "linear"
+LINEAR, REWARD_MODEL = "linear", "reward_model"
 LINEAR_FEEDBACK = {"dpo": "pairs", "sft": "corrections"}
 """Method that `auto` takes -> the feedback a linear policy then learns from; else from scores, which thumbs are too."""
 
 
-def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> MethodChoice:
+def _reward_model(
+    agent: str, min_samples: int | None, source: dict[str, Any], base_model: str
+) -> MethodChoice:
     """A reward model's objective: pairwise where pairs hold a quarter of the judged responses, binary for thumbs,
-    regression for scores, stars and rewards. What RATCHET_CONFIG says goes before it."""
-    if configured := settings.RATCHET_CONFIG.get("reward_model", {}).get("objective"):
-        return MethodChoice("reward_model", f"RATCHET_CONFIG asks for the objective {configured}")
+    regression for scores, stars and rewards; and the better of a linear one and a score head where the base is a
+    bundled one. What RATCHET_CONFIG says goes before both."""
+    configured = settings.RATCHET_CONFIG.get(REWARD_MODEL, {})
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
-    pairs = _Pairs.of(_prepare(agent, "pairs", need, source))
-    scored = _prepare(agent, "scores", need, source)
+    prepared = {kind: _prepare(agent, kind, need, source) for kind in ("pairs", "scores")}
+    objective, reason = _objective(prepared["pairs"], prepared["scores"])
+    knobs = {"objective": objective}
+    reason = f"objective {objective}: {reason}"
+    if "objective" in configured:
+        knobs, reason = {}, f"RATCHET_CONFIG asks for the objective {configured['objective']}"
+    rows = prepared["pairs"] if objective == "pairwise" else prepared["scores"]
+    if "architecture" not in configured and is_bundled(base_model) and _is_read_by_words(agent, rows):
+        knobs["architecture"] = AUTO_ARCHITECTURE
+        reason += "; a linear one beside the bundled base's, and the better of both on the eval split is kept"
+    return MethodChoice(REWARD_MODEL, reason, knobs)
+
+
+def _is_read_by_words(agent: str, rows: PreparedDataset | None) -> bool:
+    """True of answers whose worth stands in their words and values: JSON, and a choice among few."""
+    if agent_served(agent).structured:
+        return True
+    try:
+        prompts_teachable(rows.rows("train") if rows else [], agent_served(agent))
+    except LinearRefused:
+        return False
+    return True
+
+
+def _objective(pairs_made: PreparedDataset | None, scored: PreparedDataset | None) -> tuple[str, str]:
+    """The objective of a reward model by its feedback, and why."""
+    pairs = _Pairs.of(pairs_made)
     values = [float(row["score"]) for row in scored.rows("train")] if scored else []
     objective, reason = (
         "pairwise",
@@ -143,7 +171,7 @@ def _objective(agent: str, min_samples: int | None, source: dict[str, Any]) -> M
                 "binary",
                 f"{len(values):,} responses with a thumb, {pairs.responses:,} of them in pairs",
             )
-    return MethodChoice("reward_model", f"objective {objective}: {reason}", {"objective": objective})
+    return objective, reason
 
 
 FEW_BETWEEN = 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.method_selection import method_chosen
+from rl.jobs.method_selection import REWARD_MODEL, method_chosen
 from rl.jobs.stages import StageRunner, memory_release, stage_started, stage_trained
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
@@ -16,9 +16,6 @@ from rl.reward_models.service import (
     reward_model_valid,
 )
 from rl.rewards.catalogue import AUTO, MODEL
-
-METHOD = "reward_model"
-"""Of the stage's run."""
 
 
 def waits_for_reward_model(run: TrainingRun) -> bool:
@@ -51,7 +48,7 @@ def reward_model_resolve(run: TrainingRun, stage_runner: StageRunner) -> RewardM
 
 
 def _stage_train(run: TrainingRun, stage_runner: StageRunner) -> None:
-    stage = stage_started(run, METHOD)
+    stage = stage_started(run, REWARD_MODEL)
     if stage is None:
         stage = stage_runner.enter(
             reward_model_order(run.agent, run.base_model, actor=f"run {run.pk}", stage_of=run.pk)
@@ -79,11 +76,12 @@ def reward_model_order(
 ) -> TrainOrder:
     """Order to train a reward model for a policy on `base_model`, by the objective that fits the agent's
     feedback. stage_of: the run that needs it."""
-    chosen = method_chosen(agent, "reward_model")
+    base = reward_base_model(base_model)
+    chosen = method_chosen(agent, REWARD_MODEL, base_model=base)
     return TrainOrder(
         agent,
         chosen.method,
-        base_model=reward_base_model(base_model),
+        base_model=base,
         knobs=chosen.knobs,
         reason=chosen.reason,
         actor=actor,

@@ -10,6 +10,7 @@ from django.conf import settings
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.memory_estimate import memory_estimate
+from rl.jobs.method_selection import REWARD_MODEL, method_chosen
 from rl.jobs.warm_start import start_resolved
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
@@ -37,6 +38,8 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
     knobs = dict(order.knobs)
     if "epochs" in knobs or "epochs" in configuration:
         knobs.setdefault("min_steps", 0)  # who names the passes gets them
+    if order.method == REWARD_MODEL:
+        knobs = _judge_knobs(order, {*knobs, *configuration}) | knobs
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
     recipe = _with_lengths(recipe, order.agent, {*knobs, *configuration})
     if not method_named(order.method).adapter:
@@ -48,6 +51,14 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
         recipe = _with_whole_rates(recipe, {*knobs, *configuration})
         _memory_check(order, recipe, hardware)
     return name, recipe
+
+
+def _judge_knobs(order: TrainOrder, named: Collection[str]) -> dict[str, Any]:
+    """Objective and architecture that fit the feedback, where nobody named them."""
+    chosen = method_chosen(
+        order.agent, REWARD_MODEL, base_model=base_model_for(order), **order.feedback_source
+    )
+    return {knob: value for knob, value in chosen.knobs.items() if knob not in named}
 
 
 RATES = ("learning_rate", "value_learning_rate", "warm_up_learning_rate")

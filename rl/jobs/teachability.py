@@ -43,6 +43,8 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
 
     kind: what the rows are called (`pairs`, `labels`, ...).
     """
+    if isinstance(recipe, RewardModelRecipe) and recipe.is_linear:
+        return _few_rows_warning(f"{rows:,} {kind}", rows, kind)
     steps = optimiser_steps(recipe, rows)
     subject = "how it scores answers" if isinstance(recipe, RewardModelRecipe) else "what the policy answers"
     knobs = recipe.as_dict()
@@ -60,12 +62,16 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
             f"{amount}: too little training to change {subject} (measured: at most 1 in 40); {rate}give "
             f"{longer}"
         )
-    if rows < FEW_ROWS:
-        return (
-            f"{amount}: the policy may memorise these {kind} and generalise little; rate about "
-            f"{math.ceil((FEW_ROWS - rows) * 1.7 / 10) * 10} more prompts"
-        )
-    return ""
+    return _few_rows_warning(amount, rows, kind)
+
+
+def _few_rows_warning(amount: str, rows: int, kind: str) -> str:
+    if rows >= FEW_ROWS:
+        return ""
+    return (
+        f"{amount}: the policy may memorise these {kind} and generalise little; rate about "
+        f"{math.ceil((FEW_ROWS - rows) * 1.7 / 10) * 10} more prompts"
+    )
 
 
 def _steps_needed(recipe: Recipe, steps: int, scale: float) -> int:

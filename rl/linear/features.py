@@ -16,13 +16,19 @@ from typing import Any
 WORDS, CROSSED, PARTS = "words", "crossed", "parts"
 
 FAMILIES: tuple[tuple[str, ...], ...] = ((WORDS,), (WORDS, CROSSED), (WORDS, PARTS))
-"""Sets of features that a training tries; cross-validation picks one."""
+"""Sets of features of a prompt that a training tries; cross-validation picks one."""
+
+ORDER = "order"
+"""Feature family of an answer, beside those of its prompt: the first item of a list, and which stands before which."""
 
 MOST_CHARACTERS = 20_000
 """Characters of one message that are read, from its beginning."""
 
 MOST_FIELDS = 24
 """Fields of a prompt that are crossed with each other; their number grows with the square."""
+
+MOST_ITEMS = 12
+"""Items of a list in an answer whose order is read; the number of its pairs grows with the square."""
 
 DEEPEST = 32
 """Levels of nested JSON that are read."""
@@ -172,7 +178,29 @@ def _bounds(value: float) -> list[float]:
     return [0.0] + [2.0**power for power in range(-4, 31) if 2.0**power <= value]
 
 
-def answer_features(answer: str) -> list[str]:
-    """Features of an answer that is listed with its prompt: itself, and its words."""
+def answer_features(answer: str, families: Sequence[str] = ()) -> list[str]:
+    """Features of an answer that is read by what it is made of: itself, its words, of JSON of several values these by
+    their names and sizes, and with the family ORDER the order of its lists."""
     words = dict.fromkeys(word.lower() for word in _WORD.findall(answer))
-    return [f"is {answer}", *(f"has {word}" for word in words)]
+    found = [f"is {answer}", *(f"has {word}" for word in words)]
+    try:
+        whole = json.loads(answer)
+    except (ValueError, RecursionError):
+        return found
+    if isinstance(whole, dict) and len(whole) > 1:  # one member alone says no more than the answer itself
+        found += [f"holds {value}" for value in dict.fromkeys(_field_features(answer))]
+    if ORDER in families:
+        found += dict.fromkeys(_order_features(whole, DEEPEST))
+    return found
+
+
+def _order_features(value: Any, deeper: int) -> Iterator[str]:
+    """Names of the first item of each list of two texts or numbers and more, and of pairs in their order."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    if isinstance(value, list):
+        items = [str(item).lower() for item in value[:MOST_ITEMS] if isinstance(item, (str, int, float))]
+        if len(items) > 1:
+            yield f"first {items[0]}"
+            yield from (f"{one} before {other}" for one, other in itertools.combinations(items, 2))
+    for one in inner if deeper else ():
+        yield from _order_features(one, deeper - 1)

@@ -59,6 +59,10 @@ class Answers:
     """Answers stand in their prompts."""
 
 
+ANY_ANSWER = Answers(LISTED, ())
+"""Answers of a judge, which reads what any answer is made of and gives none."""
+
+
 @dataclass
 class Choices:
     """Rows that could be read, of one kind of feedback or of pairs and scores together, and counts of those that could

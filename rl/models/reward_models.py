@@ -30,7 +30,7 @@ class RewardModelVersion(models.Model):
     base_model = models.CharField(max_length=500)
     base_model_hash = models.CharField(max_length=100, blank=True)
     path = models.CharField(max_length=500, help_text="Folder, relative to RATCHET_HOME where inside it")
-    sha256 = models.CharField(max_length=64, help_text="Of its adapter_model.safetensors")
+    sha256 = models.CharField(max_length=64, help_text="Of its file of weights")
     objective = models.CharField(max_length=16, help_text="pairwise, regression or binary")
     architecture = models.CharField(max_length=16, default="causal")
     feedback_count = models.PositiveIntegerField(help_text="Ratings and comparisons it was trained from")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from rl.recipes.base import Method, Recipe, RecipeError
+
+LINEAR, CAUSAL, AUTO = "linear", "causal", "auto"
+"""Architectures: a judge without a base model, a score head on one, and whichever of the two ranks the eval split
+better."""
 
 
 @dataclass(frozen=True)
@@ -16,15 +20,31 @@ class RewardModelRecipe(Recipe):
 
     objective: str = "pairwise"
     """`pairwise` ranks (Bradley-Terry), `regression` foretells scores in [0, 1], `binary` thumbs."""
-    architecture: str = "causal"
-    """`causal` puts a score head on the base model, `encoder` takes an encoder such as DeBERTa (`--model`)."""
+    architecture: str = CAUSAL
+    """`causal` puts a score head on the base model, `encoder` takes an encoder such as DeBERTa (`--model`), `linear` is
+    a regularised logistic regression on features of prompt and response (`rl.linear`), fitted in seconds: for agents
+    whose answers are a choice or JSON, and bases that know nothing of the world. `auto` trains `linear` and `causal`
+    and keeps the one that ranks more of the eval split as people did."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._one_of("objective", ("pairwise", "regression", "binary"))
-        self._one_of("architecture", ("causal", "encoder"))
+        self._one_of("architecture", (CAUSAL, "encoder", LINEAR, AUTO))
         if self.checkpoints == "epoch":
             raise RecipeError("checkpoints epoch keeps adapters that answer; a reward model only judges")
+
+    @property
+    def is_linear(self) -> bool:
+        """True of a judge that is fitted at once, without a base model."""
+        return self.architecture == LINEAR
+
+    def steps(self, rows: int) -> int:
+        """Optimiser steps of a run on so many training rows; one fit counts as one."""
+        return min(rows, 1) if self.is_linear else super().steps(rows)
+
+    def fit_to_rows(self, rows: int) -> Self:
+        """A copy whose passes fit so many training rows; a fit makes none."""
+        return self if self.is_linear else super().fit_to_rows(rows)
 
 
 REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
@@ -56,8 +76,9 @@ METHOD = Method(
             "Objective: pairwise (preferences), regression (scores) or binary (thumbs). Example: "
             "--objective binary"
         ),
-        "architecture": "causal (a score head on the base model) or encoder (such as DeBERTa, given by "
-        "--model). Example: --architecture encoder",
+        "architecture": "causal (a score head on the base model), encoder (such as DeBERTa, given by --model), "
+        "linear (a logistic regression, without a base) or auto (the better of causal and linear on the eval split). "
+        "Example: --architecture encoder",
     },
     policy=False,
 )

@@ -6,6 +6,7 @@ Torch is imported inside functions alone.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from rl.checksums import FileDamaged, file_check, file_sum
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
 from rl.models import RewardModelEvent, RewardModelVersion, Snapshot, TrainingRun
 from rl.recipes.methods import OBJECTIVE_KINDS
-from rl.registry.integrity import damage_notify
+from rl.registry.integrity import damage_notify, reward_weights_name
 from rl.registry.service import home_path, home_relative
 from rl.statistics import concordance, concordance_difference, paired_difference, wilson_interval
 
@@ -38,7 +39,9 @@ COIN = 0.5
 STALE_AFTER = 1.2
 """A reward model is trained anew where the agent has so many times the feedback it was trained from."""
 
-WEIGHTS = "adapter_model.safetensors"
+
+FACTS = "reward_model.json"
+"""File beside the weights, as `rl.training.reward_scores` writes it."""
 
 
 class RewardModelRefused(ValueError):
@@ -93,7 +96,7 @@ def reward_base_model(policy: str) -> str:
 
 def fault_of(version: RewardModelVersion) -> str:
     """Fault of its files, as words; empty where they are the ones that were registered."""
-    weights = home_path(version.path) / WEIGHTS
+    weights = home_path(version.path) / reward_weights_name(version.architecture)
     if not weights.is_file():
         return f"{version.name}: there is no {weights}; train it again"
     try:
@@ -149,6 +152,9 @@ def reward_model_register(
     shutil.copytree(result.checkpoint, half)
     shutil.rmtree(home, ignore_errors=True)
     half.rename(home)
+    architecture = str(
+        json.loads((home / FACTS).read_text("utf-8"))["architecture"]
+    )  # of `auto`, the one kept
     with transaction.atomic():
         version = RewardModelVersion.objects.create(
             name=name,
@@ -157,9 +163,9 @@ def reward_model_register(
             base_model=run.base_model,
             base_model_hash=run.base_model_hash,
             path=home_relative(home),
-            sha256=file_sum(home / WEIGHTS),
+            sha256=file_sum(home / reward_weights_name(architecture)),
             objective=run.recipe["objective"],
-            architecture=run.recipe["architecture"],
+            architecture=architecture,
             feedback_count=snapshot.feedback_count,
         )
         _event(version, Kind.REGISTERED, actor, f"trained by run {run.pk}", to_stage=version.stage)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.recipes import AdapterRecipe, DPORecipe, KTORecipe, Recipe, RewardModelRecipe
 from rl.training.early_stopping import evaluation_interval
 from rl.training.encoding import EncodedResponse, Encoder
@@ -260,8 +261,13 @@ def reward_model(
     base_model: str, recipe: RewardModelRecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
 ) -> Estimate:
     """The same of `RewardModelTrainer.train(rows)`."""
+    if recipe.is_linear:
+        minutes = len(rows) * SECONDS_PER_ROW / 60
+        return Estimate(
+            recipe.steps(len(rows)), minutes, MEMORY_GB, {"minutes": "one fit, without a base model"}
+        )
     hardware = hardware or detect()
-    causal = recipe.architecture == "causal"
+    causal = recipe.architecture != "encoder"
     shape = load_shape(base_model, causal=causal)
     sides = ("chosen", "rejected") if recipe.objective == "pairwise" else ("completion",)
     columns = [

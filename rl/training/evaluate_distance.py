@@ -1,53 +1,83 @@
-"""Distance of a policy from its base model, in nats per token: on its own answers, and on texts that people wrote."""
+"""Distance of a policy from its base model, in nats per token: on its own answers, and on texts that people wrote.
+
+Where an agent's answers are written within a form (its JSON schema, or what it lists), both are distances between the
+distributions that are served: of the tokens that the form allows. What a model would write beside the form is never
+asked for, and a base that knows nothing of it lies far from every policy that does.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.agents.base import Message
 from rl.statistics import Difference, mean_interval
+from rl.training.constrained_generation import AnswerForm, AnswerForms
+from rl.training.encoding import EncodedResponse
 from rl.training.evaluate_evidence import hash_of, response_of
 from rl.training.policy import LoadedPolicy, reference_load
-from rl.training.scoring import kl_next_token, score_responses
+from rl.training.scoring import kl_next_token, score_encoded
 
 
-def kl_to_reference(policy: LoadedPolicy, answers: Sequence[tuple[Sequence[Message], str]]) -> float | None:
+def kl_to_reference(
+    policy: LoadedPolicy,
+    answers: Sequence[tuple[Sequence[Message], str]],
+    forms: Sequence[AnswerForm] = (),
+) -> float | None:
     """KL to the reference a policy was trained against, nats per token of its own answers, never negative; None
-    without adapter or answer.
+    without adapter or answer. forms: of the answers, one each; none: they are free text.
 
     The reference is the base model, or what a warm-up made of it (`rl.training.warm_up`): how far a policy went for
     the sake of what people prefer is told by the latter. Exact at each token of the answers (`scoring.kl_next_token`):
     the answers are greedy or chosen, and an estimator that takes them for draws (k3) was carried by single tokens of
     which the policy is less sure than its reference (14 nats per token for 6.6).
     """
-    items = policy.encoder.responses([(list(messages), text) for messages, text in answers if text])
+    texts = [(list(messages), text) for messages, text in answers if text]
+    items = policy.encoder.responses(texts)
     if policy.adapter is None or not items:
         return None
-    apart = kl_next_token(policy, items, reference=reference_load(policy))
+    given = [form for (_, text), form in zip(answers, forms or [None] * len(answers), strict=True) if text]
+    within = _answer_forms(policy, items, given)
+    apart = kl_next_token(policy, items, reference=reference_load(policy), forms=within)
     return sum(apart) / max(sum(len(item.response_ids) for item in items), 1)
 
 
-def written_gain(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]]) -> Difference | None:
+def written_gain(
+    policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], forms: Sequence[AnswerForm] = ()
+) -> Difference | None:
     """Mean over prompts of log p(policy) - log p(reference), nats per token with its 95 % interval, of held-out answers
-    that people wrote: {"prompt", "completion"}.
+    that people wrote: {"prompt", "completion"}. forms: of the answers, one each; one that its form forbids is left out.
 
     It is how much closer the policy is to what people write than its base. None without an adapter, or for
     fewer than two prompts.
     """
     if policy.adapter is None or not rows:
         return None
-    items = [response_of(row, number) for number, row in enumerate(rows)]
-    own = score_responses(policy, items)
+    items = policy.encoder.responses([response_of(row, number) for number, row in enumerate(rows)])
+    within = _answer_forms(policy, items, forms or [None] * len(rows))
+    own = score_encoded(policy, items, forms=within)
     if (reference := reference_load(policy)) is not None:
-        base = score_responses(reference, items)
+        base = score_encoded(reference, items, forms=within)
     else:
         with policy.without_adapter():
-            base = score_responses(policy, items)
+            base = score_encoded(policy, items, forms=within)
     by_prompt: dict[str, list[float]] = {}
-    for row, mine, theirs in zip(rows, own, base, strict=True):
-        by_prompt.setdefault(hash_of(row), []).append(mine.mean_logp - theirs.mean_logp)
+    for row, item, mine, theirs in zip(rows, items, own, base, strict=True):
+        if math.isfinite(mine) and math.isfinite(theirs):
+            gain = (mine - theirs) / max(len(item.response_ids), 1)
+            by_prompt.setdefault(hash_of(row), []).append(gain)
     found = mean_interval([sum(gains) / len(gains) for gains in by_prompt.values()])
     if found.value is None or found.low is None or found.high is None:
         return None
     return Difference(found.value, found.low, found.high)
+
+
+def _answer_forms(
+    policy: LoadedPolicy, items: Sequence[EncodedResponse], forms: Sequence[AnswerForm]
+) -> AnswerForms:
+    """Forms of answers that are tokens, by their prompts."""
+    found = policy.answer_forms()
+    for item, form in zip(items, forms, strict=True):
+        found.add(item.prompt_ids, form)
+    return found

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl.statistics import calibration_curve, expected_calibration_error
+from rl.statistics import calibration_curve, concordance, expected_calibration_error
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,18 @@ def held_out_metrics(
     return HeldOutMetrics(
         accuracy, brier, expected_calibration_error(chances, targets), calibration_curve(chances, targets)
     )
+
+
+def ranked_share(
+    scores: Sequence[Sequence[float]], targets: Sequence[float], prompts: Sequence[str]
+) -> float | None:
+    """Share of feedback ranked as people did: of pairs (two scores a row, people's choice first), else of any two
+    responses that people valued differently, a tie counted half (concordance). None where nothing compares."""
+    if not scores:
+        return None
+    if len(scores[0]) == 2:
+        return statistics.fmean(first > other for first, other in scores)
+    return concordance(targets, [score for (score,) in scores], prompts).share.value
 
 
 def sigmoid(x: float) -> float:

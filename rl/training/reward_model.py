@@ -1,4 +1,5 @@
-"""A model that scores responses as people would: base with LoRA and a score head, or an encoder. Trains, judges, loads.
+"""A model that scores responses as people would: base with LoRA and a score head, an encoder, or a linear one. Trains,
+judges, loads.
 
 Pairwise: Bradley & Terry 1952 as in Ouyang et al. 2022 (arXiv 2203.02155, eq. 1). Regression: squared error on
 scores in [0, 1]. Binary: cross-entropy on thumbs. The checkpoint is safetensors and is used by its path in later runs.
@@ -22,17 +23,20 @@ from peft import LoraConfig, TaskType, get_peft_model
 
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
+from rl.recipes.reward_model import AUTO, CAUSAL, LINEAR
 from rl.training.callbacks import history_columns
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware
+from rl.training.linear_reward import linear_reward_train
 from rl.training.model_files import model_located
 from rl.training.packed.selftest import install
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config, matmul
+from rl.training.progress import Silent
 from rl.training.result import TrainingRefused, TrainResult
-from rl.training.reward_metrics import held_out_metrics
+from rl.training.reward_metrics import held_out_metrics, ranked_share
 from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load
-from rl.training.run_context import RunOptions, run_context, training_hardware
+from rl.training.run_context import RunContext, RunOptions, run_context, training_hardware
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
 
@@ -76,7 +80,10 @@ class RewardModelTrainer:
         self.loaded: tuple[Any, Any] | None = None
 
     def load_base_model(self) -> tuple[Any, Any]:
-        """Load the backbone with a fresh score head, and its encoder, once. Raises PolicyLoadError."""
+        """Load the backbone with a fresh score head, and its encoder, once; a linear one has neither. Raises
+        PolicyLoadError."""
+        if self.recipe.is_linear:
+            return None, None
         if self.loaded is None:
             hardware = training_hardware(self.context.hardware, self.recipe)
             self.loaded = backbone_load(self.context.base_model, self.recipe.architecture, hardware)
@@ -84,12 +91,68 @@ class RewardModelTrainer:
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; the checkpoint opens with `RewardModel.load`."""
-        start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
         if not train_rows:
             raise TrainingRefused(
                 f"expected at least one row of {self.recipe.objective} feedback, found none"
             )
+        if self.recipe.is_linear:
+            return self._train_linear(self.context, train_rows, eval_rows)
+        if self.recipe.architecture == AUTO:
+            return self._train_better(train_rows, eval_rows)
+        return self._train_head(train_rows, eval_rows)
+
+    def _train_linear(
+        self, context: RunContext[RewardModelRecipe], train_rows: list[Any], eval_rows: list[Any]
+    ) -> TrainResult:
+        return linear_reward_train(
+            context, train_rows, self._targets(train_rows), eval_rows, self._targets(eval_rows)
+        )
+
+    def _train_better(self, train_rows: list[Any], eval_rows: list[Any]) -> TrainResult:
+        """Train a linear judge and a score head, and keep the one that ranks more of the eval split as people did; the
+        linear one where that tells nothing, as it is the surer of the two on few rows."""
+        recipe, context = self.recipe, self.context
+        beside = dataclasses.replace(
+            context,
+            recipe=recipe.with_knobs(architecture=LINEAR),
+            output_dir=context.output_dir / LINEAR,
+            listener=Silent(),
+            notes=[],
+            details=[],
+        )
+        try:
+            linear = self._train_linear(beside, train_rows, eval_rows)
+        except TrainingRefused as refusal:
+            context.note(f"a linear reward model cannot learn from this feedback ({refusal})")
+            linear = None
+        self.recipe = context.recipe = recipe.with_knobs(architecture=CAUSAL)
+        result = self._train_head(train_rows, eval_rows)
+        if linear is None or result.status != "succeeded" or not context.main_process:
+            return result
+        shares = [self._ranked_share(one.checkpoint, eval_rows) for one in (linear, result)]
+        told = [share for share in shares if share is not None]
+        keeps_linear = len(told) < len(shares) or told[0] >= told[1]
+        context.note(
+            f"a linear reward model and a score head ranked {' and '.join(f'{share:.0%}' for share in told) or 'none'} "
+            f"of {len(eval_rows):,} eval rows as people did: the {'linear one' if keeps_linear else 'head'} is kept"
+        )
+        if keeps_linear:
+            shutil.rmtree(self._folder)
+            Path(linear.checkpoint).rename(self._folder)
+            result.metrics = {**result.metrics, **linear.metrics}
+        shutil.rmtree(beside.output_dir)
+        result.recipe = recipe.as_dict()
+        return result
+
+    def _ranked_share(self, checkpoint: str, rows: list[Any]) -> float | None:
+        model = RewardModel.load(checkpoint, self.context.hardware)
+        prompts = [str(row.get("prompt_hash") or row["prompt"]) for row in rows]
+        scores = model.row_scores(rows, self.recipe.max_completion_length)
+        return ranked_share(scores, self._targets(rows), prompts)
+
+    def _train_head(self, train_rows: list[Any], eval_rows: list[Any]) -> TrainResult:
+        start = time.monotonic()
         checkpoint, notes = folder_prepare(self.context)
         torch.manual_seed(self.recipe.seed)  # the score head starts at random
         backbone, encoder = self.load_base_model()
@@ -151,9 +214,9 @@ class RewardModelTrainer:
                 encoder.column(rows, side, self.recipe.max_length, self.recipe.max_completion_length)
                 for side in sides
             ]
-            targets = [self._target(row, n) for n, row in enumerate(rows)]
         except ValueError as error:
             raise TrainingRefused(str(error)) from error
+        targets = self._targets(rows)
         encoded = []
         for i, target in enumerate(targets):
             both = [column[i] for column in columns]
@@ -164,6 +227,12 @@ class RewardModelTrainer:
             row = {"ids": ids[0], "other_ids": ids[-1], "target": target}
             encoded.append(row | {"prompt": prompts[0], "other_prompt": prompts[-1]})
         return encoded
+
+    def _targets(self, rows: Sequence[Any]) -> list[float]:
+        try:
+            return [self._target(row, n) for n, row in enumerate(rows)]
+        except ValueError as error:
+            raise TrainingRefused(str(error)) from error
 
     def _target(self, row: Any, number: int) -> float:
         if self.recipe.objective == "pairwise":

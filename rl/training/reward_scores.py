@@ -1,4 +1,5 @@
-"""A trained reward model, read from its folder: base with LoRA and a score head, or an encoder. It scores responses."""
+"""A trained reward model, read from its folder: base with LoRA and a score head, an encoder, or a linear one. It scores
+responses."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rl.agents.base import Message
+from rl.linear.model import LinearPolicy, LinearPolicyError
+from rl.linear.rows import single_text
+from rl.recipes.reward_model import LINEAR
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware, detect
@@ -55,6 +59,11 @@ class RewardModel:
             raise PolicyLoadError(
                 f"expected a reward model at {path} (with {FACTS}), found {error}; train one with train_reward_model"
             ) from error
+        if facts.get("architecture") == LINEAR:
+            try:
+                return LinearRewardModel(LinearPolicy.load(path), facts, hardware)
+            except LinearPolicyError as error:
+                raise PolicyLoadError(f"the reward model {path}: {error}") from error
         base = base_of(facts)
         model, encoder = backbone_load(base, facts["architecture"], hardware)
         found = base_hash(model_located(base), getattr(model.config, "_commit_hash", None))
@@ -89,14 +98,15 @@ class RewardModel:
     ) -> list[list[float]]:
         """The head's number for each response of each row: of pairs the chosen one's and the rejected one's, of single
         responses the one. Raises ValueError for rows of another shape."""
-        sides = ("chosen", "rejected") if rows and "chosen" in rows[0] else ("completion",)
-        columns = [
-            self.scores_encoded(
-                self.encoder.column(rows, side, self.facts["max_length"], max_completion_length)
-            )
-            for side in sides
-        ]
+        columns = [self._column_scores(rows, side, max_completion_length) for side in row_sides(rows)]
         return [list(found) for found in zip(*columns, strict=True)]
+
+    def _column_scores(
+        self, rows: Sequence[Mapping[str, Any]], side: str, max_completion_length: int
+    ) -> list[float]:
+        return self.scores_encoded(
+            self.encoder.column(rows, side, self.facts["max_length"], max_completion_length)
+        )
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
         """Raw rewards in [-2, 2], as a reward function gives them, see `to_raw`."""
@@ -116,6 +126,30 @@ class RewardModel:
             share = sigmoid(score) if objective == "binary" else score
             raw = RAW_LOW + (RAW_HIGH - RAW_LOW) * share
         return min(RAW_HIGH, max(RAW_LOW, raw))
+
+
+class LinearRewardModel(RewardModel):
+    """A `RewardModel` that reads the words and fields of prompt and response (`rl.linear`), without a base model."""
+
+    def __init__(self, policy: LinearPolicy, facts: dict[str, Any], hardware: Hardware) -> None:
+        super().__init__(None, None, facts, hardware)
+        self.policy = policy
+
+    def scores(self, items: Sequence[tuple[Sequence[Message], str]], batch_size: int = 16) -> list[float]:
+        """Log-odds that each (prompt, response) is liked; for regression the score itself, in (0, 1)."""
+        intercept = float(self.policy.facts.get("intercept", 0.0))
+        found = [self.policy.scores(messages, [text])[0] + intercept for messages, text in items]
+        return [sigmoid(value) for value in found] if self.facts["objective"] == "regression" else found
+
+    def _column_scores(
+        self, rows: Sequence[Mapping[str, Any]], side: str, max_completion_length: int
+    ) -> list[float]:
+        return self.scores([(row["prompt"], single_text(row[side]) or "") for row in rows])
+
+
+def row_sides(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Columns of the responses of preference pairs, or of single responses."""
+    return ("chosen", "rejected") if rows and "chosen" in rows[0] else ("completion",)
 
 
 def dtype_of(architecture: str, hardware: Hardware) -> torch.dtype:

@@ -12,6 +12,7 @@ import torch
 from rl.agents.base import Message
 from rl.training.constrained_generation import AnswerForms
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.packed.allowed_tokens import allowed_kl
 from rl.training.packed.forward import packed_logps
 from rl.training.packed.logps import causal_model, collate, head_logits, token_logps
 from rl.training.packed.packing import pack
@@ -85,13 +86,15 @@ def score_encoded(
     *,
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
+    forms: AnswerForms | None = None,
 ) -> list[float]:
     """Summed log-probability of each response that is already tokens, in nats.
 
     The same item is scored once, and responses to one prompt share a row where the model can be computed so.
-    `progress` is called with (done, total) distinct items.
+    `progress` is called with (done, total) distinct items. With `forms` among the tokens that they allow; minus
+    infinity for a response that its form forbids.
     """
-    return [row.sum().item() for row in _rows_scored(policy, items, batch_size, progress)]
+    return [row.sum().item() for row in _rows_scored(policy, items, batch_size, progress, forms)]
 
 
 def kl_encoded(
@@ -132,10 +135,12 @@ def kl_next_token(
     *,
     reference: LoadedPolicy | None = None,
     batch_size: int = 16,
+    forms: AnswerForms | None = None,
 ) -> list[float]:
     """KL(policy || reference) of the next token, summed over the positions of each response, in nats; never negative.
 
-    Without a `reference` it is the base, the same model without its adapter. Exact at each position: the sum over the
+    Without a `reference` it is the base, the same model without its adapter. With `forms` of both as they answer within
+    them. Exact at each position: the sum over the
     vocabulary of p (log p - log q). So one position at which the policy is far less sure than its reference cannot
     outweigh all others, as it does in the k3 estimator of `kl_encoded` where a response was not drawn but chosen.
     """
@@ -147,7 +152,7 @@ def kl_next_token(
     try:
         with torch.inference_mode(), matmul(policy.hardware):
             for start in range(0, len(items), batch_size):
-                sums += _batch_kl(policy, items[start : start + batch_size], reference)
+                sums += _batch_kl(policy, items[start : start + batch_size], reference, forms)
     finally:
         for model, mode in zip(models, modes, strict=True):
             model.model.train(mode)
@@ -155,7 +160,10 @@ def kl_next_token(
 
 
 def _batch_kl(
-    policy: LoadedPolicy, items: Sequence[EncodedResponse], reference: LoadedPolicy | None
+    policy: LoadedPolicy,
+    items: Sequence[EncodedResponse],
+    reference: LoadedPolicy | None,
+    forms: AnswerForms | None,
 ) -> list[float]:
     batch = collate(items, policy.tokenizer.pad_token_id)
     reference_policy = reference or policy
@@ -166,12 +174,19 @@ def _batch_kl(
     own = _response_states(policy, batch)
     with as_reference():
         theirs = _response_states(reference_policy, batch)
+    token_sets = forms.allowed_tokens(items) if forms else None
+    if token_sets is not None:
+        token_sets = token_sets.to(policy.device)
     apart = []
-    for mine, yours in zip(own.split(POSITIONS), theirs.split(POSITIONS), strict=True):
-        log_p = torch.log_softmax(head_logits(causal_model(policy.model), mine), -1)
+    for place, (mine, yours) in enumerate(zip(own.split(POSITIONS), theirs.split(POSITIONS), strict=True)):
+        logits = head_logits(causal_model(policy.model), mine)
         with as_reference():  # the head may have an adapter, too
-            log_q = torch.log_softmax(head_logits(causal_model(reference_policy.model), yours), -1)
-        apart.append(distributions_kl(log_p, log_q.to(log_p.device)).cpu().double())
+            others = head_logits(causal_model(reference_policy.model), yours).to(logits.device)
+        if token_sets is None:
+            kl = distributions_kl(torch.log_softmax(logits, -1), torch.log_softmax(others, -1))
+        else:
+            kl = allowed_kl(logits, others, token_sets.part(place * POSITIONS, POSITIONS))
+        apart.append(kl.cpu().double())
     by_response = torch.cat(apart).split([len(item.response_ids) for item in items])
     return [float(row.sum()) for row in by_response]
 

@@ -48,6 +48,10 @@ class AllowedTokens:
     def to(self, device: Any, **kwargs: Any) -> Self:
         return type(self)(self.sets.to(device, **kwargs), self.index.to(device, **kwargs))
 
+    def part(self, start: int, count: int) -> Self:
+        """The same of so many places, from one on."""
+        return type(self)(self.sets, self.index[start : start + count])
+
     def pin_memory(self) -> Self:
         return type(self)(self.sets.pin_memory(), self.index.pin_memory())
 
@@ -62,3 +66,19 @@ def allowed_logps(logits: torch.Tensor, targets: torch.Tensor, sets: torch.Tenso
     among = logps.masked_fill(~sets, 0.0)  # 0 times minus infinity has no value, and neither has its gradient
     entropy = -(logps.exp() * among).sum(-1)
     return torch.stack([logps.gather(-1, targets[:, None])[:, 0], entropy])
+
+
+def allowed_kl(logits: torch.Tensor, others: torch.Tensor, allowed: AllowedTokens) -> torch.Tensor:
+    """KL(p || q) [n] in nats of the distributions of logits [n, V] among the tokens allowed at n places.
+
+    0 where there is no choice, and for rounding below 0.
+    """
+    found = logits.new_zeros(len(allowed.index), dtype=torch.float32)
+    at = (allowed.index != NO_CHOICE).nonzero()[:, 0]
+    sets = allowed.sets[allowed.index[at]]
+    log_p, log_q = (
+        torch.log_softmax(some[at].float().masked_fill(~sets, -torch.inf), -1) for some in (logits, others)
+    )
+    apart = (log_p - log_q).masked_fill(~sets, 0.0)  # minus infinity less minus infinity has no value
+    found[at] = (log_p.exp() * apart).sum(-1).clamp_min(0.0)
+    return found
