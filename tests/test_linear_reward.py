@@ -235,7 +235,7 @@ def test_the_command_without_an_objective_takes_what_the_feedback_asks_for(
     judge = RewardModelVersion.objects.get()
     # a head of two steps ranks by lot: the linear one beside it is kept, and registered as what it is
     assert (judge.name, judge.stage, judge.architecture) == (report["reward_model"], "champion", "linear")
-    assert "the linear one is kept" in report["notes"][-1]
+    assert "the linear one is kept;" in report["notes"][-1]
     assert judge.ranking["low"] > 0.5
     assert (ratchet_home / judge.path / WEIGHTS).is_file()
     assert fault_of(judge) == ""

@@ -133,14 +133,16 @@ class RewardModelTrainer:
         shares = [self._ranked_share(one.checkpoint, eval_rows) for one in (linear, result)]
         told = [share for share in shares if share is not None]
         keeps_linear = len(told) < len(shares) or told[0] >= told[1]
+        words = " and ".join(f"{100 * share:.0f} %" for share in told)
+        kept = "linear one is kept; the curves are the head's" if keeps_linear else "head is kept"
         context.note(
-            f"a linear reward model and a score head ranked {' and '.join(f'{share:.0%}' for share in told) or 'none'} "
-            f"of {len(eval_rows):,} eval rows as people did: the {'linear one' if keeps_linear else 'head'} is kept"
+            f"a linear reward model and a score head ranked {words or 'none'} "
+            f"of {len(eval_rows):,} eval rows as people did: the {kept}"
         )
         if keeps_linear:
             shutil.rmtree(self._folder)
             Path(linear.checkpoint).rename(self._folder)
-            result.metrics = {**result.metrics, **linear.metrics}
+            result.metrics = linear.metrics
         shutil.rmtree(beside.output_dir)
         result.recipe = recipe.as_dict()
         return result
