@@ -30,7 +30,7 @@ from rl.training.ppo.rollout import Sampling, sample_responses
 from rl.training.ppo.shared_base import SharedBase
 from rl.training.preflight import WITHIN, answers_check
 from rl.training.result import TrainingRefused
-from rl.training.scoring import kl_encoded
+from rl.training.scoring import answer_forms, kl_encoded, score_pairs, score_responses
 from tests.support.tiny_models import TOKENIZERS, tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
@@ -354,3 +354,39 @@ def test_packed_and_stock_rows_give_one_probability_among_allowed_tokens(
     policy = trainer.load_base_model()
     item = EncodedResponse(*policy.encoder.prompts([ROWS[0]["prompt"]], 64)[0], policy.encoder.stop_ids[:1])
     assert kl_encoded(policy, [item], forms=policy.answer_forms()) == kl_encoded(policy, [item])
+
+
+def test_a_likelihood_is_that_of_the_policy_as_it_answers_within_the_form(base_path: Path) -> None:
+    policy = load_policy(str(base_path), hardware=HARDWARE)
+    prompt = [{"role": "user", "content": "Which part?"}]
+    named, other, foreign = '{"part": "pump"}', '{"part": "valve"}', "the pump, I think"
+    form = (named, other)
+    scores = score_responses(policy, [(prompt, text) for text in (named, other)], forms=[form] * 2)
+    assert math.fsum(math.exp(score.logp) for score in scores) == pytest.approx(1.0, abs=1e-4)
+    plain = score_responses(policy, [(prompt, text) for text in (named, other, foreign)])
+    assert all(mine.logp > free.logp + 5 for mine, free in zip(scores, plain, strict=False))
+    # what the form forbids has the likelihood of free text, and so has what stands in a pair with it
+    (alone,) = score_responses(policy, [(prompt, foreign)], forms=[form])
+    assert alone.logp == pytest.approx(plain[2].logp, rel=1e-4)
+    rows = [
+        {"prompt": prompt, "chosen": named, "rejected": other},
+        {"prompt": prompt, "chosen": named, "rejected": foreign},
+    ]
+    within, mixed = score_pairs(policy, rows, forms=[form] * 2)
+    assert [side.logp for side in within] == pytest.approx([score.logp for score in scores], abs=1e-3)
+    assert [side.logp for side in mixed] == pytest.approx([plain[0].logp, plain[2].logp], rel=1e-4)
+
+
+def test_an_answer_is_permitted_where_each_of_its_tokens_was_allowed(base_path: Path) -> None:
+    policy = load_policy(str(base_path), hardware=HARDWARE)
+    prompt = [{"role": "user", "content": "Which parts?"}]
+    texts = [
+        '{"check_these": ["pump", "valve"]}',
+        '{"check_these":["pump"]}',
+        '{"check_these": ["pump", "pump"]}',
+        "{}",
+    ]
+    items = policy.encoder.responses([(prompt, text) for text in texts])
+    forms = answer_forms(policy, items, [LIST] * len(items))
+    assert [forms.permits(item) for item in items] == [True, True, False, False]
+    assert all(answer_forms(policy, items, [None] * 4).permits(item) for item in items)

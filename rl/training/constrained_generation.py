@@ -131,6 +131,16 @@ class AnswerForms:
         beginning = self._beginnings[prompt]
         return None if beginning is None else beginning.copy()
 
+    def permits(self, item: CompletionTokens) -> bool:
+        """True of an answer that could have been sampled within its form; of free text always."""
+        constraints = self.start([item.prompt_ids])
+        for token in item.response_ids:
+            allowed = constraints.allowed_tokens(0)
+            if allowed is not None and not allowed[token]:
+                return False
+            constraints.accept(0, token)
+        return True
+
     def allowed_tokens(self, items: Sequence[CompletionTokens]) -> AllowedTokens | None:
         """Tokens that each token of sampled answers was sampled among, one answer behind the other; None where all of
         them are free."""

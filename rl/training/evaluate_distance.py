@@ -7,17 +7,15 @@ asked for, and a base that knows nothing of it lies far from every policy that d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.agents.base import Message
 from rl.statistics import Difference, mean_interval
-from rl.training.constrained_generation import AnswerForm, AnswerForms
-from rl.training.encoding import EncodedResponse
+from rl.training.constrained_generation import AnswerForm
 from rl.training.evaluate_evidence import hash_of, response_of
 from rl.training.policy import LoadedPolicy, reference_load
-from rl.training.scoring import kl_next_token, score_encoded
+from rl.training.scoring import answer_forms, kl_next_token, score_encoded
 
 
 def kl_to_reference(
@@ -38,7 +36,7 @@ def kl_to_reference(
     if policy.adapter is None or not items:
         return None
     given = [form for (_, text), form in zip(answers, forms or [None] * len(answers), strict=True) if text]
-    within = _answer_forms(policy, items, given)
+    within = answer_forms(policy, items, given)
     apart = kl_next_token(policy, items, reference=reference_load(policy), forms=within)
     return sum(apart) / max(sum(len(item.response_ids) for item in items), 1)
 
@@ -55,7 +53,10 @@ def written_gain(
     if policy.adapter is None or not rows:
         return None
     items = policy.encoder.responses([response_of(row, number) for number, row in enumerate(rows)])
-    within = _answer_forms(policy, items, forms or [None] * len(rows))
+    within = answer_forms(policy, items, forms or [None] * len(rows))
+    permitted = [within.permits(item) for item in items]
+    rows = [row for row, permits in zip(rows, permitted, strict=True) if permits]
+    items = [item for item, permits in zip(items, permitted, strict=True) if permits]
     own = score_encoded(policy, items, forms=within)
     if (reference := reference_load(policy)) is not None:
         base = score_encoded(reference, items, forms=within)
@@ -64,20 +65,9 @@ def written_gain(
             base = score_encoded(policy, items, forms=within)
     by_prompt: dict[str, list[float]] = {}
     for row, item, mine, theirs in zip(rows, items, own, base, strict=True):
-        if math.isfinite(mine) and math.isfinite(theirs):
-            gain = (mine - theirs) / max(len(item.response_ids), 1)
-            by_prompt.setdefault(hash_of(row), []).append(gain)
+        gain = (mine - theirs) / max(len(item.response_ids), 1)
+        by_prompt.setdefault(hash_of(row), []).append(gain)
     found = mean_interval([sum(gains) / len(gains) for gains in by_prompt.values()])
     if found.value is None or found.low is None or found.high is None:
         return None
     return Difference(found.value, found.low, found.high)
-
-
-def _answer_forms(
-    policy: LoadedPolicy, items: Sequence[EncodedResponse], forms: Sequence[AnswerForm]
-) -> AnswerForms:
-    """Forms of answers that are tokens, by their prompts."""
-    found = policy.answer_forms()
-    for item, form in zip(items, forms, strict=True):
-        found.add(item.prompt_ids, form)
-    return found

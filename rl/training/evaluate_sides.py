@@ -8,6 +8,7 @@ from typing import Any
 
 from rl.agents.base import Agent
 from rl.gates.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, TESTS
+from rl.training.constrained_generation import AnswerForm
 from rl.training.evaluate_answers import (
     AnswerJudge,
     HeldOutPrompt,
@@ -89,6 +90,10 @@ class EvaluationInput:
             for prompt in self.prompts
         ]
 
+    def forms(self, rows: Sequence[Mapping[str, Any]]) -> list[AnswerForm]:
+        """Form of the answers to each row's prompt as they are served, within which they have their likelihood."""
+        return [self.judge.agent.form_served(row.get("state")) for row in rows]
+
     def verdicts(self, side: Side) -> Verdicts:
         """Verdicts of people on the answers of a side, by number of the prompt."""
         return verdicts_on(self.prompts, [answer.text for answer in side.answers], self.judge)
@@ -152,7 +157,7 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
         if isinstance(policy, LinearSide):
             scores += policy.pairs(part)
         else:
-            scores += score_pairs(policy, part, batch_size=batch_size)
+            scores += score_pairs(policy, part, batch_size=batch_size, forms=work.forms(part))
         tick(len(part))
     responses = responses_scored(policy, work, tick)
     answers: list[Generation] = []
@@ -192,8 +197,9 @@ def responses_scored(
         return choice_scores(policy, rows, work.options, batch_size=work.batch_size)
     found: list[ResponseScore] = []
     for start in range(0, len(work.score_rows), CHUNK):
-        items = [response_of(row, 0) for _, row in work.score_rows[start : start + CHUNK]]
-        found += score_responses(policy, items, batch_size=work.batch_size)
+        part = [row for _, row in work.score_rows[start : start + CHUNK]]
+        items = [response_of(row, 0) for row in part]
+        found += score_responses(policy, items, batch_size=work.batch_size, forms=work.forms(part))
         tick(len(items))
     return found
 

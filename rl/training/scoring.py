@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rl.agents.base import Message
-from rl.training.constrained_generation import AnswerForms
+from rl.training.constrained_generation import AnswerForm, AnswerForms
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
 from rl.training.packed.allowed_tokens import allowed_kl
 from rl.training.packed.forward import packed_logps
@@ -48,19 +48,61 @@ def score_responses(
     *,
     batch_size: int = 16,
     adapter: bool = True,
+    forms: Sequence[AnswerForm] = (),
 ) -> list[ResponseScore]:
     """Score each (prompt, response), in the order given; `adapter=False` scores under the base model.
 
     log p(response, turn end | prompt) = the sum of log p(token | all before it) over the response's tokens and the
-    token that ends the turn. Prompts are never scored. Items of similar length share a batch.
+    token that ends the turn. Prompts are never scored. Items of similar length share a batch. forms: of the responses,
+    one each: the probability is then that of the policy as it answers within the form; free where the form forbids the
+    response, which served it would never be.
     """
-    encoded = policy.encoder.responses(items)
+    return _responses_scored(policy, items, batch_size, adapter, forms, together=1)
+
+
+def _responses_scored(
+    policy: LoadedPolicy,
+    items: Sequence[tuple[Sequence[Message], str]],
+    batch_size: int,
+    adapter: bool,
+    forms: Sequence[AnswerForm],
+    *,
+    together: int,
+) -> list[ResponseScore]:
+    """Scores of responses; of so many that stand `together` all are free where the form forbids one of them."""
+    responses = policy.encoder.responses(items)
+    grammar = answer_forms(policy, responses, forms) if any(form is not None for form in forms) else None
+    permitted = [grammar is not None and grammar.permits(item) for item in responses]
+    constrained = {
+        i
+        for first in range(0, len(responses), together)
+        if all(permitted[first : first + together])
+        for i in range(first, first + together)
+    }
+    logps = [0.0] * len(responses)
     with contextlib.nullcontext() if adapter else policy.without_adapter():
-        logps = score_encoded(policy, encoded, batch_size=batch_size)
+        for places, form in (
+            (sorted(constrained), grammar),
+            (sorted({*range(len(responses))} - constrained), None),
+        ):
+            part = [responses[i] for i in places]
+            found = score_encoded(policy, part, batch_size=batch_size, forms=form) if part else []
+            for i, logp in zip(places, found, strict=True):
+                logps[i] = logp
     return [
         ResponseScore(logp, len(item.response_ids), item.prompt_cut or item.response_cut)
-        for item, logp in zip(encoded, logps, strict=True)
+        for item, logp in zip(responses, logps, strict=True)
     ]
+
+
+def answer_forms(
+    policy: LoadedPolicy, items: Sequence[EncodedResponse], forms: Sequence[AnswerForm]
+) -> AnswerForms:
+    """Forms of responses that are tokens, one each, by their prompts."""
+    found = policy.answer_forms()
+    for item, form in zip(items, forms, strict=True):
+        found.add(item.prompt_ids, form)
+    return found
 
 
 def score_pairs(
@@ -69,14 +111,19 @@ def score_pairs(
     *,
     batch_size: int = 16,
     adapter: bool = True,
+    forms: Sequence[AnswerForm] = (),
 ) -> list[tuple[ResponseScore, ResponseScore]]:
-    """Score the chosen and the rejected response of rows {"prompt", "chosen", "rejected"} as training takes them."""
+    """Score the chosen and the rejected response of rows {"prompt", "chosen", "rejected"} as training takes them.
+
+    forms: of the rows, one each, as `score_responses`; both responses are free where the form forbids one of them.
+    """
     items = [
         (prompt_messages(row, number), response_text(row, side, number))
         for number, row in enumerate(rows)
         for side in ("chosen", "rejected")
     ]
-    scores = score_responses(policy, items, batch_size=batch_size, adapter=adapter)
+    of_items = [form for form in forms for _ in range(2)]
+    scores = _responses_scored(policy, items, batch_size, adapter, of_items, together=2)
     return list(zip(scores[::2], scores[1::2], strict=True))
 
 
