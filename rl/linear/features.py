@@ -18,8 +18,11 @@ WORDS, CROSSED, PARTS = "words", "crossed", "parts"
 FAMILIES: tuple[tuple[str, ...], ...] = ((WORDS,), (WORDS, CROSSED), (WORDS, PARTS))
 """Sets of features of a prompt that a training tries; cross-validation picks one."""
 
-ORDER = "order"
-"""Feature family of an answer, beside those of its prompt: the first item of a list, and which stands before which."""
+VALUES, ORDER = "values", "order"
+"""Feature families of an answer, beside those of its prompt: of a closed set, what an answer is made of, as of any
+other; and of a list its first item, and which stands before which."""
+
+OF_ANSWERS = (VALUES, ORDER)
 
 MOST_CHARACTERS = 20_000
 """Characters of one message that are read, from its beginning."""
@@ -192,6 +195,11 @@ def answer_features(answer: str, families: Sequence[str] = ()) -> list[str]:
     if ORDER in families:
         found += dict.fromkeys(_order_features(whole, DEEPEST))
     return found
+
+
+def is_composed(answer: str) -> bool:
+    """True of JSON with several values, or with a list of several items."""
+    return any(name.startswith(("holds ", "first ")) for name in answer_features(answer, (ORDER,)))
 
 
 def _order_features(value: Any, deeper: int) -> Iterator[str]:

@@ -27,8 +27,8 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from rl.agents.base import Agent, answer_plain
-from rl.linear.features import FAMILIES, ORDER, Features, prompt_features
-from rl.linear.model import CLOSED, LISTED, LinearPolicy, answer_features
+from rl.linear.features import FAMILIES, ORDER, VALUES, Features, is_composed, prompt_features
+from rl.linear.model import CLOSED, LISTED, LinearPolicy, features_read
 from rl.linear.rows import (
     ANY_ANSWER,
     CORRECTIONS,
@@ -138,9 +138,11 @@ def _policy_fit(
     for names in families:
         best = compare(names)
     assert best is not None  # there is a family
-    ordered = answer_rows(choices.rows, answers, (*best[2], ORDER))
-    if ordered.keys() != answer_rows(choices.rows, answers, best[2]).keys():
-        best = compare((*best[2], ORDER))
+    of_prompt, before = best[2], answer_rows(choices.rows, answers, best[2])
+    for more in _answer_families(choices, answers):
+        features = answer_rows(choices.rows, answers, (*of_prompt, *more))
+        if features != before:
+            best, before = compare((*of_prompt, *more)), features
     assert best is not None
     loss, accuracy, names, penalty = best
     shared = answer_rows(choices.rows, answers, names)
@@ -168,6 +170,16 @@ def _policy_fit(
     return policy, metrics
 
 
+def _answer_families(choices: Choices, answers: Answers) -> list[tuple[str, ...]]:
+    """Families of the features of answers that are tried, one after the other. Demonstrations of a closed set are
+    classes, whatever they are made of."""
+    if answers.mode == LISTED:
+        return [(ORDER,)]
+    if choices.feedback == CORRECTIONS or not any(map(is_composed, map(answer_plain, answers.vocabulary))):
+        return []
+    return [(VALUES,), (VALUES, ORDER)]
+
+
 def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[float]:
     """The penalty that suits one set of features, and the next stronger one: further features ask for no weaker one."""
     place = list(penalties).index(penalty)
@@ -177,13 +189,13 @@ def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[
 def answer_rows(
     rows: Sequence[LinearChoice], answers: Answers, families: Sequence[str] = ()
 ) -> dict[str, int]:
-    """Answer feature -> its row of weights. Of listed answers the words and texts that stand in two or more."""
-    if answers.mode == CLOSED:
+    """Answer feature -> its row of weights. Of what answers are made of, that which stands in two or more."""
+    if answers.mode == CLOSED and VALUES not in families:
         return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.vocabulary)}
     counts: Counter[str] = Counter()
     for row in rows:
         for answer in filter(None, (row.answer, row.rejected)):
-            counts.update(answer_features(answer_plain(answer), families))
+            counts.update(features_read(answer_plain(answer), answers.mode, families))
     names = [name for name, count in counts.most_common(1000) if count >= LEAST_COUNT]
     return {name: place for place, name in enumerate(names)}
 
@@ -282,8 +294,7 @@ def _rows_crossed(left: Any, right: Any) -> Any:
 
 
 def _places(answer: str, answers: Answers, shared: Mapping[str, int], families: Sequence[str]) -> list[int]:
-    plain = answer_plain(answer)
-    names = answer_features(plain, families) if answers.mode == LISTED else [f"is {plain}"]
+    names = features_read(answer_plain(answer), answers.mode, families)
     return [shared[name] for name in names if name in shared]
 
 

@@ -20,7 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.agents.base import answer_plain
-from rl.linear.features import FAMILIES, ORDER, Features, answer_features, message_text, prompt_features
+from rl.linear.features import (
+    FAMILIES,
+    OF_ANSWERS,
+    VALUES,
+    Features,
+    answer_features,
+    message_text,
+    prompt_features,
+)
 
 WEIGHTS = "linear_policy.json"
 """Name of the file in a policy's folder."""
@@ -48,7 +56,7 @@ class LinearPolicy:
     mode: str
     """CLOSED or LISTED."""
     families: tuple[str, ...]
-    """Features of a prompt that are read (`rl.linear.features`), and ORDER where the order of an answer's lists is."""
+    """Features of a prompt that are read (`rl.linear.features`), and those of OF_ANSWERS that an answer is read by."""
     answers: tuple[str, ...]
     """Answers it may give where none are listed, as the agent writes them."""
     quoted: bool
@@ -97,7 +105,7 @@ class LinearPolicy:
     def features_of(self, answer: str) -> list[str]:
         """Answer features of a text: by what it says, not by blanks around it or in its JSON."""
         text = answer_plain(answer)
-        return answer_features(text, self.families) if self.mode == LISTED else [f"is {text}"]
+        return features_read(text, self.mode, self.families)
 
     def log_probabilities(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
         """log p of each of these answers among them, in nats; their probabilities sum to 1."""
@@ -162,7 +170,7 @@ class LinearPolicy:
             body = json.loads(path.read_text("utf-8"))
             if body["format"] != FORMAT:
                 raise LinearPolicyError(f"{path}: expected the format {FORMAT}, found {body['format']!r:.40}")
-            of_prompt = tuple(name for name in body["families"] if name != ORDER)
+            of_prompt = tuple(name for name in body["families"] if name not in OF_ANSWERS)
             if body["mode"] not in (CLOSED, LISTED) or of_prompt not in FAMILIES:
                 raise LinearPolicyError(
                     f"{path}: made by another version ({body['mode']}, {body['families']})"
@@ -187,6 +195,13 @@ class LinearPolicy:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LinearPolicyError(f"expected a linear policy at {path}, found none ({error})") from error
+
+
+def features_read(plain: str, mode: str, families: Sequence[str]) -> list[str]:
+    """Features of an answer (as `answer_plain` writes it): of a closed set itself alone, without the family VALUES."""
+    if mode == CLOSED and VALUES not in families:
+        return [f"is {plain}"]
+    return answer_features(plain, families)
 
 
 def _short(value: float) -> float:
