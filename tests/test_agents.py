@@ -458,6 +458,14 @@ def test_the_form_tried_in_training_is_the_schema_where_that_names_every_value()
         ({"type": "object", "properties": {"a": {"type": "number"}}}, False),
         ({"type": "object"}, False),
         ({"anyOf": [{"const": 1}, {"type": "string"}]}, False),
+        ({"type": "object", "properties": {"q": True}}, False),
+        ({"type": "array", "items": True}, False),
+        ({"anyOf": [True]}, False),
+        (
+            {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": {"type": "string"}},
+            False,
+        ),
+        ({"allOf": [{"type": "string"}], "type": "boolean"}, False),
     ],
 )
 def test_a_schema_names_its_values_or_leaves_some_open(schema, named):

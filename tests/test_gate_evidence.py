@@ -249,6 +249,8 @@ def test_distances_within_a_form_are_of_what_is_served(taught: tuple[Path, Path]
         least = min(score_encoded(policy, items, forms=told_apart))
     assert 0 <= within <= -least / min(len(item.response_ids) for item in items)
     assert within < free / 10
+    # an answer that its form forbids is as far from the base as free text
+    assert kl_to_reference(policy, answers, [("Yes", "No")] * len(prompts)) == pytest.approx(free)
     # what a form forbids is no evidence of how far people lie away
     rows = [{"prompt": prompt, "completion": KIND} for prompt in prompts]
     assert written_gain(policy, rows, [("Yes", "No")] * 4) is None

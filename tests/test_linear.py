@@ -185,7 +185,11 @@ def test_forgetting_a_unit_takes_its_words_out_of_the_policy(ratchet_home: Path)
         name="tickets-rm-v1", agent="tickets", run=run, base_model="", path="reward_models/tickets",
         sha256=file_sum(file), objective="binary", architecture="linear", feedback_count=1,
     )  # fmt: skip
-    copies = [before.save(folder) for folder in (ratchet_home / judge.path, run_folder(run) / "policy")]
+    left = run_folder(run) / "linear" / "reward_model"  # of a run of `auto` that was killed
+    half = ratchet_home / "reward_models" / "tickets" / f".tickets-rm-v1.{run.pk}"
+    copies = [
+        before.save(folder) for folder in (ratchet_home / judge.path, run_folder(run) / "policy", left, half)
+    ]
     assert unit_forget("user-4711", dry_run=True).places["linear models"] == 2
     assert "xylophone" in file.read_text()
     assert unit_forget("user-4711").places["linear models"] == 2
@@ -194,6 +198,17 @@ def test_forgetting_a_unit_takes_its_words_out_of_the_policy(ratchet_home: Path)
         assert [word for word in ("xylophone", "griselda", "quimby") if word in text] == [], place
     judge.refresh_from_db()
     assert fault_of(judge) == ""
+    # what others say too goes where it names the unit, and the file is the registered one all the same
+    named = dataclasses.replace(after_erasure := LinearPolicy.load(file.parent), columns=(
+        "word user-4711", *after_erasure.columns[1:])).save(file.parent)  # fmt: skip
+    sums_write(file.parent, [WEIGHTS])
+    Policy.objects.filter(pk=policy.pk).update(adapter_sha256=file_sum(named))
+    again = decision_record(
+        agent="tickets", messages=asked("hello"), response="billing", unit="user-4711"
+    ).row
+    rating_submit(decision=again, rater="ada", thumb="up")
+    assert unit_forget("user-4711").places["linear models"] == 1
+    assert "user-4711" not in file.read_text()
     # it is whole, and answers as before whatever does not speak of it
     policy.refresh_from_db()
     after = LinearPolicy.load(integrity.adapter_folder(policy))

@@ -190,3 +190,20 @@ def test_a_closed_set_of_orders_is_learnt_by_its_order(tmp_path: Path) -> None:
     assert sum(found) / (6 * len(right)) > 0.9
     # single names are read as themselves, whatever words they share
     assert fit(rows_of("pairs"), BOT).policy.families[-1] not in ("values", "order")
+
+
+def test_features_beyond_memory_are_left_out_and_texts_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {
+            **row,
+            "completion": f"{row['completion']}, as the desk in charge of it",
+            "label": row["score"] > 0.5,
+        }
+        for row in rows_of("scores")
+    ]
+    assert fit(rows, BOT, judge=True).policy.families == ("words", "crossed")
+    monkeypatch.setattr(fit_module, "MOST_ENTRIES", 6_000)
+    assert fit(rows, BOT, judge=True).policy.families == ("words",)
+    monkeypatch.setattr(fit_module, "MOST_ENTRIES", 600)
+    with pytest.raises(LinearRefused, match="expected answers and prompts of fewer words: 60 rows make"):
+        fit(rows, BOT, judge=True)

@@ -178,6 +178,9 @@ def test_of_two_judges_the_one_that_ranks_more_of_the_eval_split_is_kept(
         assert isinstance(kept, LinearRewardModel) == (worse is RewardModel)
         assert (result.status, result.recipe["architecture"]) == ("succeeded", "auto")
         assert not (folder / "linear").exists()
+        # the figures are those of the judge that is kept
+        assert ("cv_accuracy" in result.metrics) == isinstance(kept, LinearRewardModel)
+        assert (result.steps, result.best_step, result.stopped_early) == (1, 0, "")
         assert "of 30 eval rows as people did" in result.notes[-1]
 
 
@@ -205,6 +208,17 @@ def test_the_bundled_base_gets_a_linear_judge_beside_its_head_and_others_a_head(
     assert (stage.memory.gb < 1, stage.warning, stage.refusal) == (True, "", "")
     settings.RATCHET_CONFIG = {"reward_model": {"architecture": "causal"}}
     assert method_chosen("portero", "reward_model", base_model="bundled").knobs == {"objective": "binary"}
+
+
+@pytest.mark.django_db
+def test_json_with_texts_keeps_the_score_head_of_the_base() -> None:
+    schema = {"type": "object", "properties": {"reply": {"type": "string"}, "urgent": {"type": "boolean"}}}
+    AgentDefinition.objects.create(slug="writer", system_prompt="", template="{message}", schema=schema)
+    for number in range(30):
+        response = json.dumps({"reply": f"Dear {number}, thanks", "urgent": True})
+        row = decision_record(agent="writer", messages=f"letter {number}", response=response).row
+        rating_submit(decision=row, rater="ana", thumb="up" if number % 2 else "down")
+    assert method_chosen("writer", "reward_model", base_model="bundled").knobs == {"objective": "binary"}
 
 
 @pytest.mark.django_db

@@ -260,9 +260,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def names_values(schema: Mapping[str, Any]) -> bool:
+def names_values(schema: Any) -> bool:
     """True of a JSON schema that leaves no value open: made of enums, bounded whole numbers, truth values, lists and
-    objects of them."""
+    objects of them. What else it might say is taken for open."""
+    if not isinstance(schema, Mapping) or OPENING & schema.keys():
+        return False
+    if schema.get("additionalProperties", False) is not False:
+        return False
     if "const" in schema or schema.get("enum"):
         return True
     for several in ("anyOf", "oneOf"):
@@ -275,6 +279,10 @@ def names_values(schema: Mapping[str, Any]) -> bool:
     if kind == "array":
         return names_values(schema.get("items") or {})
     return kind in ("boolean", "null") or (kind == "integer" and {"minimum", "maximum"} <= schema.keys())
+
+
+OPENING = {"$ref", "$dynamicRef", "allOf", "if", "patternProperties", "prefixItems", "not"}
+"""Keywords of a JSON schema that may allow values which are named nowhere."""
 
 
 def answer_plain(answer: str) -> str:

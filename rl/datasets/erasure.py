@@ -14,7 +14,7 @@ from django.db import transaction
 from feedback.erasure.marks import Marks
 from feedback.erasure.places import columns_erase
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.datasets.linear_erasure import linear_models_erase
+from rl.datasets.linear_erasure import linear_models_erase, linear_models_redact
 from rl.datasets.snapshots import file_store, rows_write, temporary_file
 from rl.models import Evaluation, GoldenCase, LabelRun, Policy, RewardRecord, Snapshot, TrainingRun
 
@@ -92,7 +92,8 @@ def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
         GoldenCase.objects.filter(pk__in=[case.pk for case in quoted]).update(active=False)
     counts |= columns_erase(marks, dry_run, COLUMNS)
     rows, models, files = _snapshots_erase(marks, dry_run)
-    counts |= {"rows of snapshots": rows, "linear models": models, "snapshot files of no run": files}
+    models |= linear_models_redact(marks, dry_run)
+    counts |= {"rows of snapshots": rows, "linear models": len(models), "snapshot files of no run": files}
     if rows:
         caches = sorted((settings.RATCHET_HOME / "cache").glob("*.sqlite3*"))
         counts["caches of tokens"] = len(caches)
@@ -106,14 +107,15 @@ def _contains_quote(marks: Marks, case: GoldenCase) -> bool:
     return bool(marks.redact_json(words) != words)
 
 
-def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int, int]:
+def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, set[str], int]:
     """Rows left out of snapshots that are written anew without them, linear policies and reward models that lose words
     of these rows, and files no snapshot names that are removed."""
-    count, models = 0, 0
+    count = 0
+    models: set[str] = set()
     named = set(Snapshot.objects.values_list("path", flat=True))
     for snapshot in Snapshot.objects.filter(agent__in=list(marks.prompts)).order_by("pk"):
         gone, changed = _snapshot_erase(snapshot, marks, dry_run)
-        count, models = count + gone, models + changed
+        count, models = count + gone, models | changed
     named |= set(Snapshot.objects.values_list("path", flat=True))
     home = settings.RATCHET_HOME
     orphans = [
@@ -127,9 +129,9 @@ def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, int, int]:
     return count, models, len(orphans)
 
 
-def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[int, int]:
-    """Write a snapshot's file anew without the rows of what is erased; how many these are, and how many linear models
-    trained on it lose their words.
+def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[int, set[str]]:
+    """Write a snapshot's file anew without the rows of what is erased; how many these are, and the linear models
+    trained on it that lose their words.
 
     Its row then names the new file and its hash; `query.erased` says how many rows are gone and what the hash was.
     """
@@ -137,10 +139,10 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
     try:
         every = list(snapshot_rows(snapshot))
     except DatasetRefused:
-        return 0, 0  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
+        return 0, set()  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
     rows = [row for row in every if not _is_of_unit(row, prompts, marks)]
     erased_count = len(every) - len(rows)
-    models = linear_models_erase(snapshot, rows, dry_run) if erased_count else 0
+    models = linear_models_erase(snapshot, rows, dry_run) if erased_count else set()
     if not erased_count or dry_run:
         return erased_count, models
     old_path: Path = settings.RATCHET_HOME / snapshot.path

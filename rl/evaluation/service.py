@@ -163,13 +163,15 @@ def evaluate(
         figures["comparison"]["against"] = rival.name if rival else "base"
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
         states = _states(held_out)
-        forms = [definition.form_served(states.get(answer["prompt_hash"])) for answer in evidence["answers"]]
+        forms = [
+            definition.schema_served(states.get(answer["prompt_hash"])) for answer in evidence["answers"]
+        ]
         # a closed set is not written token by token, and cannot drift
         if not definition.answers and not isinstance(side, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(side, answers, forms)
         written = _written_rows(held_out, policy)[: order.max_samples]
         imitated = written or _preferred_rows(held_out, policy, definition)[: order.max_samples]
-        asked = [definition.form_served(row.get("state")) for row in imitated]
+        asked = [definition.schema_served(row.get("state")) for row in imitated]
         if not isinstance(side, LinearSide) and (gain := written_gain(side, imitated, asked)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
         if good := good_chars({**held_out.rows, CORRECTIONS: written}):

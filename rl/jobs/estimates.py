@@ -8,6 +8,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from backend.installation import PROGRAM
@@ -26,6 +27,7 @@ from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
 from rl.recipes import DATASET_CONFIG, RewardModelRecipe, recipe_named
 from rl.recipes.methods import dataset_kind, method_named
+from rl.recipes.reward_model import LINEAR
 from rl.reward_models.service import reward_model_valid
 from rl.rewards.catalogue import AUTO, opened_in_training
 
@@ -184,6 +186,8 @@ def _earlier(order: TrainOrder) -> TrainingRun | None:
         base_model=base_model_for(order),
         steps_done__gt=0,
     )
+    # a fit tells nothing of a step; exclude() alone would leave out runs whose recipe has no architecture
+    runs = runs.filter(~Q(recipe__architecture=LINEAR) | Q(recipe__architecture__isnull=True))
     return runs.filter(agent=order.agent).first() or runs.first()
 
 

@@ -68,12 +68,7 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
     sums_write(folder, [WEIGHTS])
     metrics = {**linear_fit.metrics, **eval_metrics(linear_fit.policy, eval_rows, agent)}
     listener.on_step(1, 1)  # no row of metrics: one fit draws no curve
-    facts = linear_fit.policy.facts
-    notes = [
-        f"{len(linear_fit.policy.answers)} answers, {len(linear_fit.policy.columns):,} features of a prompt "
-        f"({' and '.join(linear_fit.policy.families)}), penalty C = {facts['penalty']:g}, by cross-validation over "
-        f"{facts['prompts']:,} prompts"
-    ]
+    notes = [f"{len(linear_fit.policy.answers)} answers, {linear_fit.words}"]
     return TrainResult(
         method="linear",
         status="succeeded",

@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 
 from rl.agents import AGENTS
+from rl.agents.base import names_values
 from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.demonstrations import preferred_rows
@@ -141,14 +142,22 @@ def _reward_model(
 
 
 def _is_read_by_words(agent: str, rows: PreparedDataset | None) -> bool:
-    """True of answers whose worth stands in their words and values: JSON, and a choice among few."""
-    if agent_served(agent).structured:
+    """True of answers whose worth stands in their values: JSON whose schema names every one, and a choice among few.
+
+    Not of free text, within JSON or not: who is rewarded by a bag of words learns to name words.
+    """
+    served, train = agent_served(agent), list(rows.rows("train")) if rows else []
+    if train and all(names_values(served.schema_served(row.get("state"))) for row in train[:FEW_SEEN]):
         return True
     try:
-        prompts_teachable(rows.rows("train") if rows else [], agent_served(agent))
+        prompts_teachable(train, served)
     except LinearRefused:
         return False
     return True
+
+
+FEW_SEEN = 20
+"""Rows whose schema is looked at."""
 
 
 def _objective(pairs_made: PreparedDataset | None, scored: PreparedDataset | None) -> tuple[str, str]:

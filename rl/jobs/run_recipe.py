@@ -14,7 +14,7 @@ from rl.jobs.method_selection import REWARD_MODEL, method_chosen
 from rl.jobs.warm_start import start_resolved
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
-from rl.recipes import Recipe, recipe_named
+from rl.recipes import Recipe, RewardModelRecipe, recipe_named
 from rl.recipes.methods import METHODS, method_named
 from rl.reward_models.specs import rewards_located
 
@@ -47,7 +47,11 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
     if method_named(order.method).rewarded:
         rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
     recipe = start_resolved(order, recipe)
-    if recipe.whole and hardware is not None:
+    if (
+        recipe.whole
+        and hardware is not None
+        and not (isinstance(recipe, RewardModelRecipe) and recipe.is_linear)
+    ):
         recipe = _with_whole_rates(recipe, {*knobs, *configuration})
         _memory_check(order, recipe, hardware)
     return name, recipe
@@ -55,6 +59,8 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
 
 def _judge_knobs(order: TrainOrder, named: Collection[str]) -> dict[str, Any]:
     """Objective and architecture that fit the feedback, where nobody named them."""
+    if {"objective", "architecture"} <= set(named):
+        return {}
     chosen = method_chosen(
         order.agent, REWARD_MODEL, base_model=base_model_for(order), **order.feedback_source
     )

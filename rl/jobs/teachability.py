@@ -69,7 +69,7 @@ def _few_rows_warning(amount: str, rows: int, kind: str) -> str:
     if rows >= FEW_ROWS:
         return ""
     return (
-        f"{amount}: the policy may memorise these {kind} and generalise little; rate about "
+        f"{amount}: it may memorise these {kind} and generalise little; rate about "
         f"{math.ceil((FEW_ROWS - rows) * 1.7 / 10) * 10} more prompts"
     )
 

@@ -60,6 +60,15 @@ MOST_FEATURES = 20_000
 CONSTANT = 10.0
 """Value of the column that carries the scores' constant beside pairs: large, so that the penalty hardly bears on it."""
 
+MOST_ENTRIES = 40_000_000
+"""Entries of the matrix that is fitted at most, of 12 bytes each: a family of features that makes more is not tried."""
+
+TOO_MANY = (
+    "expected answers and prompts of fewer words: {:,} rows make {:,} pairs of a prompt's and an answer's features, "
+    "and at most {:,} are held in memory; train_sft, train_dpo and train_kto learn from texts, a reward model by "
+    "--architecture causal"
+)
+
 MOST_WEIGHTS = 2_000_000
 """Weights of a policy at most: fewer features are kept where there are many answers. Its file stays below 30 MB."""
 
@@ -73,6 +82,15 @@ class FittedPolicy:
     """`loss`: cross-validated, nats per row; `cv_accuracy`: share of rows it gets right on prompts it was not shown."""
     left_out: dict[str, int]
     seconds: float
+
+    @property
+    def words(self) -> str:
+        """Words for a run's record of what was fitted."""
+        policy, facts = self.policy, self.policy.facts
+        return (
+            f"{len(policy.columns):,} features of a prompt ({' and '.join(policy.families)}), penalty C = "
+            f"{facts['penalty']:g}, by cross-validation over {facts['prompts']:,} prompts"
+        )
 
 
 @dataclass(frozen=True)
@@ -124,16 +142,21 @@ def _policy_fit(
     best: tuple[float, float, tuple[str, ...], float] | None = None
 
     def compare(names: tuple[str, ...]) -> tuple[float, float, tuple[str, ...], float] | None:
-        """The best so far, or these features where they are better."""
-        found = best
+        """The best so far, or these features where they are better, and not too many."""
+        winner = best
         shared = answer_rows(choices.rows, answers, names)
         columns, read = columns_of(choices.rows, names, len(shared))
+        entries = _entries(choices, answers, shared, read, names)
+        if entries > MOST_ENTRIES and winner is None:
+            raise LinearRefused(TOO_MANY.format(len(choices.rows), entries, MOST_ENTRIES))
+        if entries > MOST_ENTRIES:
+            return winner
         matrix = _matrix(choices, answers, shared, columns, read, names)
-        near = penalties if found is None else _penalty_neighbours(found[3], penalties)
+        near = penalties if winner is None else _penalty_neighbours(winner[3], penalties)
         for penalty, loss, accuracy in _cross_validated(matrix, choices.feedback, near, seed):
-            if found is None or loss < found[0]:
-                found = (loss, accuracy, names, penalty)
-        return found
+            if winner is None or loss < winner[0]:
+                winner = (loss, accuracy, names, penalty)
+        return winner
 
     for names in families:
         best = compare(names)
@@ -168,6 +191,26 @@ def _policy_fit(
         name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
     }
     return policy, metrics
+
+
+def _entries(
+    choices: Choices,
+    answers: Answers,
+    shared: Mapping[str, int],
+    read: Sequence[Features],
+    families: Sequence[str],
+) -> int:
+    """Entries of the matrix of these features, at most: pairs of a feature of a prompt and one of an answer to it."""
+    if choices.feedback == CORRECTIONS and answers.mode == CLOSED:
+        return sum(map(len, read))
+    return sum(
+        (len(features) + 1)
+        * sum(
+            len(_places(text, answers, shared, families))
+            for text in filter(None, (row.answer, row.rejected, *row.options))
+        )
+        for row, features in zip(choices.rows, read, strict=True)
+    )
 
 
 def _answer_families(choices: Choices, answers: Answers) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,18 @@ class LinearPolicy:
     def scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
         """The score of each answer, in log-odds; only differences between answers to one prompt mean anything."""
         known = self.row_scores(prompt_features(messages, self.families))
+        found = [self._sum(known, answer) for answer in answers]
+        if None not in found or self.mode != CLOSED or not len(known):
+            return [0.0 if score is None else score for score in found]
         # of a closed set, an answer that was never met must not win by what is not known of it
-        unmet = float(known.min()) - UNMET if self.mode == CLOSED and len(known) else 0.0
-        found = []
-        for answer in answers:
-            places = [self._row[name] for name in self.features_of(answer) if name in self._row]
-            found.append(float(sum(known[place] for place in places)) if places else unmet)
-        return found
+        met = [score for answer in self.answers if (score := self._sum(known, answer)) is not None]
+        worst = min(met, default=float(known.min()))
+        return [worst - UNMET if score is None else score for score in found]
+
+    def _sum(self, known: Vector, answer: str) -> float | None:
+        """Sum over the features of an answer; None where none is known."""
+        places = [self._row[name] for name in self.features_of(answer) if name in self._row]
+        return float(sum(known[place] for place in places)) if places else None
 
     def row_scores(self, features: Features) -> Vector:
         """Weighted sum of a prompt's features for each answer feature."""
@@ -128,11 +133,26 @@ class LinearPolicy:
         """The same weights of these prompt features alone, of these answers and of what they are made of."""
         plain = {answer_plain(answer) for answer in answers}
         features = {name for answer in answers for name in self.features_of(answer)}
-        row_places = [place for place, name in enumerate(self.rows) if name in features]
-        column_places = [place for place, name in enumerate(self.columns) if name in columns]
+        return self._part(
+            [place for place, name in enumerate(self.rows) if name in features],
+            [place for place, name in enumerate(self.columns) if name in columns],
+            [answer for answer in self.answers if answer_plain(answer) in plain],
+        )
+
+    def keep(self, is_kept: Callable[[str], bool]) -> LinearPolicy:
+        """The same weights of the prompt features, answer features and answers that a test lets stand."""
+        return self._part(
+            [place for place, name in enumerate(self.rows) if is_kept(name)],
+            [place for place, name in enumerate(self.columns) if is_kept(name)],
+            [answer for answer in self.answers if is_kept(answer)],
+        )
+
+    def _part(
+        self, row_places: Sequence[int], column_places: Sequence[int], answers: Sequence[str]
+    ) -> LinearPolicy:
         return replace(
             self,
-            answers=tuple(answer for answer in self.answers if answer_plain(answer) in plain),
+            answers=tuple(answers),
             rows=tuple(self.rows[place] for place in row_places),
             columns=tuple(self.columns[place] for place in column_places),
             weights=self.weights[np.ix_(row_places, column_places)],

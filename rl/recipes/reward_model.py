@@ -12,6 +12,10 @@ LINEAR, CAUSAL, AUTO = "linear", "causal", "auto"
 better."""
 
 
+FACTS = "reward_model.json"
+"""File beside the weights of a reward model: objective, architecture, base, and the scale of its scores."""
+
+
 @dataclass(frozen=True)
 class RewardModelRecipe(Recipe):
     """A model that scores responses."""

@@ -19,7 +19,6 @@ from rl.checksums import FileDamaged, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, RewardModelVersion, Snapshot
 from rl.models.policies import PolicyEvent
-from rl.recipes.reward_model import LINEAR
 
 logger = logging.getLogger("rl.registry.integrity")
 
@@ -52,13 +51,9 @@ class Damage:
 
 
 def weights_name(kind: str) -> str:
-    """Name of the file of weights in the folder of a policy of this kind, whose sum the registry has."""
+    """Name of the file of weights in the folder of a policy of this kind, or of a reward model of this architecture,
+    whose sum the registry has."""
     return LINEAR_WEIGHTS if kind == Policy.Kind.LINEAR else WEIGHTS
-
-
-def reward_weights_name(architecture: str) -> str:
-    """The same of a reward model of this architecture."""
-    return LINEAR_WEIGHTS if architecture == LINEAR else WEIGHTS
 
 
 def adapter_folder(policy: Policy) -> Path:
@@ -142,7 +137,7 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
         )
     for version in RewardModelVersion.objects.order_by("pk"):
         folder = settings.RATCHET_HOME / version.path
-        weights = folder / reward_weights_name(version.architecture)
+        weights = folder / weights_name(version.architecture)
         yield _finding(version.name, "reward model", weights, version.sha256, f"{RESTORE}, or train it again")
     yield _folder_finding(
         "the bundled base model", BUNDLED_MODEL, "check it out again: git checkout rl/bundled_model"

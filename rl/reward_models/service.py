@@ -22,7 +22,8 @@ from rl.checksums import FileDamaged, file_check, file_sum
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
 from rl.models import RewardModelEvent, RewardModelVersion, Snapshot, TrainingRun
 from rl.recipes.methods import OBJECTIVE_KINDS
-from rl.registry.integrity import damage_notify, reward_weights_name
+from rl.recipes.reward_model import FACTS
+from rl.registry.integrity import damage_notify, weights_name
 from rl.registry.service import home_path, home_relative
 from rl.statistics import concordance, concordance_difference, paired_difference, wilson_interval
 
@@ -38,10 +39,6 @@ COIN = 0.5
 
 STALE_AFTER = 1.2
 """A reward model is trained anew where the agent has so many times the feedback it was trained from."""
-
-
-FACTS = "reward_model.json"
-"""File beside the weights, as `rl.training.reward_scores` writes it."""
 
 
 class RewardModelRefused(ValueError):
@@ -96,7 +93,7 @@ def reward_base_model(policy: str) -> str:
 
 def fault_of(version: RewardModelVersion) -> str:
     """Fault of its files, as words; empty where they are the ones that were registered."""
-    weights = home_path(version.path) / reward_weights_name(version.architecture)
+    weights = home_path(version.path) / weights_name(version.architecture)
     if not weights.is_file():
         return f"{version.name}: there is no {weights}; train it again"
     try:
@@ -163,7 +160,7 @@ def reward_model_register(
             base_model=run.base_model,
             base_model_hash=run.base_model_hash,
             path=home_relative(home),
-            sha256=file_sum(home / reward_weights_name(architecture)),
+            sha256=file_sum(home / weights_name(architecture)),
             objective=run.recipe["objective"],
             architecture=architecture,
             feedback_count=snapshot.feedback_count,

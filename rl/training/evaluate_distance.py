@@ -24,7 +24,7 @@ def kl_to_reference(
     forms: Sequence[AnswerForm] = (),
 ) -> float | None:
     """KL to the reference a policy was trained against, nats per token of its own answers, never negative; None
-    without adapter or answer. forms: of the answers, one each; none: they are free text.
+    without adapter or answer. forms: of the answers, one each; none, and one that forbids its answer: free text.
 
     The reference is the base model, or what a warm-up made of it (`rl.training.warm_up`): how far a policy went for
     the sake of what people prefer is told by the latter. Exact at each token of the answers (`scoring.kl_next_token`):
@@ -36,9 +36,13 @@ def kl_to_reference(
     if policy.adapter is None or not items:
         return None
     given = [form for (_, text), form in zip(answers, forms or [None] * len(answers), strict=True) if text]
-    within = answer_forms(policy, items, given)
-    apart = kl_next_token(policy, items, reference=reference_load(policy), forms=within)
-    return sum(apart) / max(sum(len(item.response_ids) for item in items), 1)
+    grammar, reference = answer_forms(policy, items, given), reference_load(policy)
+    permitted = [grammar.permits(item) for item in items]
+    apart = 0.0
+    for within in (True, False):  # an answer that its form forbids is free text
+        some = [item for item, permits in zip(items, permitted, strict=True) if permits == within]
+        apart += sum(kl_next_token(policy, some, reference=reference, forms=grammar if within else None))
+    return apart / max(sum(len(item.response_ids) for item in items), 1)
 
 
 def written_gain(

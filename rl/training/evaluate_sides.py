@@ -91,8 +91,12 @@ class EvaluationInput:
         ]
 
     def forms(self, rows: Sequence[Mapping[str, Any]]) -> list[AnswerForm]:
-        """Form of the answers to each row's prompt as they are served, within which they have their likelihood."""
-        return [self.judge.agent.form_served(row.get("state")) for row in rows]
+        """Schema that the answers to each row's prompt are written within when they are served; None of free text, and
+        where they are chosen: by the likelihood of free text."""
+        agent = self.judge.agent
+        return [
+            None if agent.choices(row.get("state")) else agent.schema_served(row.get("state")) for row in rows
+        ]
 
     def verdicts(self, side: Side) -> Verdicts:
         """Verdicts of people on the answers of a side, by number of the prompt."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.agents import get_agent
-from rl.linear.fit import FittedPolicy, fit
+from rl.linear.fit import fit
 from rl.linear.rows import LinearRefused
 from rl.recipes import RewardModelRecipe
+from rl.recipes.reward_model import FACTS
 from rl.training.folder import folder_prepare
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.reward_metrics import held_out_metrics
-from rl.training.reward_scores import FACTS, LinearRewardModel
+from rl.training.reward_scores import LinearRewardModel
 from rl.training.run_context import RunContext
 from rl.training.trl_runs import versions
 
@@ -60,8 +62,10 @@ def linear_reward_train(
         metrics |= {name: value for name, value in model.facts["held_out"].items() if name != "curve"}
     folder = context.output_dir / "reward_model"
     linear_fit.policy.save(folder)
-    (folder / FACTS).write_text(json.dumps(model.facts, indent=2) + "\n", "utf-8")
-    context.detail(_fit_words(linear_fit))
+    half = folder / f".{FACTS}.{os.getpid()}"  # each process of a launch writes the same
+    half.write_text(json.dumps(model.facts, indent=2) + "\n", "utf-8")
+    half.replace(folder / FACTS)
+    context.detail(f"{len(linear_fit.policy.rows):,} features of a response, {linear_fit.words}")
     context.listener.on_step(1, 1)  # no row of metrics: one fit draws no curve
     return TrainResult(
         method="reward_model",
@@ -102,12 +106,3 @@ def _facts(context: RunContext[RewardModelRecipe]) -> dict[str, Any]:
         "base_model": "",
         "agent": context.agent,
     }
-
-
-def _fit_words(linear_fit: FittedPolicy) -> str:
-    policy, facts = linear_fit.policy, linear_fit.policy.facts
-    return (
-        f"{len(policy.rows):,} features of a response, {len(policy.columns):,} of a prompt "
-        f"({' and '.join(policy.families)}), penalty C = {facts['penalty']:g}, by cross-validation over "
-        f"{facts['prompts']:,} prompts"
-    )

@@ -23,7 +23,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
-from rl.recipes.reward_model import AUTO, CAUSAL, LINEAR
+from rl.recipes.reward_model import AUTO, CAUSAL, FACTS, LINEAR
 from rl.training.callbacks import history_columns
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware
@@ -35,7 +35,7 @@ from rl.training.policy import LoadedPolicy, lora_config, matmul
 from rl.training.progress import Silent
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.reward_metrics import held_out_metrics, ranked_share
-from rl.training.reward_scores import FACTS, HEADS, RewardModel, backbone_load
+from rl.training.reward_scores import HEADS, RewardModel, backbone_load
 from rl.training.run_context import RunContext, RunOptions, run_context, training_hardware
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
 from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
@@ -121,31 +121,52 @@ class RewardModelTrainer:
             notes=[],
             details=[],
         )
+        linear: TrainResult | None = None
         try:
-            linear = self._train_linear(beside, train_rows, eval_rows)
-        except TrainingRefused as refusal:
-            context.note(f"a linear reward model cannot learn from this feedback ({refusal})")
-            linear = None
-        self.recipe = context.recipe = recipe.with_knobs(architecture=CAUSAL)
-        result = self._train_head(train_rows, eval_rows)
-        if linear is None or result.status != "succeeded" or not context.main_process:
-            return result
-        shares = [self._ranked_share(one.checkpoint, eval_rows) for one in (linear, result)]
+            try:
+                linear = self._train_linear(beside, train_rows, eval_rows)
+            except TrainingRefused as refusal:
+                context.note(f"a linear reward model cannot learn from this feedback ({refusal})")
+            self.recipe = context.recipe = recipe.with_knobs(architecture=CAUSAL)
+            head = self._train_head(train_rows, eval_rows)
+            result = head
+            if linear is not None and head.status == "succeeded" and context.main_process:
+                result = self._better(linear, head, eval_rows)
+        finally:
+            if context.main_process:  # it holds words of the feedback, and is fitted anew by a resumed run
+                shutil.rmtree(beside.output_dir, ignore_errors=True)
+        return dataclasses.replace(result, recipe=recipe.as_dict())
+
+    def _better(self, linear: TrainResult, head: TrainResult, eval_rows: list[Any]) -> TrainResult:
+        """The result of the judge that ranks more eval rows as people did, its files in their place.
+
+        Of a linear one with the steps and curves of the head.
+        """
+        shares = [self._ranked_share(one.checkpoint, eval_rows) for one in (linear, head)]
         told = [share for share in shares if share is not None]
         keeps_linear = len(told) < len(shares) or told[0] >= told[1]
         words = " and ".join(f"{100 * share:.0f} %" for share in told)
         kept = "linear one is kept; the curves are the head's" if keeps_linear else "head is kept"
-        context.note(
-            f"a linear reward model and a score head ranked {words or 'none'} "
-            f"of {len(eval_rows):,} eval rows as people did: the {kept}"
+        self.context.note(
+            f"a linear reward model and a score head ranked {words or 'none'} of {len(eval_rows):,} eval rows as "
+            f"people did: the {kept}"
         )
-        if keeps_linear:
-            shutil.rmtree(self._folder)
-            Path(linear.checkpoint).rename(self._folder)
-            result.metrics = linear.metrics
-        shutil.rmtree(beside.output_dir)
-        result.recipe = recipe.as_dict()
-        return result
+        if not keeps_linear:
+            return head
+        shutil.rmtree(self._folder)
+        Path(linear.checkpoint).rename(self._folder)
+        return dataclasses.replace(
+            linear,
+            checkpoint=str(self._folder),
+            steps=head.steps,
+            total_steps=head.total_steps,
+            seconds=linear.seconds + head.seconds,
+            history=head.history,
+            hardware=head.hardware,
+            libraries=head.libraries | linear.libraries,
+            notes=head.notes,
+            details=[*linear.details, *head.details],
+        )
 
     def _ranked_share(self, checkpoint: str, rows: list[Any]) -> float | None:
         model = RewardModel.load(checkpoint, self.context.hardware)

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from rl.agents.base import Message
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.linear.rows import single_text
-from rl.recipes.reward_model import LINEAR
+from rl.recipes.reward_model import FACTS, LINEAR
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware, detect
@@ -27,10 +27,6 @@ from rl.training.model_files import PolicyLoadError, base_check, base_hash, base
 from rl.training.policy import matmul
 from rl.training.reward_metrics import sigmoid
 from rl.training.score_trainer import pad_batch
-
-FACTS = "reward_model.json"
-"""File beside the weights: objective, architecture, base, and the scale of its scores."""
-
 
 HEADS = ("score", "classifier")
 """Names of a score head: in causal models, in encoders."""

@@ -11,12 +11,13 @@ from peft import LoraConfig, set_peft_model_state_dict
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors.torch import load_file
 
+from rl.recipes.reward_model import CAUSAL, FACTS
 from rl.training.encoding import EncodedResponse
 from rl.training.packed.logps import collate
 from rl.training.policy import matmul
 from rl.training.ppo.shared_base import REWARD, SharedBase
 from rl.training.result import TrainingRefused
-from rl.training.reward_scores import FACTS, RewardModel
+from rl.training.reward_scores import RewardModel
 
 HEAD = "base_model.model.score.weight"
 """Name of the score head in a causal reward model's checkpoint."""
@@ -72,9 +73,11 @@ def fits(path: str | Path, base: SharedBase) -> bool:
     is one, too: layers hold either LoRAs or whole copies."""
     try:
         facts = json.loads((Path(path) / FACTS).read_text("utf-8"))
+        if facts.get("architecture") != CAUSAL:
+            return False
         config = LoraConfig.from_pretrained(path)
     except (OSError, ValueError, TypeError):
         return False  # RewardModel.load says what is wrong with it
     same = facts.get("base_model") == base.policy.base_model
     as_lora = not base.recipe.whole and DUMMY_TARGET_MODULES not in (config.target_modules or ())
-    return same and as_lora and facts.get("architecture") == "causal" and base.policy.quantization == "none"
+    return same and as_lora and base.policy.quantization == "none"
