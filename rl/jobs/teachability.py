@@ -44,7 +44,7 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
     kind: what the rows are called (`pairs`, `labels`, ...).
     """
     if isinstance(recipe, RewardModelRecipe) and recipe.is_linear:
-        return _few_rows_warning(f"{rows:,} {kind}", rows, kind)
+        return _few_rows_warning(f"{rows:,} {kind}", rows, kind, "model")
     steps = optimiser_steps(recipe, rows)
     subject = "how it scores answers" if isinstance(recipe, RewardModelRecipe) else "what the policy answers"
     knobs = recipe.as_dict()
@@ -62,14 +62,14 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
             f"{amount}: too little training to change {subject} (measured: at most 1 in 40); {rate}give "
             f"{longer}"
         )
-    return _few_rows_warning(amount, rows, kind)
+    return _few_rows_warning(amount, rows, kind, "policy")
 
 
-def _few_rows_warning(amount: str, rows: int, kind: str) -> str:
+def _few_rows_warning(amount: str, rows: int, kind: str, what: str) -> str:
     if rows >= FEW_ROWS:
         return ""
     return (
-        f"{amount}: it may memorise these {kind} and generalise little; rate about "
+        f"{amount}: the {what} may memorise these {kind} and generalise little; rate about "
         f"{math.ceil((FEW_ROWS - rows) * 1.7 / 10) * 10} more prompts"
     )
 
