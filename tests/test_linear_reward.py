@@ -263,7 +263,7 @@ def test_the_command_without_an_objective_takes_what_the_feedback_asks_for(
 @pytest.mark.django_db
 def test_thumbs_on_objects_make_a_policy_by_rlhf(ratchet_home: Path, settings: Any) -> None:
     thumbs(200)
-    settings.RATCHET_CONFIG = {"reward_model": {"max_steps": 1}}
+    settings.RATCHET_CONFIG = {"reward_model": {"max_steps": 1}, "sft": {"max_steps": 2}}
     knobs = {"max_steps": 1, "batch_size": 4, "mini_batch_size": 4, "reward": "auto", "eval_prompts": 2}
     report = train.train(TrainOrder("portero", "ppo", "cpu", "bundled", knobs))
     run = TrainingRun.objects.get(pk=report["run"])
