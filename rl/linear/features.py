@@ -6,6 +6,7 @@ are found where a text is JSON, holds JSON members, or has lines `name: value`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -181,7 +182,8 @@ def _bounds(value: float) -> list[float]:
     return [0.0] + [2.0**power for power in range(-4, 31) if 2.0**power <= value]
 
 
-def answer_features(answer: str, families: Sequence[str] = ()) -> list[str]:
+@functools.lru_cache(maxsize=20_000)
+def answer_features(answer: str, families: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Features of an answer that is read by what it is made of: itself, its words, of JSON of several values these by
     their names and sizes, and with the family ORDER the order of its lists."""
     words = dict.fromkeys(word.lower() for word in _WORD.findall(answer))
@@ -189,12 +191,12 @@ def answer_features(answer: str, families: Sequence[str] = ()) -> list[str]:
     try:
         whole = json.loads(answer)
     except (ValueError, RecursionError):
-        return found
+        return tuple(found)
     if isinstance(whole, dict) and len(whole) > 1:  # one member alone says no more than the answer itself
         found += [f"holds {value}" for value in dict.fromkeys(_field_features(answer))]
     if ORDER in families:
         found += dict.fromkeys(_order_features(whole, DEEPEST))
-    return found
+    return tuple(found)
 
 
 def is_composed(answer: str) -> bool:

@@ -198,7 +198,7 @@ def _entries(
     answers: Answers,
     shared: Mapping[str, int],
     read: Sequence[Features],
-    families: Sequence[str],
+    families: tuple[str, ...],
 ) -> int:
     """Entries of the matrix of these features, at most: pairs of a feature of a prompt and one of an answer to it."""
     if choices.feedback == CORRECTIONS and answers.mode == CLOSED:
@@ -230,7 +230,7 @@ def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[
 
 
 def answer_rows(
-    rows: Sequence[LinearChoice], answers: Answers, families: Sequence[str] = ()
+    rows: Sequence[LinearChoice], answers: Answers, families: tuple[str, ...] = ()
 ) -> dict[str, int]:
     """Answer feature -> its row of weights. Of what answers are made of, that which stands in two or more."""
     if answers.mode == CLOSED and VALUES not in families:
@@ -266,7 +266,7 @@ def _matrix(
     shared: Mapping[str, int],
     columns: Mapping[str, int],
     read: Sequence[Features],
-    families: Sequence[str],
+    families: tuple[str, ...],
 ) -> _Matrix:
     """The rows as scikit-learn takes them. A weight's place is answer feature x (columns + 1) + column; the last column
     is the answer's own bias."""
@@ -336,7 +336,7 @@ def _rows_crossed(left: Any, right: Any) -> Any:
     )
 
 
-def _places(answer: str, answers: Answers, shared: Mapping[str, int], families: Sequence[str]) -> list[int]:
+def _places(answer: str, answers: Answers, shared: Mapping[str, int], families: tuple[str, ...]) -> list[int]:
     names = features_read(answer_plain(answer), answers.mode, families)
     return [shared[name] for name in names if name in shared]
 

@@ -107,7 +107,7 @@ class LinearPolicy:
         found: Vector = self.bias + self.weights[:, list(places)] @ np.array(values)
         return found
 
-    def features_of(self, answer: str) -> list[str]:
+    def features_of(self, answer: str) -> tuple[str, ...]:
         """Answer features of a text: by what it says, not by blanks around it or in its JSON."""
         text = answer_plain(answer)
         return features_read(text, self.mode, self.families)
@@ -217,10 +217,10 @@ class LinearPolicy:
             raise LinearPolicyError(f"expected a linear policy at {path}, found none ({error})") from error
 
 
-def features_read(plain: str, mode: str, families: Sequence[str]) -> list[str]:
+def features_read(plain: str, mode: str, families: tuple[str, ...]) -> tuple[str, ...]:
     """Features of an answer (as `answer_plain` writes it): of a closed set itself alone, without the family VALUES."""
     if mode == CLOSED and VALUES not in families:
-        return [f"is {plain}"]
+        return (f"is {plain}",)
     return answer_features(plain, families)
 
 
