@@ -1,4 +1,4 @@
-"""Which judge reads feedback better: the bundled base with a score head, or a logistic regression without a base?
+"""Comparison of reward models on the same feedback: a score head on the bundled base, and a linear one without a base.
 
     python benchmarks/reward_models.py [--agents filer,...] [--feedback pairs,thumbs] [--prompts 240] [--unseen 100]
                                        [--seed 0] [--json]

@@ -63,7 +63,7 @@ def _runs_erase(runs: Any, remainder: Remainder, dry_run: bool) -> set[str]:
     """Erase in all that some runs made and keep: registered models, their folders' copies, copies cut short."""
     home, names = settings.RATCHET_HOME, set()
     for run in runs.order_by("pk"):
-        halves = [*(home / "reward_models" / run.agent).glob(f".*.{run.pk}"), *_policy_halves(run)]
+        halves = home.glob(f"*/{run.agent}/.*.{run.pk}")  # below policies/ and reward_models/
         for folder in (run_folder(run), *halves):
             for file in sorted(folder.rglob(WEIGHTS)):
                 _file_erase(file.parent, remainder, dry_run)
@@ -86,10 +86,6 @@ def _runs_erase(runs: Any, remainder: Remainder, dry_run: bool) -> set[str]:
             if not dry_run:
                 RewardModelVersion.objects.filter(pk=judge.pk).update(sha256=file_sum(folder / WEIGHTS))
     return names
-
-
-def _policy_halves(run: TrainingRun) -> list[Path]:
-    return list((settings.RATCHET_HOME / "policies" / run.agent).glob(f".*.{run.pk}"))
 
 
 def _file_erase(folder: Path, remainder: Remainder, dry_run: bool) -> bool:

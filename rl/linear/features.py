@@ -182,7 +182,7 @@ def _bounds(value: float) -> list[float]:
     return [0.0] + [2.0**power for power in range(-4, 31) if 2.0**power <= value]
 
 
-@functools.lru_cache(maxsize=20_000)
+@functools.lru_cache(maxsize=1_000)
 def answer_features(answer: str, families: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Features of an answer that is read by what it is made of: itself, its words, of JSON of several values these by
     their names and sizes, and with the family ORDER the order of its lists."""
