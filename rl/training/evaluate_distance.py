@@ -1,7 +1,7 @@
 """Distance of a policy from its base model, in nats per token: on its own answers, and on texts that people wrote.
 
-Where an agent's answers are written within a form (its JSON schema, or what it lists), both are distances between the
-distributions that are served: of the tokens that the form allows. What a model would write beside the form is never
+Where an agent's answers are written within a form (its JSON schema), both are distances between the distributions that
+are served: of the tokens that the form allows. What a model would write beside the form is never
 asked for, and a base that knows nothing of it lies far from every policy that does.
 """
 
