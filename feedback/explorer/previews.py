@@ -77,7 +77,7 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class CallPreview:
     """A tool call, as JSON to be read."""
 
     tool: str
@@ -113,7 +113,7 @@ class Preview:
     picks: list[Pick] = field(default_factory=list)
     in_order: bool = False
     """True if every name was picked: then their order is the answer."""
-    call: ToolCall | None = None
+    call: CallPreview | None = None
 
     @property
     def chooses(self) -> bool:
@@ -322,14 +322,14 @@ def _picks(state: Mapping[str, Any], key: str, picked: list[str]) -> list[Pick]:
     ]
 
 
-def _call(response: str) -> ToolCall | None:
+def _call(response: str) -> CallPreview | None:
     try:
         call = json.loads(response)
     except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("tool"), str):
         return None
-    return ToolCall(call["tool"], _pretty(call.get("arguments") or {}))
+    return CallPreview(call["tool"], _pretty(call.get("arguments") or {}))
 
 
 def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:

@@ -29,8 +29,8 @@ from feedback.storage.validation import FeedbackRefused
 RATING_PAGE_FIELDS = ("rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes")
 """Fields of a rating that have places of their own on a decision's page."""
 DECISION_PAGE_FIELDS = (
-    "agent", "messages", "response", "state", "candidates", "policy", "unit", "arm", "propensity", "run_id",
-    "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source",
+    "agent", "messages", "response", "reasoning", "state", "candidates", "policy", "unit", "arm", "propensity",
+    "run_id", "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source",
 )  # fmt: skip
 """Fields of a decision that have places of their own there."""
 

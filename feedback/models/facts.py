@@ -132,6 +132,9 @@ class Decision(models.Model):
     messages = models.JSONField(help_text="The prompt as chat messages: [{role, content}, ...]")
     prompt_hash = models.CharField(max_length=64, editable=False)
     response = models.TextField(help_text="The answer exactly as the policy gave it")
+    reasoning = models.TextField(
+        blank=True, default="", help_text="What the model thought before it answered"
+    )
     state = models.JSONField(null=True, blank=True, help_text="What the app knew when it asked")
     candidates = models.JSONField(
         null=True,

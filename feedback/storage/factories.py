@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from django.utils import timezone
 
+from feedback.messages import reasoning_split
 from feedback.models import (
     Comparison,
     Decision,
@@ -63,6 +64,8 @@ def decision_build(
     """
     check = Check()
     key = identity_of(id)
+    if isinstance(facts.get("response"), str) and facts.get("reasoning", "") in ("", None):
+        facts["response"], facts["reasoning"] = reasoning_split(facts["response"])
     values = DECISION.validate(check, facts)
     check.propensity_of_choice(values["candidates"], facts["response"], values["propensity"])
     time = check.time("created_at", created_at)

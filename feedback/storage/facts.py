@@ -53,7 +53,12 @@ class DecisionFacts:
         Messages(),
         "The prompt: chat messages, or one text. At most 1,000,000 characters as JSON.",
     ]
-    response: Annotated[Completion, Text(), "The answer exactly as it was given"]
+    response: Annotated[
+        Completion, Text(), "The answer exactly as it was given, without the model's reasoning"
+    ]
+    reasoning: Annotated[
+        str, Text(), "What the model thought before it answered; training leaves it out by default"
+    ] = ""
     state: Annotated[Any, Json(), "What the app knew when it asked: any JSON"] = None
     candidates: Annotated[list[Any] | None, Candidates(), "The listed options it was chosen among"] = None
     policy: Annotated[str, Name(), "Name of the policy that answered"] = ""
