@@ -19,7 +19,7 @@ from rl.agents.assistant import EVASIVE, FRIENDLY, PLAIN, TOPICS
 from rl.agents.base import ChoiceAgent
 from rl.agents.tastes import TEAM, scenarios_of
 from rl.training import base_measure, base_model
-from rl.training.base_model import BUNDLED_MODEL, Shape, build_base_model, resolve_base_model
+from rl.training.base_model import BUNDLED_MODEL, CHAT_TEMPLATE, Shape, build_base_model, resolve_base_model
 
 CHOOSERS = ("widgets", "fixtures", "filer")
 
@@ -102,6 +102,30 @@ def test_chat_template_ends_every_turn_with_the_end_token(policy):
     asked_for = policy.tokenizer.apply_chat_template(chat[:2], tokenize=False, add_generation_prompt=True)
     assert asked_for == "<|system|>s<|end|><|user|>u<|end|><|assistant|>"
     assert policy.encoder.stop_ids == [policy.tokenizer.convert_tokens_to_ids("<|end|>")]
+
+
+def test_chat_template_writes_tools_calls_and_results(policy):
+    tool = {"type": "function", "function": {"name": "stock", "parameters": {"type": "object"}}}
+    call = {"type": "function", "function": {"name": "stock", "arguments": {"sku": 3, "ort": "K\u00f6ln"}}}
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "How many?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "7"},
+    ]
+    text = policy.tokenizer.apply_chat_template(
+        chat, tools=[tool], tokenize=False, add_generation_prompt=True
+    )
+    system, user = text.split("<|end|>")[:2]
+    assert system.startswith("<|system|>Be brief.\n\n")
+    assert json.dumps(tool) in system
+    assert text.count("<|system|>") == 1
+    assert user == "<|user|>How many?"
+    assert text.endswith(
+        '<|assistant|><tool_call>{"name": "stock", "arguments": {"sku": 3, "ort": "K\u00f6ln"}}</tool_call><|end|>'
+        "<|tool|>7<|end|><|assistant|>"
+    )
+    assert (BUNDLED_MODEL / "chat_template.jinja").read_text("utf-8") == CHAT_TEMPLATE
 
 
 def test_tokenizer_is_byte_level_with_the_gpt2_splitter(policy):

@@ -33,9 +33,23 @@ LEARNING_RATE, FURTHER_LEARNING_RATE = 2e-3, 1.5e-3
 PAD, END = "<|pad|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if tools %}{{ '<|system|>' }}"
+    "{% if messages[0]['role'] == 'system' %}{{ (messages[0]['content'] or '') + '\\n\\n' }}{% endif %}"
+    "{{ 'You may call these functions:\\n<tools>\\n' }}"
+    "{% for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}"
+    '{{ \'</tools>\\nTo call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call><|end|>\' }}'
+    "{% endif %}"
+    "{% for message in messages %}{% if not (tools and loop.first and message['role'] == 'system') %}"
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}{% set function = call['function'] %}"
+    "{{ '<tool_call>{\"name\": ' + (function['name'] | tojson) + ', \"arguments\": ' }}"
+    "{% if function['arguments'] is string %}{{ function['arguments'] }}"
+    "{% else %}{{ function['arguments'] | tojson }}{% endif %}{{ '}</tool_call>' }}{% endfor %}"
+    "{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""Tools stand in the system turn, calls after the words of their turn, as in Hermes and Qwen. Text alone is `<|role|>`,
+the words, `<|end|>`."""
 CONTEXT = 2048
 TEXTS = 12_000
 """Made-up texts that the tokenizer's merges are learnt from."""
