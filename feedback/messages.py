@@ -105,6 +105,11 @@ class ChatMessage(BaseModel):
     def says_something(self) -> bool:
         return bool(self.text.strip() or self.tool_calls or not self.is_text)
 
+    @property
+    def bare(self) -> ChatMessage:
+        """The message without its extra fields."""
+        return ChatMessage.model_construct(**{name: getattr(self, name) for name in ChatMessage.model_fields})
+
     def dump(self) -> dict[str, Any]:
         """The message as OpenAI writes it, without fields that say nothing. `role` and `content` are always there."""
         found: dict[str, Any] = {"role": self.role, "content": self.content}
@@ -241,7 +246,10 @@ def _message(value: Any, where: str, default_role: str = "") -> Iterator[ChatMes
             given.pop(key, None)
     if isinstance(details := given.get("reasoning_details"), list) and not parts.reasoning:
         parts.add([{"type": "reasoning", "content": details}])
-    calls = [*parts.calls, *(given.pop("tool_calls", None) or ())]
+    stated = given.pop("tool_calls", None) or []
+    if not isinstance(stated, list):
+        raise MessageError(f"{where}.tool_calls: expected a list of calls, found {_excerpt(stated)}")
+    calls = [*parts.calls, *stated]
     if legacy := given.pop("function_call", None):
         calls.append(legacy)
     if said_role in ("function_call", "tool_call"):
@@ -325,9 +333,7 @@ class _Parts:
             for index, part in enumerate(content):
                 self._part(part, f"{self.where}.content[{index}]")
         else:
-            raise MessageError(
-                f"{self.where}.content: expected a text or a list of parts, found {_excerpt(content)}"
-            )
+            raise MessageError(f"{self.where}.content: expected a text, found {_excerpt(content)}")
 
     def _part(self, part: Any, where: str) -> None:
         if isinstance(part, str):

@@ -125,7 +125,8 @@ def test_rows_with_tools_keep_messages_and_tools(tmp_path: Path) -> None:
         "helper", source="file", data_file=tmp_path / "tools.jsonl", min_samples=1
     )
     row = next(prepared.rows())
-    assert row["chosen"] == call
+    assert [message["role"] for message in row["chosen"]] == ["assistant", "tool", "assistant"]
+    assert row["chosen"][0]["tool_calls"][0]["function"] == {"name": "weather", "arguments": "{}"}
     assert row["rejected"] == [{"role": "assistant", "content": "Warm."}]
     assert row["tools"] == tools
 

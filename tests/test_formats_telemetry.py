@@ -322,7 +322,7 @@ def test_a_flywheel_row_is_a_decision_of_its_workload() -> None:
         "chatcmpl-1",
     )
     assert second.agent == "support-tools"
-    assert second.response[0]["tool_calls"][0]["function"]["arguments"] == {"item": "red lamp"}
+    assert second.response[0]["tool_calls"][0]["function"]["arguments"] == '{"item": "red lamp"}'
     assert second.metadata["tools"][0]["function"]["name"] == "stock"
 
 

@@ -105,7 +105,7 @@ def test_tool_calls_stay_messages_and_tools_are_kept() -> None:
     assert [message["role"] for message in record.left.response] == ["assistant", "tool", "assistant"]
     assert record.left.response[0]["tool_calls"][0]["function"] == {
         "name": "weather",
-        "arguments": {"city": "Oslo"},
+        "arguments": '{"city": "Oslo"}',
     }
     assert record.left.metadata["tools"][0]["function"]["name"] == "weather"
 
@@ -136,7 +136,8 @@ def test_a_text_prompt_beside_whole_conversations_repeats_their_turn(tmp_path: P
     [
         ({"prompt": "q", "chosen": "", "rejected": "b"}, "chosen: is empty"),
         ({"prompt": "q", "chosen": None, "rejected": "b"}, "chosen: expected a list"),
-        ({"prompt": "q", "chosen": ["a"], "rejected": "b"}, "one of each"),
+        ({"prompt": "q", "chosen": ["a"], "rejected": "b"}, "chosen: expected a conversation that ends with"),
+        ({"chosen": ["a"], "rejected": "b"}, "one of each"),
         ({"prompt": "", "chosen": "a", "rejected": "b"}, "prompt: is empty"),
         ({"prompt": "q", "chosen": "a\x00", "rejected": "b"}, "NUL"),
         ({"prompt": "q", "chosen": "a", "rejected": "\ud800"}, "lone surrogate"),
@@ -151,7 +152,7 @@ def test_a_text_prompt_beside_whole_conversations_repeats_their_turn(tmp_path: P
             "label: expected true or false (1 or 0), found 'yes'",
         ),
         ({"prompt": "q", "completion": "a", "label": 2}, "label: expected true or false (1 or 0), found 2"),
-        ({"prompt": [{"role": "user"}, 5], "completion": "a"}, r"prompt[1]: expected an object, found 5"),
+        ({"prompt": [{"role": "user"}, 5], "completion": "a"}, "prompt[1]: expected a message {role, content}"),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "completion": "a"},
             "only text parts can be read, found one of type 'image'",

@@ -292,8 +292,7 @@ def test_mlflow_2_traces_are_read(tmp_path: Path) -> None:
 @pytest.mark.django_db
 def test_the_report_says_what_was_not_verified(tmp_path: Path) -> None:
     report = file_import(TOOLS / "weave_calls.jsonl")
-    (note,) = report.notes
-    assert note.startswith("weave: ")
+    assert any(note.startswith("weave: ") for note in report.notes)
 
 
 def test_the_test_run_that_deepeval_keeps_is_read(tmp_path: Path) -> None:

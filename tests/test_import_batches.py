@@ -82,8 +82,9 @@ def test_rows_that_repeat_each_other_are_told_from_rows_that_were_here(tmp_path:
     row = {"type": "decision", "agent": "helper", "messages": [{"role": "user", "content": "q"}], "response": "a",
            "id": str(uuid.uuid4()), "ratings": [{"rater": "ann", "thumb": "up"}]}  # fmt: skip
     report = file_import(written(tmp_path / "x.jsonl", [row, row]), agent="helper")
-    assert (report.rows_stored, report.already_here) == (1, 0)
-    assert report.skipped_because == {import_report.DUPLICATE_REASON: 1}
+    assert (report.rows_stored, report.already_here, report.duplicates, report.skipped) == (1, 1, 1, 0)
+    assert "2 rows: 1 stored, 1 already here" in report.headline
+    assert report.problem == ""
     assert file_import(tmp_path / "x.jsonl", agent="helper").already_here == 2
 
 

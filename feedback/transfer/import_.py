@@ -14,6 +14,7 @@ from django.db import IntegrityError, transaction
 from backend import limits
 from feedback.models import ImportBatch, RaterKind
 from feedback.transfer import formats
+from feedback.transfer.formats.base import columns_watched
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.disk_store import Tally
 from feedback.transfer.formats.files import rows_bounded, too_many_rows
@@ -29,7 +30,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.import_batch import Batch
 from feedback.transfer.import_plans import DEFAULT_AGENT as DEFAULT_AGENT
 from feedback.transfer.import_plans import Origin, Raters
-from feedback.transfer.import_report import EarlierImport, ImportReport, refused_row_summary
+from feedback.transfer.import_report import EarlierImport, ImportReport, left_out_note, refused_row_summary
 
 BATCH = 1000
 """Records written together."""
@@ -162,13 +163,17 @@ class _ImportJob:
     def look_through(self) -> None:
         """Read all of it once without the database, so that a bad file holds no lock that others wait for."""
         most = self.order.max_rows
-        for file in self.files:
-            for record in self._records(file):
-                self.total += 1
-                if most is not None and self.total > most:
-                    raise FormatRefused(too_many_rows(str(self.order.path), most))
-                if isinstance(record, RowRefused):
-                    self.report.refuse(record)
+        with columns_watched() as unread:
+            for file in self.files:
+                for record in self._records(file):
+                    self.total += 1
+                    if most is not None and self.total > most:
+                        raise FormatRefused(too_many_rows(str(self.order.path), most))
+                    if isinstance(record, RowRefused):
+                        self.report.refuse(record)
+        if unread:
+            self.report.left_out_columns = dict(unread.most_common())
+            self.report.notes = (*self.report.notes, left_out_note(self.report.left_out_columns))
         if not self.total:
             raise FormatRefused(f"{self.order.path}: expected rows, found none")
         self._check()
@@ -194,6 +199,7 @@ class _ImportJob:
                 refused=report.refused,
                 refused_count=report.refused_count,
                 notes=report.notes,
+                left_out_columns=report.left_out_columns,
             ),
         )
 

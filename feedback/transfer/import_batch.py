@@ -19,7 +19,7 @@ from feedback.storage.validation import DecisionUnknown, FeedbackConflict, Feedb
 from feedback.transfer.formats.base import DEMONSTRATION
 from feedback.transfer.formats.records import Record
 from feedback.transfer.import_plans import Chain, ImportPlan, Origin, PlannedFeedback, Planner, Raters, Word
-from feedback.transfer.import_report import DUPLICATE_REASON, ImportReport
+from feedback.transfer.import_report import ImportReport
 
 
 @dataclass
@@ -72,10 +72,9 @@ class Batch:
             self.report.skip(plan.skip_reason)
         elif added:
             self.report.rows_stored += 1
-        elif self._is_repeated(plan):
-            self.report.skip(DUPLICATE_REASON)
         else:
             self.report.already_here += 1
+            self.report.duplicates += self._is_repeated(plan)
 
     def _is_repeated(self, plan: ImportPlan) -> bool:
         """True if a row that adds nothing says what another row of this file said, rather than what was here

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -15,13 +15,11 @@ from feedback.transfer.formats.records import RowRefused
 COUNTS = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
 """Rows made in the database."""
 
-ROWS = ("rows", "rows_stored", "already_here", "skipped")
-"""Rows of the file: all of them, and what became of each."""
+ROWS = ("rows", "rows_stored", "already_here", "duplicates", "skipped")
+"""Rows of the file: all of them, and what became of each. Duplicates are already here, too."""
 
 REFUSED_KEPT = limits.REFUSED_ROWS_NAMED
 """Refused rows kept with line, key and reason; the others are counted."""
-
-DUPLICATE_REASON = "is a duplicate of another row of this file"
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,9 @@ class ImportReport:
     rows_stored: int = 0
     """Rows of which something was stored."""
     already_here: int = 0
-    """Rows of which everything had been stored before."""
+    """Rows of which everything had been stored before, by another import or by an earlier row of the file."""
+    duplicates: int = 0
+    """Of these, rows that say what another row of the file says."""
     skipped: int = 0
     """Rows that say nothing that is kept."""
     skipped_because: Counter[str] = field(default_factory=Counter)
@@ -65,6 +65,8 @@ class ImportReport:
     """Names of the stored outcomes."""
     notes: tuple[str, ...] = ()
     """Decisions about the file as a whole, such as the scale of its ratings."""
+    left_out_columns: dict[str, int] = field(default_factory=dict)
+    """Columns that nothing is kept of, and the number of rows in which each holds something."""
     batch: int | None = None
     """The import's number; None where nothing was stored, or in a dry run."""
     earlier: EarlierImport | None = None
@@ -133,12 +135,16 @@ class ImportReport:
             done = "would be imported" if self.dry_run else "imported"
             number = f" (import {self.batch})" if self.batch else ""
             line = f"{made or 'withdrawals of earlier ratings'} {done}{number}"
+            if self.already_here:
+                rows = f"{count_text(self.rows, 'rows')}: {self.rows_stored:,} stored"
+                left_out = self.skipped + self.refused_count
+                line += f"; {rows}, {self.already_here:,} already here"
+                line += f", {left_out:,} left out" if left_out else ""
         elif self.already_here:
             before = self.earlier
             which = f" (import {before.batch} of {before.created_at:%Y-%m-%d})" if before else ""
-            every = self.already_here + self.skipped_because[DUPLICATE_REASON] == self.rows
             rows = count_text(self.rows, "rows")
-            here = f"all {rows}" if every else f"{self.already_here:,} of {rows}"
+            here = f"all {rows}" if self.already_here == self.rows else f"{self.already_here:,} of {rows}"
             line = f"nothing new: {here} {'was' if self.already_here == 1 else 'were'} here already{which}"
         return "; ".join(filter(None, (self.problem, line)))
 
@@ -153,9 +159,20 @@ class ImportReport:
             "refused_count": self.refused_count,
             "problem": self.problem,
             "notes": list(self.notes),
+            "left_out_columns": self.left_out_columns,
             "earlier_import": self.earlier.batch if self.earlier else None,
             "agents": sorted(self.agents),
         }
+
+
+COLUMNS_NAMED = 30
+"""Columns named in the sentence about what was left out; `left_out_columns` has all."""
+
+
+def left_out_note(columns: Mapping[str, int]) -> str:
+    """The sentence that names the columns nothing is kept of."""
+    named = [f"{name} ({count_text(rows, 'rows')})" for name, rows in list(columns.items())[:COLUMNS_NAMED]]
+    return f"left out: {', '.join(named)}{', ...' if len(columns) > COLUMNS_NAMED else ''}"
 
 
 def refused_row_summary(row: RowRefused) -> dict[str, Any]:
@@ -216,6 +233,7 @@ def total_of(reports: Iterable[ImportReport]) -> dict[str, Any]:
         **{name: sum(file[name] for file in files) for name in (*COUNTS, *ROWS, "refused_count")},
         "refused": [row for file in files for row in file["refused"]],
         "notes": [note for file in files for note in file["notes"]],
+        "left_out_columns": dict(sum((Counter(file["left_out_columns"]) for file in files), Counter())),
         "files": files,
     }
 

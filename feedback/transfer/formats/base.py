@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,6 +89,47 @@ def row_format(
     )
 
 
+class WatchedRow(dict[str, Any]):
+    """A row that notes which of its columns a reader took: what nobody took is named in the report."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        super().__init__(row)
+        self.taken: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.taken.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.taken.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.taken.add(name)
+        return super().pop(name, *default)
+
+    @property
+    def unread(self) -> list[str]:
+        """Columns that hold something and that nobody took."""
+        return [str(name) for name, value in self.items() if name not in self.taken and value not in EMPTY]
+
+
+EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
+
+_unread_columns: ContextVar[Counter[str] | None] = ContextVar("unread_columns", default=None)
+
+
+@contextmanager
+def columns_watched() -> Iterator[Counter[str]]:
+    """Within the block, columns of rows that no reader takes are counted: {column: rows}."""
+    counts: Counter[str] = Counter()
+    token = _unread_columns.set(counts)
+    try:
+        yield counts
+    finally:
+        _unread_columns.reset(token)
+
+
 def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None = None) -> Iterator[Record]:
     """The records of every row; a row that cannot be read is refused and the next one read.
 
@@ -93,10 +137,19 @@ def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None =
     None: the names are free, or the reader looks itself.
     """
 
+    unread = _unread_columns.get()
+
     def records_of(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         if verdicts is not None:
             verdicts_read(row, used=verdicts)
-        yield from records(row, line)
+        if unread is None:
+            yield from records(row, line)
+            return
+        watched = WatchedRow(row)
+        found = list(records(watched, line))
+        yield from found
+        if any(isinstance(record, (ImportedDecision, ImportedComparison)) for record in found):
+            unread.update(watched.unread)
 
     for row in rows(path):
         if isinstance(row, RowRefused):
@@ -218,15 +271,15 @@ def preference(
     tags: tuple[str, ...] = (),
 ) -> Iterator[Record]:
     """One preference by somebody the file does not name."""
-    if chosen == rejected:
-        yield RowSkipped(line, key, "chosen and rejected are the same: no preference")
-        return
     better, worse = (
         ImportedDecision(
             line=line, key=key, messages=messages, response=response, metadata=dict(metadata or {}), tags=tags
         )
         for response in (chosen, rejected)
     )
+    if better.response == worse.response:
+        yield RowSkipped(line, key, "chosen and rejected are the same: no preference")
+        return
     yield ImportedComparison(line=line, key=key, left=better, right=worse, preference="left", ordered=False)
 
 
@@ -301,9 +354,28 @@ def demonstration(
     )
 
 
+OPTIONS = (
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "seed",
+    "stop",
+)
+"""Options of a request that are kept beside the decision."""
+
+
+def request_options(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata that keeps the options of a request, where it has any."""
+    found = {name: check_json(row[name], name) for name in OPTIONS if name in row and row[name] not in EMPTY}
+    return {"request": found} if found else {}
+
+
 def tools_of(row: Mapping[str, Any], what: str = "tools") -> dict[str, Any]:
     """Metadata that keeps a row's tools: a list of schemas, or one JSON text of it (as datasets < 4.7 stores it)."""
-    tools = row.get("tools")
+    tools = row.get("tools") or row.get("functions")
     if tools is None or tools == "":
         return {}
     if isinstance(tools, str):

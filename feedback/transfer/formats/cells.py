@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from feedback.messages import ROLES
 
 
 class Cell(str):
@@ -48,3 +52,56 @@ def truth_of(value: Any) -> bool | None:
             value.strip().lower()
         )
     return bool(value) if isinstance(value, (int, float)) and value in (0, 1) else None
+
+
+# --- JSON in a cell ------------------------------------------------------------------------------------------
+
+JSON_CELLS = frozenset(
+    ("tools", "functions", "metadata", "meta", "feedback", "ratings", "outcomes", "candidates")
+)
+"""Columns whose text is always read as JSON where it is a list or an object."""
+
+CHAT_KEYS = frozenset(("content", "parts", "tool_calls", "function_call", "value", "text", "refusal"))
+
+
+def row_decoded(row: dict[str, Any]) -> dict[str, Any]:
+    """Replace texts that are JSON of chat messages by these messages, in rows of every kind of file.
+
+    The repr of Python objects, which pandas writes, is read as well. JSON of anything else stays a text, except in
+    JSON_CELLS.
+    """
+    for name, value in row.items():
+        if isinstance(value, str) and value[:1] in "[{" and value.rstrip()[-1:] in ("]", "}"):
+            found = json_of(str(value.strip()))
+            if isinstance(found, str):
+                found = _literal(value)
+            if is_chat(found) or (str(name).lower() in JSON_CELLS and not isinstance(found, str)):
+                row[name] = found
+    return row
+
+
+def is_chat(value: Any) -> bool:
+    """True of a chat message, a list of them, or a request that holds such a list."""
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_message, value))
+    if isinstance(value, Mapping):
+        inner = value.get("messages") or value.get("contents")
+        return _is_message(value) or (isinstance(inner, list) and is_chat(inner))
+    return False
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    role = value.get("role", value.get("from"))
+    return isinstance(role, str) and role.lower() in ROLES and bool(CHAT_KEYS & value.keys())
+
+
+def _literal(text: str) -> Any:
+    """The value of a text that is the repr of a list or a dict; else the text."""
+    if "'role'" not in text and "'from'" not in text:
+        return text
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text

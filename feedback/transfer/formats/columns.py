@@ -167,12 +167,22 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
 # --- Usual names --------------------------------------------------------------------------------------------
 
 NAMES: dict[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "instruction", "question", "query", "input", "user_message", "user_input", "user", "context"),
+    "prompt": (
+        "prompt", "instruction", "question", "query", "input", "prompt_text", "user_prompt", "user_message",
+        "user_input", "input_text", "request", "user", "context",
+    ),
     "messages": ("messages", "conversation", "conversations", "chat", "dialogue"),
-    "system": ("system", "system_prompt"),
+    "system": ("system", "system_prompt", "system_message", "systeminstruction", "system_instruction"),
     "response": ("response", "answer", "output", "completion", "reply", "assistant", "generation", "model_output"),
-    "chosen": ("chosen",),
-    "rejected": ("rejected",),
+    "chosen": (
+        "chosen", "chosen_response", "chosen_message", "chosen_messages", "chosen_output", "chosen_answer",
+        "chosen_completion", "response_chosen", "preferred_output", "preferred_completion", "accepted",
+    ),
+    "rejected": (
+        "rejected", "rejected_response", "rejected_responses", "rejected_message", "rejected_messages",
+        "rejected_output", "rejected_answer", "rejected_completion", "response_rejected", "non_preferred_output",
+        "dispreferred_output", "rejected_text",
+    ),
     "preferred": (
         "preferred", "preference", "winner", "choice", "better", "label", "vote", "preferred_response",
         "which_is_better",
@@ -226,6 +236,9 @@ PAIRS: tuple[tuple[str, str], ...] = tuple(
     if stem or not first.isdigit()
 ) + tuple((f"{first}_{stem}", f"{second}_{stem}") for stem in PAIR_STEMS[:-1] for first, second in PAIR_ENDS)
 """Names of the columns of two responses: response_a and response_b, output_1 and output_2, left and right."""
+
+REJECTED = frozenset(NAMES["rejected"])
+"""Columns that make a row a preference: beside them the response, or the last turn, is the better one."""
 
 IMAGES = ("image", "images", "image_url", "image_path", "video", "videos", "audio", "audios")
 """Columns of what is no text."""

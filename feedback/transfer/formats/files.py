@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from backend import limits
 from backend.installation import PROGRAM
+from feedback.transfer.formats.cells import row_decoded
 from feedback.transfer.formats.columns import has_known_header
 from feedback.transfer.formats.compression import PARQUET, ZIP, open_unpacked, suffix_of
 from feedback.transfer.formats.parquet import parquet_rows
@@ -27,6 +28,9 @@ MAX_ROW = limits.ROW_CHARACTERS
 
 TABLES = {".csv": None, ".tsv": "\t", ".tab": "\t"}
 """Endings of tables, and the delimiter where the ending says it."""
+
+OWN_TYPES = ("decision", "comparison", "trace")
+"""`type` of rows in Ratchet's own format."""
 
 JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
 
@@ -89,6 +93,9 @@ def rows(path: Path, name: str = "") -> Iterator[Row | RowRefused]:
         elif ignored_columns and isinstance(row.value, dict):
             for column in ignored_columns:
                 row.value.pop(column, None)
+        # our own rows state how their texts are to be read
+        if isinstance(row, Row) and isinstance(row.value, dict) and row.value.get("type") not in OWN_TYPES:
+            row_decoded(row.value)
         yield row
 
 

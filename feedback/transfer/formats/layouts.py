@@ -125,7 +125,7 @@ class _Finder:
         self._check_map()
         self._find_responses()
         also = self._find_prompt()
-        pair = "response_a" in self.found or "chosen" in self.found
+        pair = "response_a" in self.found or "rejected" in self.found
         for name in ("correction", "notes", "tags"):
             self._take(name)
         verdicts = [] if pair else self._verdicts()
@@ -154,8 +154,6 @@ class _Finder:
         found: dict[str, Any] = {name: column for name, column in self.found.items() if name not in RATINGS}
         columns = replace(ColumnMap(**found), ignore=self.said.ignore)
         notes = [one.note for one in verdicts]
-        if left_out:
-            notes.append(f"left out: {', '.join(left_out[:30])}{', ...' if len(left_out) > 30 else ''}")
         arms = self._arms(columns)
         if arms:
             notes.append(
@@ -226,13 +224,14 @@ class _Finder:
         if "response" in found:
             return
         if "chosen" in found or "rejected" in found:
-            if self._take("chosen") is None or self._take("rejected") is None:
+            if self._take("rejected") is None:
                 raise FormatRefused("--map: chosen and rejected belong together; say both")
-            return
-        if self._free("chosen") and self._free("rejected"):
             self._take("chosen")
-            self._take("rejected")
             return
+        if self._take("rejected"):
+            if self._take("chosen") is None and self._take("response") is not None:
+                self._put("chosen", self.found.pop("response"))
+            return  # without a column of its own the better response is the last turn of the conversation
         pairs = [(a, b) for a, b in PAIRS if (self._free(a, filled=False) and self._free(b, filled=False))]
         if pairs and not (len(pairs[0][0]) == 1 and self._free("response")):
             self._put("response_a", self.by_name[pairs[0][0]])
@@ -250,6 +249,12 @@ class _Finder:
             # a conversation is the whole prompt; beside it only what is called a prompt is one
             names = tuple(name for name in names if name in ("prompt", "instruction", "question"))
         self._take("prompt", names)
+        if "rejected" in self.found and not {"chosen", "messages"} & set(self.found):
+            there = ", ".join(list(self.survey.columns)[:30])
+            raise FormatRefused(
+                f"{self.found['rejected']}: a rejected response, and no column that holds the better one; there are "
+                f"{there}. Say which it is, as in --map chosen=COLUMN,rejected={self.found['rejected']}"
+            )
         if not {"prompt", "messages", "chosen"} & set(self.found):
             there = ", ".join(list(self.survey.columns)[:30]) or "none"
             raise FormatRefused(

@@ -38,7 +38,9 @@ from feedback.transfer.formats.records import (
     completion_of,
     list_of,
     mapping_of,
+    message_of,
     text_of,
+    with_system,
 )
 from feedback.transfer.formats.writers import (
     Line,
@@ -270,7 +272,7 @@ def _sharegpt(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Rec
 
 def _system(row: Mapping[str, Any], layout: Layout) -> list[Message]:
     system = layout.get(row, "system")
-    return [{"role": "system", "content": text_of(system, "system")}] if system else []
+    return with_system(system, [], "system")
 
 
 def _turn(value: Any, what: str, layout: Layout) -> Message:
@@ -280,7 +282,12 @@ def _turn(value: Any, what: str, layout: Layout) -> Message:
     if not isinstance(role, str) or role not in layout.roles:
         known = ", ".join(layout.roles)
         raise RowError(f"{what}.{speaker}: expected one of {known}; found {value_excerpt(role)}")
-    return {"role": layout.roles[role], "content": text_of(turn.get(content), f"{what}.{content}")}
+    # a turn of the function tag holds the JSON of a call
+    named = (
+        "function_call" if role == layout.tags["function_tag"] and speaker == "from" else layout.roles[role]
+    )
+    rest = {key: value for key, value in turn.items() if key not in (speaker, content)}
+    return message_of({**rest, "role": named, "content": turn.get(content)}, what)
 
 
 # --- Writing -----------------------------------------------------------------------------------------------

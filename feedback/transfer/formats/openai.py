@@ -11,12 +11,13 @@ from feedback.transfer.formats.base import (
     has,
     key_of,
     preference,
+    request_options,
     row_format,
     text_only,
     tools_of,
     verdicts_read,
 )
-from feedback.transfer.formats.columns import verdicts_in
+from feedback.transfer.formats.columns import REJECTED, normal, verdicts_in
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -25,6 +26,8 @@ from feedback.transfer.formats.records import (
     completion_of,
     mapping_of,
     messages_of,
+    system_in,
+    with_system,
 )
 from feedback.transfer.formats.writers import (
     Line,
@@ -45,8 +48,10 @@ def recognises(row: Mapping[str, Any]) -> bool:
     if has(row, "input", "preferred_output", "non_preferred_output"):
         return True
     # an answer beside the messages makes them its prompt, and what looks like a verdict must not be passed over
-    return isinstance(row.get("messages"), list) and not (
-        ANSWERS & set(row) or verdicts_in(row, used=("messages",))
+    return isinstance(row.get("messages") or row.get("contents"), list) and not (
+        ANSWERS & set(row)
+        or REJECTED & {normal(str(name)) for name in row}
+        or verdicts_in(row, used=("messages", "contents"))
     )
 
 
@@ -57,15 +62,17 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield from preference(
             line,
             key,
-            messages_of(request_body.get("messages"), "input.messages"),
+            messages_of(request_body, "input"),
             completion_of(row["preferred_output"], "preferred_output", required=True),
             completion_of(row.get("non_preferred_output"), "non_preferred_output"),
-            metadata=tools_of(request_body, "input.tools"),
+            metadata={**tools_of(request_body, "input.tools"), **request_options(request_body)},
         )
         return
     text_only(row)
     verdicts_read(row)
-    messages, metadata = messages_of(row.get("messages"), "messages"), tools_of(row)
+    name = "messages" if "messages" in row else "contents"
+    messages = with_system(system_in(row), messages_of(row.get(name), name), name)
+    metadata = {**tools_of(row), **request_options(row)}
     weights = [message.pop("weight", 1) for message in messages]
     found = False
     for index, message in enumerate(messages):
@@ -73,7 +80,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         # that it is only there to be read
         if message["role"] == "assistant" and weights[index] and index:
             found = True
-            response = completion_of([message], f"messages[{index}]", required=True)
+            response = completion_of([message], f"{name}[{index}]", required=True)
             yield demonstration(line, key, messages[:index], response, metadata=metadata)
     if not found:
         yield RowSkipped(line, key, "no assistant turn of weight 1 after a prompt")

@@ -43,7 +43,6 @@ from feedback.transfer.formats.records import (
     check_json,
     list_of,
     mapping_of,
-    messages_of,
     number_of,
     tags_of,
     text_of,
@@ -165,8 +164,12 @@ def _value(value: Any, field: Field, what: str) -> Any:
 
 def _messages_read(value: Any, what: str, _: Field) -> list[dict[str, Any]]:
     """Messages as they are, to the last key: their hash says on which side of the split they stand."""
-    messages_of(value, what)
-    return [dict(mapping_of(m, f"{what}[{i}]")) for i, m in enumerate(list_of(value, what))]
+    messages = [dict(mapping_of(m, f"{what}[{i}]")) for i, m in enumerate(list_of(value, what))]
+    for index, message in enumerate(messages):
+        text_of(message.get("role"), f"{what}[{index}].role", required=True)
+    if not messages:
+        raise RowError(f"{what}: expected at least one message, found none")
+    return list(check_json(messages, what))
 
 
 def _text_read(value: Any, what: str, field: Field) -> str:

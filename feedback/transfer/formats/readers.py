@@ -14,7 +14,15 @@ from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.files import MAX_REFUSED, columns_dropped, rows
 from feedback.transfer.formats.order import FORMATS, ORDER, READ_AS
 from feedback.transfer.formats.recognition import SAMPLE, format_of
-from feedback.transfer.formats.records import FormatRefused, Record, RowRefused, RowSkipped
+from feedback.transfer.formats.records import (
+    FormatRefused,
+    ImportedComparison,
+    ImportedDecision,
+    Record,
+    RowRefused,
+    RowSkipped,
+    prompt_apart,
+)
 
 
 @dataclass(frozen=True)
@@ -49,10 +57,25 @@ class Reading:
                             f"{self.path}: given up after {refused:,} refused rows of {number:,}, the last one line "
                             f"{record.line}: {record.reason}. Is it a file of {self.format.title}? Say another --format"
                         )
-                yield record
+                yield record if self.format.name == "ratchet" else _extras_apart(record)
         except FormatRefused as error:
             # what lies in a temporary place is called as the user knows it
             raise FormatRefused(str(error).replace(str(self.path), self.name)) from error
+
+
+def _extras_apart(record: Record) -> Record:
+    """A record whose prompts hold only what was said; other keys of a message stand in the metadata."""
+    if isinstance(record, ImportedDecision):
+        messages, kept = prompt_apart(record.messages)
+        return replace(record, messages=messages, metadata={**record.metadata, **kept}) if kept else record
+    if isinstance(record, ImportedComparison):
+        left, right = (
+            _extras_apart(side) if isinstance(side, ImportedDecision) else side
+            for side in (record.left, record.right)
+        )
+        if left is not record.left or right is not record.right:
+            return replace(record, left=left, right=right)
+    return record
 
 
 @contextmanager

@@ -9,6 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from feedback.messages import (
+    ChatMessage,
+    MessageError,
+    message_read,
+    messages_read,
+    reasoning_split,
+    response_of,
+)
 from feedback.storage.facts import ComparisonFacts, DecisionFacts, OutcomeFacts, RatingFacts, TraceFacts
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.cells import Cell, json_of, number_in
@@ -61,6 +69,21 @@ class ImportedDecision(DecisionFacts):
     event: str | None = None
     """The line (and place in it) of a log whose events have no ids: part of what the decision's id is made from, so
     that equal events are different ones, and the same ones when the file is read again."""
+
+    def __post_init__(self) -> None:
+        """Put the reasoning beside the answer, and what is no part of the answer into the metadata."""
+        if self.reasoning:
+            return
+        metadata: dict[str, Any] = {}
+        response = self.response
+        if isinstance(response, str):
+            response, reasoning = reasoning_split(response)
+        else:
+            response, reasoning, metadata = answer_apart(response)
+        for name, value in (("response", response), ("reasoning", reasoning)):
+            object.__setattr__(self, name, value)
+        if metadata:
+            object.__setattr__(self, "metadata", {**self.metadata, **metadata})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,44 +212,75 @@ def text_of(value: Any, what: str, *, required: bool = False) -> str:
 
 
 def content_of(value: Any, what: str) -> str:
-    """The text of a message's content: a text, nothing, or a list of {"type": "text", "text"} parts, joined."""
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return "".join(_part_text(part, f"{what}[{index}]") for index, part in enumerate(value))
-    return text_of(value, what)
-
-
-def _part_text(part: Any, what: str) -> str:
-    if isinstance(part, str):
-        return text_of(part, what)
-    kind = mapping_of(part, what).get("type")
-    if kind not in ("text", "input_text", "output_text"):
-        raise RowError(
-            f"{what}: not_text: only text parts can be read, found one of type {value_excerpt(kind)}"
-        )
-    return text_of(part.get("text"), f"{what}.text")
+    """The text of a message's content: a text, nothing, or a list of parts. Raises RowError for other parts."""
+    return str(message_of({"role": "user", "content": value}, what)["content"])
 
 
 def messages_of(value: Any, what: str) -> list[Message]:
-    """A prompt as chat messages; a bare text is one user turn. Other keys of a message are kept. Raises RowError."""
+    """A prompt as chat messages, of any dialect that feedback.messages reads. Raises RowError.
+
+    A bare text is one user turn; an object is one message, or a request that holds `messages` (or Gemini's `contents`)
+    beside its system prompt. Keys of a message that no dialect knows stay in it.
+    """
     if isinstance(value, str):
         return [{"role": "user", "content": text_of(value, what, required=True)}]
-    messages = [message_of(item, f"{what}[{index}]") for index, item in enumerate(list_of(value, what))]
+    if isinstance(value, Mapping):
+        for key in ("messages", "contents"):
+            if value.get(key):
+                return with_system(system_in(value), messages_of(value[key], f"{what}.{key}"), what)
+        value = [value]
+    try:
+        read = messages_read(list_of(value, what), what)
+    except MessageError as error:
+        raise RowError(str(error)) from None
+    messages = [_plain(message, f"{what}[{index}]") for index, message in enumerate(read)]
     if not messages:
         raise RowError(f"{what}: expected at least one message, found none")
     return messages
 
 
+SYSTEM_COLUMNS = ("system", "system_prompt", "systemInstruction", "system_instruction", "instructions")
+"""Names of a system prompt beside the messages."""
+
+
+def system_in(row: Mapping[str, Any]) -> Any:
+    """The system prompt that stands beside the messages of a row or a request; None where there is none."""
+    return next(
+        (row[name] for name in SYSTEM_COLUMNS if name in row and row[name] not in (None, "", [], {})), None
+    )
+
+
+def with_system(system: Any, turns: list[Message], what: str) -> list[Message]:
+    """Turns after the system prompt that stands beside them: a text, parts, or an object of parts. Raises RowError."""
+    if system in (None, "", [], {}):
+        return turns
+    parts = system.get("parts", system.get("content")) if isinstance(system, Mapping) else system
+    content = message_of({"role": "system", "content": parts}, f"{what}.system")["content"]
+    if not content.strip() or (turns and turns[0] == {"role": "system", "content": content}):
+        return turns
+    return [{"role": "system", "content": content}, *turns]
+
+
 def message_of(value: Any, what: str) -> Message:
-    message = dict(mapping_of(value, what))
-    message["role"] = text_of(message.get("role"), f"{what}.role", required=True)
-    message["content"] = content_of(message.get("content"), f"{what}.content")
-    for key, item in message.items():
-        if key not in ("role", "content"):
-            check_json(item, f"{what}.{key}")
-    # Arrow-made files hold every key in every message; an absent one says the same
-    return {key: item for key, item in message.items() if item is not None}
+    """One chat message. Raises RowError."""
+    try:
+        return _plain(message_read(mapping_of(value, what), what), what)
+    except MessageError as error:
+        raise RowError(str(error)) from None
+
+
+def _plain(message: ChatMessage, what: str) -> Message:
+    """A message as it is stored: all of it is text that a database keeps. Raises RowError."""
+    if not message.is_text:
+        other = next(
+            part for part in message.content if not isinstance(part, str) and part.get("type") != "text"
+        )
+        kind = other.get("type") or next(iter(other), None)
+        raise RowError(
+            f"{what}: not_text: only text parts can be read, found one of type {value_excerpt(kind)}"
+        )
+    found: Message = check_json(message.dump(), what)
+    return found
 
 
 def check_json(value: Any, what: str) -> Any:
@@ -244,15 +298,55 @@ def check_json(value: Any, what: str) -> Any:
 
 
 def completion_of(value: Any, what: str, *, required: bool = False) -> Completion:
-    """A response: a text; or messages, of which one plain assistant turn is its text. Raises RowError."""
+    """A response: a text; or messages, of which one plain assistant turn is its text. Raises RowError.
+
+    Reasoning, refusals and unknown keys stay in the messages: ImportedDecision puts them beside the answer.
+    """
     if isinstance(value, str):
         return text_of(value, what, required=required)
+    if isinstance(value, Mapping):
+        value = (
+            value
+            if value.get("role") or not ASSISTANT_KEYS & value.keys()
+            else {"role": "assistant", **value}
+        )
     messages = messages_of([value] if isinstance(value, Mapping) else value, what)
     if len(messages) == 1 and messages[0]["role"] == "assistant" and set(messages[0]) == {"role", "content"}:
         return text_of(messages[0]["content"], what, required=required)
-    if required and not any(m["content"].strip() or m.get("tool_calls") for m in messages):
+    if required and not any(
+        m["content"].strip() or m.get("tool_calls") or m.get("refusal") for m in messages
+    ):
         raise RowError(f"{what}: is empty")
     return messages
+
+
+ASSISTANT_KEYS = {"content", "tool_calls", "function_call", "refusal", "parts"}
+
+
+def answer_apart(response: list[Message]) -> tuple[Completion, str, dict[str, Any]]:
+    """An answer of messages as it is stored, its reasoning, and the metadata that keeps the rest of what was said."""
+    read = messages_read(response)
+    answer = response_of([message.bare for message in read])
+    metadata: dict[str, Any] = {"refusal": True} if answer.is_refusal else {}
+    if fields := {str(n): message.model_extra for n, message in enumerate(read) if message.model_extra}:
+        metadata["response_fields"] = fields
+    return answer.value, answer.reasoning, metadata
+
+
+def prompt_apart(messages: list[Message]) -> tuple[list[Message], dict[str, Any]]:
+    """A prompt without the keys that are no part of what was said (ids, times), and these keys by message.
+
+    Equal prompts stay equal, whatever a program noted beside them.
+    """
+    fields = {
+        str(number): extra
+        for number, message in enumerate(messages)
+        if (extra := {key: value for key, value in message.items() if key not in ChatMessage.model_fields})
+    }
+    if not fields:
+        return messages, {}
+    kept = [{key: value for key, value in m.items() if key in ChatMessage.model_fields} for m in messages]
+    return kept, {"message_fields": fields}
 
 
 def number_of(value: Any, what: str) -> float:

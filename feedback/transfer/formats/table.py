@@ -14,9 +14,17 @@ from typing import Any
 
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats import trl
-from feedback.transfer.formats.base import PROMPT_ALONE, Format, OpenFile, each_row, key_of, text_only
-from feedback.transfer.formats.cells import Cell, json_of
-from feedback.transfer.formats.columns import ABSENT, NAMES, PAIRS, ColumnMap, normal, value_at
+from feedback.transfer.formats.base import (
+    PROMPT_ALONE,
+    Format,
+    OpenFile,
+    WatchedRow,
+    each_row,
+    key_of,
+    text_only,
+)
+from feedback.transfer.formats.cells import is_chat, json_of
+from feedback.transfer.formats.columns import ABSENT, NAMES, PAIRS, REJECTED, ColumnMap, normal, value_at
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.layouts import METADATA_COLUMNS, TableLayout, layout_of
 from feedback.transfer.formats.records import (
@@ -37,18 +45,19 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
     uuid_of,
+    with_system,
 )
 
 EMPTY_CELLS = ("", "nan", "none", "null", "n/a")
 """Texts that programs write into an empty cell."""
 
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-
 
 def recognises(row: Mapping[str, Any]) -> bool:
     names = {normal(str(name)) for name in row}
     prompt = bool(names & {*NAMES["prompt"], *NAMES["messages"]})
-    if "messages" in names or "conversations" in names or ("chosen" in names and "rejected" in names):
+    if "messages" in names or "conversations" in names or names & REJECTED:
+        return True
+    if any(is_chat(value) for name, value in row.items() if normal(str(name)) in NAMES["messages"]):
         return True
     paired = any(first in names and second in names for first, second in (*PAIRS, ("model_a", "model_b")))
     return prompt and (paired or bool(names & set(NAMES["response"])))
@@ -67,9 +76,11 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 def records(layout: TableLayout, row: Mapping[str, Any], line: int) -> Iterator[Record]:
     """Records of one row. Raises RowError."""
     text_only(row)
+    if isinstance(row, WatchedRow):
+        row.taken.update(name for name in row if name not in layout.left_out)
     cells = _Cells(layout, row)
     key = str(cells.get("id") or "")[:200] or key_of(row)
-    if layout.columns.chosen is not None:
+    if layout.columns.rejected is not None:
         yield from _choice_records(cells, line, key)
     elif layout.columns.response_a is not None:
         yield from _pair(cells, line, key)
@@ -120,45 +131,24 @@ class _Cells:
 # --- Prompt and response ------------------------------------------------------------------------------------
 
 
-def _conversation(value: Any, what: str) -> list[Message]:
-    """Chat messages; turns of `from` and `value` as messages; a text as one user turn. Raises RowError."""
-    value = json_of(value) if isinstance(value, Cell) else value
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(turn, Mapping) and "from" in turn for turn in value)
-    ):
-        turns = []
-        for index, turn in enumerate(value):
-            role = ROLES.get(str(turn["from"]))
-            if role is None:
-                raise RowError(
-                    f"{what}[{index}].from: expected {', '.join(ROLES)}; found {value_excerpt(turn['from'])}"
-                )
-            turns.append({"role": role, "content": text_of(turn.get("value"), f"{what}[{index}].value")})
-        return turns
-    return messages_of(value if isinstance(value, list) else text_of(value, what), what)
-
-
 def _prompt(cells: _Cells) -> list[Message]:
     """Messages of the prompt, with its system prompt. Raises RowError."""
     messages = cells.get("messages")
     if messages is not None:
-        turns = _conversation(messages, cells.name("messages"))
+        turns = messages_of(messages, cells.name("messages"))
     else:
         value = cells.get("prompt")
         if value is None:
             raise RowError(f"{cells.name('prompt')}: is empty")
-        turns = _conversation(value, cells.name("prompt"))
+        if not is_chat(value):
+            value = text_of(value, cells.name("prompt"), required=True)
+        turns = messages_of(value, cells.name("prompt"))
         more = [cells.row.get(column) for column in cells.layout.also]
         for text in (
             text_of(text, column) for text, column in zip(more, cells.layout.also, strict=True) if text
         ):
             turns[-1] = {**turns[-1], "content": f"{turns[-1]['content']}\n{text}"}
-    system = cells.text("system")
-    return (
-        [{"role": "system", "content": system}, *turns] if system and turns[0]["role"] != "system" else turns
-    )
+    return with_system(cells.get("system"), turns, cells.name("system"))
 
 
 def _prompt_and_response(cells: _Cells) -> tuple[list[Message], Completion | None]:
@@ -354,17 +344,27 @@ def _comparison(
 
 
 def _choice_records(cells: _Cells, line: int, key: str) -> Iterator[Record]:
-    chosen, rejected = cells.get("chosen"), cells.get("rejected")
-    if chosen is None:
+    """The preference of a row: chosen (or the last turn of its conversation) over rejected."""
+    rejected = cells.get("rejected")
+    if rejected is None:
+        yield RowSkipped(line, key, f"{cells.name('rejected')}: is empty, so there is nothing to compare")
+        return
+    stated = any(cells.get(name) is not None for name in ("prompt", "messages"))
+    row: dict[str, Any] = {"rejected": rejected} | ({"prompt": _prompt(cells)} if stated else {})
+    if cells.layout.columns.chosen is None:
+        *row["prompt"], last = row["prompt"]
+        if not row["prompt"] or last["role"] != "assistant":
+            raise RowError(
+                f"{cells.name('messages')}: expected an assistant's turn at the end, the better of the two responses"
+            )
+        row["chosen"] = [last]
+    elif (chosen := cells.get("chosen")) is None:
         raise RowError(f"{cells.name('chosen')}: is empty")
-    row: dict[str, Any] = {"chosen": chosen, "rejected": "" if rejected is None else rejected}
-    if cells.layout.columns.prompt is not None or cells.layout.columns.messages is not None:
-        row["prompt"] = (
-            _prompt(cells)
-            if not isinstance(cells.get("prompt"), str) or cells.layout.also
-            else cells.get("prompt")
-        )
+    else:
+        row["chosen"] = chosen
     messages, better, worse = trl.preference_parts(row)
+    if not stated:
+        messages = with_system(cells.get("system"), messages, cells.name("system"))
     models = {"left": cells.text("model_a"), "right": cells.text("model_b")}
     yield _comparison(cells, line, key, messages, [better, worse], models, "left", ordered=False)
 

@@ -21,7 +21,7 @@ from feedback.transfer.formats.base import (
     verdicts_read,
 )
 from feedback.transfer.formats.cells import truth_of
-from feedback.transfer.formats.columns import verdicts_in
+from feedback.transfer.formats.columns import NAMES, REJECTED, normal, verdicts_in
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -30,7 +30,9 @@ from feedback.transfer.formats.records import (
     RowSkipped,
     completion_of,
     messages_of,
+    system_in,
     text_of,
+    with_system,
 )
 from feedback.transfer.formats.writers import (
     Line,
@@ -52,13 +54,22 @@ from feedback.transfer.formats.writers import (
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
+    """True of TRL's own columns. A row that states its prompt or a rejected response under another name is a table."""
+    names = {normal(str(name)) for name in row}
+    if names & (PROMPT_NAMES - {"prompt"}) or names & (REJECTED - {"rejected"}):
+        return False
     if has(row, "chosen", "rejected"):
         alike = not has(row, "conversations") and not isinstance(row["chosen"], Mapping)
         return alike and not verdicts_in(row, used=("chosen", "rejected"))
-    if "prompt" not in row or verdicts_in(row, used=("prompt", "completion", "label")):
+    if "prompt" not in row or "rejected" in row or verdicts_in(row, used=("prompt", "completion", "label")):
         return False
     labelled = "label" not in row or truth_of(row["label"]) is not None
-    return set(row) <= {"prompt", "tools", *FACTS} or ("completion" in row and labelled)
+    return set(row) <= {"prompt", "tools", "system", "system_prompt", *FACTS} or (
+        "completion" in row and labelled
+    )
+
+
+PROMPT_NAMES = frozenset(NAMES["prompt"])
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
@@ -67,9 +78,10 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     verdicts_read(row, used=("chosen", "rejected", "label" if "completion" in row else ""))
     if has(row, "chosen", "rejected"):
         messages, chosen, rejected = preference_parts(row)
+        messages = with_system(system_in(row), messages, "prompt")
         yield from preference(line, key, messages, chosen, rejected, metadata=metadata)
         return
-    messages = messages_of(row.get("prompt"), "prompt")
+    messages = with_system(system_in(row), messages_of(row.get("prompt"), "prompt"), "prompt")
     if "completion" not in row:
         yield RowSkipped(line, key, PROMPT_ALONE)
         return
@@ -91,18 +103,36 @@ def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion,
         if len(prompt) > 1 and prompt[-1]["role"] == "assistant":
             # the chosen conversation, as it stands beside chosen in files that train_sft may read too
             prompt = prompt[:-1]
+    if prompt is not None:
+        stated = messages_of(prompt, "prompt")
+        return (
+            stated,
+            completion_of(_after(stated, chosen, "chosen"), "chosen", required=True),
+            completion_of(_after(stated, rejected, "rejected"), "rejected"),
+        )
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise RowError("chosen and rejected: expected two texts or two lists of messages, found one of each")
-    if prompt is not None and isinstance(prompt, list) >= isinstance(chosen, list):
-        return (
-            messages_of(prompt, "prompt"),
-            completion_of(chosen, "chosen", required=True),
-            completion_of(rejected, "rejected"),
-        )
-    # No prompt, or (as ultrafeedback_binarized has it) a text that repeats a turn of the two conversations
     if isinstance(chosen, list):
         return _shared_turns(messages_of(chosen, "chosen"), messages_of(rejected, "rejected"))
     return _shared_text(text_of(chosen, "chosen"), text_of(rejected, "rejected"))
+
+
+def _after(prompt: list[Message], response: Any, what: str) -> Any:
+    """A response without the prompt that is repeated in front of it: whole, or (as ultrafeedback_binarized has it) its
+    last turns. Raises RowError for a conversation about something else."""
+    if not isinstance(response, list):
+        return response
+    turns = messages_of(response, what)
+    if turns[0]["role"] == "assistant":
+        return turns
+    own = next((n for n in range(len(turns), 0, -1) if turns[n - 1]["role"] in ("user", "system")), 0)
+    repeated, answer = turns[:own], turns[own:]
+    if not answer:
+        raise RowError(f"{what}: expected a conversation that ends with the assistant's turn")
+    spoken = [message for message in prompt if message["role"] != "system"]
+    if repeated not in (prompt[-len(repeated) :], spoken[-len(repeated) :]):
+        raise RowError(f"{what}: its turns before the response are not those of the prompt")
+    return answer
 
 
 def _lacks_prompt(chosen: Any) -> bool:
