@@ -148,7 +148,7 @@ def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None =
         watched = WatchedRow(row)
         found = list(records(watched, line))
         yield from found
-        if any(isinstance(record, (ImportedDecision, ImportedComparison)) for record in found):
+        if not all(isinstance(record, (RowRefused, RowSkipped)) for record in found):
             unread.update(watched.unread)
 
     for row in rows(path):
@@ -189,8 +189,9 @@ def decisions_first(
             else:
                 yield record
     if referring:
-        for file in files:
-            yield from filter(refers, each_row(file, records, verdicts))
+        with columns_watched():  # these rows were counted above
+            for file in files:
+                yield from filter(refers, each_row(file, records, verdicts))
 
 
 def refers(record: Record) -> bool:

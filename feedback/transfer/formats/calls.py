@@ -13,23 +13,20 @@ from typing import Any
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import tools_of
 from feedback.transfer.formats.records import (
+    SYSTEM_COLUMNS,
     ImportedDecision,
     Record,
     RowError,
     RowSkipped,
     check_json,
     completion_of,
-    list_of,
     mapping_of,
     message_of,
+    messages_of,
+    system_in,
     text_of,
+    with_system,
 )
-
-ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool", "developer": "system"}
-"""A role as some tools call it -> the chat role."""
-
-MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "function_call")
-"""Keys of a message that are part of what was said; ids, timings and the like are not."""
 
 QUESTIONS = ("question", "query", "prompt", "input", "user_input", "instruction", "text", "message")
 """Keys of a request that hold the prompt as one text, likeliest first."""
@@ -65,88 +62,36 @@ def prompt_of(value: Any, what: str) -> list[Message]:
     """The prompt of a request: its messages, or the one text it asks. Raises RowError."""
     request = json_value(value)
     if isinstance(request, Mapping):
-        if request.get("messages") not in (None, [], "", {}):
-            return _with_system(request.get("system"), chat_of(request["messages"], f"{what}.messages"), what)
-        if isinstance(request.get("contents"), (list, str)):
-            system = request.get("systemInstruction") or request.get("system_instruction")
-            return _with_system(system, chat_of(request["contents"], f"{what}.contents"), what)
-        if isinstance(request.get("input"), (list, Mapping)):
-            return _with_system(
-                request.get("instructions"), prompt_of(request["input"], f"{what}.input"), what
-            )
-        return [{"role": "user", "content": _one_text(request, QUESTIONS, what)}]
+        for key in ("messages", "contents", "input"):
+            if isinstance(request.get(key), (list, Mapping)) and request[key]:
+                inner = prompt_of(request[key], f"{what}.{key}")
+                return with_system(system_in(request), inner, what)
+            if key != "input" and isinstance(request.get(key), str) and request[key].strip():
+                return with_system(system_in(request), chat_of(request[key], f"{what}.{key}"), what)
+        question = [{"role": "user", "content": _one_text(without_system(request), QUESTIONS, what)}]
+        return with_system(system_in(request), question, what)
     if isinstance(request, list):
         return chat_of(request, what)
     return [{"role": "user", "content": text_of(request, what, required=True)}]
 
 
-def _with_system(system: Any, turns: list[Message], what: str) -> list[Message]:
-    """Turns after the system prompt that stands beside them, as a text or as parts."""
-    if isinstance(system, Mapping):
-        system = system.get("parts")
-    if isinstance(system, str) and system.strip():
-        return [{"role": "system", "content": text_of(system, f"{what}.system")}, *turns]
-    if isinstance(system, list) and system:
-        return [turn_of({"role": "system", "parts": system}, f"{what}.system"), *turns]
-    return turns
+def without_system(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in request.items() if key not in SYSTEM_COLUMNS}
 
 
 def chat_of(value: Any, what: str) -> list[Message]:
     """Messages of any of the usual spellings; a batch of one (`[[...]]`, as LangChain has it) is that one."""
     items = json_value(value)
-    if isinstance(items, str):
-        return [{"role": "user", "content": text_of(items, what, required=True)}]
-    items = list_of(items, what)
-    if items and all(isinstance(item, list) for item in items):
+    if isinstance(items, list) and items and all(isinstance(item, list) for item in items):
         if len(items) > 1:
             raise RowError(f"{what}: expected one conversation, found a batch of {len(items)}")
         items = items[0]
-    messages = [turn_of(item, f"{what}[{index}]") for index, item in enumerate(items)]
-    if not messages:
-        raise RowError(f"{what}: expected at least one message, found none")
-    return messages
+    return messages_of(items, what)
 
 
 def turn_of(value: Any, what: str) -> Message:
-    """One message: {role, content}, or LangChain's constructor, {type, data} or {type, content}. Raises RowError."""
-    if isinstance(value, str):
-        return {"role": "user", "content": text_of(value, what)}
-    message = mapping_of(value, what)
-    if isinstance(message.get("kwargs"), Mapping):
-        path = message.get("id")
-        name = str(path[-1]) if isinstance(path, list) and path else ""
-        role = message["kwargs"].get("type") or name.removesuffix("Chunk").removesuffix("Message").lower()
-        message = {"role": role, **message["kwargs"]}
-    elif isinstance(message.get("data"), Mapping) and isinstance(message.get("type"), str):
-        message = {"role": message["type"], **message["data"]}
-    elif "role" not in message and isinstance(message.get("type"), str) and "content" in message:
-        message = {"role": message["type"], **message}
-    turn = {key: message[key] for key in MESSAGE_KEYS if message.get(key) not in (None, [], {})}
-    if "content" not in turn and isinstance(message.get("parts"), list):
-        turn["content"] = [_part(part) for part in message["parts"]]
-    more = message.get("additional_kwargs")
-    if "tool_calls" not in turn and isinstance(more, Mapping) and more.get("tool_calls"):
-        turn["tool_calls"] = more["tool_calls"]
-    if isinstance(turn.get("role"), str):
-        turn["role"] = ROLES.get(turn["role"].lower(), turn["role"].lower())
-    if isinstance(turn.get("tool_calls"), list):
-        turn["tool_calls"] = [_tool_call(call) for call in turn["tool_calls"]]
-    return message_of(turn, what)
-
-
-def _part(part: Any) -> Any:
-    """A part as Gemini writes it ({"text"}) as one of type text; other parts as they are, to be refused by type."""
-    if isinstance(part, Mapping) and "type" not in part:
-        return {"type": "text" if "text" in part else next(iter(part), None), **part}
-    return part
-
-
-def _tool_call(call: Any) -> Any:
-    """A tool call as OpenAI writes it; LangChain's has name and args beside each other."""
-    if isinstance(call, Mapping) and "args" in call and "function" not in call:
-        own = {"id": call["id"]} if call.get("id") else {}
-        return {**own, "type": "function", "function": {"name": call.get("name"), "arguments": call["args"]}}
-    return call
+    """One message, of any dialect. Raises RowError."""
+    return message_of({"role": "user", "content": value} if isinstance(value, str) else value, what)
 
 
 # --- Responses ---------------------------------------------------------------------------------------------
@@ -245,29 +190,31 @@ def _last_turn(items: Sequence[Any], what: str, raw: Any) -> list[Completion]:
         if len(items) != 1:
             return [text_of(raw, what) if isinstance(raw, str) else json.dumps(items, ensure_ascii=False)]
         return [text_of(items[0], f"{what}[0]")]
-    calls = [item for item in items if isinstance(item, Mapping) and item.get("type") == "function_call"]
-    turns = [
-        turn_of(item, f"{what}[{index}]")
-        for index, item in enumerate(items)
-        # of a Responses answer reasoning and tool calls are items beside the message
-        if not (isinstance(item, Mapping) and str(item.get("type")).endswith(("_call", "reasoning")))
-    ]
-    if calls:
-        own = [
-            {
-                "id": call.get("call_id"),
-                "type": "function",
-                "function": {k: call.get(k) for k in ("name", "arguments")},
-            }
-            for call in calls
-        ]
-        words = "".join(turn["content"] for turn in turns if turn["role"] == "assistant")
-        turn = turn_of({"role": "assistant", "content": words, "tool_calls": own}, what)
-        return [completion_of([turn], what)]
+    turns = messages_of(list(items), what)
+    # of a Responses answer, reasoning and calls are items beside the message
+    if any(isinstance(item, Mapping) and item.get("type") in ITEM_TYPES for item in items):
+        own = [turn for turn in turns if turn["role"] == "assistant"]
+        return [completion_of([_joined(own)], what)]
     for turn in reversed(turns):
         if turn["role"] == "assistant":
             return [completion_of([turn], what)]
     raise RowError(f"{what}: expected a message of the assistant, found {value_excerpt(items)}")
+
+
+ITEM_TYPES = ("function_call", "reasoning", "custom_tool_call")
+
+
+def _joined(turns: Sequence[Message]) -> Message:
+    """Several turns of the assistant as one: texts and reasoning after each other, all calls."""
+    joined: Message = {"role": "assistant", "content": "".join(turn["content"] for turn in turns)}
+    if reasoning := "\n\n".join(turn["reasoning"] for turn in turns if turn.get("reasoning")):
+        joined["reasoning"] = reasoning
+    if calls := [call for turn in turns for call in turn.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    rest = {
+        key: value for turn in turns for key, value in turn.items() if key not in joined and key != "role"
+    }
+    return joined | rest
 
 
 def _one_text(value: Mapping[str, Any], names: Sequence[str], what: str) -> str:
