@@ -32,7 +32,7 @@ REASONING_KEYS = ("reasoning", "reasoning_content", "thinking", "thought", "thou
 """Keys of a message under which providers put the model's reasoning, likeliest first."""
 
 TEXT_PARTS = ("text", "input_text", "output_text", "summary_text")
-REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary")
+REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary", "think")
 
 
 class MessageError(ValueError):
@@ -348,7 +348,9 @@ class _Parts:
             if thought := _words(part.get(kind) or part).strip():
                 self.reasoning.append(thought)
         elif kind in TEXT_PARTS:
-            words = part.get("text", part.get("content"))
+            words = next((part[key] for key in ("text", "content", "value") if key in part), None)
+            if isinstance(words, Mapping):  # the Assistants API and LibreChat nest it
+                words = words.get("value")
             if not isinstance(words, str):
                 raise MessageError(f"{where}.text: expected a text, found {_excerpt(words)}")
             self.content.append({"type": "text", "text": words})
@@ -389,7 +391,17 @@ def _words(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        keys = ("thinking", "reasoningText", "text", "content", "reasoning", "summary", "data")
+        keys = (
+            "thinking",
+            "think",
+            "reasoningText",
+            "text",
+            "value",
+            "content",
+            "reasoning",
+            "summary",
+            "data",
+        )
         return next((words for key in keys if key in value and (words := _words(value[key]))), "")
     if isinstance(value, Sequence):
         return "".join(map(_words, value))

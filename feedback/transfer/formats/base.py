@@ -250,6 +250,8 @@ PROMPT_ALONE = (
 )
 """Reason why a row with a prompt and no response is left out of an import."""
 
+NO_RATING = "a feedback without a rating"
+
 FACTS = ("facts", "tests", "test_list", "test", "entry_point", "expected_output", "input_output")
 """Columns beside a prompt that say how answers to it are tested."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ NOTES = ("note", "comment", "remark")
 
 def prompt_field(fields: Mapping[str, Any]) -> str:
     """The name of the prompt. Raises RowError, naming the fields there are."""
-    named = [name for name in PROMPTS if _is_text(fields.get(name))]
+    named = [name for name in PROMPTS if name in fields and _is_text(dict(fields)[name])]
     if not named:
         raise RowError(
             f"no field is called {', '.join(PROMPTS[:5])} or the like; found {', '.join(fields) or 'none'}"
@@ -70,6 +71,14 @@ def prompt_messages(fields: Mapping[str, Any], prompt: str) -> list[Message]:
 
 def is_correction(question: str) -> bool:
     return any(word in question.lower() for word in CORRECTIONS)
+
+
+def is_text_answer(name: str) -> bool:
+    """True of a column that holds what an annotator wrote: a better response, or a remark."""
+    words = re.split(r"[\W_]+", name.lower())
+    return any(word.startswith(CORRECTIONS) for word in words) or any(
+        word.startswith(NOTES) for word in words
+    )
 
 
 def is_note(question: str) -> bool:

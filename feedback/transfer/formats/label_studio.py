@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
-from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
+from feedback.transfer.formats.base import WatchedRow, has, key_of, row_format, thumb_of, verdicts_read
+from feedback.transfer.formats.cells import Cell, json_of
 from feedback.transfer.formats.fields import (
     is_correction,
+    is_text_answer,
     one_answer,
     prompt_field,
     prompt_messages,
@@ -22,6 +24,7 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     RowSkipped,
+    completion_of,
     list_of,
     mapping_of,
     message_of,
@@ -30,6 +33,8 @@ from feedback.transfer.formats.records import (
     time_of,
 )
 
+CHAT_KEYS = ("createdAt", "created_at", "timestamp", "id", "author", "user")
+"""Keys of a chat's message that say when and by whom it was written."""
 MIN_KEYS = ("annotator", "annotation_id", "created_at", "updated_at", "lead_time", "id")
 SIDES = ("left", "right")
 TASK = (
@@ -41,7 +46,7 @@ TASK = (
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    return (has(row, "data") and isinstance(row.get("annotations"), list)) or has(
+    return (has(row, "data") and isinstance(json_of(row.get("annotations")), list)) or has(
         row, "annotation_id", "annotator"
     )
 
@@ -51,9 +56,9 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield from _json_min(row, line)
         return
     verdicts_read(row, used=TASK)
-    key, data = key_of(row), mapping_of(row.get("data"), "data")
+    key, data = key_of(row), mapping_of(json_of(row.get("data")), "data")
     any_annotation = False
-    for index, item in enumerate(list_of(row["annotations"], "annotations")):
+    for index, item in enumerate(list_of(json_of(row["annotations"]), "annotations")):
         annotation = mapping_of(item, f"annotations[{index}]")
         if annotation.get("was_cancelled"):
             yield RowSkipped(line, key, "a cancelled annotation")
@@ -76,7 +81,10 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 
 def _rater(value: Any) -> str:
-    """Name of the annotator: a number, or in newer exports a person."""
+    """Name of the annotator: a number, or in newer exports a person; the same from JSON and from a cell of CSV."""
+    value = json_of(value)
+    if isinstance(value, str) and value.strip().isdigit():
+        value = int(value)
     if isinstance(value, Mapping):
         value = value.get("email") or value.get("id")
     if isinstance(value, bool) or not isinstance(value, (str, int)):
@@ -186,7 +194,7 @@ def _chat(
             mapping_of(result.get("value"), "value").get("chatmessage"), "value.chatmessage"
         )
         message = message_of(
-            {k: chat_message.get(k) for k in ("role", "content", "tool_calls")}, "value.chatmessage"
+            {key: value for key, value in chat_message.items() if key not in CHAT_KEYS}, "value.chatmessage"
         )
         own = str(result.get("id"))
         if own in verdicts and message["role"] == "assistant" and history:
@@ -195,7 +203,7 @@ def _chat(
                 line=line,
                 key=key,
                 messages=list(history),
-                response=message["content"],
+                response=completion_of([message], "value.chatmessage"),
                 ratings=(_rating(verdicts[own], about),),
             )
         history.append(message)
@@ -212,9 +220,12 @@ def _json_min(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     }
     answers: list[Answer] = []
     data: dict[str, Any] = {}
-    for name, value in row.items():
+    for name, cell in row.items():
+        value = json_of(cell) if isinstance(cell, Cell) else cell
         if name in MIN_KEYS:
             continue
+        if isinstance(value, Cell) and value.strip().isdigit() and "rating" in name:
+            value = int(value)
         first = value[0] if isinstance(value, list) and value else value
         if isinstance(first, Mapping) and "selected" in first:
             answers.append((name, "pairwise", first["selected"], ""))
@@ -222,11 +233,19 @@ def _json_min(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             answers.append((name, "rating", first["rating"], ""))
         elif isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 5 and "rating" in name:
             answers.append((name, "rating", value, ""))
+        elif isinstance(value, Mapping) and isinstance(value.get("choices"), list):
+            answers.append((name, "choices", value["choices"], ""))
         elif thumb_of(value):
             answers.append((name, "choices", value, ""))
+        elif is_text_answer(name) and value not in (None, "", []):
+            texts = value.get("text") if isinstance(value, Mapping) else value
+            answers.append((name, "textarea", texts, ""))
         else:
             data[name] = value
-    yield from _task(data, answers, line, key, about)
+    watched = WatchedRow(data)
+    yield from _task(watched, answers, line, key, about)
+    if isinstance(row, WatchedRow):
+        row.taken.update(name for name in row if name not in data or name in watched.taken)
 
 
 FORMAT = row_format(

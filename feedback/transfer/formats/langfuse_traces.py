@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from feedback.transfer.formats import langfuse
 from feedback.transfer.formats.base import Format, each_row, has, key_of
 from feedback.transfer.formats.calls import (
     call_decision,
@@ -54,14 +55,21 @@ OBSERVATION = frozenset(
 """Columns of an observation that are no scores."""
 
 
+OWN = (
+    "bookmarked", "sessionId", "userId", "session_id", "user_id", "htmlPath", "release", "projectId", "project_id",
+    "observations", "externalId", "public", "totalCost",
+)  # fmt: skip
+"""Columns of a trace by which it is recognised beside id, timestamp, input and output."""
+
+OBSERVATION_TYPES = (
+    "GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
+)  # fmt: skip
+
+
 def recognises(row: Mapping[str, Any]) -> bool:
-    if has(row, "input", "output", "type"):
-        return has(row, "traceId", "startTime") or has(row, "trace_id", "start_time")
-    return has(row, "id", "timestamp", "input", "output") and (
-        has(row, "bookmarked")
-        or has(row, "sessionId", "userId")
-        or has(row, "session_id", "user_id", "project_id")
-    )
+    if has(row, "id", "input", "output", "type") and str(row["type"]) in OBSERVATION_TYPES:
+        return any(name in row for name in ("traceId", "trace_id", "startTime", "start_time"))
+    return has(row, "id", "timestamp", "input", "output") and any(name in row for name in OWN)
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
@@ -79,12 +87,14 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         newest = latest.last(str(row.get("id")))
         if newest is not None and newest[0] != line:
             yield RowSkipped(line, key_of(row), "an older state of a row that comes again")
-        elif "type" in row and ("traceId" in row or "trace_id" in row):
+        elif row.get("type") in OBSERVATION_TYPES:
             yield from _observation(row, line)
         else:
             yield from _trace(row, line)
 
-    return each_row(path, records)
+    yield from each_row(path, records)
+    if ratings_path is not None:
+        yield from langfuse.read(ratings_path, None)
 
 
 def _trace(row: Mapping[str, Any], line: int) -> Iterator[Record]:
@@ -145,6 +155,7 @@ def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 def _scores(row: Mapping[str, Any], columns: frozenset[str]) -> Iterator[NamedScore]:
     """A rating for each value of each score column; nobody knows whose they are."""
+    yield from _named_scores(row.get("scores"))
     if "project_id" in row:  # the tables of the blob storage have no scores
         return
     for name, cell in row.items():
@@ -154,6 +165,26 @@ def _scores(row: Mapping[str, Any], columns: frozenset[str]) -> Iterator[NamedSc
         for number, value in enumerate(values, 1):
             if isinstance(value, (bool, int, float, str)):
                 yield NamedScore(name, value, f"langfuse #{number}" if number > 1 else "langfuse")
+
+
+def _named_scores(value: Any) -> Iterator[NamedScore]:
+    """The scores of a trace as the API lists them: objects with a name, a value and who gave it."""
+    items = json_value(value)
+    for index, item in enumerate(items if isinstance(items, list) else []):
+        if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
+            continue
+        source = str(item.get("source") or "API")
+        label = item.get("stringValue")
+        yield NamedScore(
+            item["name"],
+            number_in(item.get("value")) if item.get("value") is not None else label,
+            text_or_empty(item.get("authorUserId")) or source.lower(),
+            simulated=source == "EVAL",
+            label=label,
+            notes=text_of(item.get("comment") or "", f"scores[{index}].comment")[:20_000],
+            scored_at=time_of(item.get("timestamp"), f"scores[{index}].timestamp"),
+            binary=item.get("dataType") == "BOOLEAN",
+        )
 
 
 def _comments(row: Mapping[str, Any]) -> Iterator[NamedScore]:
@@ -176,5 +207,7 @@ FORMAT = Format(
     recognises,
     read,
     (),
+    two_files=True,
+    ratings_row=langfuse.recognises,
     untested_parts="columns of observations exported from the pages are from the program's types",
 )

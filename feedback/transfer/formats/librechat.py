@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
-from feedback.transfer.formats.base import Format, attempt, has, key_of, verdicts_read
+from feedback.transfer.formats.base import NO_RATING, Format, attempt, has, key_of, verdicts_read
 from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.records import (
@@ -19,8 +19,10 @@ from feedback.transfer.formats.records import (
     RowError,
     RowRefused,
     RowSkipped,
+    completion_of,
     list_of,
     mapping_of,
+    message_of,
     text_of,
     time_of,
 )
@@ -37,8 +39,12 @@ from feedback.transfer.formats.writers import (
     writer_by_record,
 )
 
-TURN = ("parentMessageId", "isCreatedByUser", "text", "content")
-"""Keys of a message that are retained for the messages that answer it."""
+TREE = (
+    "_id", "__v", "messageId", "conversationId", "parentMessageId", "isCreatedByUser", "text", "content", "sender",
+    "user", "model", "endpoint", "createdAt", "updatedAt", "feedback", "tokenCount", "unfinished", "error", "isEdited",
+    "_meiliIndex", "finish_reason", "children", "siblingIndex", "depth", "expiredAt", "iconURL",
+)  # fmt: skip
+"""Keys of a message that place it in its tree; others are kept beside the decision."""
 
 THUMBS = {"thumbsUp": "up", "thumbsDown": "down"}
 
@@ -56,8 +62,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         elif not isinstance(row.value, Mapping):
             yield RowRefused(row.line, "", f"expected an object, found {value_excerpt(row.value)}")
         else:
-            turn = {name: row.value[name] for name in TURN if name in row.value}
-            messages.add(str(row.value.get("messageId")), turn)
+            messages.add(str(row.value.get("messageId")), dict(row.value))
             if not row.value.get("feedback"):
                 yield from attempt(
                     row.line, key_of(row.value), partial(_unrated_records, row.value, row.line)
@@ -77,6 +82,9 @@ def _unrated_records(message: Mapping[str, Any], line: int) -> Iterator[Record]:
 def _rated_records(messages: DiskMultimap, message: Mapping[str, Any], line: int) -> Iterator[Record]:
     verdicts_read(message, used=("feedback",))
     feedback = mapping_of(message["feedback"], "feedback")
+    if feedback.get("rating") is None:
+        yield RowSkipped(line, key_of(message), NO_RATING)
+        return
     thumb = THUMBS.get(str(feedback.get("rating")))
     if thumb is None:
         raise RowError(
@@ -90,7 +98,7 @@ def _rated_records(messages: DiskMultimap, message: Mapping[str, Any], line: int
         line=line,
         key=key_of(message),
         messages=_thread_to(messages, message),
-        response=_text(message),
+        response=completion_of([_turn(message)], "content"),
         policy=text_of(message.get("model") or "", "model"),
         run_id=text_of(message.get("messageId"), "messageId", required=True),
         unit=text_of(message.get("conversationId") or "", "conversationId"),
@@ -114,26 +122,25 @@ def _thread_to(messages: DiskMultimap, message: Mapping[str, Any]) -> list[Messa
     parent = str(message.get("parentMessageId"))
     while parent not in seen and (turn := messages.last(parent)) is not None:
         seen.add(parent)
-        turns.append({"role": "user" if turn.get("isCreatedByUser") else "assistant", "content": _text(turn)})
+        turns.append(_turn(turn))
         parent = str(turn.get("parentMessageId"))
     if not turns:
         raise RowError("the message it answers is not in the file")
     return turns[::-1]
 
 
-def _text(message: Mapping[str, Any]) -> str:
-    """A message's words: `text`, or in newer versions the text parts of `content`."""
-    if message.get("text") or not message.get("content"):
-        return text_of(message.get("text"), "text")
-    parts: list[str] = []
-    for index, item in enumerate(list_of(message["content"], "content")):
-        part = mapping_of(item, f"content[{index}]")
-        if part.get("type") == "text":
-            value = part.get("text")
-            parts.append(
-                text_of(value.get("value") if isinstance(value, Mapping) else value, f"content[{index}]")
-            )
-    return "".join(parts)
+def _turn(message: Mapping[str, Any]) -> Message:
+    """A message as a turn: its `text`, or in newer versions the parts of `content`."""
+    content = message.get("text")
+    if not content and message.get("content"):
+        content = list_of(message["content"], "content")
+    elif not isinstance(content, str):
+        text_of(content, "text")
+    rest = {key: value for key, value in message.items() if key not in TREE}
+    return message_of(
+        {**rest, "role": "user" if message.get("isCreatedByUser") else "assistant", "content": content},
+        "content",
+    )
 
 
 # --- Writing -----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from feedback.transfer.formats.base import (
     verdicts_read,
 )
 from feedback.transfer.formats.cells import truth_of
-from feedback.transfer.formats.columns import is_adverse, is_verdict, verdicts_in
+from feedback.transfer.formats.columns import REJECTED, is_adverse, is_verdict, verdicts_in
 from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedComparison,
@@ -39,6 +39,7 @@ from feedback.transfer.formats.records import (
     list_of,
     mapping_of,
     message_of,
+    system_in,
     text_of,
     with_system,
 )
@@ -115,7 +116,7 @@ class Layout:
 def recognises(row: Mapping[str, Any]) -> bool:
     verdict = _verdict_column(row)
     verdict = verdict if isinstance(row.get(verdict or ""), bool) else None
-    if verdicts_in(row, used=("chosen", "rejected", verdict or "")):
+    if verdicts_in(row, used=("chosen", "rejected", verdict or "")) or (REJECTED - {"rejected"}) & set(row):
         return False
     if has(row, "conversations"):
         return True
@@ -271,7 +272,7 @@ def _sharegpt(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Rec
 
 
 def _system(row: Mapping[str, Any], layout: Layout) -> list[Message]:
-    system = layout.get(row, "system")
+    system = layout.get(row, "system") or system_in(row)
     return with_system(system, [], "system")
 
 

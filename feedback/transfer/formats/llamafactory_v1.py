@@ -17,20 +17,17 @@ from feedback.transfer.formats.records import (
     completion_of,
     list_of,
     mapping_of,
+    message_of,
     number_of,
     text_of,
 )
 from feedback.transfer.formats.trl import preference_parts
 
-PARTS = ("text", "reasoning", "tool_call")
-"""Parts that are read; reasoning is kept beside a text, because it is no answer."""
-
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    if has(row, "chosen_messages", "rejected_messages"):
-        return True
-    messages = row.get("messages")
-    if not isinstance(messages, list) or not messages or verdicts_in(row):
+    paired = has(row, "chosen_messages", "rejected_messages")
+    messages = row["chosen_messages"] if paired else row.get("messages")
+    if not isinstance(messages, list) or not messages or (not paired and verdicts_in(row)):
         return False
     first = messages[0]
     content = first.get("content") if isinstance(first, Mapping) else None
@@ -64,10 +61,9 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, "no assistant turn of a loss weight above 0 after a prompt")
         return
     last = learnt[-1]
-    response = dict(messages[last])
-    thinking = response.pop("thinking", None)
-    if thinking:
-        metadata["thinking"] = thinking
+    for message in messages:
+        message.pop("loss_weight", None)
+    response = messages[last]
     completion = completion_of([response], f"messages[{last}]", required=True)
     yield demonstration(line, key, messages[:last], completion, metadata=metadata)
 
@@ -88,50 +84,29 @@ def _messages(value: Any, what: str) -> tuple[list[Message], list[float]]:
 
 
 def _message(message: Mapping[str, Any], where: str) -> Message:
+    """A message whose parts have their words, or the JSON of a call, under `value`."""
     content = message.get("content")
-    parts = (
-        [{"type": "text", "value": content}]
-        if isinstance(content, str)
-        else list_of(content, f"{where}.content")
+    parts = content if isinstance(content, str) else list_of(content, f"{where}.content")
+    read = (
+        parts
+        if isinstance(parts, str)
+        else [_part(part, f"{where}.content[{n}]") for n, part in enumerate(parts)]
     )
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for number, item in enumerate(parts):
-        place = f"{where}.content[{number}]"
-        part = mapping_of(item, place)
-        kind = part.get("type")
-        if kind not in PARTS:
-            raise RowError(
-                f"{place}: only parts of type {', '.join(PARTS)} can be read, found {value_excerpt(kind)}"
-            )
-        text = text_of(part.get("value"), f"{place}.value")
-        if kind == "tool_call":
-            calls.append({"type": "function", "function": _call(text, f"{place}.value")})
-        else:
-            (texts if kind == "text" else thoughts).append(text)
-    found: Message = {
-        "role": text_of(message.get("role"), f"{where}.role", required=True),
-        "content": "".join(texts),
-    }
-    if thoughts:
-        found["thinking"] = "".join(thoughts)
-    if calls:
-        found["tool_calls"] = calls
-    return found
+    return message_of({**message, "content": read}, where)
 
 
-def _call(text: str, what: str) -> dict[str, Any]:
+def _part(value: Any, where: str) -> dict[str, Any]:
+    part = mapping_of(value, where)
+    text = text_of(part.get("value"), f"{where}.value")
+    if part.get("type") != "tool_call":
+        return {**part, "value": text}
     try:
-        call = mapping_of(check_json(json.loads(text), what), what)
+        call = mapping_of(json.loads(text), f"{where}.value")
     except (ValueError, RecursionError) as error:
         if isinstance(error, RowError):
             raise
-        raise RowError(f"{what}: expected a call as JSON, found {value_excerpt(text)}") from None
-    return {
-        "name": text_of(call.get("name"), f"{what}.name", required=True),
-        "arguments": call.get("arguments"),
-    }
+        raise RowError(f"{where}.value: expected a call as JSON, found {value_excerpt(text)}") from None
+    return {"type": "tool_call", **call}
 
 
 FORMAT = row_format(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
-from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.base import NO_RATING, Format, each_row, has, key_of
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -19,8 +19,9 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     RowSkipped,
-    content_of,
+    completion_of,
     mapping_of,
+    message_of,
     tags_of,
     text_of,
     time_of,
@@ -67,6 +68,9 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, f"feedback of type {value_excerpt(row.get('type'))}")
         return
     data, meta = mapping_of(row.get("data"), "data"), mapping_of(row.get("meta"), "meta")
+    if data.get("rating") is None:
+        yield RowSkipped(line, key, NO_RATING)
+        return
     rating = rating_of(row, data)
     message_id = text_of(meta.get("message_id"), "meta.message_id", required=True)
     chat = _messages(row.get("snapshot"))
@@ -89,7 +93,7 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             line=line,
             key=key,
             messages=prompt,
-            response=content_of(chat[name].get("content"), "content"),
+            response=completion_of([chat_turn(chat[name])], "content"),
             policy=text_of(chat[name].get("model") or "", "model"),
             run_id=name,
             unit=text_of(meta.get("chat_id") or "", "meta.chat_id"),
@@ -145,6 +149,18 @@ def _messages(snapshot: Any) -> dict[str, Mapping[str, Any]]:
     return {name: mapping_of(message, f"snapshot message {name}") for name, message in messages.items()}
 
 
+TREE = (
+    "id", "parentId", "childrenIds", "timestamp", "model", "models", "modelName", "modelIdx", "done", "annotation",
+    "userContext", "lastSentence", "feedbackId", "merged", "originalContent", "info", "usage", "statusHistory",
+)  # fmt: skip
+"""Keys of a message that place it in its tree or say how it was made; others are kept beside the decision."""
+
+
+def chat_turn(message: Mapping[str, Any]) -> Message:
+    """A message of a chat's tree as a turn. Raises RowError."""
+    return message_of({key: value for key, value in message.items() if key not in TREE}, "message")
+
+
 def prompt_before(chat: Mapping[str, Mapping[str, Any]], last: str) -> list[Message]:
     """The turns up to and with the one named, first one first."""
     turns: list[Message] = []
@@ -152,8 +168,7 @@ def prompt_before(chat: Mapping[str, Mapping[str, Any]], last: str) -> list[Mess
     while last in chat and last not in seen:
         seen.add(last)
         message = chat[last]
-        role = text_of(message.get("role"), "role", required=True)
-        turns.append({"role": role, "content": content_of(message.get("content"), "content")})
+        turns.append(chat_turn(message))
         last = str(message.get("parentId"))
     if not turns:
         raise RowError("the message it answers is not in the snapshot")

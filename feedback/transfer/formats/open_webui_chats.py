@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from feedback.transfer.formats.base import attempt, key_of, row_format
-from feedback.transfer.formats.open_webui import prompt_before, rating_of
+from feedback.transfer.formats.open_webui import chat_turn, prompt_before, rating_of
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,
     Record,
     RowSkipped,
-    content_of,
+    completion_of,
     mapping_of,
     text_of,
     time_of,
@@ -46,8 +46,8 @@ def _answer(
     row: Mapping[str, Any], line: int, chat: Mapping[str, Mapping[str, Any]], name: str
 ) -> Iterator[Record]:
     message = chat[name]
-    response = content_of(message.get("content"), "content")
-    if not response.strip():
+    turn = chat_turn(message)
+    if not turn["content"].strip() and not turn.get("tool_calls"):
         yield RowSkipped(line, name, f"no response{' (error)' if message.get('error') else ''}")
         return
     parent = str(message.get("parentId"))
@@ -60,7 +60,7 @@ def _answer(
         line=line,
         key=name,
         messages=prompt_before(chat, parent),
-        response=response,
+        response=completion_of([turn], "content"),
         policy=text_of(message.get("model") or "", "model"),
         run_id=name[:200],
         unit=text_of(row.get("id") or "", "id")[:200],

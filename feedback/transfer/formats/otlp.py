@@ -7,13 +7,12 @@ Content is off by default in most instrumentations: a span without it is skipped
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, value_excerpt
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, attempt, decisions_first
 from feedback.transfer.formats.calls import (
     call_decision,
@@ -21,7 +20,6 @@ from feedback.transfer.formats.calls import (
     metadata_retained,
     object_or_empty,
     text_or_empty,
-    turn_of,
     whole_of,
 )
 from feedback.transfer.formats.records import (
@@ -30,8 +28,10 @@ from feedback.transfer.formats.records import (
     RowSkipped,
     list_of,
     mapping_of,
+    messages_of,
     text_of,
     time_of,
+    with_system,
 )
 from feedback.transfer.formats.tensorzero import slug
 from feedback.transfer.formats.verdicts import NamedScore
@@ -133,17 +133,11 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
     else:
         start, end = (_nanoseconds(span.get(name), name) for name in ("startTimeUnixNano", "endTimeUnixNano"))
         system = json_value(attributes.get("gen_ai.system_instructions"))
-        turns = [
-            turn for i, item in enumerate(prompt) for turn in _turns(item, f"gen_ai.input.messages[{i}]")
-        ]
-        if isinstance(system, list) and system:
-            turns = [*_turns({"role": "system", "parts": system}, "gen_ai.system_instructions"), *turns]
+        turns = with_system(
+            system, messages_of(prompt, "gen_ai.input.messages"), "gen_ai.system_instructions"
+        )
         # each output message is another choice, no further turn
-        choices = [
-            {"message": turn}
-            for i, item in enumerate(answers)
-            for turn in _turns(item, f"gen_ai.output.messages[{i}]")
-        ]
+        choices = [{"message": turn} for turn in messages_of(answers, "gen_ai.output.messages")]
         yield from call_decision(
             line,
             span_id,
@@ -193,39 +187,6 @@ def _indexed_objects(attributes: Mapping[str, Any], prefix: str) -> list[dict[st
         if key.startswith(prefix) and number.isdigit() and name:
             found.setdefault(int(number), {})[name] = value
     return [found[number] for number in sorted(found)]
-
-
-def _turns(item: Any, what: str) -> list[Message]:
-    """A message of parts as chat messages: answers of tools are messages of their own."""
-    message = mapping_of(item, what)
-    role = text_of(message.get("role"), f"{what}.role", required=True)
-    parts = message.get("parts")
-    if parts is None and "content" in message:
-        return [turn_of(message, what)]
-    texts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    results: list[Message] = []
-    for index, entry in enumerate(list_of(parts, f"{what}.parts")):
-        part, place = mapping_of(entry, f"{what}.parts[{index}]"), f"{what}.parts[{index}]"
-        kind = part.get("type")
-        if kind == "text":
-            texts.append(text_of(part.get("content"), f"{place}.content"))
-        elif kind == "tool_call":
-            call = {"name": part.get("name"), "arguments": part.get("arguments")}
-            calls.append({"id": part.get("id"), "type": "function", "function": call})
-        elif kind == "tool_call_response":
-            answered = part.get("response", part.get("result"))
-            results.append({"role": "tool", "content": _plain(answered), "tool_call_id": part.get("id")})
-        elif kind != "reasoning":
-            raise RowError(f"{place}: not_text: only text and tools can be read, found {value_excerpt(kind)}")
-    spoken: Message = {"role": role, "content": "".join(texts)}
-    if calls:
-        spoken["tool_calls"] = calls
-    return [*results, spoken] if texts or calls or not results else results
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 # --- Evaluations -------------------------------------------------------------------------------------------

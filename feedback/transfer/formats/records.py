@@ -327,7 +327,8 @@ def answer_apart(response: list[Message]) -> tuple[Completion, str, dict[str, An
     """An answer of messages as it is stored, its reasoning, and the metadata that keeps the rest of what was said."""
     read = messages_read(response)
     answer = response_of([message.bare for message in read])
-    metadata: dict[str, Any] = {"refusal": True} if answer.is_refusal else {}
+    refusal = read[-1].refusal
+    metadata: dict[str, Any] = {"refusal": answer.is_refusal or refusal} if refusal else {}
     if fields := {str(n): message.model_extra for n, message in enumerate(read) if message.model_extra}:
         metadata["response_fields"] = fields
     return answer.value, answer.reasoning, metadata

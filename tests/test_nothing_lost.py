@@ -1,0 +1,277 @@
+"""The rule of imports: what a file states is used, kept beside the decision, or named as left out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from feedback.models import Decision
+from feedback.transfer import formats
+from feedback.transfer.formats.base import columns_watched
+from feedback.transfer.formats.columns import NAMES
+from feedback.transfer.formats.records import (
+    FormatRefused,
+    ImportedComparison,
+    ImportedDecision,
+    Record,
+    RowRefused,
+    RowSkipped,
+)
+from feedback.transfer.import_ import file_import
+from tests.support.formats import HERE, written
+from tests.test_formats_tools import FILES
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASKED = {"role": "user", "content": "Where is my lamp?"}
+GOOD, BAD = "It ships Monday.", "Dunno."
+TURN, OTHER = ({"role": "assistant", "content": text} for text in (GOOD, BAD))
+
+
+def records_of(path: Path) -> list[Record]:
+    return list(formats.read(path))
+
+
+def one(tmp_path: Path, row: dict[str, Any]) -> Record:
+    (record,) = records_of(written(tmp_path / "x.jsonl", [row]))
+    return record
+
+
+def compared(record: Record) -> tuple[Any, Any, Any]:
+    """Prompt, better and worse response of a comparison."""
+    assert isinstance(record, ImportedComparison), record
+    assert isinstance(record.left, ImportedDecision)
+    assert isinstance(record.right, ImportedDecision)
+    assert record.preference == "left"
+    assert record.left.messages == record.right.messages
+    return record.left.messages, record.left.response, record.right.response
+
+
+PROMPTS = ("prompt", "question", "query", "instruction", "input", "prompt_text", "user_prompt")
+SIDES = (("chosen", "rejected"), ("chosen_response", "rejected_response"), ("response", "rejected_response"),
+         ("response", "rejected"), ("output", "rejected_output"), ("answer", "rejected_answer"),
+         ("completion", "rejected_completion"), ("response", "response_rejected"))  # fmt: skip
+
+
+@pytest.mark.parametrize("system", ["", "system", "system_prompt"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("sides", SIDES)
+def test_a_pair_keeps_its_question_and_its_system_prompt(
+    tmp_path: Path, prompt: str, sides: tuple[str, str], system: str
+) -> None:
+    row = {prompt: ASKED["content"], sides[0]: GOOD, sides[1]: BAD} | (
+        {system: "Be brief."} if system else {}
+    )
+    assert compared(one(tmp_path, row)) == ([*([SYSTEM] if system else []), ASKED], GOOD, BAD)
+
+
+def test_a_stated_question_wins_over_a_common_beginning(tmp_path: Path) -> None:
+    row = {"question": ASKED["content"], "chosen": "It ships Monday.", "rejected": "It ships never."}
+    assert compared(one(tmp_path, row)) == ([ASKED], "It ships Monday.", "It ships never.")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [SYSTEM, ASKED, TURN], "rejected_message": OTHER},
+        {"messages": [SYSTEM, ASKED, TURN], "rejected": BAD},
+        {"messages": [SYSTEM, ASKED, TURN], "rejected_response": BAD},
+        {"messages": [SYSTEM, ASKED, TURN], "rejected_messages": [ASKED, OTHER]},
+        {"system": "Be brief.", "messages": [ASKED, TURN], "rejected_output": BAD},
+        {"messages": [SYSTEM, ASKED], "chosen": TURN, "rejected": OTHER},
+        {
+            "system": "Be brief.",
+            "prompt": ASKED["content"],
+            "chosen": [ASKED, TURN],
+            "rejected": [ASKED, OTHER],
+        },
+        {"system": "Be brief.", "prompt": [ASKED], "chosen": [TURN], "rejected": [OTHER]},
+        {"system": "Be brief.", "instruction": ASKED["content"], "chosen": GOOD, "rejected": BAD},
+    ],
+)
+def test_a_rejected_answer_makes_a_comparison(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert compared(one(tmp_path, row)) == ([SYSTEM, ASKED], GOOD, BAD)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"system": "Be brief.", "prompt": ASKED["content"], "completion": GOOD, "label": True},
+        {"system_prompt": "Be brief.", "question": ASKED["content"], "answer": GOOD, "label": True},
+        {"system": "Be brief.", "prompt": ASKED["content"], "completion": GOOD},
+        {"system": "Be brief.", "instruction": ASKED["content"], "input": "", "output": GOOD},
+        {"system": "Be brief.", "messages": [ASKED, TURN]},
+        {"system": [{"text": "Be brief."}], "messages": [{"role": "user", "content": [{"text": ASKED["content"]}]},
+                                                         {"role": "assistant", "content": [{"text": GOOD}]}]},
+        {"systemInstruction": {"parts": [{"text": "Be brief."}]},
+         "contents": [{"role": "user", "parts": [{"text": ASKED["content"]}]},
+                      {"role": "model", "parts": [{"text": GOOD}]}]},
+        {"system": "Be brief.", "conversations": [{"from": "human", "value": ASKED["content"]},
+                                                  {"from": "gpt", "value": GOOD}]},
+    ],
+)  # fmt: skip
+def test_a_system_column_is_the_system_turn(tmp_path: Path, row: dict[str, Any]) -> None:
+    record = one(tmp_path, row)
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response) == ([SYSTEM, ASKED], GOOD)
+
+
+ROWS = (
+    {"messages": [SYSTEM, ASKED], "response": GOOD, "thumb": "up"},
+    {"prompt": [SYSTEM, ASKED], "chosen": [TURN], "rejected": [OTHER]},
+    {"messages": [SYSTEM, ASKED], "response": TURN, "score": 0.9},
+    {"prompt": [SYSTEM, ASKED], "completion": [TURN], "label": 1},
+    {"conversation": [SYSTEM, ASKED, TURN], "rating": "up"},
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "+".join(row))
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "repr"])
+def test_json_in_a_cell_means_the_same_in_every_kind_of_file(
+    tmp_path: Path, row: dict[str, Any], kind: str
+) -> None:
+    (plain,) = records_of(written(tmp_path / "plain.jsonl", [row]))
+    write = repr if kind == "repr" else json.dumps
+    texts = {name: write(value) if isinstance(value, (list, dict)) else value for name, value in row.items()}
+    path = tmp_path / f"x.{'jsonl' if kind == 'repr' else kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist([texts]), path)
+    elif kind in ("csv", "tsv"):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(texts), delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerow(texts)
+    else:
+        written(path, [texts])
+    (record,) = records_of(path)
+    assert said(record) == said(plain)
+
+
+def said(record: Record) -> Any:
+    """What a record says, wherever it stands in its file."""
+    assert isinstance(record, (ImportedDecision, ImportedComparison)), record
+    return json.loads(
+        json.dumps(asdict(record), default=str), object_hook=lambda d: {**d, "line": 0, "key": ""}
+    )
+
+
+def test_json_that_is_no_conversation_stays_a_text(tmp_path: Path) -> None:
+    record = one(tmp_path, {"prompt": '{"order": 81}', "response": '["a", "b"]', "thumb": "up"})
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages[0]["content"], record.response) == ('{"order": 81}', '["a", "b"]')
+
+
+@pytest.mark.django_db
+def test_a_column_that_nobody_reads_is_named(tmp_path: Path) -> None:
+    rows = [{"prompt": f"q{n}", "chosen": GOOD, "rejected": BAD, "colour": "red"} for n in range(3)]
+    report = file_import(written(tmp_path / "x.jsonl", rows), agent="shop")
+    assert report.left_out_columns == {"colour": 3}
+    assert report.as_dict()["left_out_columns"] == {"colour": 3}
+    assert "left out: colour (3 rows)" in report.notes
+
+
+@pytest.mark.django_db
+def test_keys_of_a_message_stand_beside_the_decision(tmp_path: Path) -> None:
+    rows = [{"messages": [{**ASKED, "id": f"m{n}", "timestamp": n}, TURN]} for n in range(2)]
+    file_import(written(tmp_path / "x.jsonl", rows), agent="shop", format="openai")
+    first, second = Decision.objects.order_by("metadata__message_fields__0__timestamp")
+    assert first.prompt_hash == second.prompt_hash
+    assert first.messages == [ASKED]
+    assert first.metadata["message_fields"] == {"0": {"id": "m0", "timestamp": 0}}
+
+
+@pytest.mark.django_db
+def test_a_file_of_rows_that_are_here_already_is_content(tmp_path: Path) -> None:
+    row = {"prompt": "q", "completion": GOOD}
+    report = file_import(written(tmp_path / "x.jsonl", [row, row]), agent="shop")
+    assert (report.rows_stored, report.already_here, report.skipped, report.problem) == (1, 1, 0, "")
+    assert "2 rows: 1 stored, 1 already here" in report.headline
+    again = file_import(tmp_path / "x.jsonl", agent="shop")
+    assert (again.already_here, again.problem) == (2, "")
+
+
+# --- The property ------------------------------------------------------------------------------------------
+
+SINGLE = {"prompt": ASKED["content"], "response": GOOD, "thumb": "up"}
+PAIR = {"prompt": ASKED["content"], "chosen": GOOD, "rejected": BAD}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), base=st.sampled_from([SINGLE, PAIR]))
+def test_columns_renamed_to_their_synonyms_say_the_same(
+    tmp_path: Path, data: Any, base: dict[str, Any]
+) -> None:
+    names = {name: data.draw(st.sampled_from(NAMES[name]), label=name) for name in base if name != "thumb"}
+    if len(set(names.values())) < len(names):
+        return
+    row = {names.get(name, name): value for name, value in base.items()}
+    assert said(one(tmp_path, row)) == said(one(tmp_path, base))
+
+
+PARTS = st.sampled_from(
+    [
+        {"type": "thinking", "thinking": "hmm"},
+        {"type": "text", "text": "more"},
+        {"type": "tool_use", "id": "t", "name": "stock", "input": {"sku": 1}},
+        {"type": "refusal", "refusal": "no"},
+        {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+        {"type": "strange", "value": "zz"},
+    ]
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    parts=st.lists(PARTS, min_size=1, max_size=3), place=st.sampled_from(["messages", "chosen", "completion"])
+)
+def test_no_part_of_an_answer_vanishes(tmp_path: Path, parts: list[dict[str, Any]], place: str) -> None:
+    turn = {"role": "assistant", "content": [{"type": "text", "text": "start "}, *parts]}
+    row: dict[str, Any] = {
+        "messages": {"messages": [ASKED, turn]},
+        "chosen": {"prompt": [ASKED], "chosen": [turn], "rejected": [OTHER]},
+        "completion": {"prompt": [ASKED], "completion": [turn]},
+    }[place]
+    record = one(tmp_path, row)
+    kinds = {part["type"] for part in parts}
+    if kinds & {"image_url", "strange"}:
+        assert isinstance(record, RowRefused)
+        assert "not_text" in record.reason
+        return
+    text = json.dumps(asdict(record), default=str)  # type: ignore[call-overload]
+    for kind, words in (("thinking", "hmm"), ("text", "start "), ("tool_use", "stock"), ("refusal", "no")):
+        assert kind not in kinds or words in text
+    assert "hmm" not in json.dumps(getattr(record, "response", ""))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(HERE.glob("*.json*")), *(name for name in FILES if ".json" in str(name))],
+    ids=lambda path: Path(path).name,
+)
+def test_a_column_added_to_any_format_is_kept_or_named(tmp_path: Path, path: Any) -> None:
+    path = path if isinstance(path, Path) else HERE / "tools" / str(path)
+    is_lines = path.suffix == ".jsonl"
+    text = path.read_text("utf-8")
+    rows = [json.loads(line) for line in text.splitlines() if line.strip()] if is_lines else json.loads(text)
+    try:
+        name = formats.detect(path)
+    except FormatRefused:
+        return  # the description of a file, no file of feedback
+    for row in rows if isinstance(rows, list) else [rows]:
+        row["zz_added"] = "zz-value"
+    copy = tmp_path / path.name
+    copy.write_text("\n".join(map(json.dumps, rows)) if is_lines else json.dumps(rows), "utf-8")
+    with columns_watched() as unread, formats.readings(copy, name) as files:
+        records = [record for file in files for record in file.records()]
+    made = [record for record in records if not isinstance(record, (RowSkipped, RowRefused))]
+    kept = "zz-value" in json.dumps([asdict(record) for record in made], default=str)
+    refused = any(isinstance(record, RowRefused) and "zz_added" in record.reason for record in records)
+    assert not made or kept or refused or unread["zz_added"]
