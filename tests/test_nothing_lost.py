@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -143,7 +143,7 @@ def test_json_in_a_cell_means_the_same_in_every_kind_of_file(
     texts = {name: write(value) if isinstance(value, (list, dict)) else value for name, value in row.items()}
     path = tmp_path / f"x.{'jsonl' if kind == 'repr' else kind}"
     if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist([texts]), path)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([texts]), path)
     elif kind in ("csv", "tsv"):
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(texts), delimiter="\t" if kind == "tsv" else ",")
@@ -251,13 +251,11 @@ def test_no_part_of_an_answer_vanishes(tmp_path: Path, parts: list[dict[str, Any
     assert "hmm" not in json.dumps(getattr(record, "response", ""))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*sorted(HERE.glob("*.json*")), *(name for name in FILES if ".json" in str(name))],
-    ids=lambda path: Path(path).name,
-)
-def test_a_column_added_to_any_format_is_kept_or_named(tmp_path: Path, path: Any) -> None:
-    path = path if isinstance(path, Path) else HERE / "tools" / str(path)
+JSON_FILES = [*sorted(HERE.glob("*.json*")), *(HERE / "tools" / name for name in FILES if ".json" in name)]
+
+
+@pytest.mark.parametrize("path", JSON_FILES, ids=lambda path: path.name)
+def test_a_column_added_to_any_format_is_kept_or_named(tmp_path: Path, path: Path) -> None:
     is_lines = path.suffix == ".jsonl"
     text = path.read_text("utf-8")
     rows = [json.loads(line) for line in text.splitlines() if line.strip()] if is_lines else json.loads(text)

@@ -66,16 +66,18 @@ class Reading:
 def _extras_apart(record: Record) -> Record:
     """A record whose prompts hold only what was said; other keys of a message stand in the metadata."""
     if isinstance(record, ImportedDecision):
-        messages, kept = prompt_apart(record.messages)
-        return replace(record, messages=messages, metadata={**record.metadata, **kept}) if kept else record
+        return _prompt_bare(record)
     if isinstance(record, ImportedComparison):
-        left, right = (
-            _extras_apart(side) if isinstance(side, ImportedDecision) else side
-            for side in (record.left, record.right)
-        )
+        left = _prompt_bare(record.left) if isinstance(record.left, ImportedDecision) else record.left
+        right = _prompt_bare(record.right) if isinstance(record.right, ImportedDecision) else record.right
         if left is not record.left or right is not record.right:
             return replace(record, left=left, right=right)
     return record
+
+
+def _prompt_bare(decision: ImportedDecision) -> ImportedDecision:
+    messages, kept = prompt_apart(decision.messages)
+    return replace(decision, messages=messages, metadata={**decision.metadata, **kept}) if kept else decision
 
 
 @contextmanager
