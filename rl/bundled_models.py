@@ -14,9 +14,6 @@ BUNDLED_ALTERNATIVES = Path(__file__).resolve().parent / "bundled_alternatives"
 """Bundled models beside the default one, each in a folder named by the start of its hash: one that was the default
 once, as policies stay on theirs, or one to choose by `bundled@<digits>`."""
 
-FIRST_HASH = "sha256:c2e900d014b182dc78fe3f86e28be66c9e7a9999284193b5806a2562adcc3138"
-"""Of the first bundled model: reward and label models on it did not note a hash."""
-
 DIGITS = 16
 
 

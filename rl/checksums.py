@@ -25,6 +25,14 @@ MANIFEST = "export.json"
 UNHASHED_FILES = ("README.md", SUMS)
 """Files whose words may change after the folder was made: cards are written again when figures are known."""
 
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "spiece.model", "vocab.json", "vocab.txt", "merges.txt",
+)  # fmt: skip
+IDENTITY_FILES = ("config.json", "*.safetensors", *TOKENIZER_FILES, *TEMPLATE_FILES)
+"""Files of a base model's folder that decide how it answers."""
+
 _sums: dict[str, tuple[tuple[int, int, int, int], str]] = {}
 """Path -> (device, inode, size, time of change in ns), and the sum computed then."""
 _locks: dict[str, threading.Lock] = {}
@@ -119,6 +127,23 @@ def sums_check(folder: Path, remedy: str) -> int:
     for name, expected in sums.items():
         file_check(folder / name, expected, remedy)
     return len(sums)
+
+
+def base_files(folder: Path) -> dict[str, str]:
+    """File name -> SHA-256 of each of a base model's IDENTITY_FILES."""
+    files = {file for pattern in IDENTITY_FILES for file in folder.glob(pattern) if file.is_file()}
+    return {str(file.relative_to(folder)): file_sum(file) for file in sorted(files)}
+
+
+def base_hash(source: str, commit: str | None = None) -> str:
+    """Identity of a base model: SHA-256 over its configuration, weights, tokenizer and chat template.
+
+    Of a model of the hub it is the commit, which covers the same files.
+    """
+    if not Path(source).is_dir():
+        return f"commit:{commit}" if commit else f"name:{source}"
+    lines = "".join(f"{sum}  {name}\n" for name, sum in base_files(Path(source)).items())
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from rl import bundled_models
-from rl.bundled_models import BUNDLED_ALTERNATIVES, FIRST_HASH, base_named, resolve_base_model
+from rl.bundled_models import BUNDLED_ALTERNATIVES, BUNDLED_MODEL, base_named, resolve_base_model
+from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.training.hardware import Hardware
-from rl.training.model_files import PolicyLoadError, base_check, base_hash, base_of
+from rl.training.model_files import PolicyLoadError, base_check, base_of
 from rl.training.policy import adapter_save, load_policy
 from tests.support.tiny_models import tiny_model
 
@@ -28,7 +29,7 @@ def test_every_bundled_model_that_was_ever_shipped_is_found_by_its_hash():
     for folder in BUNDLED_ALTERNATIVES.glob("*"):
         assert base_hash(str(folder)).removeprefix("sha256:").startswith(folder.name)
         assert resolve_base_model(f"bundled@{folder.name}") == str(folder)
-    assert base_hash(resolve_base_model(base_named("bundled", FIRST_HASH))) == FIRST_HASH
+    assert resolve_base_model(base_named("bundled", base_hash(str(BUNDLED_MODEL)))) == str(BUNDLED_MODEL)
     assert resolve_base_model("bundled@0000000000000000") == resolve_base_model("bundled")
 
 
@@ -65,12 +66,9 @@ def test_an_adapter_stays_on_the_former_base_it_was_trained_on(made_anew, tmp_pa
     assert source_open("bundled", None).base == tmp_path / "second"
 
 
-def test_reward_and_label_models_without_a_hash_are_of_the_first_bundled_base():
-    first = FIRST_HASH.removeprefix("sha256:")[:16]
-    assert base_of({"base_model": "bundled"}) == f"bundled@{first}"
-    assert (
-        base_of({"base_model": "bundled", "base_model_hash": "sha256:" + "ab" * 32}) == "bundled@" + "ab" * 8
-    )
+def test_reward_and_label_models_name_the_bundled_base_by_its_hash():
+    facts = {"base_model": "bundled", "base_model_hash": "sha256:" + "ab" * 32}
+    assert base_of(facts) == "bundled@" + "ab" * 8
     assert base_of({"base_model": "some/model"}) == "some/model"
 
 
@@ -79,3 +77,35 @@ def test_what_notes_another_hash_is_refused():
     base_check("the reward model r", {"base_model": "b", "base_model_hash": "sha256:1"}, "b", "sha256:1")
     with pytest.raises(PolicyLoadError, match=r"the reward model r was trained on 'b' \(sha256:2.*sha256:1"):
         base_check("the reward model r", {"base_model": "b", "base_model_hash": "sha256:2"}, "b", "sha256:1")
+
+
+def test_a_refusal_names_the_files_that_changed():
+    facts = {
+        "base_model": "b",
+        "base_model_hash": "sha256:2",
+        "base_files": {"a": "1", "chat_template.jinja": "2"},
+    }
+    with pytest.raises(PolicyLoadError, match=r"\(changed since: chat_template.jinja\)"):
+        base_check("the adapter a", facts, "b", "sha256:1", {"a": "1", "chat_template.jinja": "3"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("chat_template.jinja", "{{ messages }}"),
+        ("chat_template.json", '{"chat_template": "{{ messages }}"}'),
+        ("additional_chat_templates/tool_use.jinja", "{{ tools }}"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": "{{ messages }}"}]}'),
+        ("tokenizer.json", "{}"),
+        ("config.json", "{}"),
+    ],
+)
+def test_the_identity_of_a_base_covers_its_template_wherever_it_stands(tmp_path: Path, name: str, text: str):
+    first, second = tiny_model(tmp_path / "first", "llama"), tiny_model(tmp_path / "second", "llama")
+    (tmp_path / "first" / "README.md").write_text("words")
+    assert base_hash(str(first)) == base_hash(str(second))
+    (second / name).parent.mkdir(exist_ok=True)
+    (second / name).write_text(text)
+    changed = base_hash(str(second))
+    assert changed != base_hash(str(first))
+    assert base_hash(str(second.rename(tmp_path / "moved"))) == changed

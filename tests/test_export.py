@@ -17,13 +17,13 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl.checksums import base_hash
 from rl.export import artifact, merged_model
 from rl.export.artifact import ExportRefused, exported_file, staged_file, staged_folder
 from rl.export.lora import export_lora
 from rl.export.merged_model import export_merged
 from rl.export.source import source_open
 from rl.export.weights import Adapter
-from rl.training.model_files import base_hash
 from tests.support.tiny_models import tiny_adapter, tiny_model
 
 Usage = namedtuple("Usage", "total used free")

@@ -152,7 +152,10 @@ def test_a_text_prompt_beside_whole_conversations_repeats_their_turn(tmp_path: P
             "label: expected true or false (1 or 0), found 'yes'",
         ),
         ({"prompt": "q", "completion": "a", "label": 2}, "label: expected true or false (1 or 0), found 2"),
-        ({"prompt": [{"role": "user"}, 5], "completion": "a"}, "prompt[1]: expected a message {role, content}"),
+        (
+            {"prompt": [{"role": "user"}, 5], "completion": "a"},
+            "prompt[1]: expected a message {role, content}",
+        ),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "completion": "a"},
             "only text parts can be read, found one of type 'image'",

@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.training import loading
 from rl.training.hardware import Hardware
-from rl.training.model_files import PolicyLoadError, adapter_read, base_hash
+from rl.training.model_files import PolicyLoadError, adapter_read
 from rl.training.policy import Generation, LoadedPolicy, adapter_save, generate, load_policy
 from rl.training.scoring import score_responses
 from tests.support.tiny_models import TOKENIZERS, tiny_adapter, tiny_model

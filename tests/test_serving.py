@@ -262,8 +262,8 @@ def test_who_waits_too_long_for_llama_is_sent_away(served: None) -> None:
 def test_a_promotion_writes_what_serving_needs_before_it_says_done(
     api: ApiClient, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from rl.checksums import base_hash
     from rl.registry.service import policy_promote
-    from rl.training.model_files import base_hash
     from tests.support.serving import BUNDLED
     from tests.support.tiny_models import tiny_adapter
 
@@ -304,8 +304,8 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
 
 @pytest.mark.training
 def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
+    from rl.checksums import base_hash
     from rl.export.service import ExportOrder, export
-    from rl.training.model_files import base_hash
     from tests.support.serving import BUNDLED
     from tests.support.tiny_models import tiny_adapter
 

@@ -117,7 +117,8 @@ def manifest_write(folder: Path, result: ExportResult) -> None:
     """Write export.json into a staged folder; file names in it are relative to the folder."""
     facts = result.as_dict()
     facts["files"] = [
-        {"path": file.path.name, "bytes": file.bytes, "sha256": file.sha256} for file in result.files
+        {"path": str(file.path.relative_to(folder)), "bytes": file.bytes, "sha256": file.sha256}
+        for file in result.files
     ]
     (folder / MANIFEST).write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,9 +133,7 @@ class ExternalWriter:
         done = subprocess.run(  # noqa: S603 - the operator named this program in the settings
             [*command, "--model-name", name], capture_output=True, text=True, check=False
         )
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
         if done.returncode != 0 or not path.is_file():
             lines = (done.stderr or done.stdout).strip().splitlines()
             raise ExportRefused(

@@ -76,11 +76,13 @@ def export_lora(
         source.copy_tokenizer(folder)
         checked = _check(source, folder)
         (folder / "README.md").write_text(_readme(source, checked), "utf-8")
-        files = [exported_file(path) for path in sorted(folder.iterdir())]
+        files = [exported_file(path) for path in sorted(folder.rglob("*")) if path.is_file()]
         manifest_write(folder, ExportResult("lora", files, checked))
         files.append(exported_file(folder / "export.json"))
     return ExportResult(
-        "lora", [ExportedFile(output / file.path.name, file.bytes, file.sha256) for file in files], checked
+        "lora",
+        [ExportedFile(output / file.path.relative_to(folder), file.bytes, file.sha256) for file in files],
+        checked,
     )
 
 

@@ -61,10 +61,10 @@ def export_merged(
         notes = (
             [f"log-probabilities were not compared: {reference.skip_reason}"] if reference.skip_reason else []
         )
-        files = [exported_file(path) for path in sorted(folder.iterdir())]
+        files = [exported_file(path) for path in sorted(folder.rglob("*")) if path.is_file()]
         manifest_write(folder, ExportResult("merged", files, checked, notes))
         files.append(exported_file(folder / "export.json"))
-    moved = [type(file)(output / file.path.name, file.bytes, file.sha256) for file in files]
+    moved = [type(file)(output / file.path.relative_to(folder), file.bytes, file.sha256) for file in files]
     return ExportResult("merged", moved, checked, notes)
 
 

@@ -91,10 +91,10 @@ def export_onnx(
         source.copy_tokenizer(folder)
         progress("comparing with the original", 0, 0)
         checked = _check(folder / MODEL, prompts, expected, cores_for(weights_bytes))
-        files = [exported_file(path) for path in sorted(folder.iterdir())]
+        files = [exported_file(path) for path in sorted(folder.rglob("*")) if path.is_file()]
         manifest_write(folder, ExportResult("onnx", files, checked))
         files.append(exported_file(folder / "export.json"))
-    moved = [ExportedFile(output / file.path.name, file.bytes, file.sha256) for file in files]
+    moved = [ExportedFile(output / file.path.relative_to(folder), file.bytes, file.sha256) for file in files]
     return ExportResult("onnx", moved, checked)
 
 

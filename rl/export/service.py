@@ -13,6 +13,7 @@ from django.conf import settings
 
 from backend.disks import file_replace
 from backend.file_locks import file_lock
+from rl.bundled_models import base_named
 from rl.checksums import sums_write
 from rl.evaluation.service import base_of
 from rl.export.exporters import ADAPTER, EXPORTERS, LINEAR, exporters_of
@@ -124,7 +125,7 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
     result = _write(order, base_model, adapter, output, name, progress)
     report = _export_register(order, policy, adapter, base_model, result)
     if policy is not None and order.format == "gguf-lora" and base_file(_base_of(policy)) is None:
-        base_export(policy.base_model, settings.SERVING_QUANTIZATION, progress)
+        base_export(order.base_model or _base_name(policy), settings.SERVING_QUANTIZATION, progress)
     return report
 
 
@@ -176,6 +177,10 @@ def _export_register(
     }
 
 
+def _base_name(policy: Policy) -> str:
+    return base_named(policy.base_model, policy.base_model_hash)
+
+
 def _base_of(policy: Policy) -> Model:
     return Model(BASE, policy.base_model, policy.base_model_hash)
 
@@ -192,14 +197,15 @@ def base_export(
         progress(0, 0, LIBRARIES)
     from rl.export.artifact import ExportResult, exported_file
     from rl.export.gguf import export_gguf
-    from rl.training.model_files import base_hash, model_located
+    from rl.export.source import base_folder as base_located
+    from rl.export.source import base_identity
 
-    folder = base_folder(base_hash(model_located(base_model)))
+    folder = base_folder(base_identity(base_model, base_located(base_model)))
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"base-{quantization}.gguf"
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
     with file_lock(folder / "making.lock"):
-        # whoever waited for the lock finds what it waited for: the folder is named by the hash of the weights
+        # whoever waited for the lock finds what it waited for: the folder is named by the identity of the base
         if target.is_file() and base_file_is_whole(target):
             result = ExportResult("gguf", [exported_file(target)], {}, ["it was there already"])
         else:

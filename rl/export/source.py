@@ -10,15 +10,11 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from rl.bundled_models import base_named, resolve_base_model
+from rl.checksums import TEMPLATE_FILES, TOKENIZER_FILES, base_files, base_hash
 from rl.export.artifact import ExportRefused
 from rl.export.weights import Adapter, BaseWeights, MergedWeights, adapter_open
-from rl.training.model_files import base_hash
+from rl.training.model_files import base_changes
 
-# What lies in a model's folder beside its weights and is needed to use it.
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 
@@ -55,7 +51,7 @@ class Source:
             ) from error
 
     def copy_tokenizer(self, target: Path) -> list[Path]:
-        return _copy(self.tokenizer_folder, target, TOKENIZER_FILES)
+        return _copy(self.tokenizer_folder, target, TOKENIZER_FILES + TEMPLATE_FILES)
 
     def copy_config(self, target: Path) -> list[Path]:
         return _copy(self.base, target, CONFIG_FILES + LICENSE_FILES)
@@ -102,6 +98,7 @@ def _fetch(name: str) -> Path:
         "model*.safetensors",
         "model.safetensors.index.json",
         *TOKENIZER_FILES,
+        *TEMPLATE_FILES,
         *CONFIG_FILES,
         *LICENSE_FILES,
     ]
@@ -114,26 +111,30 @@ def _fetch(name: str) -> Path:
         ) from error
 
 
+def base_identity(name: str, folder: Path) -> str:
+    """Identity of a base by its name and its folder. A folder of the hub's cache is named by its commit."""
+    local = Path(resolve_base_model(name)).expanduser().is_dir()
+    return base_hash(str(folder)) if local else f"commit:{folder.name}"
+
+
 def _hash_check(adapter: Adapter, name: str, folder: Path) -> None:
     expected = str(adapter.facts.get("base_model_hash") or "")
-    if expected.startswith("commit:"):
-        # a model from the hub: its folder in the cache is named by the commit
-        found = f"commit:{folder.name}"
-    elif expected.startswith("sha256:"):
-        found = base_hash(str(folder))
-    else:
+    if not expected.startswith(("commit:", "sha256:")):
         return
+    found = base_identity(name, folder)
     if expected != found:
         raise ExportRefused(
             f"expected the base model the adapter was trained on, {adapter.base_model} ({expected[:19]}), found {name} "
-            f"({found[:19]}); name the right one with --base-model"
+            f"({found[:19]}){base_changes(adapter.facts, base_files(folder))}; name the right one with --base-model, "
+            "or train again"
         )
 
 
-def _copy(source: Path, target: Path, names: tuple[str, ...]) -> list[Path]:
+def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> list[Path]:
     copied = []
-    for name in names:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
-            copied.append(target / name)
+    for file in sorted(file for pattern in patterns for file in source.glob(pattern) if file.is_file()):
+        place = target / file.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, place)
+        copied.append(place)
     return copied

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from rl.bundled_models import FIRST_HASH, base_named, resolve_base_model
+from rl.bundled_models import base_named, resolve_base_model
 from rl.checksums import FileDamaged, sums_check
 
 FACTS = "ratchet.json"
@@ -56,35 +55,38 @@ def adapter_read(path: str | Path) -> dict[str, Any]:
     return facts
 
 
-def base_hash(source: str, commit: str | None = None) -> str:
-    """Identity of a base: sha256 over config.json and every safetensors file, or the hub's commit hash."""
-    if not Path(source).is_dir():
-        return f"commit:{commit}" if commit else f"name:{source}"
-    digest = hashlib.sha256()
-    for file in [*sorted(Path(source).glob("*.safetensors")), Path(source) / "config.json"]:
-        digest.update(f"{file.name}:{file.stat().st_size}\n".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-    return f"sha256:{digest.hexdigest()}"
-
-
-def base_check(what: str, facts: Mapping[str, Any], base_model: str, found: str) -> None:
+def base_check(
+    what: str,
+    facts: Mapping[str, Any],
+    base_model: str,
+    found: str,
+    files: Mapping[str, str] | None = None,
+) -> None:
     """Raises PolicyLoadError where `what` was trained on another base than the one whose hash is `found`.
 
-    What notes no hash passes.
+    The message names those of the base's `files` (`base_files`) that are others. What notes no hash passes.
     """
     expected = str(facts.get("base_model_hash") or "")
     if expected and expected != found:
         raise PolicyLoadError(
             f"{what} was trained on {facts.get('base_model')!r} ({expected[:19]}…), but {base_model!r} is "
-            f"{found[:19]}…: it only works with its own base model. Give that one, or train it again"
+            f"{found[:19]}…{base_changes(facts, files or {})}: it only works with its own base model. Give that one, "
+            "or train it again"
         )
 
 
+def base_changes(facts: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """Files in which a base differs from the one an adapter was trained on, as words to add to a message."""
+    before = facts.get("base_files")
+    if not isinstance(before, dict) or not before or not files:
+        return ""
+    changed = [name for name in sorted(before.keys() | files.keys()) if before.get(name) != files.get(name)]
+    return f" (changed since: {', '.join(changed[:4])})" if changed else ""
+
+
 def base_of(facts: Mapping[str, Any]) -> str:
-    """The name of the base that a reward or label model was trained on, of former bundled ones by its hash."""
-    return base_named(str(facts["base_model"]), str(facts.get("base_model_hash") or FIRST_HASH))
+    """The name of the base that a reward or label model was trained on, of bundled ones by its hash."""
+    return base_named(str(facts["base_model"]), str(facts.get("base_model_hash") or ""))
 
 
 def model_located(base_model: str) -> str:

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rl.agents.base import Message
 from rl.bundled_models import base_named
-from rl.checksums import sums_write
+from rl.checksums import base_files, base_hash, sums_write
 from rl.decoding.constraint import Constraint, GrammarVocabulary
 from rl.decoding.grammar import SchemaRefused
 from rl.recipes import Recipe
@@ -44,7 +44,6 @@ from rl.training.model_files import (
     PolicyLoadError,
     adapter_read,
     base_check,
-    base_hash,
     model_located,
 )
 from rl.training.packed.row_cache import RowCache
@@ -62,11 +61,14 @@ class LoadedPolicy:
     base_model: str
     """Base model as it was named: `bundled`, a hub name or a path."""
     base_model_hash: str
+    """Identity of the base (`rl.checksums.base_hash`)."""
     device: torch.device
     hardware: Hardware
     quantization: str = "none"
     """Quantization in use: `none` or `4bit`."""
     adapter: str | None = None
+    base_files: dict[str, str] = field(default_factory=dict)
+    """Files of the base that its identity covers, and their sums; none of a model from the hub."""
     notes: list[str] = field(default_factory=list)
     strategy: str | None = None
     """Strategy by which rows that share a prompt are computed (`packed.strategies.Strategy`); None before the
@@ -177,6 +179,7 @@ def load_policy(
         encoder=encoder,
         base_model=base_model,
         base_model_hash=base_hash(source, getattr(model.config, "_commit_hash", None)),
+        base_files=base_files(Path(source)) if Path(source).is_dir() else {},
         device=model.device,
         hardware=hardware,
         quantization="4bit" if four_bit_config else "none",
@@ -390,6 +393,7 @@ def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", metho
     facts = {
         "base_model": policy.base_model,
         "base_model_hash": policy.base_model_hash,
+        "base_files": policy.base_files,
         "agent": agent,
         "method": method,
         "trained_on": policy.quantization,
@@ -405,7 +409,7 @@ def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> No
     """Raises PolicyLoadError for an adapter of another base than the one that is loaded."""
     expected = facts.get("base_model_hash")
     if expected:
-        base_check(f"the adapter {path}", facts, policy.base_model, policy.base_model_hash)
+        base_check(f"the adapter {path}", facts, policy.base_model, policy.base_model_hash, policy.base_files)
     if not expected:
         policy.notes.append(
             f"{path.name} has no {FACTS}: whether it belongs to this base could not be checked"

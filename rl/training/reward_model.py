@@ -21,6 +21,7 @@ import transformers
 from datasets import Dataset
 from peft import LoraConfig, TaskType, get_peft_model
 
+from rl.checksums import base_hash
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.recipes.reward_model import AUTO, CAUSAL, FACTS, LINEAR
@@ -347,8 +348,6 @@ class RewardModelTrainer:
 
 
 def _as_policy(model: Any, encoder: Any, base_model: str, hardware: Hardware) -> LoadedPolicy:
-    from rl.training.model_files import base_hash
-
     return LoadedPolicy(
         model=model,
         tokenizer=encoder.tokenizer,

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rl.agents.base import Message
+from rl.checksums import base_hash
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.linear.rows import single_text
 from rl.recipes.reward_model import FACTS, LINEAR
@@ -23,7 +24,7 @@ from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape, without_bars
-from rl.training.model_files import PolicyLoadError, base_check, base_hash, base_of, model_located
+from rl.training.model_files import PolicyLoadError, base_check, base_of, model_located
 from rl.training.policy import matmul
 from rl.training.reward_metrics import sigmoid
 from rl.training.score_trainer import pad_batch
