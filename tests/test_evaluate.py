@@ -67,6 +67,10 @@ def a_row(ask: str, chosen: str, rejected: str, **state: Any) -> dict[str, Any]:
 class Made:
     """A policy that is a table: log-probability per (ask, response), answer per ask."""
 
+    @staticmethod
+    def renderable(rows: Any, sides: Any) -> tuple[Any, dict[str, int]]:
+        return rows, {}
+
     def __init__(
         self,
         logps: Mapping[tuple[str, str], float],
@@ -75,6 +79,7 @@ class Made:
     ) -> None:
         self.logps, self.answers, self.tokens = logps, answers, tokens or {}
         self.base_model, self.adapter = "made", "made-v1"
+        self.encoder = self
         self.asked: list[str] = []
         self.chosen: dict[str, str] = {}
         """Ask -> what is the likeliest of the listed answers, where that is not what is written."""

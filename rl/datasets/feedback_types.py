@@ -144,10 +144,35 @@ Evidence: TypeAlias = (
 
 
 def completion_key(completion: Completion) -> str:
-    """A text that stands for a completion: itself, or marked JSON for messages."""
+    """A text that stands for a completion: itself, or marked JSON for messages, without the ids of their calls."""
     if isinstance(completion, str):
         return completion
-    return _AS_MESSAGES + json.dumps(completion, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    turns = [_without_ids(message) for message in completion]
+    return _AS_MESSAGES + json.dumps(turns, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without what differs each time the same is said: ids of calls, blanks in their arguments."""
+    found = {key: value for key, value in message.items() if key not in ("tool_call_id", "id")}
+    if isinstance(calls := found.get("tool_calls"), list):
+        found["tool_calls"] = [_call_plain(call) for call in calls]
+    return found
+
+
+def _call_plain(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return {"type": "function", "function": function}
+    return {
+        "type": "function",
+        "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)},
+    }
 
 
 def completion_of(key: str) -> Completion:
@@ -156,6 +181,19 @@ def completion_of(key: str) -> Completion:
         return key
     messages: list[dict[str, Any]] = json.loads(key[len(_AS_MESSAGES) :])
     return messages
+
+
+def plain_key(key: str) -> str:
+    """A completion's key without what does not change it: blanks, and the order of keys in JSON."""
+    if not key.startswith(_AS_MESSAGES):
+        return answer_plain(key)
+    turns = json.loads(key[len(_AS_MESSAGES) :])
+    for turn in turns:
+        for call in turn.get("tool_calls") or ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+                function["arguments"] = answer_plain(function["arguments"])
+    return _AS_MESSAGES + json.dumps(turns, sort_keys=True, ensure_ascii=False)
 
 
 class Spellings:
@@ -172,7 +210,7 @@ class Spellings:
     def key(self, completion: Completion) -> str:
         """One key for every spelling of a response; the spelling is counted."""
         written = completion_key(completion)
-        key = answer_plain(written)
+        key = plain_key(written)
         times = self._written.setdefault(key, {})
         times[written] = times.get(written, 0) + 1
         return key
@@ -191,7 +229,7 @@ def same_response(one: Completion, other: Completion) -> bool:
 
 def bare(key: str) -> str:
     """A key without white space; equal for responses that say the same."""
-    return "".join(answer_plain(key).split())
+    return "".join(plain_key(key).split())
 
 
 def digest_of(*parts: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from backend.installation import PROGRAM
 from feedback import selectors
+from feedback.messages import MessageError, messages_read
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
     REWARD_KINDS,
@@ -242,15 +243,12 @@ def _as_messages(completion: Completion) -> list[dict[str, Any]]:
 
 
 def messages_plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Messages whose content is plain text: lists of text parts are joined. None where another kind of part is among
-    them."""
-    plain: list[dict[str, Any]] = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-            if not all(isinstance(text, str) for text in texts):
-                return None
-            message = {**message, "content": "".join(text for text in texts if text)}
-        plain.append(message)
-    return plain
+    """Messages of any dialect as OpenAI writes them, each with its text as content; None where a part is no text, or a
+    message cannot be read."""
+    try:
+        read = messages_read(messages)
+    except MessageError:
+        return None
+    if not all(message.is_text for message in read):
+        return None
+    return [{**message.bare.dump(), "content": message.text} for message in read]

@@ -82,6 +82,8 @@ def _adapter_plan(
         except LinearRefused as refusal:
             raise TrainingRefused(str(refusal)) from refusal
         recipe = recipe.refit_to_rows(len(rows))
+    phase("checking the rows as tokens")
+    kept, left_out = preflight.tokens_check(base_model, recipe, rows)
     method = method_named(order.method)
     sampled = {"agent": order.agent} if method.kind == "prompts" else {}
     with agent_resolve(agent_served(order.agent)):
@@ -100,6 +102,8 @@ def _adapter_plan(
             phase=phase,
         )
     return {
+        "samples": {**prepared.counts, "train": prepared.counts["train"] - (len(rows) - kept)},
+        "left_out": {**prepared.left_out, **left_out},
         "estimated_steps": expected.steps * tries,
         "estimated_minutes": expected.minutes * tries,
         "estimated_memory_gb": expected.memory_gb,

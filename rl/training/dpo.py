@@ -12,7 +12,7 @@ import trl
 from datasets import Dataset
 
 from rl.recipes import DPORecipe
-from rl.training.encoding import EncodedPairs, EncodedResponse
+from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
 from rl.training.policy import LoadedPolicy, matmul
@@ -30,6 +30,24 @@ from rl.training.trl_runs import (
     weights_begin,
 )
 from rl.training.warm_up import WarmUp, warm_up
+
+
+def encode_pairs(encoder: Encoder, recipe: DPORecipe, rows: Sequence[Any]) -> EncodedPairs:
+    """Pairs as tokens, with what was left out."""
+    try:
+        return encoder.pairs(rows, recipe.max_length, recipe.max_completion_length)
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
+
+
+def pairs_check(pairs: EncodedPairs, rows: int) -> EncodedPairs:
+    """The pairs, where there are any to train on. Raises TrainingRefused."""
+    if not pairs.rows:
+        raise TrainingRefused(
+            f"expected at least one pair whose responses differ for the model, found none among {rows}: "
+            + ", ".join(f"{count} {why}" for why, count in pairs.left_out.items())
+        )
+    return pairs
 
 
 class DPOTrainer:
@@ -75,12 +93,8 @@ class DPOTrainer:
         policy = self.load_base_model()
         self.context.note_all(policy.notes)
         head_check(policy)
-        train, held_out = self._encode(policy, train_rows), self._encode(policy, eval_rows)
-        if not train.rows:
-            raise TrainingRefused(
-                "expected at least one pair whose responses differ for the model, found none among "
-                f"{len(train_rows)}: " + ", ".join(f"{count} {why}" for why, count in train.left_out.items())
-            )
+        train = pairs_check(encode_pairs(policy.encoder, self.recipe, train_rows), len(train_rows))
+        held_out = encode_pairs(policy.encoder, self.recipe, eval_rows)
         self._report_cuts(train)
         now = run_facts(self.recipe, policy, train.rows, arguments.world_size)
         same_run_check(self.context, now, resumed=checkpoint is not None)
@@ -107,19 +121,13 @@ class DPOTrainer:
 
     def _warm_up(self, rows: Sequence[Any]) -> None:
         responses = [
-            {"prompt": row["prompt"], "completion": row[side]}
+            {"prompt": row["prompt"], "completion": row[side], "tools": row.get("tools")}
             for row in rows
             for side in ("chosen", "rejected")
         ]
         self.warm_up = warm_up(self.context, responses)
         if self.warm_up is not None:
             self.context.note(self.warm_up.note)
-
-    def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> EncodedPairs:
-        try:
-            return policy.encoder.pairs(rows, self.recipe.max_length, self.recipe.max_completion_length)
-        except ValueError as error:
-            raise TrainingRefused(str(error)) from error
 
     def _report_cuts(self, pairs: EncodedPairs) -> None:
         if any(pairs.truncated.values()):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import TemplateError
 
+from feedback.messages import ChatMessage, messages_read
 from rl.agents.base import Message
 from rl.training.packed.row_cache import RowCache, row_key
 
@@ -27,6 +29,37 @@ DEFAULT_CHAT_TEMPLATE = (
 """For base models that come without one (GPT-2, OPT): plain paragraphs, each answer ended by the eos token."""
 
 PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
+
+
+class NotRenderable(ValueError):
+    """A prompt or a response that the base model's chat template cannot render whole; its row is left out."""
+
+
+class ToolPrompt(list[Message]):
+    """The messages of a prompt, with the tools that were offered beside them."""
+
+    def __init__(self, messages: Iterable[Message], tools: Sequence[Any] = ()) -> None:
+        super().__init__(messages)
+        self.tools = list(tools)
+
+
+class SpokenAnswer(str):
+    """A response that only the chat template can write: with calls of tools, or with its reasoning.
+
+    As a text it is its words with its calls as Hermes and Qwen write them, so that it can be compared and measured.
+    """
+
+    turn: ChatMessage
+
+    @classmethod
+    def of(cls, turn: ChatMessage) -> SpokenAnswer:
+        calls = ({"name": call.function.name, "arguments": call.function.parsed} for call in turn.tool_calls)
+        text = turn.text + "".join(
+            f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>" for call in calls
+        )
+        made = cls(text)
+        made.turn = turn
+        return made
 
 
 @dataclass(frozen=True)
@@ -86,21 +119,95 @@ class Encoder:
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt as text, ready to be answered. Templates without a system turn get it in the user turn.
 
-        Raises ValueError where the template refuses the messages.
+        Raises NotRenderable where the template refuses the messages, or drops a tool or a call.
         """
+        return self._rendered(messages, getattr(messages, "tools", []), answer=None)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], answer: ChatMessage | None) -> str:
+        """The prompt with its generation prompt, or followed by an answer. Raises NotRenderable."""
+        asked = [template_message(message) for message in messages]
+        whole = (
+            asked if answer is None else [*asked, template_message(answer.dump(), reasoning=answer.reasoning)]
+        )
         try:
-            return self._template(messages, add_generation_prompt=True)
-        except TemplateError as error:
-            if messages and messages[0]["role"] == "system" and len(messages) > 1:
-                first = {**messages[1], "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
-                try:
-                    return self._template([first, *messages[2:]], add_generation_prompt=True)
-                except TemplateError:
-                    pass  # the first reason is the one to report
+            text = self._template(whole, add_generation_prompt=answer is None, tools=tools)
+        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+            if whole[0]["role"] != "system" or len(whole) < 2:
+                raise self._refusal(error, messages) from error
+            first = {**whole[1], "content": f"{whole[0]['content']}\n\n{whole[1]['content']}"}
+            try:
+                text = self._template([first, *whole[2:]], add_generation_prompt=answer is None, tools=tools)
+            except (TemplateError, TypeError, KeyError, AttributeError):
+                raise self._refusal(error, messages) from error  # the first reason is the one to report
+        names = [_tool_name(tool) for tool in tools]
+        names += [call["function"]["name"] for message in asked for call in message.get("tool_calls", ())]
+        if missing := [name for name in names if name and name not in text]:
+            raise NotRenderable(
+                f"the base model's chat template does not write tools or their calls ({', '.join(missing[:4])})"
+            )
+        return text
+
+    def _refusal(self, error: Exception, messages: Sequence[Message]) -> NotRenderable:
+        return NotRenderable(
+            f"the base model's chat template refuses this prompt ({error}); roles found: "
+            f"{', '.join(str(message.get('role')) for message in messages)}"
+        )
+
+    def answer_text(self, messages: Sequence[Message], answer: str) -> str:
+        """The words of an answer after the rendered prompt, without the token that ends the turn.
+
+        A text is itself. An answer with calls, or with reasoning, is what the template writes for it: the rendering of
+        prompt and answer less the rendering of the prompt. Raises NotRenderable where the template cannot write it.
+        """
+        if not isinstance(answer, SpokenAnswer):
+            return answer
+        tools = getattr(messages, "tools", [])
+        prompt = self._rendered(messages, tools, answer=None)
+        whole = self._rendered(messages, tools, answer=answer.turn)
+        if not whole.startswith(prompt):
+            raise NotRenderable(
+                "the base model's chat template writes a prompt otherwise once it is answered"
+            )
+        text = self._without_turn_end(whole[len(prompt) :])
+        if not answer.turn.reasoning:
+            text = re.sub(r"^\s*<think>\s*</think>\s*", "", text)
+        elif answer.turn.reasoning not in text:
             raise ValueError(
-                f"the base model's chat template refuses this prompt ({error}); roles found: "
-                f"{', '.join(str(message.get('role')) for message in messages)}"
-            ) from error
+                "the base model's chat template does not write reasoning; train without --set reasoning=keep"
+            )
+        for call in answer.turn.tool_calls:
+            if call.function.name not in text or not all(
+                name in text for name in _argument_names(call.function.parsed)
+            ):
+                raise NotRenderable(
+                    f"the base model's chat template does not write the call of {call.function.name}"
+                )
+        return text
+
+    def _without_turn_end(self, text: str) -> str:
+        if self.turn_end_id is None:
+            return text.rstrip()
+        end = str(self.tokenizer.convert_ids_to_tokens(self.turn_end_id))
+        before, found, _ = text.rpartition(end)
+        return before if found else text.rstrip()
+
+    def renderable(self, rows: Sequence[Any], sides: Sequence[str]) -> tuple[list[Any], dict[str, int]]:
+        """The rows that the chat template can render, with their answers `sides`, and how many it cannot.
+
+        Raises ValueError for a row of another shape, with its number (from 0).
+        """
+        kept = []
+        for number, row in enumerate(rows):
+            messages = prompt_messages(row, number)
+            try:
+                self.render(messages)
+                for side in sides:
+                    self.answer_text(messages, response_text(row, side, number))
+            except NotRenderable:
+                continue
+            kept.append(row)
+        left_out = len(rows) - len(kept)
+        return kept, {NOT_TEXT: left_out} if left_out else {}
 
     def prompts(
         self, prompts: Sequence[Sequence[Message]], room: int, max_length: int | None = None
@@ -114,7 +221,7 @@ class Encoder:
         if longest is None:
             return ids, 0
         limit = max(longest - room, 1)
-        cut = [self._cut_prompt(p, list(m), limit) for p, m in zip(ids, prompts, strict=True)]
+        cut = [self._cut_prompt(p, m, limit) for p, m in zip(ids, prompts, strict=True)]
         return cut, sum(len(a) < len(b) for a, b in zip(cut, ids, strict=True))
 
     def responses(
@@ -124,12 +231,10 @@ class Encoder:
         """Prompt and response ids of each item, cut to fit. Lengths in tokens; None means the model's context."""
         texts = [self.render(messages) for messages, _ in items]
         alone = self._ids(texts)
-        answers = self._answers(texts, alone, [response for _, response in items])
+        answers = self._answers(texts, alone, [self.answer_text(*item) for item in items])
         encoded = []
         for (messages, _), prompt, response in zip(items, alone, answers, strict=True):
-            prompt_ids, (answer,) = self._fit(
-                list(messages), prompt, [response], max_length, max_response_length
-            )
+            prompt_ids, (answer,) = self._fit(messages, prompt, [response], max_length, max_response_length)
             encoded.append(
                 EncodedResponse(prompt_ids, answer, len(prompt_ids) < len(prompt), len(answer) < len(response))
             )  # fmt: skip
@@ -150,19 +255,29 @@ class Encoder:
         the longer response loses its oldest tokens, the system turn last. Left out is only what cannot teach: sides
         that are identical once cut. Raises ValueError for a row of another shape, with its number (from 0).
         """
-        prompts, chosen, rejected, weights = [], [], [], []
+        prompts, chosen, rejected, weights, places = [], [], [], [], []
+        pairs = EncodedPairs()
         for number, row in enumerate(rows):
             prompt = prompt_messages(row, number)
+            try:
+                self.render(prompt)
+                sides = [
+                    self.answer_text(prompt, response_text(row, side, number))
+                    for side in ("chosen", "rejected")
+                ]
+            except NotRenderable:
+                pairs.left_out[NOT_TEXT] = pairs.left_out.get(NOT_TEXT, 0) + 1
+                continue
             prompts.append(prompt)
-            chosen.append(response_text(row, "chosen", number))
-            rejected.append(response_text(row, "rejected", number))
+            chosen.append(sides[0])
+            rejected.append(sides[1])
+            places.append(number)
             weight = row.get("weight")
             weights.append(1.0 if weight is None else float(weight))
             if not 0 < weights[-1] < float("inf"):
                 raise ValueError(f"row {number}: expected a weight above 0, found {row['weight']!r}")
         alone, answers = self._cached_ids([*prompts, *prompts], [*chosen, *rejected])
         goods, bads = answers[: len(prompts)], answers[len(prompts) :]
-        pairs = EncodedPairs()
         for i, (prompt_ids, good, bad) in enumerate(zip(alone[: len(prompts)], goods, bads, strict=True)):
             prompt_part, (good_kept, bad_kept) = self._fit(
                 prompts[i], prompt_ids, [good, bad], max_length, max_response_length
@@ -179,7 +294,7 @@ class Encoder:
                     "chosen_ids": good_kept,
                     "rejected_ids": bad_kept,
                     "weight": weights[i],
-                    "index": i,
+                    "index": places[i],
                 }
             )
         return pairs
@@ -191,7 +306,9 @@ class Encoder:
 
         A key is the tokenizer, its template, and the words. What is new is rendered and tokenised in one batch.
         """
-        prompt_texts = [json.dumps(list(prompt), sort_keys=True) for prompt in prompts]
+        prompt_texts = [
+            json.dumps([list(prompt), getattr(prompt, "tools", [])], sort_keys=True) for prompt in prompts
+        ]
         keys = [
             row_key(self.identity, prompt, response)
             for prompt, response in zip(prompt_texts, responses, strict=True)
@@ -233,10 +350,15 @@ class Encoder:
         ]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
-    def _template(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, tools: Sequence[Any] = ()
+    ) -> str:
         return str(
             self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **({"tools": list(tools)} if tools else {}),
             )
         )
 
@@ -260,7 +382,7 @@ class Encoder:
         return answers
 
     def _fit(
-        self, messages: list[Message], prompt: list[int], responses: list[list[int]], max_length: int | None,
+        self, messages: Sequence[Message], prompt: list[int], responses: list[list[int]], max_length: int | None,
         max_response_length: int | None,
     ) -> tuple[list[int], list[list[int]]]:  # fmt: skip
         """Cut responses at their end and the prompt at its start until prompt + longest response fit.
@@ -275,7 +397,7 @@ class Encoder:
         room = limit - max(len(response) for response in cut_responses)
         return self._cut_prompt(prompt, messages, room), cut_responses
 
-    def _cut_prompt(self, prompt: list[int], messages: list[Message], limit: int) -> list[int]:
+    def _cut_prompt(self, prompt: list[int], messages: Sequence[Message], limit: int) -> list[int]:
         if len(prompt) <= limit:
             return prompt
         head = self._head(prompt, messages)
@@ -284,11 +406,15 @@ class Encoder:
             head = [bos] if bos is not None and prompt[0] == bos and limit > 1 else []
         return head + prompt[len(prompt) - (limit - len(head)) :]
 
-    def _head(self, prompt: list[int], messages: list[Message]) -> list[int]:
+    def _head(self, prompt: list[int], messages: Sequence[Message]) -> list[int]:
         """The tokens before the first user's own words: bos, the system turn, the user turn's opening."""
         system = messages[:1] if messages and messages[0]["role"] == "system" else []
+        tools = getattr(messages, "tools", [])
         one, two = self._ids(
-            [self.render([*system, {"role": "user", "content": text}]) for text in ("Ratchet", "9 probes")]
+            [
+                self.render(ToolPrompt([*system, {"role": "user", "content": text}], tools))
+                for text in ("Ratchet", "9 probes")
+            ]
         )
         head = _common(one, two)
         return prompt[: len(_common(head, prompt))]
@@ -318,34 +444,82 @@ def _common(one: list[int], two: list[int]) -> list[int]:
     return one[:length]
 
 
-def prompt_messages(row: Any, number: int) -> list[Message]:
-    """The prompt of a pair. Raises ValueError unless it is a list of messages."""
+NOT_TEXT = "not_text"
+"""Reason why rows that the chat template cannot render are left out."""
+
+
+def none_rendered(what: str, rows: int) -> str:
+    """The refusal where no row is left to train on."""
+    return (
+        f"expected at least one {what} that the base model's chat template can render, found none among {rows}; "
+        "choose a base model whose template writes tools and their calls"
+    )
+
+
+def template_message(message: Mapping[str, Any], reasoning: str = "") -> dict[str, Any]:
+    """A message as chat templates expect it: arguments of calls as objects, no id that differs from run to run."""
+    found = {
+        key: value for key, value in message.items() if key in ("role", "content", "name", "tool_call_id")
+    }
+    if found["role"] == "developer":
+        found["role"] = "system"
+    if found.get("content") is None:
+        found["content"] = ""
+    if calls := message.get("tool_calls"):
+        read = ChatMessage.model_validate({"role": "assistant", "tool_calls": calls}).tool_calls
+        found["tool_calls"] = [
+            {"type": "function", "function": {"name": call.function.name, "arguments": call.function.parsed}}
+            | ({"id": call.id} if call.id else {})
+            for call in read
+        ]
+    if reasoning:  # Qwen and DeepSeek read the first name, gpt-oss and SmolLM the second
+        found |= {"reasoning_content": reasoning, "thinking": reasoning}
+    return found
+
+
+def _tool_name(tool: Any) -> str:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+    return str(function.get("name") or "") if isinstance(function, Mapping) else ""
+
+
+def _argument_names(arguments: Any) -> list[str]:
+    return [str(name) for name in arguments] if isinstance(arguments, Mapping) else []
+
+
+def prompt_messages(row: Any, number: int) -> ToolPrompt:
+    """The prompt of a row with its tools. Raises ValueError unless it is a list of text messages."""
     prompt = row.get("prompt") if hasattr(row, "get") else None
-    if (
-        not isinstance(prompt, (list, tuple))
-        or not prompt
-        or not all(
-            isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") for m in prompt
-        )
-    ):
-        raise ValueError(
-            f"row {number}: expected `prompt`, a list of messages with role and content; found {str(prompt)[:120]}"
-        )
-    return list(prompt)
+    if isinstance(prompt, (list, tuple)) and prompt:
+        try:
+            messages = messages_read(list(prompt), "prompt")
+        except ValueError as error:
+            raise ValueError(f"row {number}: {error}") from error
+        if messages and all(message.is_text for message in messages):
+            plain = [{**message.bare.dump(), "content": message.text} for message in messages]
+            return ToolPrompt(plain, row.get("tools") or ())
+    raise ValueError(
+        f"row {number}: expected `prompt`, a list of messages with role and content; found {str(prompt)[:120]}"
+    )
 
 
 def response_text(row: Any, side: str, number: int) -> str:
-    """The `chosen` or `rejected` response of a pair. Raises ValueError unless it is a text or one message."""
+    """The response under `side`: a text, or a SpokenAnswer where it has calls or reasoning.
+
+    Of several messages the first turn is taken: what follows depends on the results of its calls. Raises ValueError
+    unless it is a text or messages that begin with the assistant's.
+    """
     value = row.get(side)
     if isinstance(value, str):
         return value
-    if (
-        isinstance(value, (list, tuple))
-        and len(value) == 1
-        and isinstance(value[0], dict)
-        and isinstance(value[0].get("content"), str)
-    ):
-        return str(value[0]["content"])
+    if isinstance(value, (list, tuple)) and value:
+        try:
+            turn = messages_read(list(value), side)[0]
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"row {number}: {error}") from error
+        if turn.role == "assistant" and not turn.says_something:
+            raise NotRenderable(f"row {number}: `{side}` is a message that says nothing")
+        if turn.role == "assistant" and turn.is_text:
+            return SpokenAnswer.of(turn) if turn.tool_calls or turn.reasoning else turn.text
     raise ValueError(
-        f"row {number}: expected `{side}`, a text or one assistant message; found {str(value)[:120]}"
+        f"row {number}: expected `{side}`, a text or the assistant's messages; found {str(value)[:120]}"
     )

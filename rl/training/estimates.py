@@ -216,9 +216,8 @@ def kto(
     """The same of `KTOTrainer.train(rows)`."""
     hardware = hardware or detect()
     shape = load_shape(base_model)
-    items = shape[1].column(
-        _sample(rows, recipe), "completion", recipe.max_length, recipe.max_completion_length
-    )
+    some, _ = shape[1].renderable(_sample(rows, recipe), ("completion",))
+    items = shape[1].column(some, "completion", recipe.max_length, recipe.max_completion_length)
     if not items:
         return estimate_zero("response")
     steps = recipe.steps(len(rows))
@@ -244,9 +243,8 @@ def sft(
     """The same of `SFTTrainer.train(rows)`."""
     hardware = hardware or detect()
     shape = load_shape(base_model)
-    items = shape[1].column(
-        _sample(rows, recipe), "completion", recipe.max_length, recipe.max_completion_length
-    )
+    some, _ = shape[1].renderable(_sample(rows, recipe), ("completion",))
+    items = shape[1].column(some, "completion", recipe.max_length, recipe.max_completion_length)
     if not items:
         return estimate_zero("demonstration")
     steps = recipe.steps(len(rows))
@@ -270,10 +268,8 @@ def reward_model(
     causal = recipe.architecture != "encoder"
     shape = load_shape(base_model, causal=causal)
     sides = ("chosen", "rejected") if recipe.objective == "pairwise" else ("completion",)
-    columns = [
-        shape[1].column(_sample(rows, recipe), side, recipe.max_length, recipe.max_completion_length)
-        for side in sides
-    ]
+    some, _ = shape[1].renderable(_sample(rows, recipe), sides)
+    columns = [shape[1].column(some, side, recipe.max_length, recipe.max_completion_length) for side in sides]
     if not columns[0]:
         return estimate_zero("row")
     cut = [batches(column, recipe.batch_size) for column in columns]

@@ -111,6 +111,17 @@ def evaluate_policy(
     """
     rows = pairs_of_prompts(pairs, max_samples)
     other_rows = {kind: list(found)[:max_samples] for kind, found in (others or {}).items() if found}
+    encoder = next((side.encoder for side in (policy, against) if isinstance(side, LoadedPolicy)), None)
+    if encoder is not None:
+        try:
+            rows = encoder.renderable(rows, ("chosen", "rejected"))[0]
+            other_rows = {
+                kind: kept
+                for kind, found in other_rows.items()
+                if (kept := encoder.renderable(found, () if kind in GENERATED_KINDS else ("completion",))[0])
+            }
+        except ValueError as error:
+            raise TrainingRefused(str(error)) from error
     if not rows and not other_rows:
         raise TrainingRefused(
             "expected at least one held-out pair or rated answer to evaluate on, found none"

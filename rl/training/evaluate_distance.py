@@ -31,7 +31,7 @@ def kl_to_reference(
     the answers are greedy or chosen, and an estimator that takes them for draws (k3) was carried by single tokens of
     which the policy is less sure than its reference (14 nats per token for 6.6).
     """
-    texts = [(list(messages), text) for messages, text in answers if text]
+    texts = [(messages, text) for messages, text in answers if text]
     items = policy.encoder.responses(texts)
     if policy.adapter is None or not items:
         return None

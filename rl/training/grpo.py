@@ -190,6 +190,7 @@ class GRPOTrainer:
         """Token rows {"prompt_ids", "answers", "rewards"} of groups that can teach, what was cut, what left out."""
         items, rewards = [], []
         try:
+            rows, _ = policy.encoder.renderable(rows, ())
             for number, row in enumerate(rows):
                 answers = [response_text({"a": said}, "a", number) for said in row["completions"]]
                 if len(answers) != len(row["rewards"]):

@@ -17,7 +17,7 @@ from torch.nn import functional
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from rl.recipes import AdapterRecipe, KTORecipe
-from rl.training.encoding import EncodedResponse
+from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.packed.packing import completion_batch, pack
 from rl.training.packed.strategies import Strategy
@@ -65,6 +65,30 @@ def kto_weights(good: int, bad: int) -> tuple[float, float]:
     return 1.0, 1.0
 
 
+def labels_check(rows: Sequence[Any]) -> None:
+    """Raises TrainingRefused for rows of one kind alone, before anything is loaded."""
+    good = sum(bool(row.get("label")) for row in rows)
+    kto_weights(good, len(rows) - good)
+
+
+def encode_labels(
+    encoder: Encoder, recipe: KTORecipe, rows: Sequence[Any]
+) -> tuple[list[tuple[EncodedResponse, bool]], dict[str, int]]:
+    """Labelled responses as tokens, and what was left out: rows that cannot be rendered, and empty responses."""
+    try:
+        kept, left_out = encoder.renderable(rows, ("completion",))
+        encoded = encoder.column(kept, "completion", recipe.max_length, recipe.max_completion_length)
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
+    items = [
+        (item, bool(row["label"]))
+        for item, row in zip(encoded, kept, strict=True)
+        if item.prompt_ids and item.response_ids
+    ]
+    empty = len(kept) - len(items)
+    return items, left_out | ({"empty response": empty} if empty else {})
+
+
 class KTOTrainer:
     """Train a LoRA adapter on single responses that were liked or not.
 
@@ -93,16 +117,15 @@ class KTOTrainer:
         """Train and return the result; refusals and failures as DPOTrainer's."""
         start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
-        good = sum(bool(row.get("label")) for row in train_rows)
-        weights = kto_weights(good, len(train_rows) - good)
+        labels_check(train_rows)
         checkpoint, notes = folder_prepare(self.context)
         policy = self.load_base_model()
         head_check(policy)
-        items, left_out = self._encode(policy, train_rows)
-        if len(items) < 2:
-            raise TrainingRefused(f"expected at least 2 responses to train on, found {len(items)}")
+        items, left_out = encode_labels(policy.encoder, self.recipe, train_rows)
+        good = sum(label for _, label in items)
+        weights = kto_weights(good, len(items) - good)
         # the reference point needs a second prompt; one held-out row alone has none
-        held_out = self._encode(policy, eval_rows)[0] if len(eval_rows) > 1 else []
+        held_out = encode_labels(policy.encoder, self.recipe, eval_rows)[0] if len(eval_rows) > 1 else []
         arguments = self._arguments(len(items), len(held_out), weights)
         self.context.main_process = arguments.process_index == 0
         truncation = {
@@ -111,7 +134,7 @@ class KTOTrainer:
         }
         self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
         self.context.note(
-            f"{good:,} good and {len(train_rows) - good:,} bad responses: weights {arguments.desirable_weight:.3g} and "
+            f"{good:,} good and {len(items) - good:,} bad responses: weights {arguments.desirable_weight:.3g} and "
             f"{arguments.undesirable_weight:.3g}"
         )
         rows = [[item.prompt_ids, item.response_ids, label] for item, label in items]
@@ -152,23 +175,6 @@ class KTOTrainer:
         if self.warm_up is not None and self.context.main_process and result.status == "succeeded":
             self.warm_up.store(Path(result.checkpoint))
         return result
-
-    def _encode(
-        self, policy: LoadedPolicy, rows: Sequence[Any]
-    ) -> tuple[list[tuple[EncodedResponse, bool]], dict[str, int]]:
-        try:
-            encoded = policy.encoder.column(
-                rows, "completion", self.recipe.max_length, self.recipe.max_completion_length
-            )
-        except ValueError as error:
-            raise TrainingRefused(str(error)) from error
-        rows_in_context = [
-            (item, bool(row["label"]))
-            for item, row in zip(encoded, rows, strict=True)
-            if item.prompt_ids and item.response_ids
-        ]
-        empty = len(rows) - len(rows_in_context)
-        return rows_in_context, {"empty response": empty} if empty else {}
 
     def _arguments(self, rows: int, eval_rows: int, weights: tuple[float, float]) -> trl.KTOConfig:
         recipe = self.recipe

@@ -39,6 +39,12 @@ def load_shape(base_model: str, *, causal: bool = True) -> tuple[Any, Encoder, i
     return config, Encoder(tokenizer, context_of(config)), parameters
 
 
+def load_encoder(base_model: str) -> Encoder:
+    """A base model's encoder alone, without its weights. Raises PolicyLoadError."""
+    source = model_located(base_model)
+    return Encoder(tokenizer_load(base_model, source), context_of(config_load(base_model, source)))
+
+
 def config_load(base_model: str, source: str) -> Any:
     try:
         return AutoConfig.from_pretrained(source, trust_remote_code=False)

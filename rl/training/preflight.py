@@ -20,12 +20,12 @@ from torch import distributed
 
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
-from rl.recipes import BASE, Recipe, RewardModelRecipe
+from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.rewards.teachability import INSIST
 from rl.statistics import wilson_interval
-from rl.training.encoding import prompt_messages
+from rl.training.encoding import none_rendered, prompt_messages
 from rl.training.hardware import Hardware
-from rl.training.loading import load_shape
+from rl.training.loading import load_encoder, load_shape
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from rl.training.progress import TrainListener
 from rl.training.result import TrainingRefused, TrainResult
@@ -107,7 +107,10 @@ def answers_check(
     """Greedy answers to PROMPTS of the rows, free or `within` the form that the agent serves; None for an agent of free
     text, or without a row."""
     definition = get_agent(agent or "assistant")
-    if not definition.discrete or not rows:
+    if not definition.discrete:
+        return None
+    rows, _ = policy.encoder.renderable(rows, ())
+    if not rows:
         return None
     chosen = [rows[i] for i in sorted({len(rows) * i // PROMPTS for i in range(PROMPTS)})]
     was_training = policy.model.training
@@ -274,6 +277,41 @@ def plan_check(
     if fault := refusal_of(check, form_taught(recipe, check), agent):
         raise TrainingRefused(fault)
     return check
+
+
+def tokens_check(
+    base_model: str, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
+) -> tuple[int, dict[str, int]]:
+    """Rows that are left once they are tokens, and why the others are not, by the code that the training runs.
+
+    Only the tokenizer is loaded. Raises TrainingRefused as the training would: labels of one kind alone, pairs that
+    encode alike, nothing that the base model's chat template can render.
+    """
+    if not rows or (isinstance(recipe, RewardModelRecipe) and recipe.is_linear):
+        return len(rows), {}
+    encoder = load_encoder(base_model)
+    if isinstance(recipe, DPORecipe):
+        from rl.training.dpo import encode_pairs, pairs_check
+
+        pairs = pairs_check(encode_pairs(encoder, recipe, rows), len(rows))
+        return len(pairs.rows), pairs.left_out
+    if isinstance(recipe, KTORecipe):
+        from rl.training.kto import encode_labels, kto_weights
+
+        items, left_out = encode_labels(encoder, recipe, rows)
+        good = sum(label for _, label in items)
+        kto_weights(good, len(items) - good)
+        return len(items), left_out
+    pairwise = isinstance(recipe, RewardModelRecipe) and recipe.objective == "pairwise"
+    answered = isinstance(recipe, (SFTRecipe, RewardModelRecipe))
+    sides = ("chosen", "rejected") if pairwise else ("completion",) if answered else ()
+    try:
+        kept, left_out = encoder.renderable(rows, sides)
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
+    if not kept:
+        raise TrainingRefused(none_rendered("row", len(rows)))
+    return len(kept), left_out
 
 
 def train_with_checks(

@@ -234,6 +234,7 @@ class RewardModelTrainer:
         """Rows as tokens: `ids` (and for pairs `other_ids`, the rejected one) and the `target`."""
         sides = ("chosen", "rejected") if self.recipe.objective == "pairwise" else ("completion",)
         try:
+            rows, _ = encoder.renderable(rows, sides)
             columns = [
                 encoder.column(rows, side, self.recipe.max_length, self.recipe.max_completion_length)
                 for side in sides

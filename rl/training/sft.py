@@ -11,7 +11,7 @@ import trl
 from datasets import Dataset
 
 from rl.recipes import SFTRecipe
-from rl.training.encoding import EncodedResponse
+from rl.training.encoding import EncodedResponse, Encoder, none_rendered
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, matmul
@@ -33,6 +33,17 @@ from rl.training.trl_runs import (
 
 Reference = dict[tuple[int, ...], float]
 """Tokens of a prompt and its demonstration -> the base's log-probability of the demonstration, nats."""
+
+
+def encode_demonstrations(
+    encoder: Encoder, recipe: SFTRecipe, rows: Sequence[Any]
+) -> tuple[list[EncodedResponse], dict[str, int]]:
+    """Demonstrations as tokens, and the number of those that the chat template cannot render."""
+    try:
+        kept, left_out = encoder.renderable(rows, ("completion",))
+        return encoder.column(kept, "completion", recipe.max_length, recipe.max_completion_length), left_out
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
 
 
 class SFTTrainer:
@@ -67,7 +78,10 @@ class SFTTrainer:
         checkpoint, notes = folder_prepare(self.context)
         policy = self.load_base_model()
         head_check(policy)
-        train, held_out = self._encode(policy, train_rows), self._encode(policy, eval_rows)
+        train, left_out = encode_demonstrations(policy.encoder, self.recipe, train_rows)
+        held_out, _ = encode_demonstrations(policy.encoder, self.recipe, eval_rows)
+        if not train:
+            raise TrainingRefused(none_rendered("demonstration", len(train_rows)))
         arguments = trl.SFTConfig(
             **common_arguments(
                 self.context,
@@ -108,17 +122,9 @@ class SFTTrainer:
                 "prompts": sum(item.prompt_cut for item in train),
                 "completions": sum(item.response_cut for item in train),
             },
-            left_out={},
+            left_out=left_out,
             metrics=metrics,
         )
-
-    def _encode(self, policy: LoadedPolicy, rows: Sequence[Any]) -> list[EncodedResponse]:
-        try:
-            return policy.encoder.column(
-                rows, "completion", self.recipe.max_length, self.recipe.max_completion_length
-            )
-        except ValueError as error:
-            raise TrainingRefused(str(error)) from error
 
     def _reference(
         self, policy: LoadedPolicy, arguments: trl.SFTConfig, items: Sequence[EncodedResponse]

@@ -154,7 +154,7 @@ def _held_out_answers(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> 
 
 
 def _prompts(encoder: Encoder, rows: Sequence[Any], recipe: PPORecipe | GRPORecipe) -> Prompts:
-    some = list(rows)[:SAMPLE]
+    some, _ = encoder.renderable(list(rows)[:SAMPLE], ())
     messages = [prompt_messages(row, number) for number, row in enumerate(some)]
     ids = encoder.prompts(messages, recipe.max_new_tokens, recipe.max_length)[0] if messages else []
     return Prompts(some, ids, truncated=0, duplicates=0)

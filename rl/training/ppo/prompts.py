@@ -44,6 +44,11 @@ def prompts_encoded(
 ) -> Prompts:
     """Each prompt of the rows once, at most `most` of them. Raises TrainingRefused for rows of another shape."""
     try:
+        rows, unrendered = encoder.renderable(rows, ())
+        if unrendered:
+            say(
+                f"left out {sum(unrendered.values())} prompts that the base model's chat template cannot render"
+            )
         messages = [prompt_messages(row, number) for number, row in enumerate(rows)]
         first: dict[str, int] = {}
         for number, row in enumerate(rows):
