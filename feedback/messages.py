@@ -434,6 +434,10 @@ def _call(value: Any, where: str) -> ToolCall:
         raise MessageError(f"{where}: expected a tool call {{id, function}}, found {_excerpt(value)}")
     call = {key: item for key, item in value.items() if item is not None}
     function = call.get("function")
+    if isinstance(custom := call.get("custom"), Mapping) and not isinstance(function, Mapping):
+        # OpenAI's custom tools take a text
+        function = {"name": custom.get("name"), "arguments": custom.get("input")}
+        call.pop("custom")
     if not isinstance(function, Mapping):
         name = call.pop("name", function)
         key = next((key for key in ("arguments", "input", "args", "parameters") if key in call), "")

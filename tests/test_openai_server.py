@@ -12,7 +12,7 @@ import pytest
 
 from rl.agents import AGENTS
 from rl.serving import openai_server
-from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, Piece, ServingRefused
+from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, ServingRefused
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 from rl.serving.openai_server import OpenAIServer
 from tests.support.server import free_port
@@ -108,13 +108,37 @@ def test_models_go_by_the_servers_names(stub: ModelServer) -> None:
 def test_tool_calls_come_back(backend: OpenAIServer, stub: ModelServer) -> None:
     stub.tool_calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     answer = backend.answer(Ask(HELLO), POLICY, 5)
-    assert (answer.text, answer.finish_reason, answer.tool_calls) == ("", "tool_calls", stub.tool_calls)
+    assert (answer.text, answer.finish_reason, answer.said["tool_calls"]) == (
+        "",
+        "tool_calls",
+        stub.tool_calls,
+    )
+
+
+def test_a_spare_field_that_a_server_refuses_is_left_out_from_then_on(
+    backend: OpenAIServer, stub: ModelServer
+) -> None:
+    ask = Ask(HELLO, extra={"user": "ada", "metadata": {"a": "b"}, "store": True, "logit_bias": {"1": 2}})
+    stub.statuses, stub.error = [400], {"message": "Unknown name 'user'"}
+    assert backend.answer(ask, POLICY, 5).text == "hello there"
+    backend.answer(ask, POLICY, 5)
+    assert ["user" in body for body in stub.bodies] == [True, False, False]
+    assert all("metadata" in body for body in stub.bodies)
+    stub.statuses, stub.error = [400], {"message": "no 'logit_bias'"}  # which says something about the answer
+    with pytest.raises(ServingRefused):
+        backend.answer(ask, POLICY, 5)
+
+
+def test_who_asks_is_told_to_a_server_only_where_it_stores(backend: OpenAIServer, stub: ModelServer) -> None:
+    backend.answer(Ask(HELLO, extra={"user": "ada", "metadata": {"a": "b"}}), POLICY, 5)
+    assert not {"user", "metadata"} & stub.bodies[0].keys()
 
 
 def test_a_stream_comes_in_pieces_with_usage_at_its_end(backend: OpenAIServer, stub: ModelServer) -> None:
     pieces = list(backend.stream(Ask(HELLO), POLICY, 5))
     assert [piece.text for piece in pieces] == ["hello ", "there ", ""]
-    assert pieces[-1] == Piece("", (), "stop", 7, 3)
+    last = pieces[-1]
+    assert (last.end, last.finish_reason, last.tokens_in, last.tokens_out) == (True, "stop", 7, 3)
     assert stub.bodies[0]["stream_options"] == {"include_usage": True}
 
 

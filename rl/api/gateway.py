@@ -6,7 +6,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from django.http import StreamingHttpResponse
@@ -22,16 +22,18 @@ from backend.rest.reading import parameters
 from backend.rest.views import ApiView
 from rl.agents import AGENTS
 from rl.serving import metrics
-from rl.serving.base import BackendFailed, Piece, ServingRefused
+from rl.serving.assembly import answer_of
+from rl.serving.base import BackendFailed, Extras, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest, chat_request
 from rl.serving.fallback import NobodyAnswers
-from rl.serving.gateway import Completion, KeyReused, complete, complete_stream
+from rl.serving.gateway import Completion, KeyReused, complete, complete_stream, usage_of
 from rl.serving.recording_policy import HEADER as RECORDED_HEADER
 from rl.serving.recording_policy import RecordingImpossible
 from rl.serving.routing import ListedModel, ModelUnknown, models_listed, policy_model, target_of
 
 STATUSES: dict[type[ServingRefused], int] = {ModelUnknown: 404, KeyReused: 409}
 """Refusals that are no 400."""
+NO_EXTRAS = Extras()
 
 
 def openai_handler(error: Exception, context: dict[str, Any]) -> Response:
@@ -47,6 +49,8 @@ def _refusal(error: Exception, context: dict[str, Any]) -> Response:
         return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)
     if isinstance(error, (NobodyAnswers, RecordingImpossible)):
         wait = max(1, math.ceil(error.retry_after_s))
+        if isinstance(error, NobodyAnswers) and error.malformed:
+            return Response(openai_body(502, str(error), code="bad_upstream_answer"), status=502)
         what = "no model can answer now" if isinstance(error, NobodyAnswers) else "no policy can answer"
         message = f"{what}: {error}; try again in {wait} s"
         return Response(
@@ -89,28 +93,36 @@ class ChatCompletions(OpenAIView):
                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_headers(made)},
             )
         made = complete(chat, id=id, retried=is_retry)
-        _count(made, made.tokens_in, made.tokens_out, began)
+        _count(made, made.usage, began)
         return Response(completion_represent(made), headers=_headers(made))
 
 
 def completion_represent(made: Completion) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": made.text or (None if made.tool_calls else "")}
-    if made.tool_calls:
-        message["tool_calls"] = list(made.tool_calls)
+    message = {"role": "assistant", **made.message}
+    if message.get("content") is None and len(message) <= 2:
+        message["content"] = ""
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        **made.extras.choice,
+        "finish_reason": made.finish_reason,
+    }
     return {
+        **made.extras.body,
         "id": str(made.id),
         "object": "chat.completion",
         "created": made.created,
         "model": made.policy,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": made.finish_reason}],
-        "usage": _usage(made.tokens_in, made.tokens_out),
-        "ratchet": _routing_represent(made),
+        "choices": [choice],
+        "usage": made.usage,
+        "ratchet": _routing_represent(made, made.extras),
     }
 
 
-def _routing_represent(made: Completion) -> dict[str, Any]:
+def _routing_represent(made: Completion, extras: Extras = NO_EXTRAS) -> dict[str, Any]:
     """Routing of a request (policies asked and the one that answered), as an object of our own beside
-    OpenAI's fields."""
+    OpenAI's fields; with the server's own names of its answer, and choices that nobody asked for."""
     return {
         "agent": made.agent,
         "policy": made.policy,
@@ -118,6 +130,8 @@ def _routing_represent(made: Completion) -> dict[str, Any]:
         "stepped_in": made.stepped_in,
         "arm": made.arm,
         "recorded": made.recorded,
+        **({"upstream": dict(extras.source)} if extras.source else {}),
+        **({"other_choices": list(extras.choices)} if extras.choices else {}),
     }
 
 
@@ -133,48 +147,42 @@ def _events(
     }
     more = {"usage": None} if asked.include_usage else {}
 
-    def chunk(delta: dict[str, Any], reason: str | None = None, **own: Any) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return _event({**head, "choices": [choice], **more, **own})
+    def chunk(piece: Piece, reason: str | None = None, **own: Any) -> bytes:
+        choice = {
+            "index": 0,
+            "delta": piece.delta,
+            "logprobs": None,
+            **piece.choice,
+            "finish_reason": reason,
+        }
+        return _event({**piece.body, **head, "choices": [choice], **more, **own})
 
-    yield chunk({"role": "assistant", "content": ""}, ratchet=_routing_represent(completion))
-    last = Piece()
+    yield chunk(Piece({"role": "assistant", "content": ""}), ratchet=_routing_represent(completion))
+    last = Piece(end=True)
     try:
         for piece in pieces:
             if isinstance(piece, Completion):
                 completion = piece
-                continue
-            delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
-            if piece.tool_calls:
-                delta["tool_calls"] = _with_index(piece.tool_calls)
-            if delta:
-                yield chunk(delta)
-            if piece.finish_reason is not None:
+            elif piece.end:
                 last = piece
+            elif piece.delta or piece.choice or piece.body:
+                yield chunk(piece)
     except BackendFailed as failure:
         # the status is long sent: the clients raise what they find here
         yield _event(openai_body(503, f"the answer broke off: {failure}", code="unavailable"))
         return
-    yield chunk(
-        {}, last.finish_reason, **({} if completion.recorded else {"ratchet": _routing_represent(completion)})
-    )
-    if asked.include_usage:
-        yield _event({**head, "choices": [], "usage": _usage(last.tokens_in, last.tokens_out)})
-    _count(completion, last.tokens_in, last.tokens_out, began)
+    routed = not completion.recorded or last.extras.source or last.extras.choices
+    own = {"ratchet": _routing_represent(completion, last.extras)} if routed else {}
+    yield chunk(last, last.finish_reason, **own)
+    usage = usage_of(answer_of([last], 0))
+    if asked.include_usage and usage is not None:
+        yield _event({**head, "choices": [], "usage": usage})
+    _count(completion, usage, began)
     yield b"data: [DONE]\n\n"
 
 
 def _event(body: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(body)}\n\n".encode()
-
-
-def _with_index(calls: Any) -> list[dict[str, Any]]:
-    return [{"index": number, **call} for number, call in enumerate(calls)]
-
-
-def _usage(tokens_in: int | None, tokens_out: int | None) -> dict[str, int]:
-    read, written = tokens_in or 0, tokens_out or 0
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def _headers(made: Completion) -> dict[str, str]:
@@ -195,14 +203,16 @@ def _idempotent(request: Request) -> uuid.UUID | None:
     return uuid.UUID(bytes=digest[:16], version=5)
 
 
-def _count(made: Completion, tokens_in: int | None, tokens_out: int | None, began: float) -> None:
+def _count(made: Completion, usage: Mapping[str, Any] | None, began: float) -> None:
     """Agents nobody has set up are counted together: a client may name as many as it likes."""
     known = made.agent in AGENTS or policy_model(made.policy) is not None
     agent = made.agent if known else "other"
     metrics.REQUESTS.labels(agent, "200").inc()
     metrics.SECONDS.labels(agent).observe(time.perf_counter() - began)
-    metrics.TOKENS.labels(agent, "in").inc(tokens_in or 0)
-    metrics.TOKENS.labels(agent, "out").inc(tokens_out or 0)
+    for direction, name in (("in", "prompt_tokens"), ("out", "completion_tokens")):
+        count = (usage or {}).get(name)
+        if isinstance(count, (int, float)) and count > 0:
+            metrics.TOKENS.labels(agent, direction).inc(count)
 
 
 class Models(OpenAIView):

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from feedback.messages import ChatMessage as ChatTurn
+
 ChatMessage = Mapping[str, Any]
-"""One chat turn as OpenAI has it: role, and content that is a text, a list of parts, or null beside tool calls."""
+"""One chat turn as it was sent: role, and content that is a text, a list of parts, or null."""
 
 BASE = "base"
 """Name of the base model where a policy's name could stand."""
@@ -32,7 +34,8 @@ class BackendFailed(RuntimeError):
     def __init__(self, message: str, *, kind: str = "failed", retry_after_s: float = 2.0) -> None:
         super().__init__(message)
         self.kind = kind
-        """For counters: timeout, busy, open (the circuit), missing or damaged (a file), failed."""
+        """For counters: timeout, busy, open (the circuit), missing or damaged (a file), malformed (what came is no
+        completion), failed."""
         self.retry_after_s = retry_after_s
         """Seconds until another try may do better."""
 
@@ -59,32 +62,81 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Extras:
+    """Fields that a server sends beside the message, as they came."""
+
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """The server's own `id`, `model` and `request_id` (of its headers)."""
+    usage: Mapping[str, Any] | None = None
+    """Token counts with their details; None: the server sent none."""
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the choice: logprobs, results of content filters."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the completion: system_fingerprint, service_tier, citations."""
+    choices: Sequence[Mapping[str, Any]] = ()
+    """Choices beside the first; one was asked for."""
+
+
+@dataclass(frozen=True)
 class Answer:
     """One answer, and what it took."""
 
-    text: str
+    message: ChatTurn
     tokens_in: int | None
     tokens_out: int | None
     latency_ms: float
-    finish_reason: str = "stop"
-    tool_calls: Sequence[Mapping[str, Any]] = ()
+    finish_reason: str | None = "stop"
+    said: Mapping[str, Any] = field(default_factory=dict)
+    """The message as a client gets it: OpenAI's fields, and the server's own as they came."""
     log_probability: float | None = None
     """Of this answer under the distribution it was drawn from, in nats; None where the backend does not say."""
     chosen: bool = False
     """Picked out of a set of answers, so that its probability is the propensity of a choice."""
+    extras: Extras = Extras()
+
+    @property
+    def text(self) -> str:
+        return self.message.text
+
+    @classmethod
+    def of_text(
+        cls,
+        text: str,
+        latency_ms: float,
+        *,
+        log_probability: float | None = None,
+        chosen: bool = False,
+    ) -> Answer:
+        """An answer of words alone, whose tokens nobody counted."""
+        said = {"role": "assistant", "content": text}
+        message = ChatTurn(role="assistant", content=text)
+        return cls(message, None, None, latency_ms, said=said, log_probability=log_probability, chosen=chosen)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer on its way: a delta, and at the end why it ended and what it took."""
+    """A part of an answer on its way. The last piece has `end`, and says why the answer ended and what it took."""
 
-    text: str = ""
-    tool_calls: Sequence[Mapping[str, Any]] = ()
+    delta: Mapping[str, Any] = field(default_factory=dict)
+    """Further words, calls or other fields of the message, as OpenAI streams them."""
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+    end: bool = False
     finish_reason: str | None = None
     tokens_in: int | None = None
     tokens_out: int | None = None
     log_probability: float | None = None
     chosen: bool = False
+    extras: Extras = Extras()
+    """Of the whole answer; with the last piece."""
+
+    @property
+    def text(self) -> str:
+        return str(self.delta.get("content") or "")
+
+    @classmethod
+    def of_text(cls, text: str) -> Piece:
+        return cls({"content": text} if text else {})
 
 
 @dataclass(frozen=True)

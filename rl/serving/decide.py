@@ -197,7 +197,7 @@ def _sample_choice(
         # answer was stays unknown
         return _generate_response(agent, target, order, messages)
     choice = choose(scores.result, temperature=settings.choose_temperature, epsilon=settings.epsilon)
-    answer = Answer(texts[choice.index], None, None, 1000 * (time.perf_counter() - began))
+    answer = Answer.of_text(texts[choice.index], 1000 * (time.perf_counter() - began))
     facts = facts_of(target, ServedAnswer(answer, scores.model, scores.backend, scores.fallbacks), answer)
     facts["metadata"]["serving"] |= {
         "choose_temperature": settings.choose_temperature,

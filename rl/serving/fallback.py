@@ -48,6 +48,11 @@ class NobodyAnswers(RuntimeError):
         self.retry_after_s = retry_after_s
         super().__init__("; ".join(f"{f.policy} on {f.backend}: {f.reason}" for f in fallbacks))
 
+    @property
+    def malformed(self) -> bool:
+        """True if every server answered, and none with a completion."""
+        return bool(self.fallbacks) and all(tried.kind == "malformed" for tried in self.fallbacks)
+
 
 @dataclass(frozen=True)
 class Fallback:

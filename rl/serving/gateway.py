@@ -8,27 +8,37 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import DatabaseError
 from django.utils import timezone
 
+from backend import limits
 from backend.outages import OutageLog
+from feedback.messages import response_of
 from feedback.recording.recorder import Recorder, decision_recorded, spool_folder
 from feedback.selectors import decision_answered_recently
+from feedback.storage.responses import completion_read, completion_stored
+from feedback.storage.validation import Check
 from rl.agents import get_agent
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback, metrics
-from rl.serving.base import BASE, Answer, Ask, BackendFailed, Piece, ServingRefused
+from rl.serving.assembly import answer_of, delta_indexed
+from rl.serving.base import BASE, Answer, Ask, BackendFailed, Extras, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest
 from rl.serving.fallback import ServedAnswer
 from rl.serving.recording_policy import RecordingImpossible, after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
 
+T = TypeVar("T")
+
 logger = logging.getLogger("rl.serving")
 outage = OutageLog(logger)
+
+KEPT_CHARACTERS = 50_000
+"""Most of one field of a server's answer that is kept in a decision's metadata, as JSON."""
 
 RETRY_MINUTES = 10
 """A retry of a request that was answered so long ago gets the same answer again."""
@@ -56,11 +66,12 @@ class Completion:
     agent: str
     policy: str
     arm: str
-    text: str
-    finish_reason: str
-    tokens_in: int | None
-    tokens_out: int | None
-    tool_calls: Sequence[Mapping[str, Any]] = ()
+    message: Mapping[str, Any] = field(default_factory=dict)
+    """The answer as the client gets it; empty where a stream begins."""
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    """Token counts as they came, with their details; None: unknown."""
+    extras: Extras = field(default_factory=Extras)
     created: int = field(default_factory=lambda: int(time.time()))
     intended_policy: str = ""
     """The policy that was to answer; `policy` is another where that one failed and somebody stepped in."""
@@ -87,9 +98,14 @@ def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool
     before_answer(recorder)
     served = fallback.answer(target, ask_of(request, target))
     answer = served.result
-    text = _storable(answer.text)
-    made = _completion(id or uuid.uuid4(), target, served, text, answer.finish_reason, answer.tool_calls)
-    made = dataclasses.replace(made, tokens_in=answer.tokens_in, tokens_out=answer.tokens_out)
+    made = _completion(id or uuid.uuid4(), target, served)
+    made = dataclasses.replace(
+        made,
+        message=storable(answer.said),
+        finish_reason=answer.finish_reason,
+        usage=usage_of(answer),
+        extras=answer.extras,
+    )
     storage = recorder.note(_facts(request, target, served, made, answer), hold=not refuses())
     return dataclasses.replace(made, recorded=after_answer(recorder, storage))
 
@@ -105,33 +121,22 @@ def complete_stream(
     """
     target = target_of(request.model, request.unit)
     if (earlier := _earlier(request, target, id, retried)) is not None:
-        yield dataclasses.replace(earlier, text="")
-        if earlier.text or earlier.tool_calls:
-            yield Piece(earlier.text, earlier.tool_calls)
-        yield Piece("", (), earlier.finish_reason, earlier.tokens_in, earlier.tokens_out)
+        yield dataclasses.replace(earlier, message={})
+        yield from _pieces_again(earlier)
         return
     recordable = before_answer(recorder)
     began = time.perf_counter()
     stream = fallback.stream(target, ask_of(request, target))
-    completion = dataclasses.replace(
-        _completion(id or uuid.uuid4(), target, stream, "", "", ()), recorded=recordable
-    )
-    texts: list[str] = []
-    calls: list[Mapping[str, Any]] = []
-    last = Piece(finish_reason="left")
+    completion = dataclasses.replace(_completion(id or uuid.uuid4(), target, stream), recorded=recordable)
+    pieces: list[Piece] = []
+    error = ""
 
     def record() -> bool:
-        answer = Answer(
-            text="".join(texts),
-            tokens_in=last.tokens_in,
-            tokens_out=last.tokens_out,
-            latency_ms=1000 * (time.perf_counter() - began),
-            finish_reason=last.finish_reason or "stop",
-            tool_calls=_calls_joined(calls),
-            log_probability=last.log_probability,
-            chosen=last.chosen,
-        )
-        storage = recorder.note(_facts(request, target, stream, completion, answer))
+        answer = answer_of(pieces, 1000 * (time.perf_counter() - began))
+        facts = _facts(request, target, stream, completion, answer)
+        if error:
+            facts["metadata"]["serving"] |= {"finish_reason": "error", "error": error[:1000]}
+        storage = recorder.note(facts)
         try:
             return after_answer(recorder, storage)
         except RecordingImpossible:
@@ -142,17 +147,15 @@ def complete_stream(
     try:
         yield completion
         for piece in stream.result:
-            texts.append(piece.text)
-            calls.extend(piece.tool_calls)
-            if piece.finish_reason is not None:
-                last = piece
+            pieces.append(piece)
+            if piece.end:
                 durable = record()
                 is_recorded = True
             yield piece
         if not durable:
             yield dataclasses.replace(completion, recorded=False)
-    except BackendFailed:
-        last = Piece(finish_reason="error")
+    except BackendFailed as failure:
+        error = str(failure)
         raise
     finally:
         if close := getattr(stream.result, "close", None):
@@ -180,18 +183,8 @@ def ask_of(request: ChatRequest, target: Target) -> Ask:
     )
 
 
-def _completion(
-    id: uuid.UUID,
-    target: Target,
-    served: ServedAnswer[Any],
-    text: str,
-    reason: str,
-    calls: Sequence[Mapping[str, Any]],
-) -> Completion:
-    return Completion(
-        id, target.agent, served.model.name, target.arm, text, reason, None, None, calls,
-        intended_policy=target.models[0].name,
-    )  # fmt: skip
+def _completion(id: uuid.UUID, target: Target, served: ServedAnswer[Any]) -> Completion:
+    return Completion(id, target.agent, served.model.name, target.arm, intended_policy=target.models[0].name)
 
 
 def _facts(
@@ -228,13 +221,20 @@ def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[
         metadata["serving"]["log_probability"] = answer.log_probability
     if target.arm_propensity is not None:
         metadata["arm_propensity"] = target.arm_propensity
-    response = _storable(answer.text)
-    if answer.tool_calls:
-        calls = {"role": "assistant", "content": response, "tool_calls": list(answer.tool_calls)}
-        response, metadata["response_is"] = json.dumps([calls]), "messages"
+    response = response_of([answer.message])
+    text, metadata = completion_stored(storable(response.value), metadata)
+    if len(text) > limits.TEXT_CHARACTERS:
+        text = text[: limits.TEXT_CHARACTERS]
+        metadata.pop("response_is", None)
+        metadata["serving"]["cut_at"] = limits.TEXT_CHARACTERS
+    if response.is_refusal:
+        metadata["refusal"] = True
+    reasoning = storable(response.reasoning)[: limits.TEXT_CHARACTERS]
+    metadata["serving"] |= _serving_extras(answer, text, reasoning, metadata)
     return {
         "agent": target.agent,
-        "response": response,
+        "response": text,
+        "reasoning": reasoning,
         "policy": served.model.name,
         "arm": target.arm,
         "latency_ms": round(answer.latency_ms, 3),
@@ -243,6 +243,58 @@ def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[
         "metadata": metadata,
         "created_at": timezone.now().isoformat(),
     }
+
+
+def _serving_extras(answer: Answer, text: str, reasoning: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server said beside the text, for the decision's metadata: each field up to KEPT_CHARACTERS."""
+    extras = answer.extras
+    facts = {
+        "upstream": dict(extras.source),
+        "usage": extras.usage,
+        "choice": dict(extras.choice),
+        "completion": dict(extras.body),
+        "other_choices": list(extras.choices),
+    }
+    said = storable(dict(answer.said))
+    if said != _message_again(text, reasoning, metadata):
+        facts["message"] = said
+    found: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name, value in facts.items():
+        if not value:
+            continue
+        length = len(json.dumps(value))
+        if length > KEPT_CHARACTERS or _is_deep(value):
+            left_out[name] = f"{length:,} characters"
+        else:
+            found[name] = storable(value)
+    return found | ({"left_out": left_out} if left_out else {})
+
+
+def _message_again(text: str, reasoning: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The message of a recorded answer, where metadata.serving.message has none of its own."""
+    serving = metadata.get("serving") or {}
+    if isinstance(message := serving.get("message"), Mapping):
+        return dict(message)
+    more = {"reasoning_content": reasoning} if reasoning else {}
+    try:
+        response = completion_read(text, metadata)
+    except ValueError:
+        response = text
+    if isinstance(response, list):
+        first = response[0]
+        return {**first, "content": first.get("content") or None, **more}
+    if metadata.get("refusal") is True:
+        return {"role": "assistant", "content": None, "refusal": response, **more}
+    return {"role": "assistant", "content": response, **more}
+
+
+def usage_of(answer: Answer) -> Mapping[str, Any] | None:
+    """Token counts as OpenAI has them: the server's own, else those of this process; None: unknown."""
+    if answer.extras.usage is not None or answer.tokens_in is None or answer.tokens_out is None:
+        return answer.extras.usage
+    read, written = answer.tokens_in, answer.tokens_out
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def propensity_of(answer: Answer, ask: Ask) -> float | None:
@@ -257,25 +309,33 @@ def propensity_of(answer: Answer, ask: Ask) -> float | None:
     return math.exp(answer.log_probability) or None
 
 
-def _storable(text: str) -> str:
-    """A model may write what no database keeps: NUL characters, halves of surrogate pairs."""
-    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+def storable(value: T) -> T:
+    """A value without what no database keeps: NUL characters, halves of surrogate pairs, numbers that are none."""
+    found: Any = value
+    if isinstance(value, str):
+        # the halves of a pair may have come in two pieces
+        whole = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        found = whole.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    elif isinstance(value, Mapping):
+        found = {storable(str(key)): storable(item) for key, item in value.items()}
+    elif isinstance(value, list):
+        found = [storable(item) for item in value]
+    elif isinstance(value, float) and not math.isfinite(value):
+        found = None
+    return found  # type: ignore[no-any-return]
 
 
-def _calls_joined(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tool calls out of their streamed parts: arguments joined, by index."""
-    calls: dict[int, dict[str, Any]] = {}
-    for part in parts:
-        call = calls.setdefault(
-            int(part.get("index") or 0), {"type": "function", "function": {"arguments": ""}}
-        )
-        call |= {key: value for key, value in part.items() if key not in ("index", "function") and value}
-        for key, value in (part.get("function") or {}).items():
-            if key == "arguments":
-                call["function"]["arguments"] += value or ""
-            elif value:
-                call["function"][key] = value
-    return [calls[index] for index in sorted(calls)]
+def _is_deep(value: Any) -> bool:
+    """True for JSON too deep to be stored within a decision's metadata."""
+    check = Check()
+    check.json("", [[[storable(value)]]])
+    return bool(check.fields)
+
+
+def _pieces_again(earlier: Completion) -> Iterator[Piece]:
+    """A recorded answer as a stream."""
+    yield Piece(delta_indexed(earlier.message), earlier.extras.choice, earlier.extras.body)
+    yield Piece(end=True, finish_reason=earlier.finish_reason, extras=earlier.extras)
 
 
 def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried: bool) -> Completion | None:
@@ -300,17 +360,32 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
         return None
     if id is not None and row.metadata.get("serving", {}).get("request") != request.body_hash:
         raise KeyReused(row.pk)
-    message = json.loads(row.response)[0] if row.metadata.get("response_is") == "messages" else {}
+    serving = row.metadata.get("serving", {})
+    counted = row.tokens_in is not None and row.tokens_out is not None
+    usage = serving.get("usage") or (
+        {
+            "prompt_tokens": row.tokens_in,
+            "completion_tokens": row.tokens_out,
+            "total_tokens": row.tokens_in + row.tokens_out,
+        }
+        if counted
+        else None
+    )
     return Completion(
         id=row.pk,
         agent=row.agent,
         policy=row.policy,
         arm=row.arm,
-        text=message.get("content", row.response),
-        finish_reason=row.metadata.get("serving", {}).get("finish_reason", "stop"),
-        tokens_in=row.tokens_in,
-        tokens_out=row.tokens_out,
-        tool_calls=message.get("tool_calls", ()),
+        message=_message_again(row.response, row.reasoning, row.metadata),
+        finish_reason=serving.get("finish_reason"),
+        usage=usage,
+        extras=Extras(
+            serving.get("upstream", {}),
+            usage,
+            serving.get("choice", {}),
+            serving.get("completion", {}),
+            serving.get("other_choices", ()),
+        ),
         created=int(row.created_at.timestamp()),
-        intended_policy=row.metadata.get("serving", {}).get("meant", ""),
+        intended_policy=serving.get("meant", ""),
     )

@@ -18,6 +18,7 @@ from rl.agents.template import answer_of_schema
 from rl.checksums import FileDamaged, file_check
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.registry.integrity import damage_notify
+from rl.serving.assembly import pieces_of
 from rl.serving.base import Answer, Ask, BackendFailed, BackendUnable, ChatMessage, Model, Piece
 from rl.serving.candidate_selection import choose
 
@@ -49,19 +50,15 @@ class LinearBackend:
             temperature=ask.temperature or 0.0,
             random=Random(ask.seed) if ask.seed is not None else None,
         )
-        return Answer(
+        return Answer.of_text(
             options[drawn.index],
-            None,
-            None,
             1000 * (time.perf_counter() - began),
             log_probability=math.log(drawn.propensity),
             chosen=True,
         )
 
     def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
-        answer = self.answer(ask, model, timeout_s)
-        yield Piece(answer.text)
-        yield Piece(finish_reason="stop", log_probability=answer.log_probability, chosen=True)
+        yield from pieces_of(self.answer(ask, model, timeout_s))
 
     def log_probabilities(
         self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl.decoding.constraint import Constraint, GrammarVocabulary
+from rl.serving.assembly import answer_of
 from rl.serving.base import (
     Answer,
     Ask,
@@ -163,15 +164,7 @@ class LlamaPolicy:
         """
         started = time.perf_counter()
         pieces = list(self.stream(ask, adapter, scale=scale, deadline=deadline))
-        last = pieces[-1]
-        return Answer(
-            text="".join(piece.text for piece in pieces),
-            tokens_in=last.tokens_in,
-            tokens_out=last.tokens_out,
-            latency_ms=1000 * (time.perf_counter() - started),
-            finish_reason=last.finish_reason or "stop",
-            log_probability=last.log_probability,
-        )
+        return answer_of(pieces, 1000 * (time.perf_counter() - started))
 
     def stream(
         self, ask: Ask, adapter: Path | None = None, *, scale: float = 1.0, deadline: float | None = None
@@ -195,7 +188,7 @@ class LlamaPolicy:
                 reason = "stop"
                 break
             if found := text.add(self._piece(token)):
-                yield Piece(found)
+                yield Piece.of_text(found)
             if text.stopped:
                 reason = "stop"
                 break
@@ -203,7 +196,11 @@ class LlamaPolicy:
                 raise BackendFailed(f"timed out after {count} tokens", kind="timeout")
             if count < limit:
                 logits = self.context.append([token])
-        yield Piece(text.rest(), (), reason, len(prompt), count, logp)
+        if rest := text.rest():
+            yield Piece.of_text(rest)
+        yield Piece(
+            end=True, finish_reason=reason, tokens_in=len(prompt), tokens_out=count, log_probability=logp
+        )
 
     def _draw(
         self,

@@ -14,9 +14,13 @@ from feedback.recording.ingest import decision_ingest
 from feedback.recording.recorder import Recorder, Storage
 from rl.models import Artifact, Policy
 from rl.serving import fallback
+from rl.serving.assembly import answer_of
 from rl.serving.base import Answer, Ask, BackendFailed, ChatMessage, Model, Piece
 
 BUNDLED = Path(__file__).resolve().parents[2] / "rl" / "bundled_model"
+
+
+COUNTS: dict[str, Any] = {"tokens_in": 7, "tokens_out": 3, "log_probability": -0.5}
 
 
 class Files(NamedTuple):
@@ -68,17 +72,19 @@ class Parrot:
 
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
         self._asked(ask, model)
+        delta: dict[str, Any] = {"content": self.said}
+        if self.tool_calls:
+            delta = {"tool_calls": [{"index": n, **call} for n, call in enumerate(self.tool_calls)]}
         reason = "tool_calls" if self.tool_calls else "stop"
-        said = "" if self.tool_calls else self.said
-        return Answer(said, 7, 3, 1.5, reason, self.tool_calls, log_probability=-0.5)
+        return answer_of([Piece(delta), Piece(end=True, finish_reason=reason, **COUNTS)], 1.5)
 
     def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
         self._asked(ask, model)
         for word in self.said.split(" "):
-            yield Piece(word + " ")
+            yield Piece.of_text(word + " ")
         if "broken" in self.said:
             raise BackendFailed("the line went dead")
-        yield Piece("", (), "stop", 7, 3, -0.5)
+        yield Piece(end=True, finish_reason="stop", **COUNTS)
 
     def log_probabilities(
         self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float

@@ -16,11 +16,16 @@ class ModelServer:
         self.said = "hello there"
         self.delay_s = 0.0
         self.statuses: list[int] = []
+        self.error: dict[str, Any] = {}
+        """Error body of `statuses`, in place of the usual one."""
         self.retry_after = ""
         self.bodies: list[dict[str, Any]] = []
         self.tool_calls: list[dict[str, Any]] = []
         self.cut_stream = False
         """End a stream in its middle."""
+        self.sends: tuple[str, bytes] | None = None
+        """Content type and body of every answer, whatever is asked for."""
+        self.headers: dict[str, str] = {}
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -40,17 +45,23 @@ class ModelServer:
                     self.connection.close()
                 elif status != 200:
                     error = {"message": f"the stub says {status}", "type": "x", "param": "p", "code": "c"}
-                    self._json(status, {"error": error})
+                    self._json(status, {"error": stub.error or error})
+                elif stub.sends is not None:
+                    self._send(200, *stub.sends)
                 elif body.get("stream"):
                     self._stream()
                 else:
                     self._json(200, stub.completion())
 
             def _json(self, status: int, body: dict[str, Any]) -> None:
-                raw = json.dumps(body).encode()
+                self._send(status, "application/json", json.dumps(body).encode())
+
+            def _send(self, status: int, kind: str, raw: bytes) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(raw)))
+                for name, value in stub.headers.items():
+                    self.send_header(name, value)
                 if stub.retry_after:
                     self.send_header("Retry-After", stub.retry_after)
                 self.end_headers()
