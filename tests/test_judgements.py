@@ -9,7 +9,7 @@ import pytest
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl.datasets import DatasetRefused, prepare_training_dataset
 from rl.datasets.examples import Example
-from rl.datasets.feedback_types import ComparisonEvidence, RatingEvidence
+from rl.datasets.feedback_types import CandidatesEvidence, ComparisonEvidence, RatingEvidence
 from rl.datasets.judgements import judgements_from_evidence, judgements_sampled
 from rl.datasets.pairs import Pair
 from rl.jobs.lifecycle import TrainOrder
@@ -55,14 +55,33 @@ def test_verdicts_on_responses_of_no_pair_stand_beside_the_pairs() -> None:
     assert judgements_from_evidence(reversed(EVIDENCE), split_by_hash) == made
 
 
-def test_a_verdict_on_a_response_of_a_pair_is_found_whatever_the_order_of_its_keys() -> None:
+def test_a_verdict_that_made_a_pair_is_found_whatever_the_order_of_its_keys() -> None:
     usual, other = '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'
     made = judgements_from_evidence(
-        [ComparisonEvidence(ONE, usual, "no", "left"), RatingEvidence(ONE, other, 1.0)], split_by_hash
+        [RatingEvidence(ONE, usual, 1.0), RatingEvidence(ONE, other, 1.0), RatingEvidence(ONE, "no", 0.0)],
+        split_by_hash,
     )
     # written in both ways equally often: as the first by its characters
     assert contents(made.rows) == [(usual, "no")]
-    assert made.left_out == {"in_a_pair": 1}
+    assert made.left_out == {"in_a_pair": 2}
+
+
+@pytest.mark.parametrize("scores", [(None, None, None), (0.9, 0.5, 0.1)])
+def test_a_thumb_stays_evidence_beside_options_that_nobody_rated(scores: tuple[float | None, ...]) -> None:
+    options = tuple(zip(("tea", "milk", "water"), scores, strict=True))
+    evidence = [CandidatesEvidence(ONE, "tea", options), RatingEvidence(ONE, "tea", 1.0)]
+    made = judgements_from_evidence(evidence, split_by_hash)
+    assert {"completion": "tea", "score": 1.0} in contents(made.rows)
+    # options with scores by the app are pairs of their own; those without say nothing
+    assert sum(isinstance(row, Pair) for row in made.rows) == (3 if scores[0] else 0)
+    assert "in_a_pair" not in made.left_out
+
+
+def test_a_thumb_stays_evidence_beside_a_comparison() -> None:
+    made = judgements_from_evidence(
+        [ComparisonEvidence(ONE, "tea", "milk", "left"), RatingEvidence(ONE, "tea", 1.0)], split_by_hash
+    )
+    assert contents(made.rows) == [("tea", "milk"), {"completion": "tea", "score": 1.0}]
 
 
 def test_a_larger_sample_of_both_holds_a_smaller() -> None:

@@ -160,7 +160,7 @@ def test_responses_that_differ_in_the_order_of_keys_alone_are_one_response() -> 
 def test_listed_options_in_another_order_of_keys_are_no_alternatives() -> None:
     chosen, listed = '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'
     evidence = [*judged(chosen, 1.0), CandidatesEvidence(TRAIN, chosen, ((listed, None), ("other", None)))]
-    assert found(pairs_split_by_hash(evidence)) == [(chosen, "other", "candidates", 0.5, 1)]
+    assert found(pairs_split_by_hash(evidence, implied=True)) == [(chosen, "other", "implied", 0.5, 1)]
 
 
 # --- Ratings ----------------------------------------------------------------------------------------------
@@ -229,39 +229,49 @@ def test_scores_of_a_candidate_listed_twice_are_averaged() -> None:
 
 
 def test_a_liked_choice_beats_one_listed_option_nobody_liked() -> None:
-    pairs = pairs_split_by_hash([listed("a", "a", "b", "c"), *judged("a", 1.0, 0.75)])
+    pairs = pairs_split_by_hash([listed("a", "a", "b", "c"), *judged("a", 1.0, 0.75)], implied=True)
     assert len(pairs.rows) == 1
     pair = pairs.rows[0]
     # mean 0.875, which is 0.375 above neutral; two verdicts
-    assert (pair.chosen, pair.source, pair.margin, pair.votes) == ("a", "candidates", 0.375, 2)
+    assert (pair.chosen, pair.source, pair.margin, pair.votes) == ("a", "implied", 0.375, 2)
     assert pair.rejected in ("b", "c")
 
 
+def test_a_verdict_on_one_of_several_options_is_no_preference_unless_that_is_asked_for() -> None:
+    """Nobody rated the other option: the verdict stays one, and is counted as such."""
+    for value in (1.0, 0.0):
+        pairs = pairs_split_by_hash([listed("a", "a", "b"), *judged("a", value)])
+        assert (pairs.rows, pairs.left_out) == ((), {"single_response": 1})
+
+
 def test_a_disliked_choice_of_two_loses_to_the_other() -> None:
-    pairs = pairs_split_by_hash([listed("a", "a", "b"), *judged("a", 0.0)])
-    assert found(pairs) == [("b", "a", "candidates", 0.5, 1)]
+    pairs = pairs_split_by_hash([listed("a", "a", "b"), *judged("a", 0.0)], implied=True)
+    assert found(pairs) == [("b", "a", "implied", 0.5, 1)]
 
 
 def test_a_disliked_choice_of_three_says_nothing() -> None:
-    assert pairs_split_by_hash([listed("a", "a", "b", "c"), *judged("a", 0.0)]).rows == ()
+    assert pairs_split_by_hash([listed("a", "a", "b", "c"), *judged("a", 0.0)], implied=True).rows == ()
 
 
 def test_a_choice_that_was_not_listed_says_nothing() -> None:
-    assert pairs_split_by_hash([listed("x", "a", "b"), *judged("x", 1.0)]).rows == ()
+    assert pairs_split_by_hash([listed("x", "a", "b"), *judged("x", 1.0)], implied=True).rows == ()
 
 
 def test_a_lukewarm_verdict_implies_nothing() -> None:
-    assert pairs_split_by_hash([listed("a", "a", "b"), *judged("a", 0.7)], rating_margin=0.25).rows == ()
+    assert (
+        pairs_split_by_hash([listed("a", "a", "b"), *judged("a", 0.7)], rating_margin=0.25, implied=True).rows
+        == ()
+    )
 
 
 def test_two_liked_options_imply_nothing_about_each_other() -> None:
     evidence = [listed("a", "a", "b"), listed("b", "a", "b"), *judged("a", 1.0), *judged("b", 0.9)]
-    assert pairs_split_by_hash(evidence).rows == ()
+    assert pairs_split_by_hash(evidence, implied=True).rows == ()
 
 
 def test_what_is_implied_gives_way_to_stronger_evidence_on_the_prompt() -> None:
     evidence = [listed("a", "a", "b", "c"), *judged("a", 1.0), compared("c", "b")]
-    assert found(pairs_split_by_hash(evidence)) == [("c", "b", "comparison", 1.0, 1)]
+    assert found(pairs_split_by_hash(evidence, implied=True)) == [("c", "b", "comparison", 1.0, 1)]
 
 
 # --- Merging and majority ---------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ def prepare_training_dataset(
     max_pairs_per_prompt: int | None = None,
     reward_threshold: float | None = None,
     sources: Collection[str] = EXAMPLE_SOURCES,
+    implied: bool = False,
     put_off: Collection[uuid.UUID] = (),
     replay: Replay | None = None,
     balance: bool = False,
@@ -148,7 +149,8 @@ def prepare_training_dataset(
     same file, byte for byte; a snapshot of that content is used again.
 
     reward_threshold: of labels, the reward in (0, 1) from which a response that nobody rated is good; None: as the
-    agent's reward settings say. sources: of corrections, where demonstrations may come from. put_off: ids of feedback
+    agent's reward settings say. sources: of corrections, where demonstrations may come from.
+    implied: of pairs, also those that a verdict on one of several listed options implies. put_off: ids of feedback
     that is not read this time.
 
     balance: of labels, leave out training rows of the kind there is more of, until four stand beside three.
@@ -177,6 +179,7 @@ def prepare_training_dataset(
         max_pairs_per_prompt=max_pairs_per_prompt,
         reward_threshold=reward_threshold,
         sources=sources,
+        implied=implied,
     )
     left_out: Counter[str] = Counter()
     try:

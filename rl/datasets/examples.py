@@ -42,7 +42,7 @@ EXAMPLE_REASONS: dict[str, str] = {
     "single_response": "prompts with verdicts on one response only: a group needs two",
     "same_reward": "groups whose responses all have one mean verdict: nothing to tell apart",
     "no_verdict": "ratings without thumb, stars or score",
-    "in_a_pair": "verdicts on responses that stand in a pair, in a dataset of pairs and scores",
+    "in_a_pair": "verdicts that made a pair with another verdict, in a dataset of pairs and scores",
     "not_replayed": "rows of older feedback that the replay share left for another time",
     "over_balance": "training labels of the kind there is more of, beyond four for each three of the other",
     "over_max_samples": "rows beyond the sample asked for",

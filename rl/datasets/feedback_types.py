@@ -30,7 +30,7 @@ all evidence was read."""
 
 
 SOURCES = (
-    "comparison", "correction", "demonstration", "teacher", "ratings", "candidates", "reward", "decision",
+    "comparison", "correction", "demonstration", "teacher", "ratings", "candidates", "implied", "reward", "decision",
 )  # fmt: skip
 """Sources of a row, strongest evidence first; `decision` is a recorded prompt, with or without feedback."""
 

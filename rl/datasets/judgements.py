@@ -1,4 +1,4 @@
-"""Pairs and scored responses in one dataset: preferences, and verdicts on responses that no preference speaks of. Pure.
+"""Pairs and scored responses in one dataset: preferences, and every verdict that made none of them. Pure.
 
 For what learns from both at once (`rl.linear.fit`): an agent whose feedback is half preferences and half single thumbs
 would lose one half with either kind alone.
@@ -15,6 +15,9 @@ from rl.datasets.examples import Example, ExampleSet, examples_from_evidence
 from rl.datasets.feedback_types import Evidence, SplitOf, completion_key
 from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence
 from rl.recipes import RecipeError
+
+VERDICT_SOURCES = ("ratings", "reward")
+"""Sources of pairs that are made of verdicts on both of their responses."""
 
 ANSWERED_BY_SCORES = ("single_response", "below_margin")
 """Reasons why pairs leave verdicts out that are none here: such responses are scored."""
@@ -39,8 +42,12 @@ def judgements_from_evidence(
     rating_margin: float = 0.25,
     max_pairs_per_prompt: int = 4,
 ) -> JudgementSet:
-    """The pairs of `pairs_from_evidence`, and the scores of `examples_from_evidence` on responses that stand in none of
-    their prompt's pairs. Raises RecipeError."""
+    """The pairs of `pairs_from_evidence`, and the scores of `examples_from_evidence`. Raises RecipeError.
+
+    A verdict whose own pair with another verdict is among the rows (sources `ratings` and `reward`) is left out: it was
+    counted there. Beside a comparison, a correction or scores of candidates it is evidence of its own. Pairs that a
+    verdict merely implies are not made.
+    """
     known = list(evidence)
     pairs = pairs_from_evidence(
         known, split_of, rating_margin=rating_margin, max_pairs_per_prompt=max_pairs_per_prompt
@@ -48,6 +55,7 @@ def judgements_from_evidence(
     paired = {
         (pair.prompt_hash, answer_plain(completion_key(side)))
         for pair in pairs.rows
+        if pair.source in VERDICT_SOURCES
         for side in (pair.chosen, pair.rejected)
     }
     scores = examples_from_evidence(known, "scores", split_of).rows

@@ -79,15 +79,17 @@ def making_knobs(
     max_pairs_per_prompt: int | None = None,
     reward_threshold: float | None = None,
     sources: Collection[str] = EXAMPLE_SOURCES,
+    implied: bool = False,
 ) -> dict[str, Any]:
     """Arguments of `make_rows` for a kind: those given, else the agent's settings and DATASET_CONFIG.
 
-    pairs, alone or with scores: rating_margin, max_pairs_per_prompt; labels: threshold; corrections: sources, some of
-    EXAMPLE_SOURCES.
+    pairs, alone or with scores: rating_margin, max_pairs_per_prompt, alone also `implied` if asked for; labels:
+    threshold; corrections: sources, some of EXAMPLE_SOURCES.
     """
     if kind in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES):
         given = {"rating_margin": rating_margin, "max_pairs_per_prompt": max_pairs_per_prompt}
-        return {name: DATASET_CONFIG[name] if value is None else value for name, value in given.items()}
+        knobs = {name: DATASET_CONFIG[name] if value is None else value for name, value in given.items()}
+        return knobs | ({"implied": True} if implied and kind == Snapshot.Kind.PAIRS else {})
     if kind == Snapshot.Kind.LABELS:
         return {"threshold": agent_reward_threshold(agent) if reward_threshold is None else reward_threshold}
     return {"sources": tuple(sources)} if kind == Snapshot.Kind.CORRECTIONS else {}

@@ -117,6 +117,7 @@ def dataset_prepare(
         balance=recipe.as_dict().get("balance") == "downsample",
         reward_threshold=recipe.as_dict().get("reward_threshold") or None,
         sources=recipe.source_names if isinstance(recipe, SFTRecipe) else EXAMPLE_SOURCES,
+        implied=bool(recipe.as_dict().get("implied_pairs")),
     )
     if method_named(order.method).rewarded and recipe.as_dict().get("mode") != "logged":
         teaching_check(recipe.as_dict(), list(islice(dataset.rows("train"), TEACHING_ROWS)), order.agent)

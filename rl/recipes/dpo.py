@@ -41,6 +41,9 @@ class DPORecipe(AdapterRecipe):
     """Weight of the chosen responses' own negative log-likelihood (nats per token) beside the preference loss (RPO,
     Pang et al. 2024, arXiv 2404.19733). It holds on to answering at all: preference losses alone may make the chosen
     response less likely too, as long as the rejected one falls further."""
+    implied_pairs: bool = False
+    """Train also on pairs that one verdict implies: a liked answer over a listed one that nobody rated, of prompts that
+    give no other pair (docs/datasets.md). Held-out prompts give none in an evaluation."""
     group_prompts: bool = True
     """Keep pairs of one prompt in one batch, where the prompt is computed once for all of them."""
     precompute_reference: bool = True
