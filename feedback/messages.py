@@ -34,6 +34,9 @@ REASONING_KEYS = ("reasoning", "reasoning_content", "thinking", "thought", "thou
 TEXT_PARTS = ("text", "input_text", "output_text", "summary_text")
 REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary", "think")
 
+BESIDE = ("reasoning", "function_call", "custom_tool_call")
+"""Items of OpenAI's Responses API that belong to the assistant's message beside them."""
+
 
 class MessageError(ValueError):
     """A message that cannot be read; the text says where, what was expected and what was found."""
@@ -190,7 +193,35 @@ def messages_read(value: Any, where: str = "messages") -> list[ChatMessage]:
         return [ChatMessage(role="user", content=value)]
     if not isinstance(value, Sequence):
         raise MessageError(f"{where}: expected a list of messages, found {_excerpt(value)}")
-    return [message for index, item in enumerate(value) for message in _message(item, f"{where}[{index}]")]
+    found: list[ChatMessage] = []
+    beside = False
+    for index, item in enumerate(value):
+        before, beside = beside, _is_beside(item)
+        for message in _message(item, f"{where}[{index}]"):
+            joins = (before or beside) and found and found[-1].role == message.role == "assistant"
+            if joins and not (found[-1].content and message.content):
+                found[-1] = _joined(found[-1], message)
+            else:
+                found.append(message)
+    return found
+
+
+def _is_beside(item: Any) -> bool:
+    """True of an item of the Responses API that belongs to the assistant's message next to it."""
+    return isinstance(item, Mapping) and "role" not in item and item.get("type") in BESIDE
+
+
+def _joined(one: ChatMessage, other: ChatMessage) -> ChatMessage:
+    """One turn of two items of it."""
+    return one.model_copy(
+        update={
+            "content": one.content or other.content,
+            "reasoning": "\n\n".join(filter(None, (one.reasoning, other.reasoning))),
+            "refusal": one.refusal or other.refusal,
+            "tool_calls": [*one.tool_calls, *other.tool_calls],
+            **(other.model_extra or {}),
+        }
+    )
 
 
 def message_read(value: Any, where: str = "message", *, role: str = "") -> ChatMessage:
@@ -208,6 +239,8 @@ def _message(value: Any, where: str, default_role: str = "") -> Iterator[ChatMes
     if isinstance(value, ChatMessage):
         yield value
         return
+    if is_pair(value):
+        value = {"role": value[0], "content": value[1]}
     if not isinstance(value, Mapping):
         raise MessageError(f"{where}: expected a message {{role, content}}, found {_excerpt(value)}")
     given = _undo_wrapping(dict(value))
@@ -227,7 +260,7 @@ def _message(value: Any, where: str, default_role: str = "") -> Iterator[ChatMes
         raise MessageError(
             f"{where}.role: expected system, user, assistant or tool, found {_excerpt(said_role)}"
         )
-    role = ROLES.get(said_role.strip().lower())
+    role = ROLES.get(_role_name(said_role))
     if role is None:
         raise MessageError(
             f"{where}.role: expected system, user, assistant or tool, found {_excerpt(said_role)}"
@@ -291,7 +324,7 @@ def _undo_wrapping(message: dict[str, Any]) -> dict[str, Any]:
         message["role"] = message.pop("type", None) or kind
     elif isinstance(message.get("data"), Mapping) and isinstance(message.get("type"), str):
         message = {**message["data"], "role": message["type"]}
-    elif "role" not in message and str(message.get("type", "")).lower() in ROLES and "content" in message:
+    elif "role" not in message and "content" in message and _role_name(message.get("type")) in ROLES:
         message = {"role": message.pop("type"), **message}
     for key in ("from", "sender"):
         if "role" not in message and key in message:
@@ -301,6 +334,17 @@ def _undo_wrapping(message: dict[str, Any]) -> dict[str, Any]:
         message.pop("additional_kwargs")
         message = {**more, **{key: item for key, item in message.items() if item not in (None, [], {})}}
     return message
+
+
+def is_pair(value: Any) -> bool:
+    """True of a message as a role and its text, which LangChain accepts."""
+    is_list = isinstance(value, (list, tuple)) and len(value) == 2
+    return is_list and all(isinstance(item, str) for item in value) and _role_name(value[0]) in ROLES
+
+
+def _role_name(value: Any) -> str:
+    """A role in lower case; LangChain names it by a class: AIMessageChunk."""
+    return str(value).strip().lower().removesuffix("chunk").removesuffix("message")
 
 
 class _Parts:
@@ -347,6 +391,8 @@ class _Parts:
         if kind in REASONING_PARTS or part.get("thought") is True or kind == "reasoningContent":
             if thought := _words(part.get(kind) or part).strip():
                 self.reasoning.append(thought)
+        elif kind == "cachePoint":
+            return  # where Bedrock is to cache the prompt: nothing is said
         elif kind in TEXT_PARTS:
             words = next((part[key] for key in ("text", "content", "value") if key in part), None)
             if isinstance(words, Mapping):  # the Assistants API and LibreChat nest it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from feedback.transfer import formats
+from feedback.transfer.formats.base import NO_RATING
+from feedback.transfer.formats.open_webui import NO_CHAT
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -17,6 +20,7 @@ from feedback.transfer.formats.records import (
     RowRefused,
     RowSkipped,
 )
+from feedback.transfer.import_ import file_import
 from tests.support.formats import (
     ASKED,
     BAD,
@@ -248,6 +252,33 @@ def test_open_webui_feedback_brings_its_chat_along() -> None:
     assert (sibling.response, sibling.policy, sibling.ratings) == (BAD, "shop-a", ())
     assert isinstance(elsewhere, ImportedReference)
     assert (elsewhere.reference, elsewhere.rating.thumb, elsewhere.rating.notes) == ("m2", "down", "wrong")
+
+
+@pytest.mark.django_db
+def test_open_webui_feedback_that_says_nothing_leaves_out_its_row_and_not_the_file(tmp_path: Path) -> None:
+    row = json.loads((HERE / "open_webui_feedback_export.json").read_text())[0]
+    unrated = row | {"id": str(uuid.uuid4()), "data": row["data"] | {"rating": None}}
+    without_chat = row | {
+        "id": str(uuid.uuid4()),
+        "snapshot": None,
+        "meta": row["meta"] | {"message_id": "gone"},
+    }
+    report = file_import(written(tmp_path / "x.jsonl", [row, unrated, without_chat]), agent="shop")
+    assert (report.ratings, report.refused_count) == (1, 0)
+    assert report.skipped_because == {NO_RATING: 1, NO_CHAT: 1}
+
+
+def test_thoughts_in_a_chat_of_open_webui_stand_beside_the_answer(tmp_path: Path) -> None:
+    row = json.loads((HERE / "open_webui_feedback_export.json").read_text())[0]
+    message = row["snapshot"]["chat"]["chat"]["history"]["messages"][row["meta"]["message_id"]]
+    said = message["content"]
+    message["content"] = (
+        '<details type="reasoning" done="true" duration="2">\n<summary>Thought for 2 seconds</summary>\n'
+        f"&gt; It is Friday.\n</details>\n{said}"
+    )
+    record = next(formats.read(written(tmp_path / "x.jsonl", [row])))
+    assert isinstance(record, ImportedDecision)
+    assert (record.response, record.reasoning) == (said, "It is Friday.")
 
 
 def test_an_open_webui_arena_thumb_chooses_between_the_answers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from datetime import UTC, datetime
 from io import StringIO
@@ -12,6 +13,7 @@ import pytest
 from django.core.management import call_command
 
 from feedback.models import Comparison, Decision, Outcome, Rating
+from feedback.transfer import formats
 from feedback.transfer.formats.records import ImportedDecision
 from feedback.transfer.import_ import ImportRefused, file_import
 from tests.support.formats import ASKED, BRIEF, GOOD, refusal, written
@@ -300,6 +302,62 @@ def test_langfuse_score_columns_are_ratings_by_nobody_known() -> None:
     ]
     assert (first.ratings[4].rater, first.ratings[4].notes) == ("ann@example.test: comment", "please fix")
     assert (second.messages, second.response, second.ratings) == (NORWAY, DAYS, ())
+
+
+RAW = {
+    "id": "t9", "timestamp": "2026-02-23T14:05:00Z", "userId": "u1", "sessionId": "s1", "tags": ["vip"], "name": "chat",
+    "input": {"messages": ASKED, "model": "gpt-x", "temperature": 0.2},
+    "output": {"choices": [{"message": {"role": "assistant", "content": GOOD, "reasoning_content": "It is Friday."}}],
+               "usage": {"prompt_tokens": 9, "completion_tokens": 4}},
+    "scores": [{"id": "x", "name": "thumb", "value": 1, "dataType": "BOOLEAN", "source": "ANNOTATION"},
+               {"id": "y", "name": "tone", "value": None, "dataType": "NUMERIC"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["objects", "texts", "page", "generation inside"])
+def test_a_langfuse_trace_of_a_raw_request_keeps_its_user_tags_and_scores(kind: str, tmp_path: Path) -> None:
+    row: dict[str, Any] = dict(RAW)
+    if kind == "texts":
+        row = {key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()}
+    elif kind == "page":
+        row = {"data": [row], "meta": {"page": 1}}
+    elif kind == "generation inside":
+        call = {"type": "GENERATION", "model": "gpt-x", "startTime": "2", "input": row["input"]}
+        early = {**call, "startTime": "1", "output": "no"}
+        row |= {"input": None, "output": None, "observations": [{**call, "output": row["output"]}, early]}
+    (record,) = formats.read(written(tmp_path / "x.jsonl", [row]))
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response, record.reasoning) == (ASKED, GOOD, "It is Friday.")
+    assert (record.run_id, record.unit, record.tags, record.policy) == ("t9", "u1", ("vip",), "gpt-x")
+    assert (record.metadata["trace_id"], record.metadata["session_id"]) == ("t9", "s1")
+    assert (record.tokens_in, record.tokens_out) == (9, 4)
+    assert [(rating.thumb, rating.rater) for rating in record.ratings] == [("up", "annotation: thumb")]
+
+
+def test_langfuse_scores_in_a_second_file_rate_the_traces_of_the_first(tmp_path: Path) -> None:
+    score = {"id": "s", "traceId": "t9", "name": "good", "value": 0, "dataType": "BOOLEAN", "timestamp": None}
+    empty = score | {"id": "n", "value": None}
+    traces = written(tmp_path / "traces.jsonl", [RAW | {"scores": []}])
+    report = file_import(
+        traces, agent="shop", ratings_path=written(tmp_path / "scores.jsonl", [score, empty])
+    )
+    assert (report.decisions, report.ratings, report.refused_count) == (1, 1, 0)
+    assert Rating.objects.get().thumb == "down"
+
+
+def test_a_generation_of_a_table_is_a_decision(tmp_path: Path) -> None:
+    row = {"id": "o1", "traceId": "t1", "type": "GENERATION", "startTime": "2026-02-23T14:05:00Z", "model": "gpt-x",
+           "input": json.dumps(RAW["input"]), "output": json.dumps(RAW["output"]), "userId": "u1",
+           "usageDetails": '{"input": 9, "output": 4}', "latency": "1.5", "traceTags": '["vip"]'}  # fmt: skip
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(row))
+        table.writeheader()
+        table.writerow(row)
+    (record,) = formats.read(tmp_path / "x.csv")
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response, record.reasoning) == (ASKED, GOOD, "It is Friday.")
+    assert (record.policy, record.unit, record.tags, record.latency_ms) == ("gpt-x", "u1", ("vip",), 1500)
+    assert (record.tokens_in, record.tokens_out) == (9, 4)
 
 
 def test_of_an_observation_that_comes_again_the_latest_state_counts(tmp_path: Path) -> None:

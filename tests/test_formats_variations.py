@@ -11,7 +11,7 @@ import pytest
 
 from feedback.models import Decision, Rating
 from feedback.transfer import formats
-from feedback.transfer.formats.calls import answers_of, prompt_of
+from feedback.transfer.formats.calls import answers_of, call_decision, prompt_of
 from feedback.transfer.formats.records import ImportedDecision, RowError, RowSkipped
 from feedback.transfer.formats.verdicts import NamedScore, word_thumb
 from feedback.transfer.import_ import file_import
@@ -91,6 +91,103 @@ def test_one_response_in_the_words_of_many_providers(answer: Any) -> None:
 def test_a_tool_call_stays_a_message(answer: Any) -> None:
     ((message,),) = answers_of(answer, "response")
     assert (message["role"], message["content"], message["tool_calls"]) == ("assistant", "", [CALL])  # type: ignore[index, call-overload]
+
+
+THINKING = {"type": "thinking", "thinking": "It is Friday.", "signature": "s"}
+SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "It is Friday."}]}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"<think>It is Friday.</think>{GOOD}",
+        {"choices": [{"message": {"content": GOOD, "reasoning_content": "It is Friday."}}]},
+        {"choices": [{"text": f"<think>It is Friday.</think>{GOOD}"}]},
+        {"role": "assistant", "content": [THINKING, {"type": "text", "text": GOOD}]},
+        [THINKING, {"type": "text", "text": GOOD}],
+        {"output": [SUMMARY, {"type": "message", "role": "assistant", "content": [SAID]}]},
+        {"candidates": [{"content": {"parts": [{"text": "It is Friday.", "thought": True}, {"text": GOOD}]}}]},
+        {"output": {"message": {"role": "assistant", "content": [
+            {"reasoningContent": {"reasoningText": {"text": "It is Friday."}}}, {"text": GOOD}]}}},
+        {"message": {"role": "assistant", "content": GOOD, "thinking": "It is Friday."}, "done": True},
+        {"response": GOOD, "thinking": "It is Friday.", "done": True},
+        {"type": "ai", "data": {"content": GOOD, "additional_kwargs": {"reasoning_content": "It is Friday."}}},
+    ],
+)  # fmt: skip
+def test_reasoning_of_any_provider_stands_beside_the_answer(answer: Any) -> None:
+    (record,) = call_decision(1, "", {"messages": ASKED}, answer)
+    assert isinstance(record, ImportedDecision)
+    assert (record.response, record.reasoning) == (GOOD, "It is Friday.")
+
+
+SCHEMA = {"type": "object", "properties": {"item": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("request_body", "kept"),
+    [
+        ({"model": "m", "messages": ASKED, "temperature": 0.2}, {"model": "m", "temperature": 0.2}),
+        ({"input": QUESTION, "tool_choice": "auto"}, {"tool_choice": "auto"}),
+        ({"contents": ASKED, "generationConfig": {"topK": 3}}, {"generationConfig": {"topK": 3}}),
+        ({"messages": ASKED, "inferenceConfig": {"maxTokens": 9}}, {"inferenceConfig": {"maxTokens": 9}}),
+        ({"question": QUESTION, "context": "Terms"}, {"context": "Terms"}),
+        ({"input": {"messages": ASKED, "language": "en"}}, {"language": "en"}),
+    ],
+)
+def test_what_stands_beside_a_question_is_kept(request_body: Any, kept: Any) -> None:
+    (record,) = call_decision(
+        1, "", request_body, {"choices": [{"message": {"content": GOOD}, "finish_reason": "x"}]}
+    )
+    assert isinstance(record, ImportedDecision)
+    assert record.messages == ASKED
+    assert record.metadata == {"request": kept, "answer": {"choices": [{"finish_reason": "x"}]}}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        {"tools": [{"type": "function", "function": {"name": "stock", "parameters": SCHEMA}}]},
+        {"tools": [{"type": "function", "name": "stock", "parameters": SCHEMA}]},
+        {"tools": [{"name": "stock", "input_schema": SCHEMA}]},
+        {"tools": [{"functionDeclarations": [{"name": "stock", "parameters": SCHEMA}]}]},
+        {"toolConfig": {"tools": [{"toolSpec": {"name": "stock", "inputSchema": {"json": SCHEMA}}}]}},
+        {"functions": [{"name": "stock", "parameters": SCHEMA}]},
+    ],
+)
+def test_tools_of_any_provider_are_those_of_one(tools: dict[str, Any]) -> None:
+    (record,) = call_decision(1, "", {"messages": ASKED, **tools}, GOOD)
+    assert isinstance(record, ImportedDecision)
+    assert record.metadata == {
+        "tools": [{"type": "function", "function": {"name": "stock", "parameters": SCHEMA}}]
+    }
+
+
+def test_an_answer_states_its_model_and_tokens() -> None:
+    said = {
+        "role": "assistant",
+        "model": "claude",
+        "usage": {"input_tokens": 7, "output_tokens": 2},
+        "content": GOOD,
+    }
+    (record,) = call_decision(1, "", {"messages": ASKED}, said)
+    assert isinstance(record, ImportedDecision)
+    assert (record.policy, record.tokens_in, record.tokens_out) == ("claude", 7, 2)
+
+
+def test_a_refusal_is_the_answer() -> None:
+    answer = {"choices": [{"message": {"role": "assistant", "content": None, "refusal": "I cannot."}}]}
+    (record,) = call_decision(1, "", {"messages": ASKED}, answer)
+    assert isinstance(record, ImportedDecision)
+    assert (record.response, record.metadata["refusal"]) == ("I cannot.", True)
+
+
+def test_steps_before_the_last_answer_stand_beside_it() -> None:
+    turns = [{"type": "human", "content": QUESTION}, {"type": "ai", "content": "", "tool_calls": [CALL]},
+             {"type": "tool", "content": "3", "tool_call_id": "c1"}, {"type": "ai", "content": GOOD}]  # fmt: skip
+    (record,) = call_decision(1, "", {"messages": ASKED}, {"messages": turns})
+    assert isinstance(record, ImportedDecision)
+    assert record.response == GOOD
+    assert [step["role"] for step in record.metadata["answer"]["steps"]] == ["assistant", "tool"]
 
 
 def test_words_that_are_json_stay_the_words_a_model_wrote() -> None:

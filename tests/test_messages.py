@@ -96,6 +96,26 @@ def test_results_of_tools_become_messages_of_the_tool() -> None:
     assert gemini.dump() == {"role": "tool", "content": '{"n": 3}', "name": "stock"}
 
 
+def test_items_of_a_responses_turn_are_one_message() -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    call = {"type": "function_call", "call_id": "c1", "name": "stock", "arguments": '{"sku": 4}'}
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "It is Friday."}]}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "3"}
+    first, tool, last = messages_read([thought, said, call, call | {"call_id": "c2"}, result, thought, said])
+    assert (first.content, first.reasoning) == ("I look.", "It is Friday.")
+    assert [one.id for one in first.tool_calls] == ["c1", "c2"]
+    assert (tool.content, tool.tool_call_id) == ("3", "c1")
+    assert last.dump() == {"role": "assistant", "content": "I look.", "reasoning": "It is Friday."}
+
+
+def test_other_ways_of_langchain_and_bedrock() -> None:
+    given = [("human", "Where?"), {"type": "AIMessageChunk", "content": "Here."},
+             {"role": "user", "content": [{"text": "Thanks."}, {"cachePoint": {"type": "default"}}]}]  # fmt: skip
+    assert [(m.role, m.content) for m in messages_read(given)] == [
+        ("user", "Where?"), ("assistant", "Here."), ("user", "Thanks."),
+    ]  # fmt: skip
+
+
 def test_a_refusal_is_an_answer() -> None:
     whole = message_read({"role": "assistant", "content": None, "refusal": "I cannot help with that."})
     part = message_read(

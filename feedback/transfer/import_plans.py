@@ -291,7 +291,11 @@ class Planner:
                 try:
                     yield self._plan(record)
                 except FeedbackRefused as error:
-                    self.refuse(record, error)
+                    reason = record.unknown if isinstance(record, ImportedReference) else ""
+                    if reason and isinstance(error, DecisionUnknown):
+                        self.report.skip(reason)
+                    else:
+                        self.refuse(record, error)
 
     def _plan(self, record: Record) -> ImportPlan:
         plan = ImportPlan(record)

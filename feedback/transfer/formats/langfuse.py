@@ -34,8 +34,10 @@ TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
-    if isinstance(row.get("data"), list) and "meta" in row:
-        return True
+    if isinstance(row.get("data"), list) and "meta" in row:  # a page of the API
+        return not row["data"] or any(
+            isinstance(item, Mapping) and has(item, "name", "value") for item in row["data"]
+        )
     return has(row, "traceId", "name", "dataType") or has(
         row, "trace_id", "name", "data_type", "string_value"
     )
@@ -66,6 +68,9 @@ def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key = key_of(row)
     if not row.get("traceId") and not row.get("observationId"):
         yield RowSkipped(line, key, "a score on a session or an experiment, not on a trace")
+        return
+    if row.get("value") in (None, "") and row.get("stringValue") in (None, "") and not row.get("comment"):
+        yield RowSkipped(line, key, "a score without a value")
         return
     name = text_of(row.get("name"), "name", required=True)
     kind, value = row.get("dataType"), number_in(row.get("value"))

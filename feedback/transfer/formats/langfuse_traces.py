@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from feedback.transfer.formats import langfuse
-from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.base import EMPTY, Format, each_item, each_row, has, key_of
 from feedback.transfer.formats.calls import (
+    NO_RESPONSE,
     call_decision,
     json_value,
     metadata_retained,
-    object_or_empty,
     text_or_empty,
     whole_of,
 )
@@ -67,6 +67,8 @@ OBSERVATION_TYPES = (
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
+    if isinstance(row.get("data"), list) and "meta" in row:  # a page of the API
+        return any(isinstance(item, Mapping) and recognises(item) for item in row["data"])
     if has(row, "id", "input", "output", "type") and str(row["type"]) in OBSERVATION_TYPES:
         return any(name in row for name in ("traceId", "trace_id", "startTime", "start_time"))
     return has(row, "id", "timestamp", "input", "output") and any(name in row for name in OWN)
@@ -84,6 +86,9 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
                 latest.add(str(row["id"]), [item.line, changed])
 
     def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+        if isinstance(row.get("data"), list) and "meta" in row:
+            yield from each_item(line, row["data"], "data", records)
+            return
         newest = latest.last(str(row.get("id")))
         if newest is not None and newest[0] != line:
             yield RowSkipped(line, key_of(row), "an older state of a row that comes again")
@@ -99,25 +104,47 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 
 def _trace(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     trace_id = text_of(row.get("id"), "id", required=True)
-    if row.get("output") in (None, "", {}, []):
-        yield RowSkipped(line, trace_id, "no response")
+    call = row
+    if row.get("output") in EMPTY or row.get("input") in EMPTY:
+        generations = _generations(row.get("observations"))
+        call = generations[-1] if generations else row
+    if call.get("output") in EMPTY:
+        yield RowSkipped(line, trace_id, NO_RESPONSE)
         return
     ratings, outcomes = ratings_and_outcomes([*_scores(row, TRACE), *_comments(row)])
     yield from call_decision(
         line,
         trace_id,
-        row.get("input"),
-        row["output"],
+        call.get("input"),
+        call["output"],
         run_id=trace_id[:200],
+        policy="" if call is row else _model(call),
         unit=text_or_empty(row.get("userId") or row.get("user_id")),
         created_at=time_of(row.get("timestamp"), "timestamp"),
         tags=tags_of(json_value(row.get("tags")) or None, "tags"),
         metadata=metadata_retained(
-            trace_id=trace_id, name=row.get("name"), metadata=json_value(row.get("metadata"))
+            trace_id=trace_id,
+            name=row.get("name"),
+            session_id=row.get("sessionId") or row.get("session_id"),
+            metadata=json_value(row.get("metadata")),
         ),
         ratings=ratings,
         outcomes=outcomes,
     )
+
+
+def _generations(value: Any) -> list[Mapping[str, Any]]:
+    """The model's calls inside a trace that answered something, the last one last."""
+    listed = json_value(value)
+    calls = [item for item in (listed if isinstance(listed, list) else []) if isinstance(item, Mapping)]
+    answered = [
+        item for item in calls if item.get("type") == "GENERATION" and item.get("output") not in EMPTY
+    ]
+    return sorted(answered, key=lambda item: str(item.get("startTime")))
+
+
+def _model(row: Mapping[str, Any]) -> str:
+    return text_or_empty(row.get("model") or row.get("provided_model_name"))
 
 
 def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
@@ -127,11 +154,11 @@ def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             line, observation_id, f"an observation of type {row.get('type')!s:.40}: decisions are generations"
         )
         return
-    if row.get("output") in (None, "", {}, []):
-        yield RowSkipped(line, observation_id, "no response")
+    if row.get("output") in EMPTY:
+        yield RowSkipped(line, observation_id, NO_RESPONSE)
         return
-    usage = json_value(row.get("usageDetails", row.get("usage_details")))
-    usage = object_or_empty(usage)
+    usages = (json_value(row.get(name)) for name in ("usageDetails", "usage_details", "usage"))
+    usage = next((usage for usage in usages if isinstance(usage, Mapping) and usage), {})
     latency = number_in(row.get("latency"))
     ratings, outcomes = ratings_and_outcomes(
         [*_scores(row, OBSERVATION), *_comments(row)] if "traceId" in row else []
@@ -142,12 +169,20 @@ def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         row.get("input"),
         row["output"],
         run_id=observation_id[:200],
-        policy=text_or_empty(row.get("model") or row.get("provided_model_name")),
+        policy=_model(row),
+        unit=text_or_empty(row.get("userId") or row.get("user_id")),
         tokens_in=whole_of(usage.get("input")),
         tokens_out=whole_of(usage.get("output")),
         latency_ms=number_of(latency, "latency") * 1000 if isinstance(latency, (int, float)) else None,
         created_at=time_of(row.get("startTime") or row.get("start_time"), "startTime"),
-        metadata=metadata_retained(trace_id=row.get("traceId") or row.get("trace_id"), name=row.get("name")),
+        tags=tags_of(json_value(row.get("traceTags")) or None, "traceTags"),
+        metadata=metadata_retained(
+            trace_id=row.get("traceId") or row.get("trace_id"),
+            name=row.get("name"),
+            session_id=row.get("sessionId") or row.get("session_id"),
+            parameters=json_value(row.get("modelParameters", row.get("model_parameters"))),
+            metadata=json_value(row.get("metadata")),
+        ),
         ratings=ratings,
         outcomes=outcomes,
     )

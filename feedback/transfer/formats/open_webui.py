@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
-from feedback.transfer.formats.base import NO_RATING, Format, each_row, has, key_of
+from feedback.transfer.formats.base import NO_RATING, Format, decisions_first, has, key_of
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -39,6 +39,8 @@ from feedback.transfer.formats.writers import (
     writer_by_record,
 )
 
+NO_CHAT = "a feedback without its chat, on a message that was not recorded"
+
 THUMBS = {"1": "up", "-1": "down"}
 
 
@@ -47,19 +49,8 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
-    # what names a message of a chat that another row brings along can only be placed after that row: read again then
-    referring = False
-    for record in each_row(path, _records, verdicts=()):
-        if isinstance(record, ImportedReference):
-            referring = True
-        else:
-            yield record
-    if referring:
-        yield from (
-            record
-            for record in each_row(path, _records, verdicts=())
-            if isinstance(record, ImportedReference)
-        )
+    # what names a message of a chat that another row brings along can only be placed after that row
+    return decisions_first(path, ratings_path, _records, verdicts=())
 
 
 def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
@@ -76,7 +67,7 @@ def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     chat = _messages(row.get("snapshot"))
     if message_id not in chat:
         # without the chat only the message's id is known: perhaps it was recorded before
-        yield ImportedReference(line, key, message_id, rating)
+        yield ImportedReference(line, key, message_id, rating, unknown=NO_CHAT)
         return
     parent = str(chat[message_id].get("parentId"))
     prompt = prompt_before(chat, parent)

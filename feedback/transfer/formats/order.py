@@ -75,6 +75,8 @@ TELEMETRY: tuple[ModuleType, ...] = (
     weave,
     langsmith,
     phoenix,
+    langfuse_traces,
+    langfuse,
 )
 """Traces, spans and evaluations of observability tools."""
 
@@ -88,8 +90,6 @@ APPLICATIONS: tuple[ModuleType, ...] = (
     open_webui,
     open_webui_chats,
     librechat,
-    langfuse_traces,
-    langfuse,
     tensorzero,
     oasst,
     label_studio,

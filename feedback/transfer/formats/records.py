@@ -125,6 +125,8 @@ class ImportedReference:
     rating: ImportedRating
     also: tuple[str, ...] = ()
     """Further references, tried when nothing has the first one."""
+    unknown: str = ""
+    """Reason to leave the row out where nothing has a reference; empty: the row is refused."""
 
 
 @dataclass(frozen=True, slots=True)
