@@ -169,6 +169,134 @@ def test_json_that_is_no_conversation_stays_a_text(tmp_path: Path) -> None:
     assert (record.messages[0]["content"], record.response) == ('{"order": 81}', '["a", "b"]')
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [SYSTEM, ASKED], "better": TURN, "worse": OTHER},
+        {"messages": [SYSTEM, ASKED, TURN], "worse_response": BAD},
+        {"messages": [SYSTEM, ASKED, TURN], "negative_messages": [ASKED, OTHER]},
+        {"system_message": "Be brief.", "task": ASKED["content"], "chosen": GOOD, "rejected": BAD},
+        {
+            "systemPrompt": ["Be brief."],
+            "user_query": ASKED["content"],
+            "preferred": GOOD,
+            "dispreferred": BAD,
+        },
+        {"system": SYSTEM, "text": ASKED["content"], "better_response": GOOD, "worse_response": BAD},
+    ],
+)
+def test_other_words_for_better_and_worse_make_a_comparison(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert compared(one(tmp_path, row)) == ([SYSTEM, ASKED], GOOD, BAD)
+
+
+def test_several_rejected_responses_are_as_many_comparisons(tmp_path: Path) -> None:
+    texts = {"messages": [ASKED, TURN], "rejected_responses": [BAD, "No."]}
+    turns = {
+        "prompt": ASKED["content"],
+        "response": GOOD,
+        "rejected_responses": [OTHER, {**OTHER, "content": "No."}],
+    }
+    for row in (texts, turns):
+        found = [compared(record) for record in records_of(written(tmp_path / "x.jsonl", [row]))]
+        assert found == [([ASKED], GOOD, BAD), ([ASKED], GOOD, "No.")]
+
+
+def test_no_prompt_is_cut_out_where_an_unknown_column_may_state_it(tmp_path: Path) -> None:
+    row = {
+        "scenario": "A customer asks for a lamp",
+        "chosen": "It ships Monday.",
+        "rejected": "It ships never.",
+    }
+    record = one(tmp_path, row)
+    assert isinstance(record, RowRefused)
+    assert record.reason.startswith("scenario: ")
+
+
+@pytest.mark.parametrize("key", [{"weight": 0}, {"train": False}, {"loss": False}])
+@pytest.mark.parametrize("name", ["messages", "conversations"])
+def test_a_turn_that_is_not_to_be_learnt_is_no_demonstration(
+    tmp_path: Path, name: str, key: dict[str, Any]
+) -> None:
+    turns = {"messages": [ASKED, TURN | key],
+             "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": GOOD} | key]}  # fmt: skip
+    assert isinstance(one(tmp_path, {name: turns[name]}), RowSkipped)
+
+
+def test_the_last_turn_that_counts_is_the_demonstration(tmp_path: Path) -> None:
+    record = one(tmp_path, {"messages": [ASKED, {**TURN, "weight": 1}, ASKED, {**OTHER, "weight": 0}]})
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response, record.metadata) == ([ASKED], GOOD, {})
+
+
+def test_an_answer_without_a_word_refuses_no_file(tmp_path: Path) -> None:
+    silent = {"role": "assistant", "content": None}
+    assert isinstance(one(tmp_path, {"messages": [ASKED, silent]}), RowSkipped)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": ASKED["content"], "completion": GOOD, "reasoning_content": "Friday."},
+        {"prompt": ASKED["content"], "completion": GOOD, "label": True, "thinking": "Friday."},
+        {"prompt": ASKED["content"], "response": GOOD, "thumb": "up", "reasoning": "Friday."},
+        {"instruction": ASKED["content"], "output": GOOD, "reasoning": "Friday."},
+        {"prompt": ASKED["content"], "response": f"<think>Friday.</think>{GOOD}", "thumb": "up"},
+        {"messages": [ASKED, {**TURN, "reasoning_content": "Friday."}]},
+    ],
+)
+def test_reasoning_stands_beside_the_answer(tmp_path: Path, row: dict[str, Any]) -> None:
+    record = one(tmp_path, row)
+    assert isinstance(record, ImportedDecision)
+    assert (record.response, record.reasoning) == (GOOD, "Friday.")
+
+
+def test_reasoning_of_a_column_and_of_the_response_are_both_kept(tmp_path: Path) -> None:
+    record = one(tmp_path, {"prompt": "q", "response": "<think>b</think>x", "thumb": "up", "reasoning": "a"})
+    assert isinstance(record, ImportedDecision)
+    assert (record.response, record.reasoning) == ("x", "a\n\nb")
+
+
+TWICE = json.dumps(json.dumps([SYSTEM, ASKED]))
+PRINTED = f"[{SYSTEM!r}\n {ASKED!r}]"
+
+
+@pytest.mark.parametrize("text", [TWICE, PRINTED])
+def test_messages_written_twice_or_printed_by_numpy_are_messages(tmp_path: Path, text: str) -> None:
+    record = one(tmp_path, {"messages": text, "response": GOOD, "thumb": "up"})
+    assert isinstance(record, ImportedDecision)
+    assert record.messages == [SYSTEM, ASKED]
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"role": "user", "content": "a"', "[{'role': 'user', 'content': array(1)}]"]
+)
+@pytest.mark.parametrize("name", ["messages", "prompt"])
+def test_messages_that_cannot_be_read_are_no_text(tmp_path: Path, text: str, name: str) -> None:
+    record = one(tmp_path, {name: text, "response": GOOD, "thumb": "up"})
+    assert isinstance(record, RowRefused)
+    assert record.reason.startswith(name)
+
+
+UNREAD: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [ASKED], "prompt": "another", "response": GOOD, "thumb": "up"}, "prompt"),
+    ({"prompt": "q", "response_a": "x", "response_b": "y", "winner": "a", "model": "m"}, "model"),
+    ({"prompt": "q", "response_a": "x", "response_b": "y", "winner": "a", "reward": 0.5}, "reward"),
+    ({"prompt": "q", "response": "x", "user_id": "u1"}, "user_id"),
+    ({"id": "r17", "prompt": "q", "chosen": "x", "rejected": "y"}, "id"),
+    ({"prompt": "q", "completion": "x", "context": "c"}, "context"),
+    ({"system": "s", "system_prompt": "t", "prompt": "q", "completion": "x"}, "system_prompt"),
+]
+
+
+@pytest.mark.parametrize(("row", "name"), UNREAD, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_known_column_that_this_row_does_not_use_is_named(
+    tmp_path: Path, row: dict[str, Any], name: str
+) -> None:
+    with columns_watched() as unread:
+        records_of(written(tmp_path / "x.jsonl", [row]))
+    assert unread == {name: 1}
+
+
 @pytest.mark.django_db
 def test_a_column_that_nobody_reads_is_named(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{n}", "chosen": GOOD, "rejected": BAD, "colour": "red"} for n in range(3)]

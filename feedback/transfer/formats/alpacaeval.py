@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from feedback.storage.responses import value_excerpt
@@ -36,8 +35,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         if not output.strip():
             yield RowSkipped(line, key, "no response")
             return
-        record = demonstration(line, key, messages, output, metadata=metadata)
-        yield replace(record, policy=text_or_empty(row.get("generator")))
+        policy = text_or_empty(row.get("generator"))
+        yield demonstration(line, key, messages, output, policy=policy, metadata=metadata)
         return
     preference = row.get("preference")
     if preference is None:

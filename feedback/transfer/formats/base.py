@@ -15,7 +15,7 @@ from uuid import UUID
 
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.cells import truth_of
-from feedback.transfer.formats.columns import IMAGES, ColumnMap, normal, verdicts_in
+from feedback.transfer.formats.columns import IMAGES, NAMES, ColumnMap, normal, verdicts_in
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -29,6 +29,8 @@ from feedback.transfer.formats.records import (
     RowSkipped,
     check_json,
     list_of,
+    reasoning_text,
+    with_reasoning,
 )
 from feedback.transfer.formats.writers import RowShape
 
@@ -90,7 +92,10 @@ def row_format(
 
 
 class WatchedRow(dict[str, Any]):
-    """A row that notes which of its columns a reader took: what nobody took is named in the report."""
+    """A row that notes which of its columns a reader took: what nobody took is named in the report.
+
+    `[]`, `get` and `pop` take a column; `in`, `items` and a copy of the row take none.
+    """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         super().__init__(row)
@@ -142,14 +147,7 @@ def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None =
     def records_of(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         if verdicts is not None:
             verdicts_read(row, used=verdicts)
-        if unread is None:
-            yield from records(row, line)
-            return
-        watched = WatchedRow(row)
-        found = list(records(watched, line))
-        yield from found
-        if not all(isinstance(record, (RowRefused, RowSkipped)) for record in found):
-            unread.update(watched.unread)
+        yield from _watched(row, line, records, unread)
 
     for row in rows(path):
         if isinstance(row, RowRefused):
@@ -160,12 +158,27 @@ def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None =
             yield from attempt(row.line, key_of(row.value), partial(records_of, row.value, row.line))
 
 
+def _watched(
+    row: Mapping[str, Any], line: int, records: RowRecords, unread: Counter[str] | None, prefix: str = ""
+) -> Iterator[Record]:
+    """The records of a row; counts the columns that nobody took, where something of the row is kept."""
+    if unread is None:
+        yield from records(row, line)
+        return
+    watched = WatchedRow(row)
+    found = list(records(watched, line))
+    yield from found
+    if not all(isinstance(record, (RowRefused, RowSkipped)) for record in found):
+        unread.update(prefix + name for name in watched.unread)
+
+
 def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator[Record]:
     """The records of every element of a list inside a row; one that cannot be read is refused and the next one read."""
     for index, item in enumerate(list_of(items, what)):
         where = f"{what}[{index}]"
         if isinstance(item, Mapping):
-            yield from attempt(line, key_of(item) or where, partial(records, item, line))
+            one = partial(_watched, item, line, records, _unread_columns.get(), f"{what}[].")
+            yield from attempt(line, key_of(item) or where, one)
         else:
             yield RowRefused(line, where, f"{where}: expected an object, found {value_excerpt(item)}")
 
@@ -219,9 +232,9 @@ KEYS = (
 
 
 def key_of(row: Mapping[str, Any]) -> str:
-    """Name of a row in its file, or ""."""
+    """Name of a row in its file, or "". Takes no column: the name is shown in refusals and not kept."""
     for name in KEYS:
-        value = row.get(name)
+        value = dict.get(row, name) if isinstance(row, dict) else row.get(name)
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
             return str(value)[:200]
     return ""
@@ -294,13 +307,14 @@ def judgement(
     label: Any,
     what: str,
     *,
+    reasoning: str = "",
     metadata: dict[str, Any] | None = None,
 ) -> Iterator[Record]:
     """One response called good or bad by somebody the file does not name; 1 is good and 0 bad."""
     good = truth_of(label)
     if good is None:
         raise RowError(f"{what}: expected true or false (1 or 0), found {value_excerpt(label)}")
-    yield ImportedDecision(
+    found = ImportedDecision(
         line=line,
         key=key,
         messages=messages,
@@ -308,6 +322,7 @@ def judgement(
         metadata=dict(metadata or {}),
         ratings=(ImportedRating(thumb="up" if good else "down"),),
     )
+    yield with_reasoning(found, reasoning)
 
 
 THUMB_UP_WORDS = (
@@ -339,22 +354,46 @@ DEMONSTRATION = "demonstration"
 """Tag of a response that was written to be imitated; nobody rated it."""
 
 
+WEIGHTS = ("weight", "loss_weight")
+LEARNT = ("loss", "train", "trainable", "train_on_turn")
+"""Keys of a message by which training files say whether its words are learnt, by a number or by true and false."""
+
+UNLEARNT = "no assistant turn of weight 1 after a prompt"
+
+
+def learnt_taken(message: Message) -> bool:
+    """False where a message says that it is only there to be read; takes the keys that say so."""
+    names = [name for name in WEIGHTS if isinstance(message.get(name), (int, float))]
+    names += [name for name in LEARNT if isinstance(message.get(name), bool)]
+    found = [message.pop(name) for name in names]
+    return all(found)
+
+
 def demonstration(
     line: int,
     key: str,
     messages: list[Message],
     response: Completion,
     *,
+    policy: str = "",
+    reasoning: str = "",
     metadata: dict[str, Any] | None = None,
-) -> ImportedDecision:
-    return ImportedDecision(
+) -> ImportedDecision | RowSkipped:
+    """A response to imitate; skipped where its message says that it is not to be learnt."""
+    if isinstance(response, list):
+        learnt = [learnt_taken(message) for message in response]
+        if not any(learnt):
+            return RowSkipped(line, key, UNLEARNT)
+    found = ImportedDecision(
         line=line,
         key=key,
         messages=messages,
         response=response,
+        policy=policy,
         metadata=dict(metadata or {}),
         tags=(DEMONSTRATION,),
     )
+    return with_reasoning(found, reasoning)
 
 
 OPTIONS = (
@@ -374,6 +413,12 @@ def request_options(row: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata that keeps the options of a request, where it has any."""
     found = {name: check_json(row[name], name) for name in OPTIONS if name in row and row[name] not in EMPTY}
     return {"request": found} if found else {}
+
+
+def reasoning_in(row: Mapping[str, Any]) -> str:
+    """The model's reasoning that a column of its own holds beside the response; "" where none does."""
+    named = {normal(str(name)): name for name, value in row.items() if value not in EMPTY}
+    return next((reasoning_text(row[named[name]]) for name in NAMES["reasoning"] if name in named), "")
 
 
 def tools_of(row: Mapping[str, Any], what: str = "tools") -> dict[str, Any]:

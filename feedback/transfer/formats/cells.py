@@ -18,6 +18,11 @@ class Cell(str):
     __slots__ = ()
 
 
+def normal(name: str) -> str:
+    """A column's name in lower case, with one underscore for spaces, dashes and dots, without a byte order mark."""
+    return re.sub(r"[\s\-./?()\[\]:]+", "_", name.lstrip("\ufeff").strip().lower()).strip("_")
+
+
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
@@ -71,10 +76,13 @@ def row_decoded(row: dict[str, Any]) -> dict[str, Any]:
     JSON_CELLS.
     """
     for name, value in row.items():
-        if isinstance(value, str) and value[:1] in "[{" and value.rstrip()[-1:] in ("]", "}"):
-            found = json_of(str(value.strip()))
+        text = value.strip() if isinstance(value, str) else ""
+        if text[:2] in ('"[', '"{'):  # JSON written twice
+            text = _inner_text(text)
+        if text[:1] in ("[", "{") and text[-1:] in ("]", "}"):
+            found = json_of(str(text))
             if isinstance(found, str):
-                found = _literal(value)
+                found = _literal(text)
             if is_chat(found) or (str(name).lower() in JSON_CELLS and not isinstance(found, str)):
                 row[name] = found
     return row
@@ -97,11 +105,31 @@ def _is_message(value: Any) -> bool:
     return isinstance(role, str) and role.lower() in ROLES and bool(CHAT_KEYS & value.keys())
 
 
+def _inner_text(text: str) -> str:
+    try:
+        inner = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return inner.strip() if isinstance(inner, str) else text
+
+
+_UNREAD_CHAT = re.compile(r"""\s*\[\s*(array\()?\[?\s*\{\s*["'](role|from|content|value)["']\s*:""")
+
+
+def is_unread_chat(text: str) -> bool:
+    """True of a text that was a list of chat messages and can no longer be read: cut off, or written by Python."""
+    return _UNREAD_CHAT.match(text) is not None and ("role" in text or "from" in text)
+
+
+_NEXT_ITEM = re.compile(r"\}\s*\n\s*\{")
+"""Between two items as numpy prints them; within a text Python writes a line's end as \\n."""
+
+
 def _literal(text: str) -> Any:
     """The value of a text that is the repr of a list or a dict; else the text."""
     if "'role'" not in text and "'from'" not in text:
         return text
     try:
-        return ast.literal_eval(text.strip())
+        return ast.literal_eval(_NEXT_ITEM.sub("}, {", text.strip()))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text

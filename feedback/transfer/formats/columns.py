@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from feedback.transfer.formats.records import FormatRefused
+from feedback.transfer.formats.cells import normal as normal
+from feedback.transfer.formats.records import SYSTEM_COLUMNS, FormatRefused
 
 ABSENT = object()
 """Answer of `value_at` for a row without such a column."""
@@ -49,6 +50,8 @@ class ColumnMap:
     chosen: str | None = None
     """The preferred response, where each row says it by the column it stands in."""
     rejected: str | None = None
+    reasoning: str | None = None
+    """The model's reasoning beside its response."""
     rating: str | None = None
     """A verdict whose kind (thumb, stars, score) is decided from the values of the whole file, or by `scale`."""
     thumb: str | None = None
@@ -166,23 +169,45 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
 
 # --- Usual names --------------------------------------------------------------------------------------------
 
+SIDE_STEMS = (
+    "response", "responses", "message", "messages", "output", "outputs", "answer", "answers", "completion",
+    "completions", "text", "reply", "generation", "conversation", "conversations",
+)  # fmt: skip
+REJECTED_WORDS = (
+    "rejected", "worse", "dispreferred", "non_preferred", "nonpreferred", "unpreferred", "reject", "negative",
+    "losing", "bad",
+)  # fmt: skip
+ALONE = (
+    "chosen",
+    "rejected",
+    "better",
+    "worse",
+    "preferred",
+    "dispreferred",
+    "accepted",
+    "reject",
+    "non_preferred",
+)
+"""Words that name a response by themselves; `negative` and `bad` may be anything."""
+
+
+def _sides(words: Iterable[str]) -> tuple[str, ...]:
+    """What the column of the better or the worse response may be called: rejected, rejected_response, ..."""
+    names = [name for word in words for stem in SIDE_STEMS for name in (f"{word}_{stem}", f"{stem}_{word}")]
+    return (*(word for word in words if word in ALONE), *names)
+
+
 NAMES: dict[str, tuple[str, ...]] = {
     "prompt": (
         "prompt", "instruction", "question", "query", "input", "prompt_text", "user_prompt", "user_message",
-        "user_input", "input_text", "request", "user", "context",
+        "user_input", "input_text", "request", "user_query", "user_question", "user_request", "user_text", "problem",
+        "problem_statement", "task", "task_description", "human", "post", "user", "context",
     ),
     "messages": ("messages", "conversation", "conversations", "chat", "dialogue"),
-    "system": ("system", "system_prompt", "system_message", "systeminstruction", "system_instruction"),
+    "system": SYSTEM_COLUMNS,
     "response": ("response", "answer", "output", "completion", "reply", "assistant", "generation", "model_output"),
-    "chosen": (
-        "chosen", "chosen_response", "chosen_message", "chosen_messages", "chosen_output", "chosen_answer",
-        "chosen_completion", "response_chosen", "preferred_output", "preferred_completion", "accepted",
-    ),
-    "rejected": (
-        "rejected", "rejected_response", "rejected_responses", "rejected_message", "rejected_messages",
-        "rejected_output", "rejected_answer", "rejected_completion", "response_rejected", "non_preferred_output",
-        "dispreferred_output", "rejected_text",
-    ),
+    "chosen": _sides(("chosen", "better", "preferred", "accepted", "positive", "winning", "good")),
+    "rejected": _sides(REJECTED_WORDS),
     "preferred": (
         "preferred", "preference", "winner", "choice", "better", "label", "vote", "preferred_response",
         "which_is_better",
@@ -196,6 +221,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "rating": (
         "rating", "feedback", "label", "vote", "verdict", "grade", "feedback_type", "kto_tag", "helpful", "is_helpful",
         "csat",
+    ),
+    "reasoning": (
+        "reasoning_content", "reasoning", "thinking", "thinking_content", "thoughts", "chain_of_thought",
     ),
     "correction": (
         "correction", "corrected", "corrected_response", "correct_response", "edited_response", "better_response",
@@ -237,6 +265,9 @@ PAIRS: tuple[tuple[str, str], ...] = tuple(
 ) + tuple((f"{first}_{stem}", f"{second}_{stem}") for stem in PAIR_STEMS[:-1] for first, second in PAIR_ENDS)
 """Names of the columns of two responses: response_a and response_b, output_1 and output_2, left and right."""
 
+PAIR_PROMPTS = frozenset((*NAMES["prompt"], "text"))
+"""Columns that state the prompt beside a better and a worse response."""
+
 REJECTED = frozenset(NAMES["rejected"])
 """Columns that make a row a preference: beside them the response, or the last turn, is the better one."""
 
@@ -267,11 +298,6 @@ _OWNER_PREFIX = re.compile(r"^(user|human|customer|overall|final|your|expert)_(?
 _RANGE = re.compile(r"_\d+(_to)?_\d+$")
 _SCALE_RANGE = re.compile(r"(?<![\d.])(\d+)\s*(?:-|–|\.\.|to)\s*(\d+)(?![\d.])")
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-
-
-def normal(name: str) -> str:
-    """A column's name in lower case, with one underscore for spaces, dashes and dots, without a byte order mark."""
-    return re.sub(r"[\s\-./?()\[\]:]+", "_", name.lstrip("\ufeff").strip().lower()).strip("_")
 
 
 def alias(name: str) -> str:

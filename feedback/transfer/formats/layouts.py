@@ -10,7 +10,6 @@ from backend import limits
 from feedback.transfer.formats.columns import (
     ABSENT,
     FIELDS,
-    IMAGES,
     NAMES,
     PAIRS,
     ColumnMap,
@@ -50,8 +49,6 @@ class TableLayout:
     """The columns that are read, under the names they have in the file."""
     verdicts: tuple[Verdicts, ...] = ()
     preferred: Callable[[Any, Mapping[str, str]], str | None] | None = None
-    left_out: tuple[str, ...] = ()
-    """Columns nothing is kept of."""
     also: tuple[str, ...] = ()
     """Columns that belong to the prompt (the `input` of an instruction)."""
     notes: tuple[str, ...] = ()
@@ -143,14 +140,6 @@ class _Finder:
         return self._build_layout(verdicts, preferred, also)
 
     def _build_layout(self, verdicts: list[Verdicts], preferred: Any, also: tuple[str, ...]) -> TableLayout:
-        used = {*self.taken, *also}
-        left_out = tuple(
-            column
-            for column in self.survey.columns
-            if (column not in used or column in self.ignored)
-            and normal(column) not in (*METADATA_COLUMNS, *IMAGES)
-            and not any(path.startswith(f"{column}.") for path in used)
-        )
         found: dict[str, Any] = {name: column for name, column in self.found.items() if name not in RATINGS}
         columns = replace(ColumnMap(**found), ignore=self.said.ignore)
         notes = [one.note for one in verdicts]
@@ -160,7 +149,7 @@ class _Finder:
                 f"candidates: the {len(arms)} different values of {columns.response}, as no column lists them; where a "
                 "row could choose among others, say --map candidates=COLUMN"
             )
-        return TableLayout(columns, tuple(verdicts), preferred, left_out, also, tuple(notes), arms)
+        return TableLayout(columns, tuple(verdicts), preferred, also, tuple(notes), arms)
 
     def _arms(self, columns: ColumnMap) -> tuple[str, ...]:
         """The responses of a log that says with what probability each was chosen, while they are few; else none."""
@@ -248,7 +237,7 @@ class _Finder:
         if "messages" in self.found:
             # a conversation is the whole prompt; beside it only what is called a prompt is one
             names = tuple(name for name in names if name in ("prompt", "instruction", "question"))
-        self._take("prompt", names)
+        self._take("prompt", (*names, "text") if "rejected" in self.found else names)
         if "rejected" in self.found and not {"chosen", "messages"} & set(self.found):
             there = ", ".join(list(self.survey.columns)[:30])
             raise FormatRefused(

@@ -22,6 +22,7 @@ from feedback.transfer.formats.base import (
     judgement,
     key_of,
     preference,
+    reasoning_in,
     text_only,
     tools_of,
     verdicts_read,
@@ -214,6 +215,7 @@ def _alpaca(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Recor
         messages.append({"role": "user", "content": text_of(turn[0], f"history[{index}][0]")})
         messages.append({"role": "assistant", "content": text_of(turn[1], f"history[{index}][1]")})
     messages.append({"role": "user", "content": prompt})
+    metadata = tools_of({"tools": layout.get(row, "tools")})
     if layout.get(row, "chosen") is not None or layout.get(row, "rejected") is not None:
         yield from preference(
             line,
@@ -221,6 +223,7 @@ def _alpaca(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Recor
             messages,
             text_of(layout.get(row, "chosen"), "chosen", required=True),
             text_of(layout.get(row, "rejected"), "rejected"),
+            metadata=metadata,
         )
         return
     response = layout.get(row, "response")
@@ -230,10 +233,17 @@ def _alpaca(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Recor
     text = text_of(response, layout.columns.get("response", "response"))
     if "kto_tag" in layout.columns:
         yield from judgement(
-            line, key_of(row), messages, text, layout.get(row, "kto_tag"), layout.columns["kto_tag"]
+            line,
+            key_of(row),
+            messages,
+            text,
+            layout.get(row, "kto_tag"),
+            layout.columns["kto_tag"],
+            reasoning=reasoning_in(row),
+            metadata=metadata,
         )
     else:
-        yield demonstration(line, key_of(row), messages, text)
+        yield demonstration(line, key_of(row), messages, text, reasoning=reasoning_in(row), metadata=metadata)
 
 
 def _sharegpt(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Record]:

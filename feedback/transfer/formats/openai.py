@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from feedback.storage.responses import Message
 from feedback.transfer.formats.base import (
+    UNLEARNT,
     demonstration,
     has,
     key_of,
+    learnt_taken,
     preference,
     request_options,
     row_format,
@@ -73,17 +76,21 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     name = "messages" if "messages" in row else "contents"
     messages = with_system(system_in(row), messages_of(row.get(name), name), name)
     metadata = {**tools_of(row), **request_options(row)}
-    weights = [message.pop("weight", 1) for message in messages]
+    learnt = [learnt_taken(message) for message in messages]
     found = False
     for index, message in enumerate(messages):
         # every assistant turn that counts is a response of its own to what stands before it; a weight of 0 means
         # that it is only there to be read
-        if message["role"] == "assistant" and weights[index] and index:
+        if message["role"] == "assistant" and learnt[index] and index and _says(message):
             found = True
             response = completion_of([message], f"{name}[{index}]", required=True)
             yield demonstration(line, key, messages[:index], response, metadata=metadata)
     if not found:
-        yield RowSkipped(line, key, "no assistant turn of weight 1 after a prompt")
+        yield RowSkipped(line, key, UNLEARNT)
+
+
+def _says(message: Message) -> bool:
+    return bool(message["content"].strip() or message.get("tool_calls") or message.get("refusal"))
 
 
 # --- Writing -----------------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from feedback.messages import (
 )
 from feedback.storage.facts import ComparisonFacts, DecisionFacts, OutcomeFacts, RatingFacts, TraceFacts
 from feedback.storage.responses import Completion, Message, value_excerpt
-from feedback.transfer.formats.cells import Cell, json_of, number_in
+from feedback.transfer.formats.cells import Cell, is_unread_chat, json_of, normal, number_in
 
 
 class FormatRefused(ValueError):
@@ -225,6 +226,11 @@ def messages_of(value: Any, what: str) -> list[Message]:
     beside its system prompt. Keys of a message that no dialect knows stay in it.
     """
     if isinstance(value, str):
+        if is_unread_chat(value):
+            raise RowError(
+                f"{what}: expected chat messages as JSON, found a text of messages that cannot be read: "
+                f"{value_excerpt(str(value))}"
+            )
         return [{"role": "user", "content": text_of(value, what, required=True)}]
     if isinstance(value, Mapping):
         for key in ("messages", "contents"):
@@ -241,15 +247,18 @@ def messages_of(value: Any, what: str) -> list[Message]:
     return messages
 
 
-SYSTEM_COLUMNS = ("system", "system_prompt", "systemInstruction", "system_instruction", "instructions")
-"""Names of a system prompt beside the messages."""
+SYSTEM_COLUMNS = (
+    "system", "system_prompt", "system_message", "system_instruction", "system_instructions", "system_text",
+    "systemprompt", "systemmessage", "systeminstruction",
+    "systemInstruction", "sys_prompt", "instructions",
+)  # fmt: skip
+"""Names of a system prompt beside the messages, as `normal` writes them."""
 
 
 def system_in(row: Mapping[str, Any]) -> Any:
     """The system prompt that stands beside the messages of a row or a request; None where there is none."""
-    return next(
-        (row[name] for name in SYSTEM_COLUMNS if name in row and row[name] not in (None, "", [], {})), None
-    )
+    named = {normal(str(name)): name for name, value in row.items() if value not in (None, "", [], {})}
+    return next((row[named[name]] for name in SYSTEM_COLUMNS if name in named), None)
 
 
 def with_system(system: Any, turns: list[Message], what: str) -> list[Message]:
@@ -257,6 +266,8 @@ def with_system(system: Any, turns: list[Message], what: str) -> list[Message]:
     if system in (None, "", [], {}):
         return turns
     parts = system.get("parts", system.get("content")) if isinstance(system, Mapping) else system
+    if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+        parts = "\n".join(parts)
     content = message_of({"role": "system", "content": parts}, f"{what}.system")["content"]
     if not content.strip() or (turns and turns[0] == {"role": "system", "content": content}):
         return turns
@@ -334,6 +345,21 @@ def answer_apart(response: list[Message]) -> tuple[Completion, str, dict[str, An
     if fields := {str(n): message.model_extra for n, message in enumerate(read) if message.model_extra}:
         metadata["response_fields"] = fields
     return answer.value, answer.reasoning, metadata
+
+
+def reasoning_text(value: Any) -> str:
+    """Reasoning that a column of its own holds: a text, or JSON of whatever else it is."""
+    if value in (None, "", [], {}):
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text_of(text, "reasoning").strip()
+
+
+def with_reasoning(decision: ImportedDecision, stated: str) -> ImportedDecision:
+    """The decision with the reasoning that stands beside its response, before what the response itself began with."""
+    if not stated or stated == decision.reasoning:
+        return decision
+    return replace(decision, reasoning="\n\n".join(filter(None, (stated, decision.reasoning))))
 
 
 def prompt_apart(messages: list[Message]) -> tuple[list[Message], dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from feedback.transfer.formats.base import (
     PROMPT_ALONE,
     Format,
     OpenFile,
-    WatchedRow,
     each_row,
     key_of,
     text_only,
@@ -41,10 +41,12 @@ from feedback.transfer.formats.records import (
     mapping_of,
     messages_of,
     number_of,
+    reasoning_text,
     tags_of,
     text_of,
     time_of,
     uuid_of,
+    with_reasoning,
     with_system,
 )
 
@@ -76,8 +78,6 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 def records(layout: TableLayout, row: Mapping[str, Any], line: int) -> Iterator[Record]:
     """Records of one row. Raises RowError."""
     text_only(row)
-    if isinstance(row, WatchedRow):
-        row.taken.update(name for name in row if name not in layout.left_out)
     cells = _Cells(layout, row)
     key = str(cells.get("id") or "")[:200] or key_of(row)
     if layout.columns.rejected is not None:
@@ -182,7 +182,7 @@ def _decision(
     cells: _Cells, line: int, key: str, messages: list[Message], response: Completion, **more: Any
 ) -> ImportedDecision:
     metadata = {
-        normal(name): check_json(json_of(value), name)
+        normal(name): check_json(json_of(cells.row[name]), name)
         for name, value in cells.row.items()
         if normal(str(name)) in METADATA_COLUMNS and value is not None
     }
@@ -198,7 +198,7 @@ def _decision(
         messages=messages,
         response=response,
         agent=cells.text("agent"),
-        policy=more.pop("policy", cells.text("model")),
+        policy=more.pop("policy") if "policy" in more else cells.text("model"),
         unit=cells.text("unit"),
         run_id=cells.text("run_id") or ("" if uuid_of(name) else name[:200]),
         state=check_json(json_of(state), cells.name("state")),
@@ -223,7 +223,9 @@ def _single(cells: _Cells, line: int, key: str) -> Iterator[Record]:
         yield RowSkipped(line, key, f"line {line}: {odd}")
         return
     yield replace(
-        _decision(cells, line, key, messages, response),
+        with_reasoning(
+            _decision(cells, line, key, messages, response), reasoning_text(cells.get("reasoning"))
+        ),
         id=uuid_of(cells.text("id")),
         ratings=() if rating is None else (rating,),
         outcomes=tuple(_outcomes(cells)),
@@ -362,11 +364,28 @@ def _choice_records(cells: _Cells, line: int, key: str) -> Iterator[Record]:
         raise RowError(f"{cells.name('chosen')}: is empty")
     else:
         row["chosen"] = chosen
-    messages, better, worse = trl.preference_parts(row)
-    if not stated:
-        messages = with_system(cells.get("system"), messages, cells.name("system"))
     models = {"left": cells.text("model_a"), "right": cells.text("model_b")}
-    yield _comparison(cells, line, key, messages, [better, worse], models, "left", ordered=False)
+    sides = (_answers(row[name], cells.name(name)) for name in ("chosen", "rejected"))
+    for chosen, rejected in product(*sides):
+        messages, better, worse = trl.preference_parts({**row, "chosen": chosen, "rejected": rejected})
+        if not stated:
+            messages = with_system(cells.get("system"), messages, cells.name("system"))
+        yield _comparison(cells, line, key, messages, [better, worse], models, "left", ordered=False)
+
+
+def _answers(value: Any, column: str) -> list[Any]:
+    """The responses in a cell: several where it holds a list of texts, or its name says that its messages are
+    responses of their own."""
+    if not isinstance(value, list) or not value:
+        return [value]
+    if all(isinstance(item, str) for item in value):
+        return value
+    each = all(isinstance(item, Mapping) and item.get("role") == "assistant" for item in value)
+    return value if each and normal(column).rpartition("_")[2] in SEVERAL else [value]
+
+
+SEVERAL = ("responses", "answers", "outputs", "completions", "generations")
+"""Last words of columns that hold several responses to one prompt."""
 
 
 FORMAT = Format(

@@ -15,14 +15,16 @@ from feedback.transfer.formats.base import (
     judgement,
     key_of,
     preference,
+    reasoning_in,
     row_format,
     text_only,
     tools_of,
     verdicts_read,
 )
 from feedback.transfer.formats.cells import truth_of
-from feedback.transfer.formats.columns import NAMES, REJECTED, normal, verdicts_in
+from feedback.transfer.formats.columns import PAIR_PROMPTS, REJECTED, alias, normal, verdicts_in
 from feedback.transfer.formats.records import (
+    SYSTEM_COLUMNS,
     ImportedComparison,
     ImportedDecision,
     Record,
@@ -55,8 +57,8 @@ from feedback.transfer.formats.writers import (
 
 def recognises(row: Mapping[str, Any]) -> bool:
     """True of TRL's own columns. A row that states its prompt or a rejected response under another name is a table."""
-    names = {normal(str(name)) for name in row}
-    if names & (PROMPT_NAMES - {"prompt"}) or names & (REJECTED - {"rejected"}):
+    names = {form for name in row for form in (normal(str(name)), alias(normal(str(name))))}
+    if ("prompt" not in row and names & PAIR_PROMPTS) or names & (REJECTED - {"rejected"}):
         return False
     if has(row, "chosen", "rejected"):
         alike = not has(row, "conversations") and not isinstance(row["chosen"], Mapping)
@@ -69,14 +71,12 @@ def recognises(row: Mapping[str, Any]) -> bool:
     )
 
 
-PROMPT_NAMES = frozenset(NAMES["prompt"])
-
-
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key, metadata = key_of(row), tools_of(row)
     text_only(row)
     verdicts_read(row, used=("chosen", "rejected", "label" if "completion" in row else ""))
     if has(row, "chosen", "rejected"):
+        _prompt_unstated(row)
         messages, chosen, rejected = preference_parts(row)
         messages = with_system(system_in(row), messages, "prompt")
         yield from preference(line, key, messages, chosen, rejected, metadata=metadata)
@@ -86,10 +86,31 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, PROMPT_ALONE)
         return
     completion = completion_of(row["completion"], "completion", required=True)
+    reasoning = reasoning_in(row)
     if "label" in row:
-        yield from judgement(line, key, messages, completion, row["label"], "label", metadata=metadata)
+        label = row["label"]
+        yield from judgement(
+            line, key, messages, completion, label, "label", reasoning=reasoning, metadata=metadata
+        )
     else:
-        yield demonstration(line, key, messages, completion, metadata=metadata)
+        yield demonstration(line, key, messages, completion, reasoning=reasoning, metadata=metadata)
+
+
+def _prompt_unstated(row: Mapping[str, Any]) -> None:
+    """Raises RowError where the prompt would be cut out of two texts while another column may state it."""
+    if isinstance(row["chosen"], list) or "prompt" in row or "messages" in row:
+        return
+    known = ("chosen", "rejected", "tools", *SYSTEM_COLUMNS)
+    for name, value in row.items():
+        if normal(name) not in known and isinstance(value, str) and len(value.split()) >= MIN_WORDS:
+            raise RowError(
+                f"{name}: may be the prompt, so the common beginning of chosen and rejected is not taken for it. Say "
+                f"--map prompt={name},chosen=chosen,rejected=rejected, or leave it out with --map ignore={name}"
+            )
+
+
+MIN_WORDS = 4
+"""Words of a text that may be a prompt rather than a name or a source."""
 
 
 def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion, Completion]:
