@@ -80,6 +80,8 @@ RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or _operator.base_mode
 RATCHET_VERSION = VERSION
 LLAMA_CPP_PATH = os.environ.get("LLAMA_CPP_PATH") or ""
 OLLAMA_HOST = os.environ.get("OLLAMA_HOST") or ""
+OLLAMA_MODELS = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
+"""Ollama's store on disk: `model add ollama:NAME` reads from it."""
 OLLAMA_MODEL_FAST = os.environ.get("OLLAMA_MODEL_FAST") or ""
 ENABLE_ONLINE_LEARNING = _flag("ENABLE_ONLINE_LEARNING", bool(_operator.enabled))
 ENABLE_CODE_EXECUTION = _flag("ENABLE_CODE_EXECUTION", False)

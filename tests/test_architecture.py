@@ -32,6 +32,7 @@ TORCH = {
 DJANGO = {"django", "rest_framework", "django_q", "unfold"}
 PURE = [
     "rl.agents",
+    "rl.base_models.sources",
     "rl.bundled_models",
     "rl.checksums",
     "rl.decoding",
@@ -51,8 +52,9 @@ PURE = [
 ]
 """Packages and modules that need the standard library and numerics alone."""
 
-TORCH_PACKAGES = ["rl.training", "rl.export"]
+TORCH_PACKAGES = ["rl.training", "rl.export", "rl.base_models.dequantise"]
 ENTRY_POINTS = [
+    "rl.base_models.service",
     "rl.evaluation.benchmarks",
     "rl.evaluation.judges",
     "rl.evaluation.scorer_process",
@@ -100,7 +102,7 @@ LAYERS = {
         "models",
         "datasets",
         "training",
-        "registry",
+        "base_models registry",
         "experiments",
         "serving",
         "reward_models",

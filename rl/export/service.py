@@ -197,10 +197,10 @@ def base_export(
         progress(0, 0, LIBRARIES)
     from rl.export.artifact import ExportResult, exported_file
     from rl.export.gguf import export_gguf
-    from rl.export.source import base_folder as base_located
+    from rl.export import source
     from rl.export.source import base_identity
 
-    folder = base_folder(base_identity(base_model, base_located(base_model)))
+    folder = base_folder(base_identity(base_model, source.base_folder(base_model)))
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"base-{quantization}.gguf"
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None

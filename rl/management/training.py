@@ -11,6 +11,8 @@ from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
+from rl.base_models import service
+from rl.base_models.sources import SourceRefused
 from rl.jobs import train
 from rl.jobs.distributed_runs import FollowerEnded
 from rl.jobs.estimates import agent_for
@@ -22,6 +24,17 @@ from rl.recipes import DATASET_CONFIG, Method, RecipeError
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
 from rl.registry.gate_evidence import rival_name
+
+
+def base_model_given(text: str | None, command: RatchetCommand) -> str | None:
+    """The base model that `--model` names. Raises CommandError within a second for a name that is none."""
+    if text is None:
+        return None
+    try:
+        return service.base_model_given(text, lambda line: command.stderr.write(f"{text}: {line}"))
+    except SourceRefused as refusal:
+        raise CommandError(str(refusal)) from refusal
+
 
 SHARED_KNOBS = {
     "epochs": "Passes over the training rows; fractions allowed. Example: --epochs 2",
@@ -82,8 +95,8 @@ class TrainCommand(RatchetCommand):
             add(
                 "--model",
                 metavar="NAME_OR_PATH",
-                help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL). Example: "
-                "--model bundled",
+                help="Base model: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2 "
+                "(default: RATCHET_BASE_MODEL). Example: --model smollm2",
             )
         for knob, text in self._knobs.items():
             defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
@@ -264,7 +277,7 @@ class TrainCommand(RatchetCommand):
             agent=agent_for(options["agent"], from_file=from_file),
             method=self.method,
             config=options["config"],
-            base_model=options.get("model"),
+            base_model=base_model_given(options.get("model"), self),
             knobs=knobs,
             source="file" if from_file else "db",
             data_file=options["data_file"],

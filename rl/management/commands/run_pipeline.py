@@ -9,6 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
 from rl.jobs.estimates import agent_for
+from rl.management.training import base_model_given
 from rl.models import Policy, TrainingRun
 from rl.online import pipeline
 
@@ -34,8 +35,8 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--model",
             metavar="NAME_OR_PATH",
-            help="Base model: a Hugging Face name or a folder (default: the method's in RATCHET_CONFIG, "
-            "else RATCHET_BASE_MODEL). Example: --model bundled",
+            help="Base model: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2 "
+            "(default: the method's in RATCHET_CONFIG, else RATCHET_BASE_MODEL). Example: --model smollm2",
         )
         parser.add_argument(
             "--reward",
@@ -78,7 +79,7 @@ class Command(RatchetCommand):
             return {"training": {"run": run.pk, "why": run.result.get("why", "")}, **asdict(outcome)}
         whole = pipeline.TrainingPipeline(
             agent_for(options["agent"], from_file=False),
-            base_model=options["model"],
+            base_model=base_model_given(options["model"], self),
             method=options["method"],
             config=options["config"],
             knobs=self.knobs_of(options),
