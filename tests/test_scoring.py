@@ -313,7 +313,7 @@ def test_truncation_is_counted_per_prompt_and_per_response() -> None:
 def test_only_pairs_that_cannot_teach_are_left_out_and_why_is_counted() -> None:
     rows = [a_row("same", "same"), a_row("a " * 40 + "x", "a " * 40 + "y"), a_row("left", "right")]
     pairs = encoder().pairs(rows, 64, 8)
-    assert pairs.left_out == {"identical responses": 1, "identical after truncation": 1}
+    assert pairs.left_out.counts == {"identical responses": 1, "identical after truncation": 1}
     assert [row["index"] for row in pairs.rows] == [2]
 
 

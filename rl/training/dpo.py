@@ -32,20 +32,18 @@ from rl.training.trl_runs import (
 from rl.training.warm_up import WarmUp, warm_up
 
 
-def encode_pairs(encoder: Encoder, recipe: DPORecipe, rows: Sequence[Any]) -> EncodedPairs:
-    """Pairs as tokens, with what was left out."""
+def pairs_encoded(
+    encoder: Encoder, rows: Sequence[Any], recipe: DPORecipe, *, needed: bool = True
+) -> EncodedPairs:
+    """Pairs as tokens. Raises TrainingRefused where none is left of rows that are `needed`."""
     try:
-        return encoder.pairs(rows, recipe.max_length, recipe.max_completion_length)
+        pairs = encoder.pairs(rows, recipe.max_length, recipe.max_completion_length)
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
-
-
-def pairs_check(pairs: EncodedPairs, rows: int) -> EncodedPairs:
-    """The pairs, where there are any to train on. Raises TrainingRefused."""
-    if not pairs.rows:
+    if needed and not pairs.rows:
         raise TrainingRefused(
-            f"expected at least one pair whose responses differ for the model, found none among {rows}: "
-            + ", ".join(f"{count} {why}" for why, count in pairs.left_out.items())
+            f"expected at least one pair whose responses differ for the model, found none among {len(rows)}: "
+            f"{pairs.left_out.words()}"
         )
     return pairs
 
@@ -53,7 +51,8 @@ def pairs_check(pairs: EncodedPairs, rows: int) -> EncodedPairs:
 class DPOTrainer:
     """Train a LoRA adapter on preference pairs.
 
-    Rows are {"prompt": messages, "chosen": text or [message], "rejected": likewise, "weight": above 0, optional},
+    Rows are {"prompt": messages, "chosen": text or messages, "rejected": likewise, "weight": above 0, optional,
+    "tools": that the prompt offers, optional},
     in a list or a Hugging Face Dataset. A weight multiplies that pair's gradient (weights are scaled to mean 1);
     the loss shown stays unweighted. Everything is written below `output_dir`: `checkpoints/` while it works, the
     finished adapter in `adapter/`. With `resume`, the newest whole checkpoint there is continued.
@@ -93,8 +92,8 @@ class DPOTrainer:
         policy = self.load_base_model()
         self.context.note_all(policy.notes)
         head_check(policy)
-        train = pairs_check(encode_pairs(policy.encoder, self.recipe, train_rows), len(train_rows))
-        held_out = encode_pairs(policy.encoder, self.recipe, eval_rows)
+        train = pairs_encoded(policy.encoder, train_rows, self.recipe)
+        held_out = pairs_encoded(policy.encoder, eval_rows, self.recipe, needed=False)
         self._report_cuts(train)
         now = run_facts(self.recipe, policy, train.rows, arguments.world_size)
         same_run_check(self.context, now, resumed=checkpoint is not None)
@@ -112,7 +111,7 @@ class DPOTrainer:
             seconds=time.monotonic() - start,
             samples={"train": len(train.rows), "eval": len(held_out.rows)},
             truncated=train.truncated,
-            left_out=train.left_out,
+            left_out=train.left_out.counts,
             metrics=metrics,
         )
         if self.warm_up is not None and self.context.main_process and result.status == "succeeded":
@@ -136,8 +135,7 @@ class DPOTrainer:
                 f"{self.recipe.max_completion_length}: {pairs.truncated['prompts']} prompts (oldest tokens), "
                 f"{pairs.truncated['completions']} responses (end)"
             )
-        for why, count in pairs.left_out.items():
-            self.context.note(f"left out {count} pairs: {why}")
+        self.context.note_all(pairs.left_out.notes("pairs"))
 
     def _arguments(self, rows: int, eval_rows: int) -> trl.DPOConfig:
         losses, weights = trl_losses(self.recipe)

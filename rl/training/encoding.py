@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2 import TemplateError
-
-from feedback.messages import ChatMessage, messages_read
 from rl.agents.base import Message
+from rl.training.chat_template import TEMPLATE_ERRORS, Answer, ChatPrompt, ChatTemplate, NotText, tools_of
 from rl.training.packed.row_cache import RowCache, row_key
 
 DEFAULT_CHAT_TEMPLATE = (
@@ -73,6 +71,52 @@ class EncodedResponse:
     response_cut: bool = False
 
 
+NOT_TEXT = "not_text"
+"""Reason for leaving a row out: the base model's chat template cannot write its prompt or its answer."""
+
+EMPTY = "empty response"
+
+
+@dataclass
+class LeftOut:
+    """Rows that were not encoded: how many for which reason, and the first ones by name."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    named: list[str] = field(default_factory=list)
+
+    def add(self, reason: str, row: Any, number: int, why: str = "") -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if why and len(self.named) < 5:
+            prompt_hash = str(row.get("prompt_hash") or "")[:12]
+            self.named.append(f"row {number}{f' (prompt {prompt_hash})' if prompt_hash else ''}: {why}")
+
+    def notes(self, what: str) -> list[str]:
+        """Lines that tell it."""
+        told = [f"left out {count} {what}: {reason}" for reason, count in self.counts.items()]
+        return [*told, *self.named]
+
+    def words(self) -> str:
+        told = ", ".join(f"{count} {reason}" for reason, count in self.counts.items())
+        return told + (f"; {'; '.join(self.named)}" if self.named else "")
+
+
+@dataclass
+class EncodedColumn:
+    """Single responses of rows, and what had to be left out to get there."""
+
+    items: list[EncodedResponse] = field(default_factory=list)
+    index: list[int] = field(default_factory=list)
+    """Of each item the row it is of, among what was given."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    @property
+    def truncated(self) -> dict[str, int]:
+        return {
+            "prompts": sum(item.prompt_cut for item in self.items),
+            "completions": sum(item.response_cut for item in self.items),
+        }
+
+
 @dataclass
 class EncodedPairs:
     """Preference pairs with the same prompt tokens on both sides, and what had to be cut or left out to get there."""
@@ -81,7 +125,7 @@ class EncodedPairs:
     """`prompt_ids`, `chosen_ids`, `rejected_ids`, `weight`, and `index` into what was given."""
     truncated: dict[str, int] = field(default_factory=lambda: {"prompts": 0, "completions": 0})
     """`prompts`: pairs whose prompt was cut; `completions`: responses cut, up to two a pair."""
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 class Encoder:
@@ -89,7 +133,8 @@ class Encoder:
 
     The response is put after exactly the prompt a server would send (the template with its generation prompt) and
     is followed by the token with which the template ends an assistant's turn. What a template would add inside past
-    answers (Qwen3's empty thinking block) is therefore not trained on: a server would not send it either.
+    answers (Qwen3's empty thinking block) is therefore not trained on: a server would not send it either. An answer
+    that calls tools is what the template writes for it after that prompt (`ChatTemplate.turns`).
     """
 
     def __init__(self, tokenizer: Any, context: int | None = None) -> None:
@@ -98,7 +143,7 @@ class Encoder:
         self.context = context
         self.notes: list[str] = []
         self.cache: RowCache | None = None
-        """Tokens of earlier runs; `pairs` looks there first."""
+        """Tokens of earlier runs; `pairs` and `column` look there first."""
         if not tokenizer.chat_template:
             tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
             self.notes.append(
@@ -107,6 +152,7 @@ class Encoder:
         if tokenizer.pad_token_id is None:
             # any existing token serves: padded positions are masked everywhere, and a new one would need new weights
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+        self.template = ChatTemplate(tokenizer)
         tokenizer.padding_side = "left"
         tokenizer.truncation_side = "left"
         self.turn_end_id = self._turn_end()
@@ -117,97 +163,8 @@ class Encoder:
         return sorted({i for i in (self.turn_end_id, self.tokenizer.eos_token_id) if i is not None})
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt as text, ready to be answered. Templates without a system turn get it in the user turn.
-
-        Raises NotRenderable where the template refuses the messages, or drops a tool or a call.
-        """
-        return self._rendered(messages, getattr(messages, "tools", []), answer=None)
-
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], answer: ChatMessage | None) -> str:
-        """The prompt with its generation prompt, or followed by an answer. Raises NotRenderable."""
-        asked = [template_message(message) for message in messages]
-        whole = (
-            asked if answer is None else [*asked, template_message(answer.dump(), reasoning=answer.reasoning)]
-        )
-        try:
-            text = self._template(whole, add_generation_prompt=answer is None, tools=tools)
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
-            if whole[0]["role"] != "system" or len(whole) < 2:
-                raise self._refusal(error, messages) from error
-            first = {**whole[1], "content": f"{whole[0]['content']}\n\n{whole[1]['content']}"}
-            try:
-                text = self._template([first, *whole[2:]], add_generation_prompt=answer is None, tools=tools)
-            except (TemplateError, TypeError, KeyError, AttributeError):
-                raise self._refusal(error, messages) from error  # the first reason is the one to report
-        names = [_tool_name(tool) for tool in tools]
-        names += [call["function"]["name"] for message in asked for call in message.get("tool_calls", ())]
-        if missing := [name for name in names if name and name not in text]:
-            raise NotRenderable(
-                f"the base model's chat template does not write tools or their calls ({', '.join(missing[:4])})"
-            )
-        return text
-
-    def _refusal(self, error: Exception, messages: Sequence[Message]) -> NotRenderable:
-        return NotRenderable(
-            f"the base model's chat template refuses this prompt ({error}); roles found: "
-            f"{', '.join(str(message.get('role')) for message in messages)}"
-        )
-
-    def answer_text(self, messages: Sequence[Message], answer: str) -> str:
-        """The words of an answer after the rendered prompt, without the token that ends the turn.
-
-        A text is itself. An answer with calls, or with reasoning, is what the template writes for it: the rendering of
-        prompt and answer less the rendering of the prompt. Raises NotRenderable where the template cannot write it.
-        """
-        if not isinstance(answer, SpokenAnswer):
-            return answer
-        tools = getattr(messages, "tools", [])
-        prompt = self._rendered(messages, tools, answer=None)
-        whole = self._rendered(messages, tools, answer=answer.turn)
-        if not whole.startswith(prompt):
-            raise NotRenderable(
-                "the base model's chat template writes a prompt otherwise once it is answered"
-            )
-        text = self._without_turn_end(whole[len(prompt) :])
-        if not answer.turn.reasoning:
-            text = re.sub(r"^\s*<think>\s*</think>\s*", "", text)
-        elif answer.turn.reasoning not in text:
-            raise ValueError(
-                "the base model's chat template does not write reasoning; train without --set reasoning=keep"
-            )
-        for call in answer.turn.tool_calls:
-            if call.function.name not in text or not all(
-                name in text for name in _argument_names(call.function.parsed)
-            ):
-                raise NotRenderable(
-                    f"the base model's chat template does not write the call of {call.function.name}"
-                )
-        return text
-
-    def _without_turn_end(self, text: str) -> str:
-        if self.turn_end_id is None:
-            return text.rstrip()
-        end = str(self.tokenizer.convert_ids_to_tokens(self.turn_end_id))
-        before, found, _ = text.rpartition(end)
-        return before if found else text.rstrip()
-
-    def renderable(self, rows: Sequence[Any], sides: Sequence[str]) -> tuple[list[Any], dict[str, int]]:
-        """The rows that the chat template can render, with their answers `sides`, and how many it cannot.
-
-        Raises ValueError for a row of another shape, with its number (from 0).
-        """
-        kept = []
-        for number, row in enumerate(rows):
-            messages = prompt_messages(row, number)
-            try:
-                self.render(messages)
-                for side in sides:
-                    self.answer_text(messages, response_text(row, side, number))
-            except NotRenderable:
-                continue
-            kept.append(row)
-        left_out = len(rows) - len(kept)
-        return kept, {NOT_TEXT: left_out} if left_out else {}
+        """The prompt as text, with its tools where it is a ChatPrompt. Raises NotText as `ChatTemplate.prompt`."""
+        return self.template.prompt(messages)
 
     def prompts(
         self, prompts: Sequence[Sequence[Message]], room: int, max_length: int | None = None
@@ -225,66 +182,91 @@ class Encoder:
         return cut, sum(len(a) < len(b) for a, b in zip(cut, ids, strict=True))
 
     def responses(
-        self, items: Sequence[tuple[Sequence[Message], str]], max_length: int | None = None,
+        self, items: Sequence[tuple[Sequence[Message], Answer]], max_length: int | None = None,
         max_response_length: int | None = None,
     ) -> list[EncodedResponse]:  # fmt: skip
-        """Prompt and response ids of each item, cut to fit. Lengths in tokens; None means the model's context."""
-        texts = [self.render(messages) for messages, _ in items]
-        alone = self._ids(texts)
-        answers = self._answers(texts, alone, [self.answer_text(*item) for item in items])
+        """Prompt and response ids of each item, cut to fit. Lengths in tokens; None means the model's context.
+
+        Raises NotText for an item that the template cannot write, or that takes several turns.
+        """
         encoded = []
-        for (messages, _), prompt, response in zip(items, alone, answers, strict=True):
-            prompt_ids, (answer,) = self._fit(messages, prompt, [response], max_length, max_response_length)
-            encoded.append(
-                EncodedResponse(prompt_ids, answer, len(prompt_ids) < len(prompt), len(answer) < len(response))
-            )  # fmt: skip
+        for (messages, _), tokens in zip(items, self._tokens([(*item, "") for item in items]), strict=True):
+            if isinstance(tokens, NotText):
+                raise tokens
+            encoded.append(self._response(messages, _single(tokens), max_length, max_response_length))
         return encoded
 
     def column(
-        self, rows: Sequence[Any], side: str, max_length: int, max_response_length: int
-    ) -> list[EncodedResponse]:
-        """Encode rows {"prompt": messages, side: text or [message]} like `responses`. Raises ValueError as
-        `pairs` does."""
-        items = [(prompt_messages(row, n), response_text(row, side, n)) for n, row in enumerate(rows)]
-        return self.responses(items, max_length, max_response_length)
+        self,
+        rows: Sequence[Any],
+        side: str,
+        max_length: int,
+        max_response_length: int,
+        *,
+        turns: bool = False,
+    ) -> EncodedColumn:
+        """Encode rows {"prompt": messages, side: text or messages, "tools"?, "reasoning"?} like `responses`.
+
+        Left out is what the template cannot write. `turns`: an answer of several turns is an item for each turn of the
+        assistant; else it is left out. Raises ValueError for a row of another shape, with its number (from 0).
+        """
+        items = [
+            (prompt_messages(row, n), response_of(row, side, n), reasoning_of(row, side))
+            for n, row in enumerate(rows)
+        ]
+        column = EncodedColumn()
+        for number, tokens in enumerate(self._tokens(items)):
+            try:
+                if isinstance(tokens, NotText):
+                    raise tokens
+                for one in tokens if turns else [_single(tokens)]:
+                    column.items.append(
+                        self._response(items[number][0], one, max_length, max_response_length)
+                    )
+                    column.index.append(number)
+            except NotText as error:
+                column.left_out.add(NOT_TEXT, rows[number], number, str(error))
+        return column
 
     def pairs(self, rows: Sequence[Any], max_length: int, max_response_length: int) -> EncodedPairs:
-        """Encode rows {"prompt": messages, "chosen", "rejected": text or messages, "weight"?}.
+        """Encode rows {"prompt": messages, "chosen", "rejected": text or messages, "weight"?, "tools"?}.
 
         A response longer than `max_response_length` loses its end; a prompt that then does not fit `max_length` with
-        the longer response loses its oldest tokens, the system turn last. Left out is only what cannot teach: sides
-        that are identical once cut. Raises ValueError for a row of another shape, with its number (from 0).
+        the longer response loses its oldest tokens, the system turn last. Turns with which both responses begin belong
+        to the prompt. Left out is only what cannot teach: sides that are identical once cut, and what the template
+        cannot write. Raises ValueError for a row of another shape, with its number (from 0).
         """
-        prompts, chosen, rejected, weights, places = [], [], [], [], []
-        pairs = EncodedPairs()
+        items, weights = [], []
         for number, row in enumerate(rows):
             prompt = prompt_messages(row, number)
-            try:
-                self.render(prompt)
-                sides = [
-                    self.answer_text(prompt, response_text(row, side, number))
-                    for side in ("chosen", "rejected")
-                ]
-            except NotRenderable:
-                pairs.left_out[NOT_TEXT] = pairs.left_out.get(NOT_TEXT, 0) + 1
-                continue
-            prompts.append(prompt)
-            chosen.append(sides[0])
-            rejected.append(sides[1])
-            places.append(number)
+            sides = [response_of(row, side, number) for side in ("chosen", "rejected")]
+            prompt, sides = _shared_turns(prompt, sides)
+            items += [
+                (prompt, answer, reasoning_of(row, side))
+                for answer, side in zip(sides, ("chosen", "rejected"), strict=True)
+            ]
             weight = row.get("weight")
             weights.append(1.0 if weight is None else float(weight))
             if not 0 < weights[-1] < float("inf"):
                 raise ValueError(f"row {number}: expected a weight above 0, found {row['weight']!r}")
-        alone, answers = self._cached_ids([*prompts, *prompts], [*chosen, *rejected])
-        goods, bads = answers[: len(prompts)], answers[len(prompts) :]
-        for i, (prompt_ids, good, bad) in enumerate(zip(alone[: len(prompts)], goods, bads, strict=True)):
+        tokens = self._tokens(items)
+        pairs = EncodedPairs()
+        for i, sides in enumerate(zip(tokens[::2], tokens[1::2], strict=True)):
+            try:
+                (prompt_ids, good), (other_ids, bad) = map(_single, sides)
+                if prompt_ids != other_ids:
+                    raise NotText(
+                        "the base model's chat template writes the two answers after different prompts"
+                    )
+            except NotText as error:
+                pairs.left_out.add(NOT_TEXT, rows[i], i, str(error))
+                continue
             prompt_part, (good_kept, bad_kept) = self._fit(
-                prompts[i], prompt_ids, [good, bad], max_length, max_response_length
+                items[2 * i][0], prompt_ids, [good, bad], max_length, max_response_length
             )
             if good_kept == bad_kept:
                 why = "identical responses" if good == bad else "identical after truncation"
-                pairs.left_out[why] = pairs.left_out.get(why, 0) + 1
+                pairs.left_out.add(why, rows[i], i)
                 continue
             pairs.truncated["prompts"] += len(prompt_part) < len(prompt_ids)
             pairs.truncated["completions"] += (len(good_kept) < len(good)) + (len(bad_kept) < len(bad))
@@ -299,39 +281,105 @@ class Encoder:
             )
         return pairs
 
-    def _cached_ids(
-        self, prompts: Sequence[Sequence[Message]], responses: Sequence[str]
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Uncut token ids of prompts and of the responses after them, from the cache where they are there.
+    def written(self, rows: Sequence[Any]) -> tuple[list[Any], LeftOut]:
+        """The rows with answers that call tools as the text that the template writes for them, which is what the policy
+        has to write; left out are those that the template cannot write. Raises ValueError as `column`."""
+        kept, left_out = [], LeftOut()
+        for number, row in enumerate(rows):
+            prompt = prompt_messages(row, number)
+            try:
+                start = self.render(prompt)
+                said: dict[str, Any] = {
+                    side: self._text(prompt, start, response_of(row, side, number))
+                    for side in ("chosen", "rejected", "completion")
+                    if side in row
+                }
+                if "completions" in row:
+                    answers = [response_of({"a": answer}, "a", number) for answer in row["completions"]]
+                    said["completions"] = [self._text(prompt, start, answer) for answer in answers]
+            except NotText as error:
+                left_out.add(NOT_TEXT, row, number, str(error))
+            else:
+                kept.append({**row, **said})
+        return kept, left_out
+
+    def _text(self, prompt: Sequence[Message], start: str, answer: Answer) -> str:
+        if isinstance(answer, str):
+            return answer
+        turns = self._without_end(self.template.turns(prompt, answer))
+        if len(turns) != 1 or turns[0][0] != start:
+            raise NotText(f"an answer of {len(turns)} turns, where one is compared or scored as a whole")
+        return turns[0][1]
+
+    def _response(
+        self,
+        messages: Sequence[Message],
+        tokens: Tokens,
+        max_length: int | None,
+        max_response_length: int | None,
+    ) -> EncodedResponse:
+        prompt, response = tokens
+        prompt_ids, (answer,) = self._fit(messages, prompt, [response], max_length, max_response_length)
+        return EncodedResponse(prompt_ids, answer, len(prompt_ids) < len(prompt), len(answer) < len(response))
+
+    def _tokens(self, items: Sequence[tuple[Sequence[Message], Answer, str]]) -> list[list[Tokens] | NotText]:
+        """Uncut token ids of each (prompt, answer, reasoning), a pair for each of the assistant's turns, from the cache
+        where they are there; the reason where the template cannot write it.
 
         A key is the tokenizer, its template, and the words. What is new is rendered and tokenised in one batch.
         """
-        prompt_texts = [
-            json.dumps([list(prompt), getattr(prompt, "tools", [])], sort_keys=True) for prompt in prompts
-        ]
-        keys = [
-            row_key(self.identity, prompt, response)
-            for prompt, response in zip(prompt_texts, responses, strict=True)
-        ]
+        keys = [self._key(*item) for item in items]
         hits = self.cache.get(keys) if self.cache is not None else {}
-        new = {key: i for i, key in enumerate(keys) if key not in hits}
-        distinct = {prompt_texts[i]: prompts[i] for i in new.values()}
-        rendered = {prompt: self.render(messages) for prompt, messages in distinct.items()}
-        tokens = dict(zip(rendered, self._ids(list(rendered.values())), strict=True))
-        texts = [rendered[prompt_texts[i]] for i in new.values()]
-        alone = [tokens[prompt_texts[i]] for i in new.values()]
-        answers = self._answers(texts, alone, [responses[i] for i in new.values()])
+        faults: dict[bytes, NotText] = {}
+        written: dict[bytes, list[tuple[str, str]]] = {}
+        prompts: dict[int, str] = {}  # one prompt is rendered once, however many answers it has
+        for key, (messages, answer, reasoning) in zip(keys, items, strict=True):
+            if key in hits or key in written or key in faults:
+                continue
+            try:
+                if isinstance(answer, str) and not reasoning:
+                    if id(messages) not in prompts:
+                        prompts[id(messages)] = self.render(messages)
+                    written[key] = [(prompts[id(messages)], answer)]
+                else:
+                    written[key] = self._without_end(self.template.turns(messages, answer, reasoning))
+            except NotText as error:
+                faults[key] = error
+        texts = [turn for turns in written.values() for turn in turns]
+        distinct = list(dict.fromkeys(prompt for prompt, _ in texts))
+        ids = dict(zip(distinct, self._ids(distinct), strict=True))
+        alone = [ids[prompt] for prompt, _ in texts]
+        answers = iter(
+            zip(
+                alone,
+                self._answers([prompt for prompt, _ in texts], alone, [words for _, words in texts]),
+                strict=True,
+            )
+        )
         fresh = {
-            key: array("i", [len(prompt), *prompt, *answer]).tobytes()
-            for key, prompt, answer in zip(new, alone, answers, strict=True)
+            key: array(
+                "i",
+                [number for _ in turns for p, a in [next(answers)] for number in (len(p), len(a), *p, *a)],
+            ).tobytes()
+            for key, turns in written.items()
         }
         if self.cache is not None:
             self.cache.put(fresh)
-        both = []
-        for key in keys:
-            count, *ids = array("i", hits.get(key) or fresh[key])
-            both.append((ids[:count], ids[count:]))
-        return [prompt for prompt, _ in both], [answer for _, answer in both]
+        return [faults.get(key) or _unpacked(hits.get(key) or fresh[key]) for key in keys]
+
+    def _key(self, messages: Sequence[Message], answer: Answer, reasoning: str) -> bytes:
+        prompt = json.dumps([list(messages), tools_of(messages)], sort_keys=True)
+        said = answer if isinstance(answer, str) else "\0" + json.dumps(list(answer), sort_keys=True)
+        return row_key(self.identity, prompt, said, reasoning)
+
+    def _without_end(self, turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Turns as their template writes them, without the token that ends them and what stands behind it."""
+        if self.turn_end_id is None:
+            return turns
+        end = self.tokenizer.decode([self.turn_end_id])
+        return [
+            (prompt, words[: words.rindex(end)] if end and end in words else words) for prompt, words in turns
+        ]
 
     @functools.cached_property
     def identity(self) -> str:
@@ -349,18 +397,6 @@ class Encoder:
             type(self.tokenizer).__name__,
         ]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
-
-    def _template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, tools: Sequence[Any] = ()
-    ) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **({"tools": list(tools)} if tools else {}),
-            )
-        )
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         # the template writes bos itself where the model wants one
@@ -408,11 +444,10 @@ class Encoder:
 
     def _head(self, prompt: list[int], messages: Sequence[Message]) -> list[int]:
         """The tokens before the first user's own words: bos, the system turn, the user turn's opening."""
-        system = messages[:1] if messages and messages[0]["role"] == "system" else []
-        tools = getattr(messages, "tools", [])
+        system = [messages[0]] if messages and messages[0]["role"] == "system" else []
         one, two = self._ids(
             [
-                self.render(ToolPrompt([*system, {"role": "user", "content": text}], tools))
+                self.render(ChatPrompt([*system, {"role": "user", "content": text}], tools_of(messages)))
                 for text in ("Ratchet", "9 probes")
             ]
         )
@@ -422,8 +457,8 @@ class Encoder:
     def _turn_end(self) -> int | None:
         """The first special token the template puts after an assistant's words, else eos, else None."""
         try:
-            text = self._template(PROBE, add_generation_prompt=False)
-        except TemplateError:
+            text = self.template.raw(PROBE, add_generation_prompt=False)
+        except TEMPLATE_ERRORS:
             text = ""
         _, found, tail = text.rpartition(str(PROBE[1]["content"]))
         if found:
@@ -444,82 +479,80 @@ def _common(one: list[int], two: list[int]) -> list[int]:
     return one[:length]
 
 
-NOT_TEXT = "not_text"
-"""Reason why rows that the chat template cannot render are left out."""
+Tokens = tuple[list[int], list[int]]
+"""Token ids of a prompt and of one turn of the assistant after it."""
 
 
-def none_rendered(what: str, rows: int) -> str:
-    """The refusal where no row is left to train on."""
-    return (
-        f"expected at least one {what} that the base model's chat template can render, found none among {rows}; "
-        "choose a base model whose template writes tools and their calls"
-    )
-
-
-def template_message(message: Mapping[str, Any], reasoning: str = "") -> dict[str, Any]:
-    """A message as chat templates expect it: arguments of calls as objects, no id that differs from run to run."""
-    found = {
-        key: value for key, value in message.items() if key in ("role", "content", "name", "tool_call_id")
-    }
-    if found["role"] == "developer":
-        found["role"] = "system"
-    if found.get("content") is None:
-        found["content"] = ""
-    if calls := message.get("tool_calls"):
-        read = ChatMessage.model_validate({"role": "assistant", "tool_calls": calls}).tool_calls
-        found["tool_calls"] = [
-            {"type": "function", "function": {"name": call.function.name, "arguments": call.function.parsed}}
-            | ({"id": call.id} if call.id else {})
-            for call in read
-        ]
-    if reasoning:  # Qwen and DeepSeek read the first name, gpt-oss and SmolLM the second
-        found |= {"reasoning_content": reasoning, "thinking": reasoning}
+def _unpacked(stored: bytes) -> list[Tokens]:
+    numbers = array("i", stored)
+    found, place = [], 0
+    while place < len(numbers):
+        prompt, answer = numbers[place], numbers[place + 1]
+        start, middle = place + 2, place + 2 + prompt
+        place = middle + answer
+        found.append((list(numbers[start:middle]), list(numbers[middle:place])))
     return found
 
 
-def _tool_name(tool: Any) -> str:
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-    return str(function.get("name") or "") if isinstance(function, Mapping) else ""
+def _single(tokens: list[Tokens] | NotText) -> Tokens:
+    """The tokens of an answer of one turn. Raises NotText for another."""
+    if isinstance(tokens, NotText):
+        raise tokens
+    if len(tokens) != 1:
+        raise NotText(f"an answer of {len(tokens)} turns, where one is compared or scored as a whole")
+    return tokens[0]
 
 
-def _argument_names(arguments: Any) -> list[str]:
-    return [str(name) for name in arguments] if isinstance(arguments, Mapping) else []
+def _shared_turns(prompt: ChatPrompt, sides: list[Answer]) -> tuple[ChatPrompt, list[Answer]]:
+    """Prompt and answers of a pair, where the turns with which both answers begin are part of the prompt."""
+    one, other = sides
+    if isinstance(one, str) or isinstance(other, str):
+        return prompt, sides
+    shared = 0
+    while shared < min(len(one), len(other)) - 1 and one[shared] == other[shared]:
+        shared += 1
+    while shared and any(side[shared].get("role") != "assistant" for side in (one, other)):
+        shared -= 1
+    if not shared:
+        return prompt, sides
+    return ChatPrompt([*prompt, *map(dict, one[:shared])], prompt.tools), [one[shared:], other[shared:]]
 
 
-def prompt_messages(row: Any, number: int) -> ToolPrompt:
-    """The prompt of a row with its tools. Raises ValueError unless it is a list of text messages."""
+def prompt_messages(row: Any, number: int) -> ChatPrompt:
+    """The prompt of a row, with its `tools`. Raises ValueError unless it is a list of messages."""
     prompt = row.get("prompt") if hasattr(row, "get") else None
-    if isinstance(prompt, (list, tuple)) and prompt:
-        try:
-            messages = messages_read(list(prompt), "prompt")
-        except ValueError as error:
-            raise ValueError(f"row {number}: {error}") from error
-        if messages and all(message.is_text for message in messages):
-            plain = [{**message.bare.dump(), "content": message.text} for message in messages]
-            return ToolPrompt(plain, row.get("tools") or ())
+    if (
+        not isinstance(prompt, (list, tuple))
+        or not prompt
+        or not all(isinstance(m, dict) and m.get("role") for m in prompt)
+    ):
+        raise ValueError(
+            f"row {number}: expected `prompt`, a list of messages with role and content; found {str(prompt)[:120]}"
+        )
+    return ChatPrompt(prompt, row.get("tools") or ())
+
+
+def response_of(row: Any, side: str, number: int) -> Answer:
+    """The response of a row under `side`. Raises ValueError unless it is a text or a list of messages."""
+    value = row.get(side)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(m, dict) for m in value):
+        only = value[0] if len(value) == 1 else {}
+        plain = isinstance(only.get("content"), str) and not only.get("tool_calls")
+        return only["content"] if plain and only["content"] else list(value)
     raise ValueError(
-        f"row {number}: expected `prompt`, a list of messages with role and content; found {str(prompt)[:120]}"
+        f"row {number}: expected `{side}`, a text or messages of the assistant; found {str(value)[:120]}"
     )
 
 
 def response_text(row: Any, side: str, number: int) -> str:
-    """The response under `side`: a text, or a SpokenAnswer where it has calls or reasoning.
+    """The response of a row as text; one that calls tools as JSON of its messages."""
+    answer = response_of(row, side, number)
+    return answer if isinstance(answer, str) else json.dumps(list(answer), ensure_ascii=False)
 
-    Of several messages the first turn is taken: what follows depends on the results of its calls. Raises ValueError
-    unless it is a text or messages that begin with the assistant's.
-    """
-    value = row.get(side)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (list, tuple)) and value:
-        try:
-            turn = messages_read(list(value), side)[0]
-        except (ValueError, IndexError) as error:
-            raise ValueError(f"row {number}: {error}") from error
-        if turn.role == "assistant" and not turn.says_something:
-            raise NotRenderable(f"row {number}: `{side}` is a message that says nothing")
-        if turn.role == "assistant" and turn.is_text:
-            return SpokenAnswer.of(turn) if turn.tool_calls or turn.reasoning else turn.text
-    raise ValueError(
-        f"row {number}: expected `{side}`, a text or the assistant's messages; found {str(value)[:120]}"
-    )
+
+def reasoning_of(row: Any, side: str) -> str:
+    """Reasoning beside a response that is trained too; "" where it is not asked for."""
+    reasoning = row.get("reasoning")
+    return str((reasoning.get(side) if isinstance(reasoning, dict) else reasoning) or "")

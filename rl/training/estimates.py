@@ -216,8 +216,11 @@ def kto(
     """The same of `KTOTrainer.train(rows)`."""
     hardware = hardware or detect()
     shape = load_shape(base_model)
-    some, _ = shape[1].renderable(_sample(rows, recipe), ("completion",))
-    items = shape[1].column(some, "completion", recipe.max_length, recipe.max_completion_length)
+    items = (
+        shape[1]
+        .column(_sample(rows, recipe), "completion", recipe.max_length, recipe.max_completion_length)
+        .items
+    )
     if not items:
         return estimate_zero("response")
     steps = recipe.steps(len(rows))
@@ -243,8 +246,13 @@ def sft(
     """The same of `SFTTrainer.train(rows)`."""
     hardware = hardware or detect()
     shape = load_shape(base_model)
-    some, _ = shape[1].renderable(_sample(rows, recipe), ("completion",))
-    items = shape[1].column(some, "completion", recipe.max_length, recipe.max_completion_length)
+    items = (
+        shape[1]
+        .column(
+            _sample(rows, recipe), "completion", recipe.max_length, recipe.max_completion_length, turns=True
+        )
+        .items
+    )
     if not items:
         return estimate_zero("demonstration")
     steps = recipe.steps(len(rows))
@@ -268,8 +276,10 @@ def reward_model(
     causal = recipe.architecture != "encoder"
     shape = load_shape(base_model, causal=causal)
     sides = ("chosen", "rejected") if recipe.objective == "pairwise" else ("completion",)
-    some, _ = shape[1].renderable(_sample(rows, recipe), sides)
-    columns = [shape[1].column(some, side, recipe.max_length, recipe.max_completion_length) for side in sides]
+    sample, _ = shape[1].written(_sample(rows, recipe))
+    columns = [
+        shape[1].column(sample, side, recipe.max_length, recipe.max_completion_length).items for side in sides
+    ]
     if not columns[0]:
         return estimate_zero("row")
     cut = [batches(column, recipe.batch_size) for column in columns]

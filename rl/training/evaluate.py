@@ -16,6 +16,7 @@ from rl.gates.evidence_kinds import (
     telling_counts,
 )
 from rl.gates.report import GateBounds
+from rl.training.encoding import NOT_TEXT
 from rl.training.evaluate_answers import (
     AnswerJudge,
     Reward,
@@ -56,6 +57,15 @@ from rl.training.result import TrainingRefused
 
 MAX_ANSWERS = 200
 """Prompts that are answered, at most: 200 answers show a fall of the valid share by five points."""
+
+
+def rows_written(sides: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> tuple[list[Any], int]:
+    """The rows with their answers as the models write them, and how many a model's chat template cannot write."""
+    kept = list(rows)
+    for side in sides:
+        if isinstance(side, LoadedPolicy):
+            kept = side.encoder.written(kept)[0]
+    return kept, len(rows) - len(kept)
 
 
 def evaluate_policy(
@@ -109,22 +119,23 @@ def evaluate_policy(
     comparison, `held_out` holds what a gate asks: `cases`, one per pair, `others`, the items of each other kind, and
     `answers`, one per prompt asked. Raises TrainingRefused without evidence.
     """
+    try:
+        pairs, left_out = rows_written([policy, against], pairs)
+        written = {kind: rows_written([policy, against], found) for kind, found in (others or {}).items()}
+        spare, _ = rows_written([policy, against], spare)
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
+    left_out += sum(count for _, count in written.values())
     rows = pairs_of_prompts(pairs, max_samples)
-    other_rows = {kind: list(found)[:max_samples] for kind, found in (others or {}).items() if found}
-    encoder = next((side.encoder for side in (policy, against) if isinstance(side, LoadedPolicy)), None)
-    if encoder is not None:
-        try:
-            rows = encoder.renderable(rows, ("chosen", "rejected"))[0]
-            other_rows = {
-                kind: kept
-                for kind, found in other_rows.items()
-                if (kept := encoder.renderable(found, () if kind in GENERATED_KINDS else ("completion",))[0])
-            }
-        except ValueError as error:
-            raise TrainingRefused(str(error)) from error
+    other_rows = {kind: found[:max_samples] for kind, (found, _) in written.items() if found}
     if not rows and not other_rows:
         raise TrainingRefused(
             "expected at least one held-out pair or rated answer to evaluate on, found none"
+            + (
+                f" ({left_out} not_text: the base model's chat template cannot write them)"
+                if left_out
+                else ""
+            )
         )
     if isinstance(against, str) and against != "base":
         raise ValueError(f"expected against='base' or a loaded policy, found {against!r}")
@@ -196,6 +207,7 @@ def evaluate_policy(
         "base_model": policy.base_model,
         "samples": counts[PAIRS] if lead == PAIRS else len(evidence[lead].records) if lead in evidence else 0,
         "prompts_answered": len(work.prompts),
+        "left_out": {NOT_TEXT: left_out} if left_out else {},
         **side_summary(work, policy_side),
         "length_normalised": False,
         "liked": liked_share(work.prompts, work.verdicts(policy_side)),

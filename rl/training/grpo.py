@@ -146,7 +146,7 @@ class GRPOTrainer:
         counts = {
             "samples": {"train": len(prompts.ids), "eval": len(held_out.ids)},
             "truncated": {"prompts": prompts.truncated, "completions": 0},
-            "left_out": {"repeated prompts": prompts.duplicates} if prompts.duplicates else {},
+            "left_out": prompts.left_out,
         }
         return trainer, [prompts.ids, held_out.ids], counts
 
@@ -190,7 +190,7 @@ class GRPOTrainer:
         """Token rows {"prompt_ids", "answers", "rewards"} of groups that can teach, what was cut, what left out."""
         items, rewards = [], []
         try:
-            rows, _ = policy.encoder.renderable(rows, ())
+            rows, not_written = policy.encoder.written(rows)
             for number, row in enumerate(rows):
                 answers = [response_text({"a": said}, "a", number) for said in row["completions"]]
                 if len(answers) != len(row["rewards"]):
@@ -211,7 +211,7 @@ class GRPOTrainer:
             )
         )
         groups: list[dict[str, Any]] = []
-        cut, left = {"prompts": 0, "completions": 0}, dict[str, int]()
+        cut, left = {"prompts": 0, "completions": 0}, not_written.counts
         for group, group_rewards in zip(items, rewards, strict=True):
             responses = [next(encoded) for _ in group]
             # answers of one group share a row: the prompt as the longest of them leaves it room

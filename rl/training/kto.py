@@ -17,7 +17,7 @@ from torch.nn import functional
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from rl.recipes import AdapterRecipe, KTORecipe
-from rl.training.encoding import EncodedResponse, Encoder
+from rl.training.encoding import EMPTY, EncodedResponse, Encoder, LeftOut
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.packed.packing import completion_batch, pack
 from rl.training.packed.strategies import Strategy
@@ -65,28 +65,29 @@ def kto_weights(good: int, bad: int) -> tuple[float, float]:
     return 1.0, 1.0
 
 
-def labels_check(rows: Sequence[Any]) -> None:
-    """Raises TrainingRefused for rows of one kind alone, before anything is loaded."""
-    good = sum(bool(row.get("label")) for row in rows)
-    kto_weights(good, len(rows) - good)
-
-
-def encode_labels(
-    encoder: Encoder, recipe: KTORecipe, rows: Sequence[Any]
-) -> tuple[list[tuple[EncodedResponse, bool]], dict[str, int]]:
-    """Labelled responses as tokens, and what was left out: rows that cannot be rendered, and empty responses."""
+def labels_encoded(
+    encoder: Encoder, rows: Sequence[Any], recipe: KTORecipe, *, needed: bool = True
+) -> tuple[list[tuple[EncodedResponse, bool]], LeftOut]:
+    """Responses as tokens with whether each was good, and what was left out. Raises TrainingRefused where rows that are
+    `needed` do not leave both kinds."""
     try:
-        kept, left_out = encoder.renderable(rows, ("completion",))
-        encoded = encoder.column(kept, "completion", recipe.max_length, recipe.max_completion_length)
+        column = encoder.column(rows, "completion", recipe.max_length, recipe.max_completion_length)
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
-    items = [
-        (item, bool(row["label"]))
-        for item, row in zip(encoded, kept, strict=True)
-        if item.prompt_ids and item.response_ids
-    ]
-    empty = len(kept) - len(items)
-    return items, left_out | ({"empty response": empty} if empty else {})
+    items = []
+    for item, number in zip(column.items, column.index, strict=True):
+        if item.prompt_ids and item.response_ids:
+            items.append((item, bool(rows[number]["label"])))
+        else:
+            column.left_out.add(EMPTY, rows[number], number)
+    good = sum(label for _, label in items)
+    if needed:
+        try:
+            kto_weights(good, len(items) - good)
+        except TrainingRefused as refusal:
+            left_out = f" (left out: {column.left_out.words()})" if column.left_out.counts else ""
+            raise TrainingRefused(f"{refusal}{left_out}") from refusal
+    return items, column.left_out
 
 
 class KTOTrainer:
@@ -117,15 +118,17 @@ class KTOTrainer:
         """Train and return the result; refusals and failures as DPOTrainer's."""
         start = time.monotonic()
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
-        labels_check(train_rows)
+        good = sum(bool(row.get("label")) for row in train_rows)
+        kto_weights(good, len(train_rows) - good)
         checkpoint, notes = folder_prepare(self.context)
         policy = self.load_base_model()
         head_check(policy)
-        items, left_out = encode_labels(policy.encoder, self.recipe, train_rows)
+        items, left_out = labels_encoded(policy.encoder, train_rows, self.recipe)
         good = sum(label for _, label in items)
         weights = kto_weights(good, len(items) - good)
         # the reference point needs a second prompt; one held-out row alone has none
-        held_out = encode_labels(policy.encoder, self.recipe, eval_rows)[0] if len(eval_rows) > 1 else []
+        held_out, _ = labels_encoded(policy.encoder, eval_rows, self.recipe, needed=False)
+        held_out = held_out if len(held_out) > 1 else []
         arguments = self._arguments(len(items), len(held_out), weights)
         self.context.main_process = arguments.process_index == 0
         truncation = {
@@ -137,6 +140,7 @@ class KTOTrainer:
             f"{good:,} good and {len(items) - good:,} bad responses: weights {arguments.desirable_weight:.3g} and "
             f"{arguments.undesirable_weight:.3g}"
         )
+        self.context.note_all(left_out.notes("responses"))
         rows = [[item.prompt_ids, item.response_ids, label] for item, label in items]
         now = run_facts(self.recipe, policy, rows, arguments.world_size)
         same_run_check(self.context, now, resumed=checkpoint is not None)
@@ -169,7 +173,7 @@ class KTOTrainer:
             seconds=time.monotonic() - start,
             samples={"train": len(items), "eval": len(held_out)},
             truncated=truncation,
-            left_out=left_out,
+            left_out=left_out.counts,
             metrics=metrics,
         )
         if self.warm_up is not None and self.context.main_process and result.status == "succeeded":

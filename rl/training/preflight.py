@@ -109,7 +109,7 @@ def answers_check(
     definition = get_agent(agent or "assistant")
     if not definition.discrete:
         return None
-    rows, _ = policy.encoder.renderable(rows, ())
+    rows, _ = policy.encoder.written(rows)
     if not rows:
         return None
     chosen = [rows[i] for i in sorted({len(rows) * i // PROMPTS for i in range(PROMPTS)})]

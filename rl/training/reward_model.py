@@ -79,6 +79,7 @@ class RewardModelTrainer:
         self.context = run_context(recipe, base_model, **options)
         self.recipe = recipe
         self.loaded: tuple[Any, Any] | None = None
+        self.left_out: dict[str, int] = {}
 
     def load_base_model(self) -> tuple[Any, Any]:
         """Load the backbone with a fresh score head, and its encoder, once; a linear one has neither. Raises
@@ -99,9 +100,26 @@ class RewardModelTrainer:
             )
         if self.recipe.is_linear:
             return self._train_linear(self.context, train_rows, eval_rows)
+        train_rows, eval_rows = self._written(train_rows), self._written(eval_rows, counted=False)
+        if not train_rows:
+            raise TrainingRefused(
+                f"expected a row that the base model can be shown, found none: {self.left_out}"
+            )
         if self.recipe.architecture == AUTO:
             return self._train_better(train_rows, eval_rows)
         return self._train_head(train_rows, eval_rows)
+
+    def _written(self, rows: list[Any], *, counted: bool = True) -> list[Any]:
+        """Rows with answers as text, calls as the template writes them; what is left out is noted where `counted`."""
+        _, encoder = self.load_base_model()
+        try:
+            kept, left_out = encoder.written(rows)
+        except ValueError as error:
+            raise TrainingRefused(str(error)) from error
+        if counted:
+            self.context.note_all(left_out.notes("rows"))
+            self.left_out = left_out.counts
+        return kept
 
     def _train_linear(
         self, context: RunContext[RewardModelRecipe], train_rows: list[Any], eval_rows: list[Any]
@@ -236,7 +254,7 @@ class RewardModelTrainer:
         try:
             rows, _ = encoder.renderable(rows, sides)
             columns = [
-                encoder.column(rows, side, self.recipe.max_length, self.recipe.max_completion_length)
+                encoder.column(rows, side, self.recipe.max_length, self.recipe.max_completion_length).items
                 for side in sides
             ]
         except ValueError as error:
@@ -333,6 +351,7 @@ class RewardModelTrainer:
             total_steps=state.max_steps,
             seconds=round(seconds, 2),
             samples=samples,
+            left_out=self.left_out,
             metrics={**last, **metrics},
             history=history,
             recipe=self.recipe.as_dict(),

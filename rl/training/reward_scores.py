@@ -102,7 +102,7 @@ class RewardModel:
         self, rows: Sequence[Mapping[str, Any]], side: str, max_completion_length: int
     ) -> list[float]:
         return self.scores_encoded(
-            self.encoder.column(rows, side, self.facts["max_length"], max_completion_length)
+            self.encoder.column(rows, side, self.facts["max_length"], max_completion_length).items
         )
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:

@@ -11,7 +11,7 @@ import trl
 from datasets import Dataset
 
 from rl.recipes import SFTRecipe
-from rl.training.encoding import EncodedResponse, Encoder, none_rendered
+from rl.training.encoding import EMPTY, EncodedColumn, EncodedResponse, Encoder
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, matmul
@@ -35,22 +35,37 @@ Reference = dict[tuple[int, ...], float]
 """Tokens of a prompt and its demonstration -> the base's log-probability of the demonstration, nats."""
 
 
-def encode_demonstrations(
-    encoder: Encoder, recipe: SFTRecipe, rows: Sequence[Any]
-) -> tuple[list[EncodedResponse], dict[str, int]]:
-    """Demonstrations as tokens, and the number of those that the chat template cannot render."""
+def demonstrations_encoded(
+    encoder: Encoder, rows: Sequence[Any], recipe: SFTRecipe, *, needed: bool = True
+) -> EncodedColumn:
+    """Demonstrations as tokens; those without a word are left out. Raises TrainingRefused where none is left of rows
+    that are `needed`."""
     try:
-        kept, left_out = encoder.renderable(rows, ("completion",))
-        return encoder.column(kept, "completion", recipe.max_length, recipe.max_completion_length), left_out
+        encoded = encoder.column(
+            rows, "completion", recipe.max_length, recipe.max_completion_length, turns=True
+        )
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
+    said = [item.response_ids != [encoder.turn_end_id] and item.response_ids != [] for item in encoded.items]
+    for number, kept in zip(encoded.index, said, strict=True):
+        if not kept:
+            encoded.left_out.add(EMPTY, rows[number], number)
+    encoded.items = [item for item, kept in zip(encoded.items, said, strict=True) if kept]
+    encoded.index = [number for number, kept in zip(encoded.index, said, strict=True) if kept]
+    if needed and not encoded.items:
+        raise TrainingRefused(
+            f"expected a demonstration that the base model can be shown, found none among {len(rows)}: "
+            f"{encoded.left_out.words()}"
+        )
+    return encoded
 
 
 class SFTTrainer:
     """Train a LoRA adapter on demonstrations.
 
-    Rows are {"prompt": messages, "completion": text or [message]}; the loss is on the completion's tokens alone, the
-    one that ends the turn included. Everything else as `rl.training.dpo.DPOTrainer`.
+    Rows are {"prompt": messages, "completion": text or messages, "tools"?, "reasoning"?}; the loss is on the completion's
+    tokens alone, the one that ends the turn included. A completion of several turns (a call, its result, a text) is a
+    demonstration for each turn of the assistant. Everything else as `rl.training.dpo.DPOTrainer`.
     """
 
     def __init__(
@@ -78,10 +93,10 @@ class SFTTrainer:
         checkpoint, notes = folder_prepare(self.context)
         policy = self.load_base_model()
         head_check(policy)
-        train, left_out = encode_demonstrations(policy.encoder, self.recipe, train_rows)
-        held_out, _ = encode_demonstrations(policy.encoder, self.recipe, eval_rows)
-        if not train:
-            raise TrainingRefused(none_rendered("demonstration", len(train_rows)))
+        encoded = demonstrations_encoded(policy.encoder, train_rows, self.recipe)
+        train = encoded.items
+        held_out = demonstrations_encoded(policy.encoder, eval_rows, self.recipe, needed=False).items
+        self.context.note_all(encoded.left_out.notes("demonstrations"))
         arguments = trl.SFTConfig(
             **common_arguments(
                 self.context,
@@ -118,11 +133,8 @@ class SFTTrainer:
             context=self.context,
             seconds=time.monotonic() - start,
             samples={"train": len(train), "eval": len(held_out)},
-            truncated={
-                "prompts": sum(item.prompt_cut for item in train),
-                "completions": sum(item.response_cut for item in train),
-            },
-            left_out=left_out,
+            truncated=encoded.truncated,
+            left_out=encoded.left_out.counts,
             metrics=metrics,
         )
 

@@ -113,7 +113,7 @@ def grpo(
     steps = recipe.steps(len(rows))
     micro_count = steps * recipe.gradient_accumulation
     if recipe.mode == "logged":
-        sample = list(rows)[:SAMPLE]
+        sample, _ = shape[1].written(list(rows)[:SAMPLE])
         texts = [
             [(prompt_messages(row, n), response_text({"a": said}, "a", n)) for said in row["completions"]]
             for n, row in enumerate(sample)
@@ -154,7 +154,7 @@ def _held_out_answers(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> 
 
 
 def _prompts(encoder: Encoder, rows: Sequence[Any], recipe: PPORecipe | GRPORecipe) -> Prompts:
-    some, _ = encoder.renderable(list(rows)[:SAMPLE], ())
+    some, _ = encoder.written(list(rows)[:SAMPLE])
     messages = [prompt_messages(row, number) for number, row in enumerate(some)]
     ids = encoder.prompts(messages, recipe.max_new_tokens, recipe.max_length)[0] if messages else []
     return Prompts(some, ids, truncated=0, duplicates=0)

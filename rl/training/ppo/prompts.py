@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents import get_agent
@@ -23,6 +23,12 @@ class Prompts:
     ids: list[list[int]]
     truncated: int
     duplicates: int
+    not_written: dict[str, int] = field(default_factory=dict)
+    """Rows whose prompt the template cannot write, by reason."""
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        return self.not_written | ({"repeated prompts": self.duplicates} if self.duplicates else {})
 
 
 def answer_forms(policy: LoadedPolicy, agent: str, *prompts: Prompts) -> AnswerForms:
@@ -42,21 +48,23 @@ def prompts_encoded(
     say: Callable[[str], None],
     most: int | None = None,
 ) -> Prompts:
-    """Each prompt of the rows once, at most `most` of them. Raises TrainingRefused for rows of another shape."""
+    """Each prompt of the rows once, at most `most` of them, without those that the template cannot write. Raises
+    TrainingRefused for rows of another shape."""
     try:
-        rows, unrendered = encoder.renderable(rows, ())
-        if unrendered:
-            say(
-                f"left out {sum(unrendered.values())} prompts that the base model's chat template cannot render"
-            )
+        rows, left_out = encoder.written(rows)
         messages = [prompt_messages(row, number) for number, row in enumerate(rows)]
         first: dict[str, int] = {}
         for number, row in enumerate(rows):
-            first.setdefault(json.dumps([messages[number], row.get("state")], sort_keys=True), number)
+            first.setdefault(
+                json.dumps([messages[number], messages[number].tools, row.get("state")], sort_keys=True),
+                number,
+            )
         kept = list(first.values())[:most]
         ids, cut = encoder.prompts([messages[i] for i in kept], recipe.max_new_tokens, recipe.max_length)
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
+    for note in left_out.notes("prompts"):
+        say(note)
     if cut:
         say(f"{cut} prompts were cut (oldest tokens): max_length is {recipe.max_length}")
-    return Prompts([rows[i] for i in kept], ids, cut, len(rows) - len(first))
+    return Prompts([rows[i] for i in kept], ids, cut, len(rows) - len(first), left_out.counts)

@@ -439,9 +439,7 @@ class PPOTrainer:
             seconds=round(seconds, 2),
             samples={"train": len(self.train_prompts.ids), "eval": len(self.eval_prompts.ids)},
             truncated={"prompts": self.train_prompts.truncated, "completions": 0},
-            left_out={"repeated prompts": self.train_prompts.duplicates}
-            if self.train_prompts.duplicates
-            else {},
+            left_out=self.train_prompts.left_out,
             metrics=metrics,
             history=history,
             recipe=self.recipe.as_dict(),

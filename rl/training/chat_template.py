@@ -1,0 +1,322 @@
+"""A base model's chat template: prompts with tools, answers with calls and reasoning, and what it cannot write."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from feedback.messages import ChatMessage, MessageError, messages_read
+from rl.agents.base import Message
+
+Answer = str | Sequence[Mapping[str, Any]]
+"""A response: a text, or messages where a text cannot say it (calls of tools and their results)."""
+
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+"""Errors of a template that refuses messages; many concatenate what may be None."""
+
+PLAIN_ROLES = ("system", "user", "assistant", "tool")
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""The tag with which a template marks an assistant's tokens."""
+EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
+"""What Qwen 3 writes before an answer without reasoning; its generation prompt does not."""
+REASONING_KEYS = ("reasoning_content", "thinking")
+"""Fields of a message from which templates take the reasoning."""
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "ratchet_probe",
+        "description": "Ratchet probes",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "any"}}},
+    },
+}
+_CALL = {"name": "ratchet_probe", "arguments": {"word": "ratchet_word"}}
+
+
+class NotText(ValueError):
+    """A prompt or an answer that the base model's chat template cannot write; the message says why."""
+
+
+class ChatPrompt(list[Message]):
+    """The messages of a prompt, and the tools that the model is offered with them."""
+
+    def __init__(self, messages: Iterable[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(messages)
+        self.tools = list(tools or ())
+
+
+def tools_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """The tools of a prompt; a plain list of messages has none."""
+    return getattr(messages, "tools", [])
+
+
+def answer_text(answer: Answer) -> str | None:
+    """The text of an answer that is nothing else; None where it calls tools or takes several turns.
+
+    Raises NotText for messages that cannot be read, or hold something else than text.
+    """
+    if isinstance(answer, str):
+        return answer
+    turns = _read(answer)
+    if len(turns) != 1 or turns[0].tool_calls:
+        return None
+    return turns[0].text
+
+
+def _read(messages: Sequence[Any]) -> list[ChatMessage]:
+    try:
+        found = messages_read(list(messages))
+    except MessageError as error:
+        raise NotText(str(error)) from error
+    if not found or not all(message.is_text for message in found):
+        raise NotText("a message holds something else than text")
+    return found
+
+
+class ChatTemplate:
+    """The template of a tokenizer. Tools, calls and results are given to it as transformers documents them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @property
+    def source(self) -> str:
+        return str(self.tokenizer.chat_template)
+
+    # --- Writing ----------------------------------------------------------------------------------------------
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """The prompt as text, ready to be answered. Templates without a system turn get it in the user turn.
+
+        Raises NotText where the template refuses the messages, or leaves out tools, calls or results.
+        """
+        tools = tools_of(messages)
+        if tools and not self.takes_tools:
+            raise NotText("the base model's chat template writes no tools")
+        turns = self._turns(messages)
+        try:
+            text = self.raw(turns, tools, add_generation_prompt=True)
+        except TEMPLATE_ERRORS as error:
+            if len(turns) > 1 and turns[0]["role"] == "system" and turns[1]["role"] == "user":
+                first = {**turns[1], "content": f"{turns[0]['content']}\n\n{turns[1]['content']}"}
+                try:
+                    return self.raw([first, *turns[2:]], tools, add_generation_prompt=True)
+                except TEMPLATE_ERRORS:
+                    pass  # the first reason is the one to report
+            raise NotText(
+                f"the base model's chat template refuses this prompt ({error}); roles found: "
+                f"{', '.join(str(message.get('role')) for message in messages)}"
+            ) from error
+        for turn in turns:
+            _appear(text, turn.get("tool_calls", ()))
+        if not all(_tool_name(tool) in text for tool in tools):
+            raise NotText("the base model's chat template leaves tools out of the prompt")
+        return text
+
+    def turns(self, prompt: Sequence[Message], answer: Answer, reasoning: str = "") -> list[tuple[str, str]]:
+        """(prompt as text, words of the answer) of each assistant's turn in an answer, without what ends the turn.
+
+        A text stands after the prompt as it is: a server would send that prompt. What calls tools is written by the
+        template, and its words are what the template writes beyond the prompt. `reasoning` stands before the first
+        turn. Raises NotText where the template cannot write it.
+        """
+        text = answer_text(answer)
+        if text is not None and not reasoning:
+            return [(self.prompt(prompt), text)]
+        given = (
+            [{"role": "assistant", "content": answer}]
+            if isinstance(answer, str)
+            else [message.dump() for message in _read(answer)]
+        )
+        if given[0]["role"] != "assistant":
+            raise NotText("an answer that does not begin with a turn of the assistant")
+        found = []
+        for place, message in enumerate(given):
+            if message["role"] == "assistant":
+                before = ChatPrompt([*prompt, *given[:place]], tools_of(prompt))
+                found.append(self._turn(before, message, "" if found else reasoning))
+        return found
+
+    def _turn(self, before: ChatPrompt, answer: Message, reasoning: str) -> tuple[str, str]:
+        """Prompt and words of one turn of the assistant."""
+        start = self.prompt(before)
+        *history, message = self._turns([*before, answer])
+        if reasoning and self.reasoning_field == "<think>":
+            opened = start.rstrip().endswith("<think>")
+            thought = f"{'' if opened else '<think>' + chr(10)}{reasoning}\n</think>\n\n"
+            prompt, words = self._turn(before, answer, "") if message.get("tool_calls") else (start, "")
+            return prompt, thought + (words or str(message["content"]))
+        if reasoning:
+            message = {**message, self.reasoning_field: reasoning}
+        try:
+            start, words = self._beyond(start, [*history, message], before.tools)
+        except TEMPLATE_ERRORS as error:
+            if isinstance(error, NotText):
+                raise
+            raise NotText(f"the base model's chat template refuses this answer ({error})") from error
+        if not reasoning:
+            words = EMPTY_THOUGHT.sub("", words, count=1) if EMPTY_THOUGHT.match(words) else words
+        elif reasoning.strip() not in words:
+            raise NotText("the base model's chat template leaves the reasoning out of this answer")
+        _appear(words, message.get("tool_calls", ()))
+        if str(message["content"] or "").strip() not in words:
+            raise NotText("the base model's chat template leaves words out of this answer")
+        return start, words
+
+    def _beyond(
+        self, start: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+    ) -> tuple[str, str]:
+        """The prompt, and what the template writes after it for the last turn: as it marks an assistant's tokens, else
+        what is more than the prompt."""
+        if GENERATION.search(self.source):
+            (text,), (spans,) = render_jinja_template(
+                [list(turns)],
+                tools=list(tools) or None,
+                chat_template=self.tokenizer.get_chat_template(tools=list(tools) or None),
+                return_assistant_tokens_mask=True,
+                **self.tokenizer.special_tokens_map,
+            )
+            if spans and spans[-1][1] > spans[-1][0]:
+                first, last = spans[-1]
+                return (
+                    (start, text[len(start) : last])
+                    if text.startswith(start)
+                    else (text[:first], text[first:last])
+                )
+        text = self.raw(turns, tools, add_generation_prompt=False)
+        if not text.startswith(start):
+            raise NotText(
+                "the base model's chat template writes this answer after another prompt than it is asked with"
+            )
+        return start, text[len(start) :]
+
+    def raw(self, turns: Sequence[Any], tools: Sequence[Any] = (), *, add_generation_prompt: bool) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                list(turns), tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        )  # fmt: skip
+
+    def _turns(self, messages: Sequence[Any]) -> list[dict[str, Any]]:
+        """Messages as templates take them: text, calls with their arguments as an object, no reasoning."""
+        if all(_is_plain(message) for message in messages):
+            return [dict(message) for message in messages]
+        turns, ids = [], dict[str | None, str]()
+        for message in _read(messages):
+            turn: dict[str, Any] = {"role": message.role, "content": message.text}
+            if message.tool_calls:
+                calls = []
+                for call in message.tool_calls:
+                    # nine letters and digits, which Mistral's templates insist on; ids say nothing else
+                    ids[call.id] = f"call{len(ids):05d}"
+                    function = {
+                        "name": call.function.name,
+                        "arguments": self._arguments(call.function.parsed),
+                    }
+                    calls.append({"id": ids[call.id], "type": "function", "function": function})
+                turn |= {"content": message.text or self._call_form[0], "tool_calls": calls}
+            if message.role == "tool":
+                known = ids.get(message.tool_call_id) or next(reversed(ids.values()), "call00000")
+                turn |= {"tool_call_id": known}
+            if message.name:
+                turn["name"] = message.name
+            turns.append(turn)
+        return turns
+
+    def _arguments(self, parsed: Any) -> Any:
+        as_object = self._call_form[1] and not isinstance(parsed, str)
+        return parsed if as_object or isinstance(parsed, str) else json.dumps(parsed, ensure_ascii=False)
+
+    # --- What it can write ------------------------------------------------------------------------------------
+
+    def _probe(self, turns: Sequence[Any], tools: Sequence[Any] = ()) -> str:
+        try:
+            return self.raw(turns, tools, add_generation_prompt=False)
+        except TEMPLATE_ERRORS:
+            return ""
+
+    @functools.cached_property
+    def takes_tools(self) -> bool:
+        return "ratchet_probe" in self._probe([{"role": "user", "content": "Ratchet asks"}], [_TOOL])
+
+    @functools.cached_property
+    def _call_form(self) -> tuple[str | None, bool]:
+        """Content of a turn that only calls, and whether arguments are an object: most take "" and an object, some
+        (DeepSeek V3) write calls only beside None, with the arguments as text."""
+        forms: list[tuple[str | None, bool]] = [("", True), (None, True), ("", False), (None, False)]
+        for content, is_object in forms:
+            arguments = _CALL["arguments"] if is_object else json.dumps(_CALL["arguments"])
+            call = {"id": "call00000", "type": "function", "function": {**_CALL, "arguments": arguments}}
+            turns = [
+                {"role": "user", "content": "Ratchet asks"},
+                {"role": "assistant", "content": content, "tool_calls": [call]},
+            ]
+            text = self._probe(turns, [_TOOL]) or self._probe(turns)
+            if "ratchet_word" in text:
+                return content, is_object
+        return "", True
+
+    @functools.cached_property
+    def reasoning_field(self) -> str:
+        """Field of a message that the template takes reasoning from; `<think>` where it knows that tag alone, empty
+        where it knows none."""
+        for field in REASONING_KEYS:
+            said = {"role": "assistant", "content": "Ratchet answers", field: "ratchet_thought"}
+            if "ratchet_thought" in self._probe([{"role": "user", "content": "Ratchet asks"}, said]):
+                return field
+        return "<think>" if "think>" in self.source else ""
+
+
+def _is_plain(message: Any) -> bool:
+    return (
+        isinstance(message, Mapping)
+        and message.keys() == {"role", "content"}
+        and message["role"] in PLAIN_ROLES
+        and isinstance(message["content"], str)
+        and (
+            message["role"] != "assistant"
+            or not ("think" in message["content"] or "<details" in message["content"])
+        )
+    )
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function")
+    return str((function if isinstance(function, Mapping) else tool).get("name", ""))
+
+
+def _appear(text: str, calls: Iterable[Mapping[str, Any]]) -> None:
+    """Raise NotText unless name and arguments of each call stand in the text."""
+    for call in calls:
+        function = call["function"]
+        parts = [function["name"], *_leaves(function["arguments"])]
+        if missing := [part for part in parts if not _stands(part, text)]:
+            raise NotText(f"the base model's chat template leaves {str(missing[0])[:40]!r} of a call out")
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Keys and values of nested JSON; of JSON as text likewise."""
+    if isinstance(value, Mapping):
+        return [leaf for key, item in value.items() for leaf in (key, *_leaves(item))]
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _stands(value: Any, text: str) -> bool:
+    if isinstance(value, str):
+        spellings = [
+            value,
+            json.dumps(value)[1:-1],
+            json.dumps(value, ensure_ascii=False)[1:-1],
+            repr(value)[1:-1],
+        ]
+    else:
+        spellings = [json.dumps(value), str(value)]
+    return any(spelling in text for spelling in spellings)

@@ -1,0 +1,187 @@
+"""Training on calls of tools: what the chat templates of published models write, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from rl.bundled_models import BUNDLED_MODEL
+from rl.training.chat_template import ChatPrompt, NotText
+from rl.training.encoding import Encoder
+from tests.support.tiny_models import tiny_tokenizer
+
+TEMPLATES = Path(__file__).parent / "support" / "chat_templates"
+ENDS = {
+    "llama3_1": "<|eot_id|>",
+    "qwen3": "<|im_end|>",
+    "qwen3_training": "<|im_end|>",
+    "gemma3": "<end_of_turn>",
+    "smollm2": "<|im_end|>",
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "stock",
+            "description": "units on the shelf",
+            "parameters": {"type": "object", "properties": {"sku": {"type": "integer"}}, "required": ["sku"]},
+        },
+    }
+]
+ASK = [{"role": "user", "content": "How many of item 3?"}]
+
+
+def call(sku: Any, call_id: str = "c0", **more: Any) -> dict[str, Any]:
+    arguments = sku if isinstance(sku, str) else json.dumps({"sku": sku})
+    function = {"name": "stock", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "type": "function", "function": function}]} | more  # fmt: skip
+
+
+def result(content: str, call_id: str = "c0") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def encoder_of(name: str) -> Encoder:
+    if name == "bundled":
+        return Encoder(AutoTokenizer.from_pretrained(str(BUNDLED_MODEL)))
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": ENDS[name]})
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+    return Encoder(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def encoders() -> dict[str, Encoder]:
+    return {name: encoder_of(name) for name in ("bundled", *ENDS)}
+
+
+def trained(encoder: Encoder, row: dict[str, Any], **more: Any) -> list[tuple[str, str]]:
+    column = encoder.column([row], "completion", 2048, 1024, **more)
+    assert column.left_out.counts == {}, column.left_out.words()
+    decode = encoder.tokenizer.decode
+    return [(decode(item.prompt_ids), decode(item.response_ids)) for item in column.items]
+
+
+CALLS = {
+    "bundled": '<tool_call>{"name": "stock", "arguments": {"sku": 3}}</tool_call><|end|>',
+    "llama3_1": '{"name": "stock", "parameters": {"sku": 3}}<|eot_id|>',
+    "qwen3": '<tool_call>\n{"name": "stock", "arguments": {"sku": 3}}\n</tool_call><|im_end|>',
+    "qwen3_training": '<tool_call>\n{"name": "stock", "arguments": {"sku": 3}}\n</tool_call><|im_end|>',
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_trained_as_its_template_writes_it(encoders: dict[str, Encoder], name: str) -> None:
+    ((prompt, words),) = trained(encoders[name], {"prompt": ASK, "tools": TOOLS, "completion": [call(3)]})
+    assert words == CALLS[name]
+    assert "units on the shelf" in prompt
+    assert prompt == encoders[name].render(ChatPrompt(ASK, TOOLS))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_and_results_of_the_history_stand_in_the_prompt(
+    encoders: dict[str, Encoder], name: str
+) -> None:
+    row = {"prompt": [*ASK, call(3), result("17")], "tools": TOOLS, "completion": "17 left."}
+    ((prompt, words),) = trained(encoders[name], row)
+    assert "17 left." in words
+    assert "17" in prompt
+    assert CALLS[name].rpartition("<|")[0] in prompt
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_answer_of_several_turns_trains_each_turn_of_the_assistant(
+    encoders: dict[str, Encoder], name: str
+) -> None:
+    answer = [call(3), result("17"), {"role": "assistant", "content": "17 left."}]
+    first, second = trained(encoders[name], {"prompt": ASK, "tools": TOOLS, "completion": answer}, turns=True)
+    assert first[1] == CALLS[name]
+    assert second[1].startswith("17 left.")
+    assert "17" in second[0].partition(CALLS[name].rpartition("<|")[0])[2]
+    column = encoders[name].column(
+        [{"prompt": ASK, "tools": TOOLS, "completion": answer}], "completion", 2048, 64
+    )
+    assert column.left_out.counts == {"not_text": 1}
+
+
+@pytest.mark.parametrize("name", ["gemma3", "smollm2"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": ASK, "tools": TOOLS, "completion": "3 left."},
+        {"prompt": ASK, "completion": [call(3)]},
+        {"prompt": [*ASK, call(3), result("17")], "completion": "17 left."},
+    ],
+    ids=["tools", "answer", "history"],
+)
+def test_what_a_template_cannot_write_is_left_out_and_named(
+    encoders: dict[str, Encoder], name: str, row: dict[str, Any]
+) -> None:
+    rows = [row, {"prompt": ASK, "completion": "3 left."}]
+    column = encoders[name].column(rows, "completion", 2048, 64)
+    assert (column.index, column.left_out.counts) == ([1], {"not_text": 1})
+    assert column.left_out.named[0].startswith("row 0: the base model's chat template")
+    pairs = encoders[name].pairs(
+        [{"prompt": one["prompt"], "tools": one.get("tools"), "chosen": one["completion"], "rejected": "no"} for one in rows],
+        2048, 64,
+    )  # fmt: skip
+    assert ([one["index"] for one in pairs.rows], pairs.left_out.counts) == ([1], {"not_text": 1})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_pairs_of_calls_and_of_a_call_and_a_text_share_their_prompt(
+    encoders: dict[str, Encoder], name: str
+) -> None:
+    rows = [
+        {"prompt": ASK, "tools": TOOLS, "chosen": [call(3)], "rejected": [call(4)]},
+        {"prompt": ASK, "chosen": [call(3)], "rejected": [{"role": "assistant", "content": "I have not looked."}]},
+        {"prompt": ASK, "tools": TOOLS, "chosen": [call(3, "c0")], "rejected": [call('{ "sku":3}', "c1")]},
+        {"prompt": ASK, "tools": TOOLS, "chosen": [call(3), result("7"), {"role": "assistant", "content": "7"}],
+         "rejected": [call(3), result("7"), {"role": "assistant", "content": "8"}]},
+    ]  # fmt: skip
+    pairs = encoders[name].pairs(rows, 2048, 256)
+    assert pairs.left_out.counts == {"identical responses": 1}
+    decode = encoders[name].tokenizer.decode
+    args, text, turns = (
+        {side: decode(row[f"{side}_ids"]) for side in ("chosen", "rejected")} for row in pairs.rows
+    )
+    assert (args["chosen"], args["rejected"]) == (CALLS[name], CALLS[name].replace("3", "4"))
+    assert text["rejected"].startswith("I have not looked.")
+    assert turns["chosen"].startswith("7")
+    assert "stock" in decode(pairs.rows[2]["prompt_ids"])
+
+
+def test_arguments_that_are_no_json_are_trained_as_text(encoders: dict[str, Encoder]) -> None:
+    ((_, words),) = trained(encoders["bundled"], {"prompt": ASK, "completion": [call("{sku: three")]})
+    assert words == '<tool_call>{"name": "stock", "arguments": {sku: three}</tool_call><|end|>'
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([{"role": "developer", "content": "Be brief."}, *ASK], "<|system|>Be brief."),
+        ([{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}, *ASK], "<|system|>Two."),
+        ([*ASK, {"role": "assistant", "content": None, "refusal": "I cannot."}, *ASK], "<|assistant|>I cannot."),
+        ([*ASK, {"role": "assistant", "content": "It is"}], "<|assistant|>It is<|end|><|assistant|>"),
+        ([*ASK, {"role": "assistant", "content": None}, *ASK], "<|assistant|><|end|>"),
+        ([*ASK, {"role": "assistant", "content": "<think>so</think>3", "reasoning": "so"}, *ASK], "<|assistant|>3<|end|>"),
+    ],
+    ids=["developer", "two systems", "refusal", "prefill", "null", "reasoning"],
+)  # fmt: skip
+def test_unusual_turns_of_a_prompt_are_written(
+    encoders: dict[str, Encoder], prompt: list[Any], said: str
+) -> None:
+    ((text, _),) = trained(encoders["bundled"], {"prompt": prompt, "completion": "3"})
+    assert said in text
+
+
+def test_a_picture_is_left_out(encoders: dict[str, Encoder]) -> None:
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]
+    column = encoders["bundled"].column([{"prompt": picture, "completion": "3"}], "completion", 64, 64)
+    assert column.left_out.counts == {"not_text": 1}
+    with pytest.raises(NotText):
+        encoders["bundled"].responses([(picture, "3")])
