@@ -68,8 +68,8 @@ class Made:
     """A policy that is a table: log-probability per (ask, response), answer per ask."""
 
     @staticmethod
-    def renderable(rows: Any, sides: Any) -> tuple[Any, dict[str, int]]:
-        return rows, {}
+    def written(rows: Any) -> tuple[Any, None]:
+        return rows, None
 
     def __init__(
         self,

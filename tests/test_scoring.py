@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 
 from rl.training.encoding import DEFAULT_CHAT_TEMPLATE, EncodedResponse, Encoder
 from rl.training.hardware import Hardware
-from rl.training.loading import load_encoder
 from rl.training.packed.logps import causal_model, head_logps
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, load_policy
@@ -323,69 +321,9 @@ def test_only_pairs_that_cannot_teach_are_left_out_and_why_is_counted() -> None:
         ({"chosen": "a", "rejected": "b"}, r"row 1: expected `prompt`"),
         ({"prompt": "text", "chosen": "a", "rejected": "b"}, r"row 1: expected `prompt`"),
         (a_row(None, "b"), r"row 1: expected `chosen`"),
-        (a_row("a", [{"role": "user", "content": "b"}]), r"row 1: expected `rejected`"),
         (a_row("a", "b", weight=0), r"row 1: expected a weight above 0"),
     ],
 )
 def test_a_row_of_another_shape_is_refused_with_its_number(row: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         encoder().pairs([a_row("a", "b"), row], 64, 8)
-
-
-STOCK = {"type": "function", "function": {"name": "stock", "description": "units on the shelf", "parameters": {
-    "type": "object", "properties": {"sku": {"type": "integer"}}}}}  # fmt: skip
-
-
-def a_call(sku: int, id: str = "c1") -> list[dict[str, Any]]:
-    function = {"name": "stock", "arguments": json.dumps({"sku": sku})}
-    return [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": id, "type": "function", "function": function}],
-        }
-    ]
-
-
-def with_tools(**sides: Any) -> dict[str, Any]:
-    return {"prompt": [{"role": "user", "content": "How many of item 4?"}], "tools": [STOCK], **sides}
-
-
-def test_a_call_is_trained_as_the_template_writes_it() -> None:
-    bundled = load_encoder("bundled")
-    (item,) = bundled.column([with_tools(completion=a_call(4))], "completion", 512, 64)
-    answer = bundled.tokenizer.decode(item.response_ids)
-    assert answer == '<tool_call>{"name": "stock", "arguments": {"sku": 4}}</tool_call><|end|>'
-    assert '"name": "stock"' in bundled.tokenizer.decode(item.prompt_ids)
-
-
-def test_two_calls_with_other_arguments_are_a_preference() -> None:
-    bundled = load_encoder("bundled")
-    pairs = bundled.pairs([with_tools(chosen=a_call(4), rejected=a_call(5)),
-                           with_tools(chosen=a_call(4), rejected="I have not looked.")], 512, 64)  # fmt: skip
-    decoded = [bundled.tokenizer.decode(row["rejected_ids"]) for row in pairs.rows]
-    assert '{"sku": 5}' in decoded[0]
-    assert decoded[1] == "I have not looked.<|end|>"
-    assert pairs.left_out == {}
-
-
-def test_what_a_template_cannot_write_is_left_out_and_counted() -> None:
-    """The plain default template knows no tools."""
-    plain = encoder()
-    rows = [with_tools(completion=a_call(4)), a_row("a", "b") | {"completion": "a"}]
-    kept, left_out = plain.renderable(rows, ("completion",))
-    assert (kept, left_out) == ([rows[1]], {"not_text": 1})
-    pairs = plain.pairs([with_tools(chosen=a_call(4), rejected=a_call(5)), a_row("left", "right")], 64, 8)
-    assert ([row["index"] for row in pairs.rows], pairs.left_out) == ([1], {"not_text": 1})
-
-
-def test_history_with_calls_and_results_is_rendered() -> None:
-    bundled = load_encoder("bundled")
-    history = [*with_tools()["prompt"], *a_call(4), {"role": "tool", "tool_call_id": "c1", "content": "3"}]
-    (item,) = bundled.column(
-        [with_tools(completion="Three left.") | {"prompt": history}], "completion", 512, 64
-    )
-    assert bundled.tokenizer.decode(item.response_ids) == "Three left.<|end|>"
-    assert '<tool_call>{"name": "stock", "arguments": {"sku": 4}}' in bundled.tokenizer.decode(
-        item.prompt_ids
-    )

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rl.bundled_models import BUNDLED_MODEL
-from rl.training.chat_template import ChatPrompt, NotText
+from rl.training.chat_template import NotRenderable, ToolPrompt
 from rl.training.encoding import Encoder
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -35,10 +35,11 @@ TOOLS = [
 ASK = [{"role": "user", "content": "How many of item 3?"}]
 
 
-def call(sku: Any, call_id: str = "c0", **more: Any) -> dict[str, Any]:
+def call(sku: Any, call_id: str = "c0") -> dict[str, Any]:
     arguments = sku if isinstance(sku, str) else json.dumps({"sku": sku})
     function = {"name": "stock", "arguments": arguments}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "type": "function", "function": function}]} | more  # fmt: skip
+    made = {"id": call_id, "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [made]}
 
 
 def result(content: str, call_id: str = "c0") -> dict[str, Any]:
@@ -79,7 +80,7 @@ def test_a_call_is_trained_as_its_template_writes_it(encoders: dict[str, Encoder
     ((prompt, words),) = trained(encoders[name], {"prompt": ASK, "tools": TOOLS, "completion": [call(3)]})
     assert words == CALLS[name]
     assert "units on the shelf" in prompt
-    assert prompt == encoders[name].render(ChatPrompt(ASK, TOOLS))
+    assert prompt == encoders[name].render(ToolPrompt(ASK, TOOLS))
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -125,10 +126,8 @@ def test_what_a_template_cannot_write_is_left_out_and_named(
     column = encoders[name].column(rows, "completion", 2048, 64)
     assert (column.index, column.left_out.counts) == ([1], {"not_text": 1})
     assert column.left_out.named[0].startswith("row 0: the base model's chat template")
-    pairs = encoders[name].pairs(
-        [{"prompt": one["prompt"], "tools": one.get("tools"), "chosen": one["completion"], "rejected": "no"} for one in rows],
-        2048, 64,
-    )  # fmt: skip
+    sides = [{**one, "chosen": one["completion"], "rejected": "no"} for one in rows]
+    pairs = encoders[name].pairs(sides, 2048, 64)
     assert ([one["index"] for one in pairs.rows], pairs.left_out.counts) == ([1], {"not_text": 1})
 
 
@@ -168,7 +167,7 @@ def test_arguments_that_are_no_json_are_trained_as_text(encoders: dict[str, Enco
         ([*ASK, {"role": "assistant", "content": None, "refusal": "I cannot."}, *ASK], "<|assistant|>I cannot."),
         ([*ASK, {"role": "assistant", "content": "It is"}], "<|assistant|>It is<|end|><|assistant|>"),
         ([*ASK, {"role": "assistant", "content": None}, *ASK], "<|assistant|><|end|>"),
-        ([*ASK, {"role": "assistant", "content": "<think>so</think>3", "reasoning": "so"}, *ASK], "<|assistant|>3<|end|>"),
+        ([*ASK, {"role": "assistant", "content": "<think>so</think>3"}, *ASK], "<|assistant|>3<|end|>"),
     ],
     ids=["developer", "two systems", "refusal", "prefill", "null", "reasoning"],
 )  # fmt: skip
@@ -183,5 +182,5 @@ def test_a_picture_is_left_out(encoders: dict[str, Encoder]) -> None:
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]
     column = encoders["bundled"].column([{"prompt": picture, "completion": "3"}], "completion", 64, 64)
     assert column.left_out.counts == {"not_text": 1}
-    with pytest.raises(NotText):
+    with pytest.raises(NotRenderable):
         encoders["bundled"].responses([(picture, "3")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -75,15 +76,17 @@ def _adapter_plan(
     from rl.training.result import TrainingRefused
 
     base_model = base_model_for(order)
-    rows = list(prepared.rows("train"))
+    rows, eval_rows = list(prepared.rows("train")), list(prepared.rows("eval"))
     if isinstance(recipe, SFTRecipe) and recipe.is_taught:
         try:
-            rows, _, _ = demonstration_rows(recipe, rows, [], order.agent)
+            rows, eval_rows, _ = demonstration_rows(recipe, rows, eval_rows, order.agent)
         except LinearRefused as refusal:
             raise TrainingRefused(str(refusal)) from refusal
         recipe = recipe.refit_to_rows(len(rows))
     phase("checking the rows as tokens")
-    kept, left_out = preflight.tokens_check(base_model, recipe, rows)
+    samples, left_out = preflight.tokens_check(
+        base_model, recipe, rows, eval_rows, settings.RATCHET_HOME / "cache"
+    )
     method = method_named(order.method)
     sampled = {"agent": order.agent} if method.kind == "prompts" else {}
     with agent_resolve(agent_served(order.agent)):
@@ -102,8 +105,8 @@ def _adapter_plan(
             phase=phase,
         )
     return {
-        "samples": {**prepared.counts, "train": prepared.counts["train"] - (len(rows) - kept)},
-        "left_out": {**prepared.left_out, **left_out},
+        "samples": {**prepared.counts, **samples},
+        "left_out": dict(Counter(prepared.left_out) + Counter(left_out)),
         "estimated_steps": expected.steps * tries,
         "estimated_minutes": expected.minutes * tries,
         "estimated_memory_gb": expected.memory_gb,

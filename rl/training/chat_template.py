@@ -39,11 +39,11 @@ _TOOL = {
 _CALL = {"name": "ratchet_probe", "arguments": {"word": "ratchet_word"}}
 
 
-class NotText(ValueError):
+class NotRenderable(ValueError):
     """A prompt or an answer that the base model's chat template cannot write; the message says why."""
 
 
-class ChatPrompt(list[Message]):
+class ToolPrompt(list[Message]):
     """The messages of a prompt, and the tools that the model is offered with them."""
 
     def __init__(self, messages: Iterable[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -57,14 +57,14 @@ def tools_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 
 def answer_text(answer: Answer) -> str | None:
-    """The text of an answer that is nothing else; None where it calls tools or takes several turns.
+    """The text of an answer that is nothing else; None where it calls tools, takes several turns or has reasoning.
 
-    Raises NotText for messages that cannot be read, or hold something else than text.
+    Raises NotRenderable for messages that cannot be read, or hold something else than text.
     """
     if isinstance(answer, str):
         return answer
     turns = _read(answer)
-    if len(turns) != 1 or turns[0].tool_calls:
+    if len(turns) != 1 or turns[0].tool_calls or turns[0].reasoning:
         return None
     return turns[0].text
 
@@ -73,9 +73,9 @@ def _read(messages: Sequence[Any]) -> list[ChatMessage]:
     try:
         found = messages_read(list(messages))
     except MessageError as error:
-        raise NotText(str(error)) from error
+        raise NotRenderable(str(error)) from error
     if not found or not all(message.is_text for message in found):
-        raise NotText("a message holds something else than text")
+        raise NotRenderable("a message holds something else than text")
     return found
 
 
@@ -94,11 +94,11 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message]) -> str:
         """The prompt as text, ready to be answered. Templates without a system turn get it in the user turn.
 
-        Raises NotText where the template refuses the messages, or leaves out tools, calls or results.
+        Raises NotRenderable where the template refuses the messages, or leaves out tools, calls or results.
         """
         tools = tools_of(messages)
         if tools and not self.takes_tools:
-            raise NotText("the base model's chat template writes no tools")
+            raise NotRenderable("the base model's chat template writes no tools")
         turns = self._turns(messages)
         try:
             text = self.raw(turns, tools, add_generation_prompt=True)
@@ -109,44 +109,40 @@ class ChatTemplate:
                     return self.raw([first, *turns[2:]], tools, add_generation_prompt=True)
                 except TEMPLATE_ERRORS:
                     pass  # the first reason is the one to report
-            raise NotText(
+            raise NotRenderable(
                 f"the base model's chat template refuses this prompt ({error}); roles found: "
                 f"{', '.join(str(message.get('role')) for message in messages)}"
             ) from error
         for turn in turns:
             _appear(text, turn.get("tool_calls", ()))
         if not all(_tool_name(tool) in text for tool in tools):
-            raise NotText("the base model's chat template leaves tools out of the prompt")
+            raise NotRenderable("the base model's chat template leaves tools out of the prompt")
         return text
 
-    def turns(self, prompt: Sequence[Message], answer: Answer, reasoning: str = "") -> list[tuple[str, str]]:
+    def turns(self, prompt: Sequence[Message], answer: Answer) -> list[tuple[str, str]]:
         """(prompt as text, words of the answer) of each assistant's turn in an answer, without what ends the turn.
 
-        A text stands after the prompt as it is: a server would send that prompt. What calls tools is written by the
-        template, and its words are what the template writes beyond the prompt. `reasoning` stands before the first
-        turn. Raises NotText where the template cannot write it.
+        A text stands after the prompt as it is: a server would send that prompt. What calls tools or has its reasoning
+        beside it is written by the template, and its words are what the template writes beyond the prompt. Raises
+        NotRenderable where the template cannot write it.
         """
         text = answer_text(answer)
-        if text is not None and not reasoning:
+        if text is not None:
             return [(self.prompt(prompt), text)]
-        given = (
-            [{"role": "assistant", "content": answer}]
-            if isinstance(answer, str)
-            else [message.dump() for message in _read(answer)]
-        )
-        if given[0]["role"] != "assistant":
-            raise NotText("an answer that does not begin with a turn of the assistant")
+        given = _read(answer)
+        if given[0].role != "assistant":
+            raise NotRenderable("an answer that does not begin with a turn of the assistant")
         found = []
         for place, message in enumerate(given):
-            if message["role"] == "assistant":
-                before = ChatPrompt([*prompt, *given[:place]], tools_of(prompt))
-                found.append(self._turn(before, message, "" if found else reasoning))
+            if message.role == "assistant":
+                before = ToolPrompt([*prompt, *(one.dump() for one in given[:place])], tools_of(prompt))
+                found.append(self._turn(before, message, message.reasoning))
         return found
 
-    def _turn(self, before: ChatPrompt, answer: Message, reasoning: str) -> tuple[str, str]:
+    def _turn(self, before: ToolPrompt, answer: ChatMessage, reasoning: str) -> tuple[str, str]:
         """Prompt and words of one turn of the assistant."""
         start = self.prompt(before)
-        *history, message = self._turns([*before, answer])
+        *history, message = self._turns([*before, answer.dump()])
         if reasoning and self.reasoning_field == "<think>":
             opened = start.rstrip().endswith("<think>")
             thought = f"{'' if opened else '<think>' + chr(10)}{reasoning}\n</think>\n\n"
@@ -157,16 +153,16 @@ class ChatTemplate:
         try:
             start, words = self._beyond(start, [*history, message], before.tools)
         except TEMPLATE_ERRORS as error:
-            if isinstance(error, NotText):
+            if isinstance(error, NotRenderable):
                 raise
-            raise NotText(f"the base model's chat template refuses this answer ({error})") from error
+            raise NotRenderable(f"the base model's chat template refuses this answer ({error})") from error
         if not reasoning:
             words = EMPTY_THOUGHT.sub("", words, count=1) if EMPTY_THOUGHT.match(words) else words
         elif reasoning.strip() not in words:
-            raise NotText("the base model's chat template leaves the reasoning out of this answer")
+            raise NotRenderable("the base model's chat template leaves the reasoning out of this answer")
         _appear(words, message.get("tool_calls", ()))
         if str(message["content"] or "").strip() not in words:
-            raise NotText("the base model's chat template leaves words out of this answer")
+            raise NotRenderable("the base model's chat template leaves words out of this answer")
         return start, words
 
     def _beyond(
@@ -191,7 +187,7 @@ class ChatTemplate:
                 )
         text = self.raw(turns, tools, add_generation_prompt=False)
         if not text.startswith(start):
-            raise NotText(
+            raise NotRenderable(
                 "the base model's chat template writes this answer after another prompt than it is asked with"
             )
         return start, text[len(start) :]
@@ -292,12 +288,14 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _appear(text: str, calls: Iterable[Mapping[str, Any]]) -> None:
-    """Raise NotText unless name and arguments of each call stand in the text."""
+    """Raise NotRenderable unless name and arguments of each call stand in the text."""
     for call in calls:
         function = call["function"]
         parts = [function["name"], *_leaves(function["arguments"])]
         if missing := [part for part in parts if not _stands(part, text)]:
-            raise NotText(f"the base model's chat template leaves {str(missing[0])[:40]!r} of a call out")
+            raise NotRenderable(
+                f"the base model's chat template leaves {str(missing[0])[:40]!r} of a call out"
+            )
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import Message
-from rl.training.chat_template import TEMPLATE_ERRORS, Answer, ChatPrompt, ChatTemplate, NotText, tools_of
+from rl.training.chat_template import (
+    TEMPLATE_ERRORS,
+    Answer,
+    ChatTemplate,
+    NotRenderable,
+    ToolPrompt,
+    tools_of,
+)
 from rl.training.packed.row_cache import RowCache, row_key
+from rl.training.result import TrainingRefused
 
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or '' }}"
@@ -27,37 +34,6 @@ DEFAULT_CHAT_TEMPLATE = (
 """For base models that come without one (GPT-2, OPT): plain paragraphs, each answer ended by the eos token."""
 
 PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
-
-
-class NotRenderable(ValueError):
-    """A prompt or a response that the base model's chat template cannot render whole; its row is left out."""
-
-
-class ToolPrompt(list[Message]):
-    """The messages of a prompt, with the tools that were offered beside them."""
-
-    def __init__(self, messages: Iterable[Message], tools: Sequence[Any] = ()) -> None:
-        super().__init__(messages)
-        self.tools = list(tools)
-
-
-class SpokenAnswer(str):
-    """A response that only the chat template can write: with calls of tools, or with its reasoning.
-
-    As a text it is its words with its calls as Hermes and Qwen write them, so that it can be compared and measured.
-    """
-
-    turn: ChatMessage
-
-    @classmethod
-    def of(cls, turn: ChatMessage) -> SpokenAnswer:
-        calls = ({"name": call.function.name, "arguments": call.function.parsed} for call in turn.tool_calls)
-        text = turn.text + "".join(
-            f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>" for call in calls
-        )
-        made = cls(text)
-        made.turn = turn
-        return made
 
 
 @dataclass(frozen=True)
@@ -163,7 +139,7 @@ class Encoder:
         return sorted({i for i in (self.turn_end_id, self.tokenizer.eos_token_id) if i is not None})
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt as text, with its tools where it is a ChatPrompt. Raises NotText as `ChatTemplate.prompt`."""
+        """The prompt as text, with the tools of a ToolPrompt. Raises NotRenderable as `ChatTemplate.prompt`."""
         return self.template.prompt(messages)
 
     def prompts(
@@ -187,11 +163,11 @@ class Encoder:
     ) -> list[EncodedResponse]:  # fmt: skip
         """Prompt and response ids of each item, cut to fit. Lengths in tokens; None means the model's context.
 
-        Raises NotText for an item that the template cannot write, or that takes several turns.
+        Raises NotRenderable for an item that the template cannot write, or that takes several turns.
         """
         encoded = []
-        for (messages, _), tokens in zip(items, self._tokens([(*item, "") for item in items]), strict=True):
-            if isinstance(tokens, NotText):
+        for (messages, _), tokens in zip(items, self._tokens(items), strict=True):
+            if isinstance(tokens, NotRenderable):
                 raise tokens
             encoded.append(self._response(messages, _single(tokens), max_length, max_response_length))
         return encoded
@@ -205,26 +181,23 @@ class Encoder:
         *,
         turns: bool = False,
     ) -> EncodedColumn:
-        """Encode rows {"prompt": messages, side: text or messages, "tools"?, "reasoning"?} like `responses`.
+        """Encode rows {"prompt": messages, side: text or messages, "tools"?} like `responses`.
 
         Left out is what the template cannot write. `turns`: an answer of several turns is an item for each turn of the
         assistant; else it is left out. Raises ValueError for a row of another shape, with its number (from 0).
         """
-        items = [
-            (prompt_messages(row, n), response_of(row, side, n), reasoning_of(row, side))
-            for n, row in enumerate(rows)
-        ]
+        items = [(prompt_messages(row, n), response_of(row, side, n)) for n, row in enumerate(rows)]
         column = EncodedColumn()
         for number, tokens in enumerate(self._tokens(items)):
             try:
-                if isinstance(tokens, NotText):
+                if isinstance(tokens, NotRenderable):
                     raise tokens
                 for one in tokens if turns else [_single(tokens)]:
                     column.items.append(
                         self._response(items[number][0], one, max_length, max_response_length)
                     )
                     column.index.append(number)
-            except NotText as error:
+            except NotRenderable as error:
                 column.left_out.add(NOT_TEXT, rows[number], number, str(error))
         return column
 
@@ -241,24 +214,21 @@ class Encoder:
             prompt = prompt_messages(row, number)
             sides = [response_of(row, side, number) for side in ("chosen", "rejected")]
             prompt, sides = _shared_turns(prompt, sides)
-            items += [
-                (prompt, answer, reasoning_of(row, side))
-                for answer, side in zip(sides, ("chosen", "rejected"), strict=True)
-            ]
+            items += [(prompt, answer) for answer in sides]
             weight = row.get("weight")
             weights.append(1.0 if weight is None else float(weight))
             if not 0 < weights[-1] < float("inf"):
                 raise ValueError(f"row {number}: expected a weight above 0, found {row['weight']!r}")
         tokens = self._tokens(items)
         pairs = EncodedPairs()
-        for i, sides in enumerate(zip(tokens[::2], tokens[1::2], strict=True)):
+        for i, (one, other) in enumerate(zip(tokens[::2], tokens[1::2], strict=True)):
             try:
-                (prompt_ids, good), (other_ids, bad) = map(_single, sides)
+                (prompt_ids, good), (other_ids, bad) = _single(one), _single(other)
                 if prompt_ids != other_ids:
-                    raise NotText(
+                    raise NotRenderable(
                         "the base model's chat template writes the two answers after different prompts"
                     )
-            except NotText as error:
+            except NotRenderable as error:
                 pairs.left_out.add(NOT_TEXT, rows[i], i, str(error))
                 continue
             prompt_part, (good_kept, bad_kept) = self._fit(
@@ -276,7 +246,7 @@ class Encoder:
                     "chosen_ids": good_kept,
                     "rejected_ids": bad_kept,
                     "weight": weights[i],
-                    "index": places[i],
+                    "index": i,
                 }
             )
         return pairs
@@ -297,7 +267,7 @@ class Encoder:
                 if "completions" in row:
                     answers = [response_of({"a": answer}, "a", number) for answer in row["completions"]]
                     said["completions"] = [self._text(prompt, start, answer) for answer in answers]
-            except NotText as error:
+            except NotRenderable as error:
                 left_out.add(NOT_TEXT, row, number, str(error))
             else:
                 kept.append({**row, **said})
@@ -308,7 +278,9 @@ class Encoder:
             return answer
         turns = self._without_end(self.template.turns(prompt, answer))
         if len(turns) != 1 or turns[0][0] != start:
-            raise NotText(f"an answer of {len(turns)} turns, where one is compared or scored as a whole")
+            raise NotRenderable(
+                f"an answer of {len(turns)} turns, where one is compared or scored as a whole"
+            )
         return turns[0][1]
 
     def _response(
@@ -322,28 +294,30 @@ class Encoder:
         prompt_ids, (answer,) = self._fit(messages, prompt, [response], max_length, max_response_length)
         return EncodedResponse(prompt_ids, answer, len(prompt_ids) < len(prompt), len(answer) < len(response))
 
-    def _tokens(self, items: Sequence[tuple[Sequence[Message], Answer, str]]) -> list[list[Tokens] | NotText]:
-        """Uncut token ids of each (prompt, answer, reasoning), a pair for each of the assistant's turns, from the cache
+    def _tokens(
+        self, items: Sequence[tuple[Sequence[Message], Answer]]
+    ) -> list[list[Tokens] | NotRenderable]:
+        """Uncut token ids of each (prompt, answer), a pair for each of the assistant's turns, from the cache
         where they are there; the reason where the template cannot write it.
 
         A key is the tokenizer, its template, and the words. What is new is rendered and tokenised in one batch.
         """
         keys = [self._key(*item) for item in items]
         hits = self.cache.get(keys) if self.cache is not None else {}
-        faults: dict[bytes, NotText] = {}
+        faults: dict[bytes, NotRenderable] = {}
         written: dict[bytes, list[tuple[str, str]]] = {}
         prompts: dict[int, str] = {}  # one prompt is rendered once, however many answers it has
-        for key, (messages, answer, reasoning) in zip(keys, items, strict=True):
+        for key, (messages, answer) in zip(keys, items, strict=True):
             if key in hits or key in written or key in faults:
                 continue
             try:
-                if isinstance(answer, str) and not reasoning:
+                if isinstance(answer, str):
                     if id(messages) not in prompts:
                         prompts[id(messages)] = self.render(messages)
                     written[key] = [(prompts[id(messages)], answer)]
                 else:
-                    written[key] = self._without_end(self.template.turns(messages, answer, reasoning))
-            except NotText as error:
+                    written[key] = self._without_end(self.template.turns(messages, answer))
+            except NotRenderable as error:
                 faults[key] = error
         texts = [turn for turns in written.values() for turn in turns]
         distinct = list(dict.fromkeys(prompt for prompt, _ in texts))
@@ -367,10 +341,10 @@ class Encoder:
             self.cache.put(fresh)
         return [faults.get(key) or _unpacked(hits.get(key) or fresh[key]) for key in keys]
 
-    def _key(self, messages: Sequence[Message], answer: Answer, reasoning: str) -> bytes:
+    def _key(self, messages: Sequence[Message], answer: Answer) -> bytes:
         prompt = json.dumps([list(messages), tools_of(messages)], sort_keys=True)
         said = answer if isinstance(answer, str) else "\0" + json.dumps(list(answer), sort_keys=True)
-        return row_key(self.identity, prompt, said, reasoning)
+        return row_key(self.identity, prompt, said)
 
     def _without_end(self, turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Turns as their template writes them, without the token that ends them and what stands behind it."""
@@ -447,7 +421,7 @@ class Encoder:
         system = [messages[0]] if messages and messages[0]["role"] == "system" else []
         one, two = self._ids(
             [
-                self.render(ChatPrompt([*system, {"role": "user", "content": text}], tools_of(messages)))
+                self.render(ToolPrompt([*system, {"role": "user", "content": text}], tools_of(messages)))
                 for text in ("Ratchet", "9 probes")
             ]
         )
@@ -494,16 +468,16 @@ def _unpacked(stored: bytes) -> list[Tokens]:
     return found
 
 
-def _single(tokens: list[Tokens] | NotText) -> Tokens:
-    """The tokens of an answer of one turn. Raises NotText for another."""
-    if isinstance(tokens, NotText):
+def _single(tokens: list[Tokens] | NotRenderable) -> Tokens:
+    """The tokens of an answer of one turn. Raises NotRenderable for another."""
+    if isinstance(tokens, NotRenderable):
         raise tokens
     if len(tokens) != 1:
-        raise NotText(f"an answer of {len(tokens)} turns, where one is compared or scored as a whole")
+        raise NotRenderable(f"an answer of {len(tokens)} turns, where one is compared or scored as a whole")
     return tokens[0]
 
 
-def _shared_turns(prompt: ChatPrompt, sides: list[Answer]) -> tuple[ChatPrompt, list[Answer]]:
+def _shared_turns(prompt: ToolPrompt, sides: list[Answer]) -> tuple[ToolPrompt, list[Answer]]:
     """Prompt and answers of a pair, where the turns with which both answers begin are part of the prompt."""
     one, other = sides
     if isinstance(one, str) or isinstance(other, str):
@@ -515,10 +489,10 @@ def _shared_turns(prompt: ChatPrompt, sides: list[Answer]) -> tuple[ChatPrompt, 
         shared -= 1
     if not shared:
         return prompt, sides
-    return ChatPrompt([*prompt, *map(dict, one[:shared])], prompt.tools), [one[shared:], other[shared:]]
+    return ToolPrompt([*prompt, *map(dict, one[:shared])], prompt.tools), [one[shared:], other[shared:]]
 
 
-def prompt_messages(row: Any, number: int) -> ChatPrompt:
+def prompt_messages(row: Any, number: int) -> ToolPrompt:
     """The prompt of a row, with its `tools`. Raises ValueError unless it is a list of messages."""
     prompt = row.get("prompt") if hasattr(row, "get") else None
     if (
@@ -529,7 +503,7 @@ def prompt_messages(row: Any, number: int) -> ChatPrompt:
         raise ValueError(
             f"row {number}: expected `prompt`, a list of messages with role and content; found {str(prompt)[:120]}"
         )
-    return ChatPrompt(prompt, row.get("tools") or ())
+    return ToolPrompt(prompt, row.get("tools") or ())
 
 
 def response_of(row: Any, side: str, number: int) -> Answer:
@@ -539,7 +513,7 @@ def response_of(row: Any, side: str, number: int) -> Answer:
         return value
     if isinstance(value, (list, tuple)) and value and all(isinstance(m, dict) for m in value):
         only = value[0] if len(value) == 1 else {}
-        plain = isinstance(only.get("content"), str) and not only.get("tool_calls")
+        plain = isinstance(only.get("content"), str) and only.keys() <= {"role", "content"}
         return only["content"] if plain and only["content"] else list(value)
     raise ValueError(
         f"row {number}: expected `{side}`, a text or messages of the assistant; found {str(value)[:120]}"
@@ -552,7 +526,16 @@ def response_text(row: Any, side: str, number: int) -> str:
     return answer if isinstance(answer, str) else json.dumps(list(answer), ensure_ascii=False)
 
 
-def reasoning_of(row: Any, side: str) -> str:
-    """Reasoning beside a response that is trained too; "" where it is not asked for."""
-    reasoning = row.get("reasoning")
-    return str((reasoning.get(side) if isinstance(reasoning, dict) else reasoning) or "")
+def rows_writable(encoder: Encoder, rows: Sequence[Any], *, needed: bool = True) -> tuple[list[Any], LeftOut]:
+    """`Encoder.written`. Raises TrainingRefused for rows of another shape, and where none is left of rows that are
+    `needed`."""
+    try:
+        kept, left_out = encoder.written(rows)
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
+    if needed and not kept:
+        raise TrainingRefused(
+            f"expected a row that the base model's chat template can write, found none among {len(rows)}: "
+            f"{left_out.words()}"
+        )
+    return kept, left_out

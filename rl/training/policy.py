@@ -187,7 +187,7 @@ def load_policy(
         notes=notes,
     )
     if cache_dir is not None:
-        encoder.cache = RowCache(Path(cache_dir) / "tokens.sqlite3")
+        encoder.cache = RowCache(Path(cache_dir) / TOKENS)
         policy.selftest_cache = SelftestCache(
             RowCache(Path(cache_dir) / "findings.sqlite3", max_rows=10_000),
             policy.base_model_hash,
@@ -206,6 +206,9 @@ def load_policy(
     policy.model.train(trainable)
     return policy
 
+
+TOKENS = "tokens.sqlite3"
+"""File in a cache folder with the tokens of texts."""
 
 REFERENCE = "reference"
 """Folder in a policy's adapter that holds the reference it was trained against, where that is not the base."""

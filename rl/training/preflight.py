@@ -23,10 +23,11 @@ from rl.agents.base import Agent, InvalidResponse
 from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.rewards.teachability import INSIST
 from rl.statistics import wilson_interval
-from rl.training.encoding import none_rendered, prompt_messages
+from rl.training.encoding import Encoder, prompt_messages, rows_writable
 from rl.training.hardware import Hardware
 from rl.training.loading import load_encoder, load_shape
-from rl.training.policy import LoadedPolicy, generate, load_policy
+from rl.training.packed.row_cache import RowCache
+from rl.training.policy import TOKENS, LoadedPolicy, generate, load_policy
 from rl.training.progress import TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 
@@ -280,38 +281,53 @@ def plan_check(
 
 
 def tokens_check(
-    base_model: str, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
-) -> tuple[int, dict[str, int]]:
-    """Rows that are left once they are tokens, and why the others are not, by the code that the training runs.
+    base_model: str,
+    recipe: Recipe,
+    rows: Sequence[Mapping[str, Any]],
+    eval_rows: Sequence[Mapping[str, Any]] = (),
+    cache_dir: Path | None = None,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Rows of each split that are left once they are tokens, and why others of the train split are not, by the code
+    that the training runs.
 
-    Only the tokenizer is loaded. Raises TrainingRefused as the training would: labels of one kind alone, pairs that
-    encode alike, nothing that the base model's chat template can render.
+    Only the tokenizer is loaded, and tokens that an earlier plan or run has made are read from the cache. Raises
+    TrainingRefused as the training would: labels of one kind alone, pairs that encode alike, nothing that the base
+    model's chat template can render.
     """
     if not rows or (isinstance(recipe, RewardModelRecipe) and recipe.is_linear):
-        return len(rows), {}
+        return {"train": len(rows), "eval": len(eval_rows)}, {}
     encoder = load_encoder(base_model)
-    if isinstance(recipe, DPORecipe):
-        from rl.training.dpo import encode_pairs, pairs_check
+    if cache_dir is not None:
+        encoder.cache = RowCache(cache_dir / TOKENS)
+    count = _counter(recipe)
+    kept, left_out = count(encoder, rows, True)
+    return {"train": kept, "eval": count(encoder, eval_rows, False)[0] if eval_rows else 0}, left_out
 
-        pairs = pairs_check(encode_pairs(encoder, recipe, rows), len(rows))
-        return len(pairs.rows), pairs.left_out
-    if isinstance(recipe, KTORecipe):
-        from rl.training.kto import encode_labels, kto_weights
 
-        items, left_out = encode_labels(encoder, recipe, rows)
-        good = sum(label for _, label in items)
-        kto_weights(good, len(items) - good)
-        return len(items), left_out
-    pairwise = isinstance(recipe, RewardModelRecipe) and recipe.objective == "pairwise"
-    answered = isinstance(recipe, (SFTRecipe, RewardModelRecipe))
-    sides = ("chosen", "rejected") if pairwise else ("completion",) if answered else ()
-    try:
-        kept, left_out = encoder.renderable(rows, sides)
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
-    if not kept:
-        raise TrainingRefused(none_rendered("row", len(rows)))
-    return len(kept), left_out
+def _counter(recipe: Any) -> Callable[[Encoder, Sequence[Any], bool], tuple[int, dict[str, int]]]:
+    """Function of (encoder, rows, whether any are needed) that counts what a method keeps, and what it leaves out."""
+    from rl.training.dpo import pairs_encoded
+    from rl.training.kto import labels_encoded
+    from rl.training.sft import demonstrations_encoded
+
+    def pairs(encoder: Encoder, rows: Sequence[Any], needed: bool) -> tuple[int, dict[str, int]]:
+        found = pairs_encoded(encoder, rows, recipe, needed=needed)
+        return len(found.rows), found.left_out.counts
+
+    def labels(encoder: Encoder, rows: Sequence[Any], needed: bool) -> tuple[int, dict[str, int]]:
+        items, left_out = labels_encoded(encoder, rows, recipe, needed=needed)
+        return len(items), left_out.counts
+
+    def demonstrations(encoder: Encoder, rows: Sequence[Any], needed: bool) -> tuple[int, dict[str, int]]:
+        found = demonstrations_encoded(encoder, rows, recipe, needed=needed)
+        return len(found.items), found.left_out.counts
+
+    def written(encoder: Encoder, rows: Sequence[Any], needed: bool) -> tuple[int, dict[str, int]]:
+        kept, left_out = rows_writable(encoder, rows, needed=needed)
+        return len(kept), left_out.counts
+
+    kinds = ((DPORecipe, pairs), (KTORecipe, labels), (SFTRecipe, demonstrations))
+    return next((count for kind, count in kinds if isinstance(recipe, kind)), written)
 
 
 def train_with_checks(

@@ -26,6 +26,7 @@ from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.recipes.reward_model import AUTO, CAUSAL, FACTS, LINEAR
 from rl.training.callbacks import history_columns
+from rl.training.encoding import rows_writable
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware
 from rl.training.linear_reward import linear_reward_train
@@ -100,26 +101,14 @@ class RewardModelTrainer:
             )
         if self.recipe.is_linear:
             return self._train_linear(self.context, train_rows, eval_rows)
-        train_rows, eval_rows = self._written(train_rows), self._written(eval_rows, counted=False)
-        if not train_rows:
-            raise TrainingRefused(
-                f"expected a row that the base model can be shown, found none: {self.left_out}"
-            )
+        _, encoder = self.load_base_model()
+        train_rows, left_out = rows_writable(encoder, train_rows)
+        eval_rows, _ = rows_writable(encoder, eval_rows, needed=False)
+        self.left_out = left_out.counts
+        self.context.note_all(left_out.notes("rows"))
         if self.recipe.architecture == AUTO:
             return self._train_better(train_rows, eval_rows)
         return self._train_head(train_rows, eval_rows)
-
-    def _written(self, rows: list[Any], *, counted: bool = True) -> list[Any]:
-        """Rows with answers as text, calls as the template writes them; what is left out is noted where `counted`."""
-        _, encoder = self.load_base_model()
-        try:
-            kept, left_out = encoder.written(rows)
-        except ValueError as error:
-            raise TrainingRefused(str(error)) from error
-        if counted:
-            self.context.note_all(left_out.notes("rows"))
-            self.left_out = left_out.counts
-        return kept
 
     def _train_linear(
         self, context: RunContext[RewardModelRecipe], train_rows: list[Any], eval_rows: list[Any]
@@ -252,7 +241,6 @@ class RewardModelTrainer:
         """Rows as tokens: `ids` (and for pairs `other_ids`, the rejected one) and the `target`."""
         sides = ("chosen", "rejected") if self.recipe.objective == "pairwise" else ("completion",)
         try:
-            rows, _ = encoder.renderable(rows, sides)
             columns = [
                 encoder.column(rows, side, self.recipe.max_length, self.recipe.max_completion_length).items
                 for side in sides

@@ -63,8 +63,8 @@ def demonstrations_encoded(
 class SFTTrainer:
     """Train a LoRA adapter on demonstrations.
 
-    Rows are {"prompt": messages, "completion": text or messages, "tools"?, "reasoning"?}; the loss is on the completion's
-    tokens alone, the one that ends the turn included. A completion of several turns (a call, its result, a text) is a
+    Rows are {"prompt": messages, "completion": text or messages, "tools"?}; the loss is on the completion's tokens
+    alone, the one that ends the turn included. A completion of several turns (a call, its result, a text) is a
     demonstration for each turn of the assistant. Everything else as `rl.training.dpo.DPOTrainer`.
     """
 
