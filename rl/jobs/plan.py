@@ -40,7 +40,6 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
     phase(READING)
     dataset = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
     recipe = recipe.fit_to_rows(dataset.counts["train"])
-    phase("estimating steps, minutes and memory")
     expected = (
         linear_runs.plan_of(dataset, order.agent)
         if hardware is None
@@ -87,6 +86,7 @@ def _adapter_plan(
     samples, left_out = preflight.tokens_check(
         base_model, recipe, rows, eval_rows, settings.RATCHET_HOME / "cache"
     )
+    phase("estimating steps, minutes and memory")
     method = method_named(order.method)
     sampled = {"agent": order.agent} if method.kind == "prompts" else {}
     with agent_resolve(agent_served(order.agent)):

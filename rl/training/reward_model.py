@@ -30,6 +30,7 @@ from rl.training.encoding import rows_writable
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.hardware import Hardware
 from rl.training.linear_reward import linear_reward_train
+from rl.training.loading import load_encoder
 from rl.training.model_files import model_located
 from rl.training.packed.selftest import install
 from rl.training.packed.strategies import Strategy
@@ -101,7 +102,7 @@ class RewardModelTrainer:
             )
         if self.recipe.is_linear:
             return self._train_linear(self.context, train_rows, eval_rows)
-        _, encoder = self.load_base_model()
+        encoder = load_encoder(self.context.base_model)
         train_rows, left_out = rows_writable(encoder, train_rows)
         eval_rows, _ = rows_writable(encoder, eval_rows, needed=False)
         self.left_out = left_out.counts
