@@ -109,6 +109,7 @@ def test_a_rejected_answer_makes_a_comparison(tmp_path: Path, row: dict[str, Any
         {"system": "Be brief.", "prompt": ASKED["content"], "completion": GOOD},
         {"system": "Be brief.", "instruction": ASKED["content"], "input": "", "output": GOOD},
         {"system": "Be brief.", "messages": [ASKED, TURN]},
+        {"system": "Be brief.", "query": ASKED["content"], "response": [TURN], "feedback_type": "thumbs_up"},
         {"system": [{"text": "Be brief."}], "messages": [{"role": "user", "content": [{"text": ASKED["content"]}]},
                                                          {"role": "assistant", "content": [{"text": GOOD}]}]},
         {"systemInstruction": {"parts": [{"text": "Be brief."}]},
@@ -173,6 +174,31 @@ def test_json_that_is_no_conversation_stays_a_text(tmp_path: Path) -> None:
     "row",
     [
         {"messages": [SYSTEM, ASKED], "better": TURN, "worse": OTHER},
+        {"system": "Be brief.", "instruction": ASKED["content"], "output": GOOD, "rejected": BAD},
+        {
+            "system": "Be brief.",
+            "conversations": [{"from": "human", "value": ASKED["content"]}, {"from": "gpt", "value": GOOD}],
+            "rejected": {"from": "gpt", "value": BAD},
+        },
+        {
+            "system": "Be brief.",
+            "chosen": f"\n\nHuman: {ASKED['content']}\n\nAssistant: {GOOD}",
+            "rejected": f"\n\nHuman: {ASKED['content']}\n\nAssistant: {BAD}",
+        },
+        {
+            "system": "Be brief.",
+            "instruction": ASKED["content"],
+            "input": "",
+            "response1": GOOD,
+            "response2": BAD,
+            "annotator1": 1,
+        },
+        {
+            "system": "Be brief.",
+            "input": {"messages": [ASKED]},
+            "preferred_output": [TURN],
+            "non_preferred_output": [OTHER],
+        },
         {"messages": [SYSTEM, ASKED, TURN], "worse_response": BAD},
         {"messages": [SYSTEM, ASKED, TURN], "negative_messages": [ASKED, OTHER]},
         {"system_message": "Be brief.", "task": ASKED["content"], "chosen": GOOD, "rejected": BAD},
@@ -284,6 +310,14 @@ UNREAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "q", "response": "x", "user_id": "u1"}, "user_id"),
     ({"id": "r17", "prompt": "q", "chosen": "x", "rejected": "y"}, "id"),
     ({"prompt": "q", "completion": "x", "context": "c"}, "context"),
+    (
+        {
+            "input": {"messages": [ASKED], "model": "m"},
+            "preferred_output": [TURN],
+            "non_preferred_output": [OTHER],
+        },
+        "input.model",
+    ),
     ({"system": "s", "system_prompt": "t", "prompt": "q", "completion": "x"}, "system_prompt"),
 ]
 

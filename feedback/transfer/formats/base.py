@@ -29,6 +29,7 @@ from feedback.transfer.formats.records import (
     RowSkipped,
     check_json,
     list_of,
+    mapping_of,
     reasoning_text,
     with_reasoning,
 )
@@ -100,6 +101,7 @@ class WatchedRow(dict[str, Any]):
     def __init__(self, row: Mapping[str, Any]) -> None:
         super().__init__(row)
         self.taken: set[str] = set()
+        self.parts: dict[str, WatchedRow] = {}
 
     def __getitem__(self, name: str) -> Any:
         self.taken.add(name)
@@ -116,7 +118,16 @@ class WatchedRow(dict[str, Any]):
     @property
     def unread(self) -> list[str]:
         """Columns that hold something and that nobody took."""
-        return [str(name) for name, value in self.items() if name not in self.taken and value not in EMPTY]
+        own = [str(name) for name, value in self.items() if name not in self.taken and value not in EMPTY]
+        return [*own, *(f"{name}.{key}" for name, part in self.parts.items() for key in part.unread)]
+
+
+def part_of(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object in a column; its keys that nobody takes are named as `column.key`. Raises RowError."""
+    part = mapping_of(row.get(name), name)
+    if isinstance(row, WatchedRow):
+        return row.parts.setdefault(name, WatchedRow(part))
+    return part
 
 
 EMPTY: tuple[Any, ...] = (None, "", [], {}, ())

@@ -14,10 +14,13 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     check_json,
+    completion_of,
     mapping_of,
     messages_of,
+    system_in,
     text_of,
     time_of,
+    with_system,
 )
 from feedback.transfer.formats.writers import (
     Line,
@@ -47,8 +50,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     yield ImportedDecision(
         line=line,
         key=key_of(row),
-        messages=messages_of(row.get("query"), "query"),
-        response=text_of(row.get("response"), "response"),
+        messages=with_system(system_in(row), messages_of(row.get("query"), "query"), "query"),
+        response=completion_of(row.get("response"), "response"),
         metadata=metadata,
         created_at=created_at,
         ratings=(

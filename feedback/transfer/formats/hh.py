@@ -9,7 +9,14 @@ from typing import Any
 
 from feedback.storage.responses import Message
 from feedback.transfer.formats.base import has, key_of, preference, row_format
-from feedback.transfer.formats.records import ImportedComparison, Record, RowError, text_of
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    Record,
+    RowError,
+    system_in,
+    text_of,
+    with_system,
+)
 from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
@@ -43,7 +50,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         raise RowError(
             "the conversations differ before the last Assistant turn: not two responses to the same prompt"
         )
-    yield from preference(line, key_of(row), turns_of_text(prompt), chosen, rejected)
+    messages = with_system(system_in(row), turns_of_text(prompt), "chosen")
+    yield from preference(line, key_of(row), messages, chosen, rejected)
 
 
 def _split(value: Any, what: str) -> tuple[str, str]:

@@ -119,6 +119,8 @@ def recognises(row: Mapping[str, Any]) -> bool:
     verdict = verdict if isinstance(row.get(verdict or ""), bool) else None
     if verdicts_in(row, used=("chosen", "rejected", verdict or "")) or (REJECTED - {"rejected"}) & set(row):
         return False
+    if "rejected" in row and "chosen" not in row:
+        return False  # the response, or the last turn, is the better one: a table
     if has(row, "conversations"):
         return True
     if isinstance(row.get("messages"), list) and verdict is not None:

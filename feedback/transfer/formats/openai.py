@@ -13,6 +13,7 @@ from feedback.transfer.formats.base import (
     has,
     key_of,
     learnt_taken,
+    part_of,
     preference,
     request_options,
     row_format,
@@ -27,7 +28,6 @@ from feedback.transfer.formats.records import (
     Record,
     RowSkipped,
     completion_of,
-    mapping_of,
     messages_of,
     system_in,
     with_system,
@@ -61,11 +61,11 @@ def recognises(row: Mapping[str, Any]) -> bool:
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     key = key_of(row)
     if "preferred_output" in row:
-        request_body = mapping_of(row.get("input"), "input")
+        request_body = part_of(row, "input")
         yield from preference(
             line,
             key,
-            messages_of(request_body, "input"),
+            with_system(system_in(row), messages_of(request_body, "input"), "input"),
             completion_of(row["preferred_output"], "preferred_output", required=True),
             completion_of(row.get("non_preferred_output"), "non_preferred_output"),
             metadata={**tools_of(request_body, "input.tools"), **request_options(request_body)},

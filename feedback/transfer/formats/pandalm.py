@@ -9,7 +9,15 @@ from typing import Any
 
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
-from feedback.transfer.formats.records import ImportedComparison, ImportedDecision, Record, RowError, text_of
+from feedback.transfer.formats.records import (
+    ImportedComparison,
+    ImportedDecision,
+    Record,
+    RowError,
+    system_in,
+    text_of,
+    with_system,
+)
 from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, question, sides, words
 
 VERDICTS = {0: "tie", 1: "left", 2: "right"}
@@ -32,7 +40,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         ImportedDecision(
             line=line,
             key=key,
-            messages=[{"role": "user", "content": prompt}],
+            messages=with_system(system_in(row), [{"role": "user", "content": prompt}], "instruction"),
             response=text_of(row.get(side), side),
             policy=model,
             event=pair if pair and not any(models) else None,
