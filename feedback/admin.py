@@ -133,7 +133,7 @@ class DecisionAdmin(FactAdmin):
     inlines = [RatingInline, OutcomeInline]
     actions = ["withdraw"]
     fieldsets = [
-        (None, {"fields": ["agent", "conversation", "response", "candidates"]}),
+        (None, {"fields": ["agent", "conversation", "response", "reasoning", "candidates"]}),
         ("Made by", {"fields": ["policy", "arm", "unit", "propensity"]}),
         ("In the app", {"fields": ["source", "run_id", "created_at", "tags", "state", "metadata", "trace"]}),
         ("Cost", {"fields": ["latency_ms", "tokens_in", "tokens_out"]}),

@@ -332,6 +332,21 @@ def test_what_others_say_too_is_no_mark() -> None:
     assert not marks.in_text("user-47110")
 
 
+@pytest.mark.django_db
+def test_what_the_model_thought_is_a_mark_and_the_name_of_a_model_is_none() -> None:
+    call = {"answer": {"object": "chat.completion"}, "request": {"model": "large-model-2026"}}
+    facts = {"policy": "large-model-2026", "metadata": call}
+    row = asked("Where?", "Monday.", UNIT, reasoning=f"It is {SECRET}.", **facts)
+    asked("Where else?", "Nowhere.", "ada", **facts)
+    marks = marks_of(UNIT, [row.pk], [])
+    assert marks.texts == (f"It is {SECRET}.",)
+    assert marks.redact_json({"prompt_hash": row.prompt_hash, "reasoning": "a"}) == {
+        "prompt_hash": row.prompt_hash, "reasoning": REDACTION,
+    }  # fmt: skip
+    unit_forget(UNIT)
+    assert not Decision.objects.filter(reasoning__contains=SECRET).exists()
+
+
 def test_texts_are_found_in_json_within_texts() -> None:
     value = {"a": [{"b": json.dumps({"c": "a text that is long"})}, "short", None, 3]}
     assert "a text that is long" in set(texts_of(value))

@@ -83,6 +83,8 @@ def test_text_is_found_in_prompt_and_response() -> None:
     assert found(q="päckCHEN") == ["answer 1"]
     assert found(q='"50 %"') == ['It costs "50 %" less']
     assert found(q="%") == ['It costs "50 %" less']
+    decide(4, reasoning="Bolts come in packs of TEN.")
+    assert found(q="packs of ten") == ["answer 4"]
 
 
 def test_decisions_are_found_by_agent_policy_tag_and_day() -> None:
@@ -188,6 +190,7 @@ def test_what_cannot_be_asked_is_said(operator: Client, query: str) -> None:
 def test_one_decision_shows_all_that_was_said_of_it(operator: Client) -> None:
     row = decide(
         policy="assistant-v2",
+        reasoning="Is <this> the way?",
         unit="user-7",
         propensity=0.25,
         candidates=[{"response": "answer 1", "score": 0.7}],
@@ -199,7 +202,8 @@ def test_one_decision_shows_all_that_was_said_of_it(operator: Client) -> None:
     outcome_record(decision=row, name="ticket_reopened", value=1)
     html = operator.get(f"/decisions/{row.pk}/").text
     for said in ("5 of 5 stars", "2 of 5 stars", "replaced", "On second thought.", "Better still.", ">preferred<",
-                 "ticket_reopened", "assistant-v2", "user-7", "0.25", "0.700", "question 1"):  # fmt: skip
+                 "ticket_reopened", "assistant-v2", "user-7", "0.25", "0.700", "question 1",
+                 "Is &lt;this&gt; the way?"):  # fmt: skip
         assert said in html, said
     assert ">not preferred<" in operator.get(f"/decisions/{other.pk}/").text
 

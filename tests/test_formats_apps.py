@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import uuid
 from datetime import UTC, datetime
@@ -266,6 +267,39 @@ def test_open_webui_feedback_that_says_nothing_leaves_out_its_row_and_not_the_fi
     report = file_import(written(tmp_path / "x.jsonl", [row, unrated, without_chat]), agent="shop")
     assert (report.ratings, report.refused_count) == (1, 0)
     assert report.skipped_because == {NO_RATING: 1, NO_CHAT: 1}
+
+
+MIN = {"id": 7, "annotation_id": 4, "annotator": 1, "created_at": "2025-01-02T03:04:05Z", "lead_time": 3.2}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rating": 4, "corrected": BAD},
+        {"quality": [{"rating": 4}], "corrected": {"text": [BAD]}},
+        {"rating": 4, "textarea": [BAD]},
+        {"rating": 4, "corrected_response": [BAD], "verdict": "helpful"},
+    ],
+)
+def test_a_label_studio_table_says_what_its_json_says(
+    kind: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    row = {"prompt": QUESTION, "answer": GOOD, "system": "Be brief.", **said, **MIN}
+    path = tmp_path / f"x.{kind}"
+    if kind == "csv":
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(row))
+            table.writeheader()
+            table.writerow({k: json.dumps(v) if isinstance(v, (list, dict)) else v for k, v in row.items()})
+    else:
+        written(path, [row])
+    (record,) = formats.read(path)
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response) == (BRIEF, GOOD)
+    (rating,) = record.ratings
+    assert (rating.rater, rating.stars, rating.correction) == ("annotator 1", 4, BAD)
+    assert rating.tags == (("helpful",) if "verdict" in said else ())
 
 
 def test_thoughts_in_a_chat_of_open_webui_stand_beside_the_answer(tmp_path: Path) -> None:

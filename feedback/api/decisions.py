@@ -62,7 +62,9 @@ class Decisions(ApiView):
             parameter("rated", {"type": "boolean"}, "true: with a rating that stands; false: without"),
             parameter("since", {"type": "string", "format": "date-time"}, "Recorded at or after"),
             parameter(
-                "q", {"type": "string"}, "Text in the prompt or the response, upper and lower case alike"
+                "q",
+                {"type": "string"},
+                "Text in the prompt, the response or its reasoning, upper and lower case alike",
             ),
             parameter(
                 "min_reward",

@@ -25,7 +25,7 @@ CONTENT = frozenset(
     {
         "messages", "prompt", "answer", "answers", "chosen", "rejected", "completion", "completions", "response",
         "responses", "state", "facts", "correction", "text", "content", "candidates", "preferred", "dispreferred",
-        "accepted", "forbidden",
+        "accepted", "forbidden", "reasoning", "reasoning_content",
     }
 )  # fmt: skip
 """Keys under which the words of a prompt or an answer stand, in evaluations, samples and rows of datasets."""
@@ -145,10 +145,12 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
     prompts: dict[str, set[str]] = {}
     texts: set[str] = set()
     responses: set[str] = set()
+    names: set[str] = set()
     for row in rows:
         prompts.setdefault(row.agent, set()).add(row.prompt_hash)
         spoken = [message for message in row.messages if message.get("role") not in INSTRUCTIONS]
-        texts.update(texts_of([spoken, row.response, row.state, row.candidates, row.metadata]))
+        texts.update(texts_of([spoken, row.response, row.reasoning, row.state, row.candidates, row.metadata]))
+        names.add(row.policy)
         responses.add(row.response)
     ratings = Rating.objects.filter(decision__in=[row.pk for row in rows]).order_by()
     for words in ratings.values_list("correction", *RATING.texts):
@@ -159,12 +161,13 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
         texts.update(texts_of(list(compared.values_list("notes", flat=True))))
     for trace in traces:
         texts.update(texts_of([trace.steps, trace.metadata]))
+    texts -= names  # the model's name stands in the metadata of a logged call, and is nobody's
     # what errors and logs quote is often cut short
     beginnings = {text[:BEGINNING] for text in texts if len(text) > BEGINNING}
     pks = frozenset(row.pk for row in rows)
     shared: set[str] = set()
     others = Decision.objects.filter(agent__in=list(prompts)).order_by()
-    columns = ("pk", "prompt_hash", "messages", "response", "state", "candidates")
+    columns = ("pk", "prompt_hash", "messages", "response", "reasoning", "state", "candidates", "metadata")
     for pk, prompt, *columns_text in others.values_list(*columns).iterator(chunk_size=2000):
         if pk not in pks:
             shared.add(prompt)

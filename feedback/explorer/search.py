@@ -35,8 +35,8 @@ def decisions_search(
     """Decisions that match everything asked for, in no particular order.
 
     tag: one the app gave the decision. rated: whether a rating stands, simulated ones included. since: recorded at or
-    after; until: before. q: text anywhere in the prompt or the response, upper and lower case alike. batch: number of
-    the import that brought it.
+    after; until: before. q: text anywhere in the prompt, the response or its reasoning, upper and lower case alike.
+    batch: number of the import that brought it.
     """
     rows = Decision.objects.order_by()
     if agent:
@@ -58,7 +58,7 @@ def decisions_search(
         # as it stands in the column: PostgreSQL writes a letter as itself, Django on SQLite as \u and four digits
         within = json.dumps(q, ensure_ascii=connection.vendor != "postgresql")[1:-1]
         rows = rows.alias(prompt=Cast("messages", TextField())).filter(
-            Q(response__icontains=q) | Q(prompt__icontains=within)
+            Q(response__icontains=q) | Q(reasoning__icontains=q) | Q(prompt__icontains=within)
         )
     return rows
 

@@ -45,7 +45,7 @@ def text_index_make() -> None:
             cursor.execute("CREATE EXTENSION IF NOT EXISTS pg_trgm")
             cursor.execute(
                 f"CREATE INDEX CONCURRENTLY {NAME} ON {Decision._meta.db_table} USING gin "
-                "(UPPER(response) gin_trgm_ops, UPPER(messages::text) gin_trgm_ops)"
+                "(UPPER(response) gin_trgm_ops, UPPER(reasoning) gin_trgm_ops, UPPER(messages::text) gin_trgm_ops)"
             )
             cursor.execute(f"ANALYZE {Decision._meta.db_table}")
     except Error as error:

@@ -41,8 +41,8 @@ _SHOWN_APART = {
 }
 """Keys of a step that have a place of their own; others are listed."""
 _OF_DECISION = {
-    "messages", "response", "candidates", "state", "policy", "unit", "arm", "propensity", "run_id", "tags", "metadata",
-    "latency_ms", "tokens_in", "tokens_out",
+    "messages", "response", "reasoning", "candidates", "state", "policy", "unit", "arm", "propensity", "run_id", "tags",
+    "metadata", "latency_ms", "tokens_in", "tokens_out",
 }  # fmt: skip
 """Left to the decision's own page."""
 

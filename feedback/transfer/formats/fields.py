@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from feedback.storage.responses import Message
-from feedback.transfer.formats.records import RowError, messages_of
+from feedback.transfer.formats.cells import json_of
+from feedback.transfer.formats.columns import NAMES, normal
+from feedback.transfer.formats.records import SYSTEM_COLUMNS, RowError, messages_of, system_in, with_system
 
 PROMPTS = (
     "prompt",
@@ -23,7 +25,7 @@ PROMPTS = (
 )
 """Names of prompt columns, likeliest first."""
 
-CORRECTIONS = ("correct", "rewrite", "edit", "improved", "better")
+CORRECTIONS = ("correct", "rewrite", "edit", "improved", "better", "textarea")
 """In the name of a text question: it asks for a better response, not for a remark."""
 
 NOTES = ("note", "comment", "remark")
@@ -42,10 +44,14 @@ def prompt_field(fields: Mapping[str, Any]) -> str:
 
 def answer_fields(fields: Mapping[str, Any], prompt: str) -> list[str]:
     """The names of the texts beside the prompt, in their order: those that are called alike (answer1, answer2), where
-    some are."""
-    texts = [name for name, value in fields.items() if name != prompt and isinstance(value, str)]
+    some are; else those with a usual name of a response."""
+    texts = [
+        name
+        for name, value in fields.items()
+        if name != prompt and name not in SYSTEM_COLUMNS and isinstance(value, str)
+    ]
     alike = [name for name in texts if any(other != name and _stem(other) == _stem(name) for other in texts)]
-    return alike or texts
+    return alike or [name for name in texts if normal(name) in NAMES["response"]] or texts
 
 
 def two_answers(fields: Mapping[str, Any], prompt: str, first: str = "") -> tuple[str, str]:
@@ -66,7 +72,8 @@ def one_answer(fields: Mapping[str, Any], prompt: str) -> str:
 
 
 def prompt_messages(fields: Mapping[str, Any], prompt: str) -> list[Message]:
-    return messages_of(fields[prompt], prompt)
+    """The prompt, after the system prompt that stands beside it."""
+    return with_system(system_in(fields), messages_of(json_of(fields[prompt]), prompt), prompt)
 
 
 def is_correction(question: str) -> bool:

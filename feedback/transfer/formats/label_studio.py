@@ -8,6 +8,7 @@ from typing import Any
 from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import WatchedRow, has, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.cells import Cell, json_of
+from feedback.transfer.formats.columns import is_verdict
 from feedback.transfer.formats.fields import (
     is_correction,
     is_text_answer,
@@ -235,7 +236,7 @@ def _json_min(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             answers.append((name, "rating", value, ""))
         elif isinstance(value, Mapping) and isinstance(value.get("choices"), list):
             answers.append((name, "choices", value["choices"], ""))
-        elif thumb_of(value):
+        elif thumb_of(value) or (isinstance(value, str) and value.strip() and is_verdict(name)):
             answers.append((name, "choices", value, ""))
         elif is_text_answer(name) and value not in (None, "", []):
             texts = value.get("text") if isinstance(value, Mapping) else value
