@@ -3,8 +3,9 @@
     python benchmarks/format_columns.py FOLDER...
 
 FOLDER holds example files, such as tests/formats and tests/formats/tools. Of each file one copy is read in which every
-row has one more column, and one in which every chat message has one more key. `named`: the report names the column.
-`kept`: its value stands in the decision. `refused`: the row is refused by name. `lost` must not be seen.
+row has one more column, and one in which every chat message has one more key. `named`: the report names the column, or
+the one around it. `kept`: its value stands in the decision. `refused`: the row is refused by name. `lost` must not be
+seen.
 """
 
 from __future__ import annotations
@@ -48,6 +49,14 @@ def messages_in(value: Any) -> Iterator[dict[str, Any]]:
         yield from messages_in(item)
 
 
+def holders(path: Path) -> set[str]:
+    """Columns of the rows that hold the added value."""
+    text = path.read_text("utf-8")
+    rows = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    items = rows if isinstance(rows, list) else [rows]
+    return {name for row in items for name, value in row.items() if VALUE in json.dumps(value)}
+
+
 def fate(path: Path, format: str) -> str:
     """What became of the added value: kept, named, refused or lost."""
     from feedback.transfer import formats
@@ -69,6 +78,8 @@ def fate(path: Path, format: str) -> str:
         return "named"
     if "kept" in seen:
         return "kept"
+    if unread.keys() & holders(path):
+        return "named"
     return ", ".join(sorted(seen - {"silent"})) or ("no record" if not seen else "lost")
 
 

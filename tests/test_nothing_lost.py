@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,12 @@ def test_json_that_is_no_conversation_stays_a_text(tmp_path: Path) -> None:
     "row",
     [
         {"messages": [SYSTEM, ASKED], "better": TURN, "worse": OTHER},
+        {
+            "system": "Be brief.",
+            "conversation": [{"sender": "user", "text": ASKED["content"]}],
+            "better": {"sender": "agent", "text": GOOD},
+            "worse": {"sender": "agent", "text": BAD},
+        },
         {"system": "Be brief.", "instruction": ASKED["content"], "output": GOOD, "rejected": BAD},
         {
             "system": "Be brief.",
@@ -301,6 +308,32 @@ def test_messages_that_cannot_be_read_are_no_text(tmp_path: Path, text: str, nam
     record = one(tmp_path, {name: text, "response": GOOD, "thumb": "up"})
     assert isinstance(record, RowRefused)
     assert record.reason.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        (
+            {"prompt": "q", "chosen_response": GOOD, "rejected_response": BAD, "chosen_reward": 4.0},
+            ["chosen_reward"],
+        ),
+        (
+            {"context": [ASKED], "completions": [{"rank": 0, "completion": [TURN]}]},
+            ["context", "completions"],
+        ),
+        ({"text": "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>"}, ["text"]),
+        (
+            {"prompt": "q", "response": "a", "feedback": '{"thumb": "down", "comment": "late"}'},
+            ["feedback.thumb"],
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_by_its_columns(
+    tmp_path: Path, row: dict[str, Any], names: list[str]
+) -> None:
+    with pytest.raises(FormatRefused) as refusal:
+        records_of(written(tmp_path / "x.jsonl", [row]))
+    assert all(name in str(refusal.value) for name in names)
 
 
 UNREAD: list[tuple[dict[str, Any], str]] = [
@@ -435,3 +468,56 @@ def test_a_column_added_to_any_format_is_kept_or_named(tmp_path: Path, path: Pat
     kept = "zz-value" in json.dumps([asdict(record) for record in made], default=str)
     refused = any(isinstance(record, RowRefused) and "zz_added" in record.reason for record in records)
     assert not made or kept or refused or unread["zz_added"]
+
+
+ADDED: dict[str, dict[str, Any]] = {
+    "key of a message": {},
+    "thinking": {"type": "thinking", "thinking": "zz-value"},
+    "text": {"type": "text", "text": "zz-value"},
+    "call": {"type": "tool_use", "id": "t", "name": "zz-value", "input": {}},
+    "picture": {"type": "image_url", "image_url": {"url": "zz-value"}},
+}
+
+
+def messages_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if isinstance(value.get("role"), str) and isinstance(value.get("content"), str):
+            yield value
+            return
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from messages_in(item)
+
+
+@pytest.mark.parametrize("path", JSON_FILES, ids=lambda path: path.name)
+def test_what_is_added_to_the_messages_of_any_format_is_kept_refused_or_named(
+    tmp_path: Path, path: Path
+) -> None:
+    try:
+        name = formats.detect(path)
+    except FormatRefused:
+        return
+    is_lines = path.suffix == ".jsonl"
+    text = path.read_text("utf-8")
+    copy = tmp_path / path.name
+    for what, part in ADDED.items():
+        rows = (
+            [json.loads(line) for line in text.splitlines() if line.strip()] if is_lines else json.loads(text)
+        )
+        turns = list(messages_in(rows))
+        for turn in turns:
+            if not part:
+                turn["zz_added"] = "zz-value"
+            elif what != "call" or turn["role"] == "assistant":
+                turn["content"] = [{"type": "text", "text": turn["content"]}, part]
+        items = rows if isinstance(rows, list) else [rows]
+        holders = {key for row in items for key, value in row.items() if "zz-value" in json.dumps(value)}
+        if not holders:
+            continue
+        copy.write_text("\n".join(map(json.dumps, rows)) if is_lines else json.dumps(rows), "utf-8")
+        with columns_watched() as unread, formats.readings(copy, name) as files:
+            records = [record for file in files for record in file.records()]
+        made = [record for record in records if not isinstance(record, (RowSkipped, RowRefused))]
+        kept = "zz-value" in json.dumps([asdict(record) for record in made], default=str)
+        refused = any(isinstance(record, RowRefused) for record in records)
+        assert not made or kept or refused or holders & set(unread), what

@@ -195,9 +195,9 @@ def base_export(
     """Write a base model alone as GGUF to where serving looks for it. One process at a time makes one base."""
     if progress:
         progress(0, 0, LIBRARIES)
+    from rl.export import source
     from rl.export.artifact import ExportResult, exported_file
     from rl.export.gguf import export_gguf
-    from rl.export import source
     from rl.export.source import base_identity
 
     folder = base_folder(base_identity(base_model, source.base_folder(base_model)))
