@@ -153,6 +153,7 @@ def response_of(messages: Sequence[ChatMessage]) -> AssistantResponse:
 # --- Reasoning within a text ---------------------------------------------------------------------------------
 
 _THINK = re.compile(r"\s*<(think|thinking|thought|reasoning)>(.*?)</\1>\s*", re.DOTALL)
+_FENCE = re.compile(r"\s*:::thinking\n(.*?)\n:::\s*", re.DOTALL)
 _THINK_END = re.compile(r"</(?:think|thinking)>\s*")
 _DETAILS = re.compile(r'\s*<details\b[^>]*\btype="reasoning"[^>]*>(.*?)</details>\s*', re.DOTALL)
 _SUMMARY = re.compile(r"<summary>.*?</summary>", re.DOTALL)
@@ -161,13 +162,16 @@ _SUMMARY = re.compile(r"<summary>.*?</summary>", re.DOTALL)
 def reasoning_split(text: str) -> tuple[str, str]:
     """A text without the reasoning it begins with, and that reasoning ("" where it has none).
 
-    Read are `<think>...</think>` (also without its opening tag, which some chat templates put into the prompt) and
-    `<details type="reasoning">` as Open WebUI stores it. Tags further inside a text belong to the text.
+    Read are `<think>...</think>` (also without its opening tag, which some chat templates put into the prompt),
+    `<details type="reasoning">` as Open WebUI stores it and `:::thinking` as LibreChat does. Tags further inside a text
+    belong to the text.
     """
     thoughts: list[str] = []
     while True:
         if found := _THINK.match(text):
             thoughts.append(found[2].strip())
+        elif found := _FENCE.match(text):
+            thoughts.append(found[1].strip())
         elif found := _DETAILS.match(text):
             lines = html.unescape(_SUMMARY.sub("", found[1])).strip().splitlines()
             thoughts.append("\n".join(re.sub(r"^\s*> ?", "", line) for line in lines).strip())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from feedback.transfer import formats
-from feedback.transfer.formats.base import NO_RATING
+from feedback.transfer.formats.base import NO_RATING, columns_watched
 from feedback.transfer.formats.open_webui import NO_CHAT
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -267,6 +267,26 @@ def test_open_webui_feedback_that_says_nothing_leaves_out_its_row_and_not_the_fi
     report = file_import(written(tmp_path / "x.jsonl", [row, unrated, without_chat]), agent="shop")
     assert (report.ratings, report.refused_count) == (1, 0)
     assert report.skipped_because == {NO_RATING: 1, NO_CHAT: 1}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_null_answer_of_argilla_says_nothing_and_the_system_prompt_is_a_turn(
+    flat: bool, tmp_path: Path
+) -> None:
+    fields = {"system": "Be brief.", "prompt": QUESTION, "response": GOOD}
+    said = [{"value": 4, "user_id": "u"}, {"value": None, "user_id": "v"}]
+    row: dict[str, Any] = {"id": "1", "status": "completed", "_server_id": "1"}
+    if flat:
+        row |= {**fields, "extra": "x", "rating.responses": [4, None], "rating.responses.users": ["u", "v"]}
+    else:
+        row |= {"fields": fields, "responses": {"rating": said}}
+    with columns_watched() as unread:
+        record = one(tmp_path, row)
+    assert isinstance(record, ImportedDecision)
+    assert (record.messages, record.response) == (BRIEF, GOOD)
+    assert [(rating.rater, rating.stars) for rating in record.ratings] == [("u", 4)]
+    assert not set(fields) & set(unread)
+    assert ("extra" in unread) == flat
 
 
 MIN = {"id": 7, "annotation_id": 4, "annotator": 1, "created_at": "2025-01-02T03:04:05Z", "lead_time": 3.2}

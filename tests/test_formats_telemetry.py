@@ -16,7 +16,7 @@ from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.transfer import formats
 from feedback.transfer.formats.records import ImportedDecision
 from feedback.transfer.import_ import ImportRefused, file_import
-from tests.support.formats import ASKED, BRIEF, GOOD, refusal, written
+from tests.support.formats import ASKED, BRIEF, GOOD, QUESTION, refusal, written
 from tests.support.formats import read as read_example
 
 pytestmark = pytest.mark.django_db
@@ -358,6 +358,47 @@ def test_a_generation_of_a_table_is_a_decision(tmp_path: Path) -> None:
     assert (record.messages, record.response, record.reasoning) == (ASKED, GOOD, "It is Friday.")
     assert (record.policy, record.unit, record.tags, record.latency_ms) == ("gpt-x", "u1", ("vip",), 1500)
     assert (record.tokens_in, record.tokens_out) == (9, 4)
+
+
+THOUGHT = {"role": "assistant", "content": GOOD, "reasoning_content": "It is Friday."}
+
+
+def test_parameters_and_tools_of_a_span_are_kept(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "stock", "parameters": {}}}
+    attributes = {
+        "gen_ai.operation.name": "chat", "gen_ai.request.temperature": "0.3",
+        "gen_ai.tool.definitions": json.dumps([{"type": "function", "name": "stock", "parameters": {}}]),
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": QUESTION}]}]),
+        "gen_ai.output.messages": json.dumps([THOUGHT]),
+    }  # fmt: skip
+    listed = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
+    spans = [{"traceId": "aa", "spanId": "bb", "attributes": listed}]
+    phoenix = {
+        "context": {"span_id": "s", "trace_id": "t"}, "span_kind": "LLM", "parent_id": None, "attributes": {
+            "llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": QUESTION,
+            "llm.output_messages.0.message.role": "assistant",
+            "llm.output_messages.0.message.content": f"<think>It is Friday.</think>{GOOD}",
+            "llm.invocation_parameters": '{"temperature": "0.3"}', "llm.tools.0.tool.json_schema": json.dumps(tool)},
+    }  # fmt: skip
+    for row in ({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}, phoenix):
+        (record,) = formats.read(written(tmp_path / "x.jsonl", [row]))
+        assert isinstance(record, ImportedDecision)
+        assert (record.messages, record.response, record.reasoning) == (ASKED, GOOD, "It is Friday.")
+        assert (record.metadata["tools"], record.metadata["request"]) == ([tool], {"temperature": "0.3"})
+
+
+def test_a_tensorzero_thought_and_calls_in_promptfoo_are_read(tmp_path: Path) -> None:
+    blocks = [{"type": "thought", "text": "It is Friday."}, {"type": "text", "text": GOOD}]
+    inference = {"id": "i", "function_name": "f", "variant_name": "v", "episode_id": "e", "output": json.dumps(blocks),
+                 "input": json.dumps({"messages": ASKED})}  # fmt: skip
+    (record,) = formats.read(written(tmp_path / "tz.jsonl", [inference]))
+    assert isinstance(record, ImportedDecision)
+    assert (record.response, record.reasoning) == (GOOD, "It is Friday.")
+    call = {"id": "c", "type": "function", "function": {"name": "stock", "arguments": "{}"}}
+    result = {"promptIdx": 0, "testIdx": 0, "prompt": {"raw": QUESTION}, "response": {"output": [call]}}
+    (record,) = formats.read(written(tmp_path / "pf.jsonl", [result]))
+    assert isinstance(record, ImportedDecision)
+    assert record.response == [{"role": "assistant", "content": "", "tool_calls": [call]}]
 
 
 def test_of_an_observation_that_comes_again_the_latest_state_counts(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_calls_without_ids_are_kept() -> None:
         {"role": "assistant", "content": "It ships Monday.", "reasoning": "It is Friday."},
         {"role": "assistant", "content": "<think>\nIt is Friday.\n</think>\n\nIt ships Monday."},
         {"role": "assistant", "content": "It is Friday.\n</think>\n\nIt ships Monday."},
+        {"role": "assistant", "content": ":::thinking\nIt is Friday.\n:::\nIt ships Monday."},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "It is Friday.", "signature": "s"},
                                           {"type": "text", "text": "It ships Monday."}]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "It is Friday."}]},

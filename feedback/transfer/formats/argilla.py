@@ -13,7 +13,7 @@ from typing import Any
 
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats import writers
-from feedback.transfer.formats.base import has, key_of, row_format, thumb_of, verdicts_read
+from feedback.transfer.formats.base import WatchedRow, has, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.fields import (
     answer_fields,
     is_correction,
@@ -60,7 +60,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     nested = "fields" in row
     if nested:  # flattened, the names of columns are those of the questions
         verdicts_read(row)
-    fields = mapping_of(row["fields"], "fields") if nested else _flat_fields(row)
+    fields = WatchedRow(mapping_of(row["fields"], "fields") if nested else _flat_fields(row))
     verdicts = list(_response_values(row) if nested else _flat(row))
     prompt = prompt_field(fields)
     responses = answer_fields(fields, prompt)
@@ -101,6 +101,8 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             continue
         any_record = True
         yield decision(one, (_rating(answers, rater),))
+    if isinstance(row, WatchedRow) and not nested:
+        row.taken |= fields.taken
     if not any_record and not verdicts:
         yield RowSkipped(line, key, "a record without submitted responses")
 
@@ -110,7 +112,7 @@ def _response_values(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for question, answers in mapping_of(row.get("responses"), "responses").items():
         for item in list_of(answers, f"responses.{question}"):
             answer = mapping_of(item, f"responses.{question}")
-            if answer.get("status", "submitted") == "submitted":
+            if answer.get("status", "submitted") == "submitted" and answer.get("value") is not None:
                 yield question, answer.get("value"), str(answer.get("user_id") or "")
 
 
@@ -127,7 +129,7 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
                 f"{name}: {len(values)} values, {len(users)} users, {len(states)} states: expected as many"
             )
         for value, user, state in zip(values, users, states, strict=True):
-            if state == "submitted":
+            if state == "submitted" and value is not None:
                 yield question, value, str(user or "")
 
 

@@ -289,6 +289,8 @@ def _of_list(items: list[Any], what: str, raw: Any) -> ModelAnswer:
     if all(isinstance(item, str) for item in items):
         several = raw if isinstance(raw, str) else json.dumps(items, ensure_ascii=False)
         return _of_message({"content": text_of(items[0] if len(items) == 1 else several, what)}, what)
+    if all(isinstance(item, Mapping) and "function" in item for item in items):
+        return _of_message({"tool_calls": items}, what)
     if not any(_is_message(item) for item in items):
         return _of_message({"content": items}, what)
     items, reports = _without_reports(items)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
-from feedback.transfer.formats.base import has, key_of, row_format
+from feedback.transfer.formats.base import NO_RATING, has, key_of, row_format
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -46,7 +46,9 @@ def recognises(row: Mapping[str, Any]) -> bool:
 
 
 def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    if "helpfulness" in row:
+    if "helpfulness" in row and row["helpfulness"] is None:
+        yield RowSkipped(line, key_of(row), NO_RATING)
+    elif "helpfulness" in row:
         yield _rated_decision(row, line)
     elif "overall_preference" in row:
         votes = [

@@ -102,7 +102,11 @@ def _completion(row: Mapping[str, Any], line: int, prompts: DiskMultimap, alone:
         line,
         key,
         {"messages": messages, "tools": row.get("tools")},
-        row,
+        {
+            key: row[key]
+            for key in ("choices", "usage", "model", "system_fingerprint", "service_tier")
+            if key in row
+        },
         run_id=completion_id[:200],
         policy=text_or_empty(row.get("model")),
         unit=text_or_empty(row.get("input_user")),

@@ -141,7 +141,8 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
         yield from call_decision(
             line,
             span_id,
-            {"messages": turns},
+            {"messages": turns, "tools": json_value(attributes.get("gen_ai.tool.definitions"))}
+            | _parameters(attributes),
             {"choices": choices},
             agent=agent,
             run_id=span_id[:200],
@@ -162,6 +163,12 @@ def _span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
         if event.get("name") == EVALUATION:
             record = {"traceId": trace, "spanId": span_id, **event, "eventName": EVALUATION}
             yield from attempt(line, span_id, partial(_log, record, line, agent))
+
+
+def _parameters(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of the request, such as the temperature."""
+    prefix = "gen_ai.request."
+    return {name.removeprefix(prefix): item for name, item in attributes.items() if name.startswith(prefix)}
 
 
 def _older(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -118,6 +118,14 @@ def _span(row: Mapping[str, Any], line: int, models: DiskMultimap, roots: DiskMu
     if prompt is None or answer is None:
         yield RowSkipped(line, span_id, "no response" if answer is None else "no prompt")
         return
+    parameters = object_or_empty(json_value(attributes.get("llm.invocation_parameters")))
+    tools = [
+        json_value(tool.get("json_schema")) for tool in _indexed_objects(attributes, "llm.tools", "tool")
+    ]
+    if isinstance(prompt, list):
+        prompt = {"messages": prompt, "tools": tools} | {
+            k: v for k, v in parameters.items() if k != "messages"
+        }
     yield from call_decision(
         line,
         span_id,
@@ -129,7 +137,12 @@ def _span(row: Mapping[str, Any], line: int, models: DiskMultimap, roots: DiskMu
         tokens_out=whole_of(attributes.get("llm.token_count.completion")),
         latency_ms=max((end - start).total_seconds() * 1000, 0.0) if start and end else None,
         created_at=start,
-        metadata=metadata_retained(trace_id=trace, root_id=roots.last(trace), name=row.get("name")),
+        metadata=metadata_retained(
+            trace_id=trace,
+            root_id=roots.last(trace),
+            name=row.get("name"),
+            metadata=json_value(attributes.get("metadata")),
+        ),
     )
 
 

@@ -186,6 +186,7 @@ def _turn(turn: Mapping[str, Any], what: str) -> list[Message]:
     if isinstance(content, str):
         return [{"role": role, "content": text_of(content, f"{what}.content")}]
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[Message] = []
     for index, block in enumerate(list_of(content, f"{what}.content")):
@@ -193,14 +194,18 @@ def _turn(turn: Mapping[str, Any], what: str) -> list[Message]:
         part = mapping_of(block, where)
         if part.get("type") == "tool_call":
             calls.append(_call(part, where))
+        elif part.get("type") == "thought":
+            thoughts.append(text_of(part.get("text") or "", f"{where}.text"))
         elif part.get("type") == "tool_result":
             name, result = (text_of(part.get(key), f"{where}.{key}") for key in ("name", "result"))
             results.append({"role": "tool", "name": name, "content": result})
         else:
             texts.append(_block_text(part, where))
     spoken: list[Message] = []
-    if texts or calls or not results:
-        spoken = [{"role": role, "content": "\n".join(texts), **({"tool_calls": calls} if calls else {})}]
+    if texts or calls or thoughts or not results:
+        more = {"reasoning": "\n\n".join(filter(None, thoughts)), "tool_calls": calls}
+        kept = {name: item for name, item in more.items() if item}
+        spoken = [{"role": role, "content": "\n".join(texts), **kept}]
     return [*results, *spoken]
 
 
@@ -238,7 +243,7 @@ def _output(value: Any) -> Completion:
     if isinstance(value, Mapping):
         return text_of(value.get("raw"), "output.raw")
     messages = _turn({"role": "assistant", "content": value}, "output")
-    if len(messages) == 1 and "tool_calls" not in messages[0]:
+    if len(messages) == 1 and set(messages[0]) == {"role", "content"}:
         return str(messages[0]["content"])
     return messages
 
