@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from django.core.management import call_command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feedback.models import Decision
+from feedback.models import Decision, Rating
 from feedback.transfer import formats
 from feedback.transfer.formats.base import columns_watched
 from feedback.transfer.formats.columns import NAMES
@@ -521,3 +522,20 @@ def test_what_is_added_to_the_messages_of_any_format_is_kept_refused_or_named(
         kept = "zz-value" in json.dumps([asdict(record) for record in made], default=str)
         refused = any(isinstance(record, RowRefused) for record in records)
         assert not made or kept or refused or holders & set(unread), what
+
+
+@pytest.mark.django_db
+def test_reasoning_goes_out_in_our_own_format_and_comes_back(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "stock", "arguments": "{}"}}
+    rows = [{"messages": [ASKED, {**turn, "reasoning_content": f"thought {n}"}], "thumb": "up"}
+            for n, turn in enumerate([TURN, {"role": "assistant", "content": "", "tool_calls": [call]}])]  # fmt: skip
+    file_import(written(tmp_path / "x.jsonl", rows), agent="shop")
+    before = sorted(Decision.objects.values_list("id", "response", "reasoning", "metadata"))
+    assert {reasoning for _, _, reasoning, _ in before} == {"thought 0", "thought 1"}
+    call_command(
+        "export_training_data", agent="shop", format="ratchet", output=str(tmp_path / "out.jsonl"), limit=0
+    )
+    Rating.objects.all().delete()
+    Decision.objects.all().delete()
+    file_import(tmp_path / "out.jsonl")
+    assert sorted(Decision.objects.values_list("id", "response", "reasoning", "metadata")) == before

@@ -57,6 +57,11 @@ REPORT: Schema = answer_schema(
         "refused_count": COUNT,
         "problem": {"type": "string", "description": "Warning about the import, or empty"},
         "notes": list_schema({"type": "string"}),
+        "left_out_columns": {
+            "type": "object",
+            "additionalProperties": COUNT,
+            "description": "Columns that hold something and that nobody read: {column: rows}",
+        },
         "earlier_import": nullable(NUMBER),
         "agents": list_schema(SLUG),
         "dry_run": {"type": "boolean"},
