@@ -63,6 +63,42 @@ def test_one_text_is_one_turn_of_the_user(app: ApiClient) -> None:
     assert shown["messages"] == [{"role": "user", "content": "Where?"}]
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "stock", "arguments": '{"sku": 4}'}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    ("response", "text", "metadata", "reasoning"),
+    [
+        (CALLING, [{**CALLING, "content": ""}], {"response_is": "messages"}, ""),
+        ([{**CALLING, "reasoning_content": "Look."}, {"role": "tool", "tool_call_id": "c1", "content": "3"}],
+         [{**CALLING, "content": ""}, {"role": "tool", "content": "3", "tool_call_id": "c1"}],
+         {"response_is": "messages"}, "Look."),
+        ({"role": "assistant", "content": [{"type": "text", "text": "Hi."}]}, "Hi.", {}, ""),
+        ({"role": "assistant", "content": None, "refusal": "No."}, "No.", {"refusal": True}, ""),
+        ({"role": "assistant", "content": None}, "", {}, ""),
+    ],
+)  # fmt: skip
+def test_a_response_may_be_messages(
+    app: ApiClient, response: Any, text: Any, metadata: dict[str, Any], reasoning: str
+) -> None:
+    sent = {"agent": "support-bot", "messages": "4?", "response": response, "id": str(uuid.uuid4())}
+    assert app.post("/api/decisions/", sent).status_code == 201
+    row = Decision.objects.get()
+    found = json.loads(row.response) if row.metadata.get("response_is") else row.response
+    assert (found, row.metadata, row.reasoning) == (text, metadata, reasoning)
+    assert app.post("/api/decisions/", sent).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "response",
+    [[], [5], {"role": "user", "content": "x"}, {"a": 1}, {"role": "assistant", "tool_calls": [5]}],
+)
+def test_a_response_that_is_no_answer_is_refused(app: ApiClient, response: Any) -> None:
+    answer = app.post("/api/decisions/", {"agent": "support-bot", "messages": "4?", "response": response})
+    assert (answer.status_code, list(error_of(answer)["fields"])) == (400, ["response"])
+
+
 def test_null_says_nothing(app: ApiClient) -> None:
     nothing = dict.fromkeys(("id", "state", "policy", "propensity", "tags", "metadata", "created_at"))
     assert app.post("/api/decisions/", decision_body(**nothing)).status_code == 201

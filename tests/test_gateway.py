@@ -377,7 +377,10 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
     ({"n": 2}, "n"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**63}, "seed"),
     ({"stop": [1]}, "stop"),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]}, "messages"),
     ({"stop": ["a"] * 5}, "stop"),
     ({"tools": {"type": "function"}}, "tools"),
     ({"tools": [{"type": "function"}]}, "tools[0]"),
@@ -397,6 +400,55 @@ def test_a_malformed_request_is_refused_before_anybody_is_asked(
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert parrot.asked == []
     assert not Decision.objects.exists()
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+TURNS: list[list[dict[str, Any]]] = [
+    [{"role": "assistant", "content": None}],
+    [{"role": "assistant"}],
+    [{"role": "assistant", "content": []}],
+    [{"role": "assistant", "content": None, "refusal": "No.", "audio": None, "annotations": []}],
+    [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}],
+    [
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "x"}, {"type": "text", "text": "y"}],
+        }
+    ],
+    [
+        {
+            "role": "assistant",
+            "content": "x",
+            "reasoning_content": "y",
+            "tool_calls": None,
+            "function_call": None,
+        }
+    ],
+    [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": None}],
+    [
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "3"},
+    ],
+    [{"role": "developer", "content": "Be brief."}],
+    [{"role": "user", "content": [{"type": "text", "text": ""}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+]
+
+
+@pytest.mark.parametrize("turns", TURNS, ids=[json.dumps(turns)[:70] for turns in TURNS])
+def test_messages_that_providers_take_are_sent_and_recorded_as_they_came(
+    api: ApiClient, parrot: Parrot, turns: list[dict[str, Any]]
+) -> None:
+    messages = [*HELLO, *turns, *HELLO]
+    asked(api, messages=messages, seed=2**40)
+    assert list(parrot.asked[0][0].messages) == messages
+    row = Decision.objects.get()
+    assert row.messages == messages
+    assert api.get(f"/api/decisions/{row.pk}/").status_code == 200
+    found = api.post("/api/decide/", {"agent": "support-bot", "messages": messages})
+    assert found.status_code == 201
+    sent = {"agent": "support-bot", "messages": messages, "response": "x"}
+    assert api.post("/api/decisions/", sent).status_code == 201
 
 
 @pytest.mark.parametrize("body", ["", "nonsense", "[]", "null", '{"model": "a", "messages": NaN}'])
@@ -469,6 +521,14 @@ def test_a_retried_stream_is_the_same_answer_too(api: ApiClient, parrot: Parrot)
     said = b"".join(again.streaming_content).decode()
     assert "hello there" in said
     assert str(Decision.objects.get().pk) in said
+
+
+def test_a_retry_gets_calls_refusals_and_reasoning_again(api: ApiClient, parrot: Parrot) -> None:
+    parrot.tool_calls = [CALL]
+    first = asked(api, headers={"Idempotency-Key": "k1"})
+    parrot.tool_calls = []
+    assert asked(api, headers={"Idempotency-Key": "k1"}) == first
+    assert first["choices"][0]["message"]["tool_calls"] == [CALL]
 
 
 # --- Models -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from django.utils import timezone
 
-from feedback.messages import reasoning_split
+from feedback.messages import MessageError, messages_read, reasoning_split, response_of
 from feedback.models import (
     Comparison,
     Decision,
@@ -23,7 +23,7 @@ from feedback.storage.agent_names import name_hashed, prompt_hash
 from feedback.storage.annotation_priority import policy_uncertainty
 from feedback.storage.bodies import says_nothing
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, RATING_CONTENT
-from feedback.storage.responses import RESERVED_KEYS, metadata_fault
+from feedback.storage.responses import RESERVED_KEYS, completion_stored, metadata_fault
 from feedback.storage.sampling import rating_target
 from feedback.storage.validation import Check, FeedbackRefused, value_excerpt
 
@@ -64,6 +64,9 @@ def decision_build(
     """
     check = Check()
     key = identity_of(id)
+    stored: dict[str, Any] = {}
+    if isinstance(facts.get("response"), (list, Mapping)) and not reserved:
+        facts, stored = _messages_response(check, facts)
     if isinstance(facts.get("response"), str) and facts.get("reasoning", "") in ("", None):
         facts["response"], facts["reasoning"] = reasoning_split(facts["response"])
     values = DECISION.validate(check, facts)
@@ -72,6 +75,7 @@ def decision_build(
     # None where it is refused already, as deeper than can be read
     check_reserved(check, facts["response"], values["metadata"] or {}, reserved)
     check.raise_faults("decision")
+    values["metadata"] = {**values["metadata"], **stored}
     prompt_digest = prompt_hash(values["agent"], values["messages"])
     return Decision(
         id=key,
@@ -86,6 +90,27 @@ def decision_build(
         annotation_priority=policy_uncertainty(values["candidates"], values["propensity"]),
         created_at=time or timezone.now(),
     )
+
+
+def _messages_response(check: Check, facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts whose response was sent as messages, as they are stored, and the metadata that says how to read it.
+
+    A message that a text says whole becomes that text; reasoning goes to its own field.
+    """
+    sent = facts["response"]
+    check.json("response", sent)
+    if "response" in check.fields:
+        return {**facts, "response": ""}, {}
+    try:
+        read = messages_read([sent] if isinstance(sent, Mapping) else sent, "response")
+        if not read or read[0].role != "assistant":
+            raise MessageError("response: expected a text, or messages that begin with the assistant's")
+    except MessageError as error:
+        check.fields["response"] = str(error)
+        return {**facts, "response": ""}, {}
+    found = response_of(read)
+    text, stored = completion_stored(found.value, {"refusal": True} if found.is_refusal else {})
+    return {**facts, "response": text, "reasoning": facts.get("reasoning") or found.reasoning}, stored
 
 
 def check_reserved(check: Check, response: Any, metadata: Mapping[str, Any], reserved: bool) -> None:

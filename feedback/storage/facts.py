@@ -23,6 +23,7 @@ from feedback.storage.field_types import (
     Messages,
     Name,
     Number,
+    Response,
     Slug,
     Steps,
     Tags,
@@ -54,7 +55,9 @@ class DecisionFacts:
         "The prompt: chat messages, or one text. At most 1,000,000 characters as JSON.",
     ]
     response: Annotated[
-        Completion, Text(), "The answer exactly as it was given, without the model's reasoning"
+        Completion,
+        Response(),
+        "The answer exactly as it was given: a text, or the assistant's message with its calls of tools",
     ]
     reasoning: Annotated[
         str, Text(), "What the model thought before it answered; training leaves it out by default"

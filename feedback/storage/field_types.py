@@ -65,6 +65,17 @@ class Text(FieldType):
 
 
 @dataclass(frozen=True)
+class Response(Text):
+    """A response: a text, or one message or several where it calls tools. Messages are stored as JSON."""
+
+    def request_schema(self) -> Schema:
+        message = {"$ref": "#/components/schemas/Message"}
+        return {
+            "anyOf": [super().request_schema(), message, {"type": "array", "items": message, "minItems": 1}]
+        }
+
+
+@dataclass(frozen=True)
 class Name(Text):
     """An identifier of somebody or something: a policy, a unit, a rater."""
 

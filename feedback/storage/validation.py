@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from backend import limits
+from feedback.messages import ROLES, MessageError, messages_read
 from feedback.models import SLUG_PATTERN
 
 MAX_TEXT = limits.TEXT_CHARACTERS
@@ -195,7 +196,25 @@ class Check:
                 )
                 return []
         self.json("messages", value)
+        if "messages" not in self.fields:
+            self._messages_readable(value)
         return [dict(m) for m in value]
+
+    def _messages_readable(self, value: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse parts and calls that nobody could read back; a role of the app's own is its own affair."""
+        for index, message in enumerate(value):
+            is_plain = isinstance(message.get("content"), str) and message.keys() <= {
+                "role",
+                "content",
+                "name",
+            }
+            if is_plain or message["role"].lower() not in ROLES:
+                continue
+            try:
+                messages_read([message])
+            except MessageError as error:
+                self.fields["messages"] = f"message {index}: {str(error).removeprefix('messages[0].')}"
+                return
 
     def candidates(self, value: Any) -> Any:
         """Listed responses: texts, or {response, score} with a score in [0, 1]."""

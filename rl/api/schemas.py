@@ -91,14 +91,29 @@ TRAINING_RESULT = {
     "scoreStd": MAYBE_NUMBER,
 }
 
+WORDS: Schema = {"type": "string", "maxLength": 1_000_000}
+ANSWERING = ("assistant", "tool", "function")
 CHAT: Schema = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"type": "string", "enum": list(ROLES)},
-        "content": {"type": "string", "maxLength": 1_000_000},
-    },
-    "additionalProperties": True,
+    "anyOf": [
+        {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"role": {"type": "string", "enum": list(ROLES)}, "content": WORDS},
+            "additionalProperties": True,
+        },
+        {
+            "type": "object",
+            "required": ["role"],
+            "properties": {
+                "role": {"type": "string", "enum": list(ANSWERING)},
+                "content": {
+                    "anyOf": [WORDS, {"type": "null"}, {"type": "array", "items": {}, "maxItems": 0}],
+                    "description": "May be null or missing: an answer may be a refusal, calls, or nothing",
+                },
+            },
+            "additionalProperties": True,
+        },
+    ]
 }
 DECIDE_OPTIONAL: dict[str, Schema] = {
     "state": {"description": "What the agent decides about; its keys are the agent's own"},

@@ -15,6 +15,9 @@ BLANKS = r"( |\n[ \t]{0,20})"
 indent. A model that is unsure would write blanks without end."""
 
 
+_GUIDANCE = {"whitespace_pattern": BLANKS, "lenient": True, "coerce_one_of": True}
+
+
 class SchemaRefused(ValueError):
     """A JSON schema that cannot constrain decoding, or not with this model's vocabulary."""
 
@@ -36,15 +39,32 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
     from llguidance import LLMatcher
 
     try:
-        read = json.loads(json.dumps(schema or {"type": "object"}))
-        grammar = LLMatcher.grammar_from_json_schema(
-            _properties_closed(read, set(_part_references(read))),
-            overrides={"whitespace_pattern": BLANKS, "lenient": True, "coerce_one_of": True},
-        )
+        grammar = LLMatcher.grammar_from_json_schema(schema_part(schema))
     except RecursionError as error:
         raise refusal_of("it is nested too deeply") from error
     except (TypeError, ValueError) as error:
         raise refusal_of(str(error)) from error
+    return grammar_checked(grammar)
+
+
+def schema_part(schema: Mapping[str, Any]) -> Any:
+    """A schema as it stands within a grammar (`%json`), with what `schema_grammar` reads into it."""
+    read = json.loads(json.dumps(schema or {"type": "object"}))
+    closed: dict[str, Any] = _properties_closed(read, set(_part_references(read)))
+    return {**closed, "x-guidance": _GUIDANCE}
+
+
+def lark_grammar(text: str) -> str:
+    """A grammar in llguidance's own words. Raises SchemaRefused."""
+    from llguidance import LLMatcher
+
+    return grammar_checked(LLMatcher.grammar_from_lark(text))
+
+
+def grammar_checked(grammar: str) -> str:
+    """The grammar. Raises SchemaRefused where it cannot be followed."""
+    from llguidance import LLMatcher
+
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_error:
         raise refusal_of(messages[0])

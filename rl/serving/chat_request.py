@@ -66,11 +66,11 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "
         model=model,
         ask=Ask(
             messages=messages,
-            max_tokens=_parse_int(body, limit_field, 1),
+            max_tokens=_parse_int(body, limit_field, 1, 2**31 - 1),
             temperature=_number(body, "temperature", 0, 2),
             top_p=_number(body, "top_p", 0, 1),
             stop=_stop(body.get("stop")),
-            seed=_parse_int(body, "seed", 0),
+            seed=_parse_int(body, "seed", 0, 2**63 - 1),
             response_schema=read_format(body.get("response_format")),
             extra={name: value for name, value in body.items() if name not in READ and value is not None},
             limit_field=limit_field,
@@ -114,8 +114,8 @@ def _content(message: ChatMessage, where: str) -> None:
     content = message.get("content")
     if isinstance(content, str):
         return
-    if content is None and (message.get("tool_calls") or message.get("function_call")):
-        return
+    if content in (None, []) and message.get("role") in ("assistant", "tool", "function"):
+        return  # an answer may be a refusal, calls, or nothing; a result may be nothing
     if not isinstance(content, list) or not content:
         raise _fault(f"{where}.content", 'a text or a list of {"type": "text", "text": ...}', content)
     for number, part in enumerate(content):
@@ -209,12 +209,12 @@ def _number(body: Mapping[str, Any], name: str, low: float, high: float) -> floa
     return float(value)
 
 
-def _parse_int(body: Mapping[str, Any], name: str, low: int) -> int | None:
+def _parse_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-        raise _fault(name, f"a whole number of at least {low}", value)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _fault(name, f"a whole number from {low} to {high:,}", value)
     return value
 
 

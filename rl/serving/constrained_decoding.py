@@ -9,8 +9,9 @@ from typing import Any
 
 from backend import limits
 from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary
-from rl.decoding.grammar import SchemaRefused, refusal_of
+from rl.decoding.grammar import SchemaRefused, lark_grammar, refusal_of
 from rl.serving.base import Ask, BackendFailed, ServingRefused
+from rl.serving.tool_calls import CallSyntax, Tools
 
 MAX_SCHEMA = limits.SCHEMA_CHARACTERS
 """Characters of a JSON schema: a grammar grows with it."""
@@ -23,6 +24,21 @@ def constraint_of(ask: Ask, vocabulary: GrammarVocabulary) -> Constraint | None:
             schema_size_check(ask.response_schema)
             return Constraint.of_schema(vocabulary, ask.response_schema)
         return Constraint.of_answers(vocabulary, ask.answers) if ask.answers else None
+
+
+def tools_constraint(
+    ask: Ask, tools: Tools, syntax: CallSyntax, vocabulary: GrammarVocabulary
+) -> Constraint | None:
+    """Constraint of an answer beside tools: words, or calls that fit the schemas. Raises ServingRefused."""
+    try:
+        for function in tools.callable:
+            schema_size_check(function)
+        if ask.response_schema is not None:
+            schema_size_check(ask.response_schema)
+        grammar = syntax.grammar(tools, ask.response_schema)
+        return Constraint(vocabulary, lark_grammar(grammar)) if grammar else None
+    except (SchemaRefused, RecursionError) as error:
+        raise ServingRefused(f"tools: {error}", param="tools") from error
 
 
 def schema_size_check(schema: Mapping[str, Any]) -> None:

@@ -291,9 +291,12 @@ def _message_again(text: str, reasoning: str, metadata: Mapping[str, Any]) -> di
 
 def usage_of(answer: Answer) -> Mapping[str, Any] | None:
     """Token counts as OpenAI has them: the server's own, else those of this process; None: unknown."""
-    if answer.extras.usage is not None or answer.tokens_in is None or answer.tokens_out is None:
-        return answer.extras.usage
-    read, written = answer.tokens_in, answer.tokens_out
+    return answer.extras.usage or _counts(answer.tokens_in, answer.tokens_out)
+
+
+def _counts(read: int | None, written: int | None) -> Mapping[str, Any] | None:
+    if read is None or written is None:
+        return None
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
@@ -322,7 +325,7 @@ def storable(value: T) -> T:
         found = [storable(item) for item in value]
     elif isinstance(value, float) and not math.isfinite(value):
         found = None
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _is_deep(value: Any) -> bool:
@@ -361,16 +364,7 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
     if id is not None and row.metadata.get("serving", {}).get("request") != request.body_hash:
         raise KeyReused(row.pk)
     serving = row.metadata.get("serving", {})
-    counted = row.tokens_in is not None and row.tokens_out is not None
-    usage = serving.get("usage") or (
-        {
-            "prompt_tokens": row.tokens_in,
-            "completion_tokens": row.tokens_out,
-            "total_tokens": row.tokens_in + row.tokens_out,
-        }
-        if counted
-        else None
-    )
+    usage = serving.get("usage") or _counts(row.tokens_in, row.tokens_out)
     return Completion(
         id=row.pk,
         agent=row.agent,

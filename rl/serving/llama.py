@@ -14,6 +14,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from feedback.messages import ChatMessage as ChatTurn
+from feedback.messages import MessageError, messages_read
+from rl.decoding.chat_turns import PROBE_TOOL, CallForm, call_form, probe_turns, template_turns
 from rl.decoding.constraint import Constraint, GrammarVocabulary
 from rl.serving.assembly import answer_of
 from rl.serving.base import (
@@ -25,25 +28,32 @@ from rl.serving.base import (
     Piece,
     ServingRefused,
 )
-from rl.serving.constrained_decoding import constraint_of, decoding_errors
+from rl.serving.constrained_decoding import constraint_of, decoding_errors, tools_constraint
 from rl.serving.llama_context import CACHE_BYTES, FloatArray, LlamaContext
+from rl.serving.tool_calls import ELSEWHERE, CallReader, CallSyntax, Tools
 
 MAX_TOKENS = 512
 """Of an answer, where the question names no limit."""
 
 HARMLESS = {
     "user", "metadata", "store", "parallel_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "reasoning_effort", "verbosity", "response_format",
+    "prompt_cache_retention", "reasoning_effort", "verbosity", "response_format", "tools", "tool_choice",
 }  # fmt: skip
-"""Fields of a request that say nothing about the answer's text."""
-NEUTRAL: dict[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logprobs": False,
-    "n": 1,
-    "tool_choice": "none",
+"""Fields of a request that say nothing about the answer's text, or are read here."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "modalities": (["text"], []),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "best_of": (1,),
+    "n": (1,),
 }
-"""Fields that this backend cannot do, with the value at which there is nothing to do."""
+"""Fields that this backend cannot do, with the values at which there is nothing to do."""
 
 _PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
 
@@ -81,22 +91,60 @@ class LlamaPolicy:
 
     # --- Text and tokens ----------------------------------------------------------------------------------
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt as text, through the model's own chat template. Raises ServingRefused where that refuses."""
-        plain = [_plain(message) for message in messages]
+    def render(self, messages: Sequence[ChatMessage], tools: Tools | None = None) -> str:
+        """The prompt as text, through the model's own chat template, as `rl.training.encoding` renders it.
+
+        Raises ServingRefused where the template refuses the messages, BackendUnable where it leaves out tools.
+        """
+        plain = template_turns(_messages_read(messages), self._call_form)
+        offered = list(tools.offered) if tools else []
         try:
-            return str(self._template(messages=plain).prompt)
+            text = self._rendered(plain, offered)
         except Exception as error:
             # a template may raise anything; some know no system turn, and take it as part of the user's
-            if len(plain) > 1 and plain[0]["role"] == "system":
-                first = {**plain[1], "content": f"{plain[0]['content']}\n\n{plain[1]['content']}"}
-                try:
-                    return str(self._template(messages=[first, *plain[2:]]).prompt)
-                except Exception:  # noqa: S110  # the first reason is the one to tell
-                    pass
-            raise ServingRefused(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+            if len(plain) < 2 or plain[0]["role"] != "system":
+                raise _refused(error) from error
+            first = {**plain[1], "content": f"{plain[0]['content']}\n\n{plain[1]['content']}"}
+            try:
+                text = self._rendered([first, *plain[2:]], offered)
+            except Exception:
+                raise _refused(error) from error  # the first reason is the one to tell
+        names = [(name, "tools") for name in (tools.names if tools else ())]
+        names += [
+            (call["function"]["name"], "messages") for turn in plain for call in turn.get("tool_calls", ())
+        ]
+        for name, param in names:
+            if name and name not in text:
+                raise BackendUnable(
+                    f"{param}: this model's chat template writes no tools ({name}); {ELSEWHERE}",
+                    param=param,
+                    code="unsupported",
+                )
+        return text
+
+    def _rendered(self, messages: Sequence[Any], tools: Sequence[Any], *, is_open: bool = True) -> str:
+        template = self._template if is_open else self._template_open
+        return str(template(messages=list(messages), tools=list(tools) or None).prompt)
+
+    def _probe(self, turns: Sequence[Any], tools: Sequence[Any]) -> str:
+        try:
+            return self._rendered(turns, tools, is_open=False)
+        except Exception:
+            return ""  # a template may raise anything
+
+    @functools.cached_property
+    def _call_form(self) -> CallForm:
+        return call_form(self._probe)
+
+    @functools.cached_property
+    def _call_syntax(self) -> CallSyntax | None:
+        """Syntax in which the template writes calls; None: it writes none that can be read."""
+        question, call = probe_turns(self._call_form)
+        try:
+            prompt = self._rendered([question], [PROBE_TOOL])
+        except Exception:
+            return None  # it writes no tools
+        return CallSyntax.of_texts(prompt, self._probe([question, call], [PROBE_TOOL]))
 
     def tokens(self, text: str) -> list[int]:
         found: list[int] = self.context.model.tokenize(text.encode(), False, True)
@@ -171,12 +219,19 @@ class LlamaPolicy:
     ) -> Iterator[Piece]:
         """The answer piece by piece; the last piece has the finish reason and the counts."""
         ask_check(ask)
-        constrained = ask.response_schema is not None or ask.answers
-        constraint = constraint_of(ask, self._vocabulary) if constrained else None
-        prompt = self.tokens(self.render(ask.messages))
+        tools = Tools.of(ask)
+        syntax = self._call_syntax if tools else None
+        prompt = self.tokens(self.render(ask.messages, tools))
+        if tools and syntax is None:
+            raise BackendUnable(
+                f"tools: this model's chat template writes calls in a syntax that is not read in process; {ELSEWHERE}",
+                param="tools",
+                code="unsupported",
+            )
+        constraint = self._constraint(ask, tools, syntax)
         limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
         random = np.random.default_rng(ask.seed)
-        text = _Text(ask.stop)
+        text, reader = _Text(ask.stop), CallReader(tools, syntax)
         logp, count, reason = 0.0, 0, "length"
         self.context.use(adapter, scale)
         logits = self.context.prompt(prompt)
@@ -187,7 +242,7 @@ class LlamaPolicy:
             if self._ends_turn(token):
                 reason = "stop"
                 break
-            if found := text.add(self._piece(token)):
+            if found := reader.add(text.add(self._piece(token))):
                 yield Piece.of_text(found)
             if text.stopped:
                 reason = "stop"
@@ -196,11 +251,25 @@ class LlamaPolicy:
                 raise BackendFailed(f"timed out after {count} tokens", kind="timeout")
             if count < limit:
                 logits = self.context.append([token])
-        if rest := text.rest():
+        shown = reader.add(text.rest())
+        words, calls = reader.end()
+        if rest := shown + words:
             yield Piece.of_text(rest)
+        for call in calls:
+            yield Piece({"tool_calls": [call]})
         yield Piece(
-            end=True, finish_reason=reason, tokens_in=len(prompt), tokens_out=count, log_probability=logp
+            end=True,
+            finish_reason="tool_calls" if calls and reason == "stop" else reason,
+            tokens_in=len(prompt),
+            tokens_out=count,
+            log_probability=logp,
         )
+
+    def _constraint(self, ask: Ask, tools: Tools | None, syntax: CallSyntax | None) -> Constraint | None:
+        if tools is not None and syntax is not None:
+            return tools_constraint(ask, tools, syntax, self._vocabulary)
+        constrained = ask.response_schema is not None or ask.answers
+        return constraint_of(ask, self._vocabulary) if constrained else None
 
     def _draw(
         self,
@@ -266,9 +335,10 @@ class LlamaPolicy:
 
 
 def ask_check(ask: Ask) -> None:
-    """Raises BackendUnable where a question asks for more than text from text."""
+    """Raises BackendUnable where a question asks for what is not done here."""
+    Tools.of(ask)
     for name, value in ask.extra.items():
-        if name not in HARMLESS and value is not None and value != NEUTRAL.get(name):
+        if name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
             raise BackendUnable(
                 f"{name}: not supported by llama.cpp in process; add an OpenAI-compatible server to "
                 "SERVING_BACKENDS",
@@ -277,24 +347,22 @@ def ask_check(ask: Ask) -> None:
             )
 
 
-def _plain(message: ChatMessage) -> dict[str, str]:
-    """A message as a chat template takes it: role and one text."""
-    if message.get("tool_calls") or message.get("tool_call_id"):
+def _messages_read(messages: Sequence[ChatMessage]) -> list[ChatTurn]:
+    try:
+        read = messages_read(list(messages))
+    except MessageError as error:
+        raise ServingRefused(str(error), param="messages") from error
+    if not all(message.is_text for message in read):
         raise BackendUnable(
-            "messages: llama.cpp in process does not support tools; add an OpenAI-compatible server to "
-            "SERVING_BACKENDS",
+            "messages: llama.cpp in process reads text only; add an OpenAI-compatible server to SERVING_BACKENDS",
             param="messages",
             code="unsupported",
         )
-    content = message.get("content")
-    if isinstance(content, list):
-        if any(part.get("type") != "text" for part in content):
-            raise BackendUnable(
-                "messages: llama.cpp in process reads text only", param="messages", code="unsupported"
-            )
-        content = "".join(part["text"] for part in content)
-    role = str(message["role"])
-    return {"role": "system" if role == "developer" else role, "content": content or ""}
+    return read
+
+
+def _refused(error: Exception) -> ServingRefused:
+    return ServingRefused(f"the model's chat template refuses these messages: {error}", param="messages")
 
 
 class _Text:

@@ -13,6 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from feedback.messages import ChatMessage, MessageError, messages_read
 from rl.agents.base import Message
+from rl.decoding.chat_turns import PROBE_TOOL, CallForm, call_form, template_turns
 
 Answer = str | Sequence[Mapping[str, Any]]
 """A response: a text, or messages where a text cannot say it (calls of tools and their results)."""
@@ -27,16 +28,6 @@ EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 """What Qwen 3 writes before an answer without reasoning; its generation prompt does not."""
 REASONING_KEYS = ("reasoning_content", "thinking")
 """Fields of a message from which templates take the reasoning."""
-
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "ratchet_probe",
-        "description": "Ratchet probes",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "any"}}},
-    },
-}
-_CALL = {"name": "ratchet_probe", "arguments": {"word": "ratchet_word"}}
 
 
 class NotRenderable(ValueError):
@@ -203,31 +194,7 @@ class ChatTemplate:
         """Messages as templates take them: text, calls with their arguments as an object, no reasoning."""
         if all(_is_plain(message) for message in messages):
             return [dict(message) for message in messages]
-        turns, ids = [], dict[str | None, str]()
-        for message in _read(messages):
-            turn: dict[str, Any] = {"role": message.role, "content": message.text}
-            if message.tool_calls:
-                calls = []
-                for call in message.tool_calls:
-                    # nine letters and digits, which Mistral's templates insist on; ids say nothing else
-                    ids[call.id] = f"call{len(ids):05d}"
-                    function = {
-                        "name": call.function.name,
-                        "arguments": self._arguments(call.function.parsed),
-                    }
-                    calls.append({"id": ids[call.id], "type": "function", "function": function})
-                turn |= {"content": message.text or self._call_form[0], "tool_calls": calls}
-            if message.role == "tool":
-                known = ids.get(message.tool_call_id) or next(reversed(ids.values()), "call00000")
-                turn |= {"tool_call_id": known}
-            if message.name:
-                turn["name"] = message.name
-            turns.append(turn)
-        return turns
-
-    def _arguments(self, parsed: Any) -> Any:
-        as_object = self._call_form[1] and not isinstance(parsed, str)
-        return parsed if as_object or isinstance(parsed, str) else json.dumps(parsed, ensure_ascii=False)
+        return template_turns(_read(messages), self._call_form)
 
     # --- What it can write ------------------------------------------------------------------------------------
 
@@ -239,24 +206,11 @@ class ChatTemplate:
 
     @functools.cached_property
     def takes_tools(self) -> bool:
-        return "ratchet_probe" in self._probe([{"role": "user", "content": "Ratchet asks"}], [_TOOL])
+        return "ratchet_probe" in self._probe([{"role": "user", "content": "Ratchet asks"}], [PROBE_TOOL])
 
     @functools.cached_property
-    def _call_form(self) -> tuple[str | None, bool]:
-        """Content of a turn that only calls, and whether arguments are an object: most take "" and an object, some
-        (DeepSeek V3) write calls only beside None, with the arguments as text."""
-        forms: list[tuple[str | None, bool]] = [("", True), (None, True), ("", False), (None, False)]
-        for content, is_object in forms:
-            arguments = _CALL["arguments"] if is_object else json.dumps(_CALL["arguments"])
-            call = {"id": "call00000", "type": "function", "function": {**_CALL, "arguments": arguments}}
-            turns = [
-                {"role": "user", "content": "Ratchet asks"},
-                {"role": "assistant", "content": content, "tool_calls": [call]},
-            ]
-            text = self._probe(turns, [_TOOL]) or self._probe(turns)
-            if "ratchet_word" in text:
-                return content, is_object
-        return "", True
+    def _call_form(self) -> CallForm:
+        return call_form(self._probe)
 
     @functools.cached_property
     def reasoning_field(self) -> str:

@@ -52,7 +52,7 @@ def decision_payload(
     facts: dict[str, Any] = {
         "id": str(UUID(id)),
         "messages": normalize_messages(messages),
-        "response": response_text(response),
+        "response": _response(response),
         "candidates": None if candidates is None else [_candidate(item) for item in candidates],
         "propensity": _number("propensity", propensity, above=0.0, up_to=1.0),
         "latency_ms": _number("latency_ms", latency_ms, above=-math.ulp(0.0)),
@@ -113,6 +113,26 @@ def _candidate(item: Any) -> Any:
             else {"response": complete_json(item["response"]), "score": score}
         )
     return response_text(item)
+
+
+def _response(value: Any) -> Any:
+    """A response as it is sent: messages of the assistant as messages (calls of tools), anything else as text."""
+    if callable(dump := getattr(value, "model_dump", None)) and getattr(value, "role", None) == "assistant":
+        value = dump(exclude_none=True)  # the message of an OpenAI client
+    if _is_message(value):
+        return _message(value)
+    if isinstance(value, list) and value and all(map(_is_message, value)):
+        return normalize_messages(value)
+    return response_text(value)
+
+
+def _is_message(value: Any) -> bool:
+    """True for a chat message; other data with a `role` has no content and no calls."""
+    return (
+        isinstance(value, Mapping)
+        and value.get("role") in ("assistant", "tool")
+        and ("content" in value or "tool_calls" in value)
+    )
 
 
 def response_text(value: Any) -> str:

@@ -1,0 +1,72 @@
+"""Messages as chat templates take them: training and serving hand a template the same turns. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from feedback.messages import ChatMessage
+
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "ratchet_probe",
+        "description": "Ratchet probes",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "any"}}},
+    },
+}
+PROBE_ARGUMENTS = {"word": "ratchet_word"}
+_ASKS = {"role": "user", "content": "Ratchet asks"}
+
+
+class CallForm(NamedTuple):
+    """How a template takes calls: most take "" and an object, some (DeepSeek V3) write calls only beside None, with
+    the arguments as text."""
+
+    content: str | None = ""
+    """Content of a turn that only calls."""
+    as_object: bool = True
+    """Arguments are an object, not JSON text."""
+
+
+def probe_turns(form: CallForm) -> list[dict[str, Any]]:
+    """A question, and an answer that calls PROBE_TOOL."""
+    arguments = PROBE_ARGUMENTS if form.as_object else json.dumps(PROBE_ARGUMENTS)
+    function = {"name": "ratchet_probe", "arguments": arguments}
+    call = {"id": "call00000", "type": "function", "function": function}
+    return [_ASKS, {"role": "assistant", "content": form.content, "tool_calls": [call]}]
+
+
+def call_form(write: Callable[[Sequence[Any], Sequence[Any]], str]) -> CallForm:
+    """Form in which a template takes calls. write: the text of turns and tools, empty where the template refuses."""
+    for form in (CallForm(), CallForm(None), CallForm(as_object=False), CallForm(None, as_object=False)):
+        turns = probe_turns(form)
+        if "ratchet_word" in (write(turns, [PROBE_TOOL]) or write(turns, [])):
+            return form
+    return CallForm()
+
+
+def template_turns(messages: Sequence[ChatMessage], form: CallForm) -> list[dict[str, Any]]:
+    """Messages as a template takes them: text, calls with their arguments as an object, no reasoning."""
+    turns, ids = [], dict[str | None, str]()
+    for message in messages:
+        turn: dict[str, Any] = {"role": message.role, "content": message.text}
+        if message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                # nine letters and digits, which Mistral's templates insist on; ids say nothing else
+                ids[call.id] = f"call{len(ids):05d}"
+                arguments = call.function.parsed
+                if not form.as_object and not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                function = {"name": call.function.name, "arguments": arguments}
+                calls.append({"id": ids[call.id], "type": "function", "function": function})
+            turn |= {"content": message.text or form.content, "tool_calls": calls}
+        if message.role == "tool":
+            known = ids.get(message.tool_call_id) or next(reversed(ids.values()), "call00000")
+            turn |= {"tool_call_id": known}
+        if message.name:
+            turn["name"] = message.name
+        turns.append(turn)
+    return turns
