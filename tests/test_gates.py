@@ -245,6 +245,20 @@ def test_a_lower_off_policy_estimate_is_refused() -> None:
     assert verdict(gate_answers.rule_off_policy, evidence()).outcome == rules.NOT_APPLICABLE
 
 
+def test_a_policy_of_several_fields_is_held_against_a_classifier_of_each() -> None:
+    """It beats a base that is never right, and is right in 7 of 100 prompts: not promoted."""
+    close, far = (
+        evidence(right_beside=(0.56, 0.6)),
+        evidence(right_beside=(0.067, 0.6), fields="Some are right."),
+    )
+    assert verdict(gate_answers.rule_fields, close).outcome == rules.PASSED
+    refused = verdict(gate_answers.rule_fields, far)
+    assert (refused.outcome, refused.waits) == (rules.REFUSED, True)
+    assert refused.figures == {"value": 0.067, "classifier": 0.6, "bound": 0.05}
+    assert "(Some are right)" in refused.words
+    assert verdict(gate_answers.rule_fields, evidence()).outcome == rules.NOT_APPLICABLE
+
+
 def test_every_rule_stands_in_the_report_and_every_refusal_in_its_reason() -> None:
     report = gate_judge(evidence(cases(5, 0, 5), kl=9.0), BOUNDS)
     assert len(report.verdicts) == len(rules.RULES)

@@ -113,6 +113,23 @@ def test_an_agent_is_inferred_from_what_its_app_and_people_wrote_and_not_from_wh
     assert agent_served("movie-night").answers == ()  # a definition says otherwise
 
 
+@pytest.mark.django_db
+def test_what_people_corrected_to_is_the_form_where_the_app_answers_otherwise() -> None:
+    for number in range(45):
+        made = decision_record(
+            agent="movie-night",
+            messages=[{"role": "user", "content": f"Any idea for {number}?"}],
+            response=f"Well, what about number {number} of my list?",
+        ).row
+        right = {"film": {"title": FILMS[number % 3], "stars": number % 5}, "seen": number}
+        rating_submit(decision=made, rater="lea", thumb="down", correction=json.dumps(right))
+    forget_all()
+    agent = agent_served("movie-night")
+    assert agent.structured
+    assert agent.discrete
+    assert agent.is_valid('{"film": {"title": "Watch Heat.", "stars": 2}, "seen": 7}')
+
+
 def test_built_in_agents_are_what_they_are() -> None:
     assert agent_served("filer") is get_agent("filer")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from feedback.services import comparison_submit, decision_record, rating_submit
@@ -55,6 +57,17 @@ def test_many_thumbs_with_few_pairs_are_not_left_to_the_pairs() -> None:
     chosen = method_chosen(AGENT)
     assert chosen.method == "kto", chosen.reason
     assert "of them in pairs" in chosen.reason
+
+
+def test_corrections_that_are_objects_are_learnt_field_by_field_in_place_of_the_bundled_base() -> None:
+    for n in range(140):
+        right = {"team": {"name": f"team {n % 4}", "level": n % 3}, "days": n, "tags": ["a", "b"][: n % 3]}
+        rated(f"request {n} of {n % 4} at {n % 3}", "{}", thumb="down", correction=json.dumps(right))
+    chosen = method_chosen(AGENT, base_model="bundled")
+    assert (chosen.method, chosen.knobs) == ("linear", {"feedback": "corrections"})
+    assert chosen.reason.startswith("auto took linear: ")
+    assert method_chosen(AGENT, base_model="/models/own").method == "sft"
+    assert method_chosen(AGENT, "linear").knobs == {"feedback": "corrections"}
 
 
 def test_corrections_are_imitated_and_not_only_preferred() -> None:

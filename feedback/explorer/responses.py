@@ -18,14 +18,19 @@ def responses_recorded(agent: str, newest: int, *, not_by: str = "") -> list[tup
     """
     facts = ("messages", "response", "metadata__response_is", "metadata__serving__backend")
     decisions = decisions_of(agent).order_by("-created_at").values_list(*facts)[:newest]
-    corrections = ratings_standing(agent).filter(correction__isnull=False).order_by("-created_at")
     rows = [
         (messages, response)
         for messages, response, form, backend in decisions
         if form != NOT_TEXT and not (not_by and backend == not_by)
     ]
-    rows += corrections.values_list("decision__messages", "correction")[:newest]
-    return [(_text(messages), response) for messages, response in rows]
+    return [(_text(messages), response) for messages, response in rows] + corrections_recorded(agent, newest)
+
+
+def corrections_recorded(agent: str, newest: int) -> list[tuple[str, str]]:
+    """(prompt, correction) texts of the newest corrections."""
+    corrections = ratings_standing(agent).filter(correction__isnull=False).order_by("-created_at")
+    rows = corrections.values_list("decision__messages", "correction")[:newest]
+    return [(_text(messages), str(response)) for messages, response in rows]
 
 
 def _text(messages: Iterable[Mapping[str, Any]]) -> str:

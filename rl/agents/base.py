@@ -157,6 +157,10 @@ class Agent:
         """The action a response stands for. Raises InvalidResponse; with a state, also for an unlisted choice."""
         raise NotImplementedError
 
+    def deed(self, response: str) -> Any:
+        """What of an answer must be the same for two of them to be: its action. Raises InvalidResponse."""
+        return self.parse(response)
+
     def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
         """JSON schema of a valid response, or None for free text."""
         return None

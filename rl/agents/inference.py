@@ -15,7 +15,8 @@ from typing import Any
 from rl.agents.assistant import AGENT as ASSISTANT
 from rl.agents.assistant import Assistant
 from rl.agents.base import InvalidResponse, State
-from rl.agents.template import answer_of_schema
+from rl.agents.fields import DEEPEST, Path, composed, json_read, leaves, plain
+from rl.agents.template import MAX_SCHEMA, answer_of_schema
 
 LEAST_RESPONSES = 40
 """Recorded responses before anything is inferred from them."""
@@ -29,8 +30,25 @@ UNSEEN_MASS = 0.05
 COPIED_SHARE = 0.2
 """Share of responses found within their own prompt from which on the prompt, not the agent, lists the options."""
 
-SAME_KEYS = 0.95
-"""Share of responses that are objects of the same keys for that to be the form of an answer."""
+STRUCTURED_SHARE = 0.95
+"""Share of responses that must be objects, of objects that must have a key for it to be required, and of a field's
+values that must have one type: a few broken rows do not undo the structure."""
+
+RARE_KEY = 0.02
+"""Share of objects that must have a key for it to be one of the form."""
+
+MOST_FIELDS, LONGEST_CHOICE, MOST_ITEMS = 256, 200, 64
+"""Keys of an object, characters of a value that is one of a few, and items of a list that the form tells of."""
+
+WIDE = 100
+"""Largest distance of a field's least and greatest whole number for the form to name both, unless most stand there
+more than once."""
+
+WORDING_WORDS = 3.0
+"""Mean words of a field's texts above which they are wordings, unless they are one of a few or stand in the prompt."""
+
+MOST_TOKENS = 768
+"""Longest answer in tokens that an inferred agent is given room for."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +58,21 @@ class InferredAgent(Assistant):
     schema: Mapping[str, Any] | None = field(default=None, hash=False)
     repeats: bool = False
     """Most responses are the same as another one: what the objects hold are choices, not wordings."""
+    wordings: frozenset[Path] = frozenset()
+    """Fields that hold wordings, which nobody writes the same way twice: two answers are the same without them."""
+    choices_held: int = 0
+    """Fields that hold choices, numbers, truth values, or what the prompt says."""
 
     @property
     def discrete(self) -> bool:
-        return bool(self.answers) or (self.schema is not None and self.repeats)
+        chosen = self.repeats or self.choices_held > len(self.wordings)
+        return bool(self.answers) or (self.schema is not None and chosen)
+
+    def deed(self, response: str) -> Any:
+        if self.schema is None or self.repeats or not self.wordings:
+            return super().deed(response)
+        action = self.parse(response)
+        return composed([(path, value) for path, value in leaves(action) if path not in self.wordings])
 
     @property
     def structured(self) -> bool:
@@ -69,18 +98,21 @@ def agent_inferred(slug: str, recorded: Sequence[tuple[str, str]]) -> InferredAg
         return None
     texts = [response.strip() for _, response in recorded]
     answers = () if _copies_prompt(recorded) else closed_answers(texts)
-    schema = None if answers else common_schema(texts)
-    if not answers and schema is None:
+    form = None if answers else answer_form([prompt for prompt, _ in recorded], texts)
+    if not answers and form is None:
         return None
+    longest = max(map(len, texts)) if form else 0
     return InferredAgent(
         slug=slug,
         title=slug,
         description="Answers with one of a few texts." if answers else "Answers with objects of one form.",
         suggested_tags=ASSISTANT.suggested_tags,
-        max_new_tokens=ASSISTANT.max_new_tokens,
+        max_new_tokens=max(ASSISTANT.max_new_tokens, min(longest, MOST_TOKENS)),
         answers=answers,
-        schema=schema,
+        schema=form.schema if form else None,
         repeats=len(set(texts)) <= len(texts) / 2,
+        wordings=frozenset(form.wordings) if form else frozenset(),
+        choices_held=form.choices if form else 0,
     )
 
 
@@ -96,21 +128,140 @@ def closed_answers(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(text for text, _ in counts.most_common())
 
 
-def common_schema(texts: Sequence[str]) -> dict[str, Any] | None:
-    """A JSON schema of the objects most texts are, with the types their values have; None where they differ."""
-    objects = [found for text in texts if isinstance(found := _json(text), dict) and found]
-    keys = Counter(tuple(sorted(found)) for found in objects)
-    if not keys or keys.most_common(1)[0][1] < SAME_KEYS * len(texts):
-        return None
-    names = keys.most_common(1)[0][0]
-    alike = [found for found in objects if tuple(sorted(found)) == names]
-    order = [name for name in alike[0] if name in names]
+@dataclass
+class AnswerForm:
+    """The JSON schema that recorded answers share, and the kinds of its fields."""
+
+    schema: dict[str, Any] = field(default_factory=dict)
+    wordings: list[Path] = field(default_factory=list)
+    choices: int = 0
+
+
+def answer_form(prompts: Sequence[str], texts: Sequence[str]) -> AnswerForm | None:
+    """The form of the objects, or lists, that most texts are, inferred field by field; None where they differ."""
+    read = [(prompt, json_read(text)) for prompt, text in zip(prompts, texts, strict=True)]
+    for kind in (dict, list):
+        values = [(prompt, value) for prompt, value in read if isinstance(value, kind) and value]
+        if len(values) >= STRUCTURED_SHARE * len(texts):
+            for closed in (True, False):
+                form = AnswerForm()
+                form.schema = _schema(values, (), form, closed)
+                if kind is dict and not form.schema.get("required"):
+                    return None  # objects that have no key in common
+                if len(json.dumps(form.schema)) <= MAX_SCHEMA:
+                    return form
+    return None
+
+
+Values = Sequence[tuple[str, Any]]
+"""(prompt, value) of one field."""
+
+
+def _schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+    """Schema of the values of one field; notes in `form` what it holds. closed: values that are one of a few are
+    named."""
+    known = [(prompt, value) for prompt, value in values if value is not None]
+    nulls = len(values) - len(known)
+    if not known:
+        form.choices += 1
+        return {"type": "null"}
+    types = Counter(_type(value) for _, value in known)
+    kind, count = types.most_common(1)[0]
+    if types["integer"] + types["number"] >= STRUCTURED_SHARE * len(known) and types["number"]:
+        kind, count = "number", types["integer"] + types["number"]
+    if count < STRUCTURED_SHARE * len(known):
+        form.wordings.append(path)
+        mixed = sorted({*types, *(["null"] if nulls else [])})
+        return {} if {"object", "array"} & types.keys() else {"type": mixed}
+    alike = [
+        (prompt, value)
+        for prompt, value in known
+        if _type(value) == kind or (kind == "number" and _type(value) == "integer")
+    ]
+    found = _typed_schema(kind, alike, path, form, closed)
+    if nulls <= RARE_KEY * len(values):
+        return found
+    if set(found) == {"enum"}:
+        return {"enum": [*found["enum"], None]}
+    return {"anyOf": [found, {"type": "null"}]}
+
+
+def _typed_schema(kind: str, values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+    """Schema of values of one type."""
+    if kind == "object":
+        return _object_schema(values, path, form, closed)
+    if kind == "array":
+        return _list_schema(values, path, form, closed)
+    if kind == "string":
+        return _text_schema(values, path, form, closed)
+    form.choices += 1
+    numbers = [value for _, value in values]
+    if kind == "integer" and closed:
+        few = len(set(numbers)) <= len(numbers) / 2
+        if few or max(numbers) - min(numbers) <= WIDE:
+            return {"type": "integer", "minimum": min(numbers), "maximum": max(numbers)}
+    return {"type": kind}
+
+
+def _object_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+    counts = Counter(name for _, value in values for name in value)
+    names = [name for name, count in counts.items() if count >= max(RARE_KEY * len(values), 2)]
+    within = sum(all(name in names for name in value) for _, value in values)
+    if (
+        not names
+        or len(names) > MOST_FIELDS
+        or within < STRUCTURED_SHARE * len(values)
+        or len(path) >= DEEPEST
+    ):
+        form.wordings.append(path)
+        required = [name for name in names if counts[name] >= STRUCTURED_SHARE * len(values)]
+        return {"type": "object", **({"required": required} if required else {})}
+    properties = {
+        name: _schema(
+            [(prompt, value[name]) for prompt, value in values if name in value], (*path, name), form, closed
+        )
+        for name in names
+    }
     return {
         "type": "object",
-        "properties": {name: {"type": _types([found[name] for found in alike])} for name in order},
-        "required": order,
+        "properties": properties,
+        "required": [name for name in names if counts[name] >= STRUCTURED_SHARE * len(values)],
         "additionalProperties": False,
     }
+
+
+def _list_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+    lengths = [len(value) for _, value in values]
+    items = [(prompt, item) for prompt, value in values for item in value[:MOST_ITEMS]]
+    if not items:
+        form.choices += 1
+        return {"type": "array", "maxItems": 0}
+    inner = AnswerForm()
+    found: dict[str, Any] = {"type": "array", "items": _schema(items, (), inner, closed)}
+    if inner.wordings and inner.choices <= len(inner.wordings):
+        form.wordings.append(path)
+    else:
+        form.choices += 1
+    if all(len(set(map(plain, value))) == len(value) for _, value in values) and "enum" in found["items"]:
+        found["uniqueItems"] = True
+    return found | {"minItems": min(lengths), "maxItems": max(lengths)}
+
+
+def _text_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+    texts = [value for _, value in values]
+    copied = sum(bool(value) and value in prompt for prompt, value in values)
+    counts = Counter(texts)
+    once = sum(count == 1 for count in counts.values())
+    few = len(counts) <= MOST_ANSWERS and once <= UNSEEN_MASS * len(texts)
+    if few and copied <= COPIED_SHARE * len(texts) and max(map(len, counts)) <= LONGEST_CHOICE:
+        form.choices += 1
+        return {"enum": [text for text, _ in counts.most_common()]} if closed else {"type": "string"}
+    words = sum(len(text.split()) for text in texts) / len(texts)
+    if few or copied >= len(texts) / 2 or words <= WORDING_WORDS:
+        form.choices += 1
+    else:
+        form.wordings.append(path)
+    return {"type": "string"}
 
 
 def _copies_prompt(recorded: Sequence[tuple[str, str]]) -> bool:
@@ -121,24 +272,9 @@ def _copies_prompt(recorded: Sequence[tuple[str, str]]) -> bool:
 
 def _values(response: str) -> list[str]:
     """The texts a response consists of: itself, or the texts within an object."""
-    found = _json(response)
+    found = json_read(response)
     values = found.values() if isinstance(found, dict) else [response.strip()]
     return [value for value in values if isinstance(value, str) and value]
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _types(values: Sequence[Any]) -> str | list[str]:
-    """JSON schema types of values, one or several."""
-    found = sorted({_type(value) for value in values})
-    if found == ["integer", "number"]:
-        return "number"
-    return found[0] if len(found) == 1 else found
 
 
 def _type(value: Any) -> str:

@@ -96,7 +96,7 @@ def _file_erase(folder: Path, remainder: Remainder, dry_run: bool) -> bool:
         logger.warning("%s is not searched for what is erased: %s", folder, fault)
         return False
     rest = remainder(model)
-    if (rest.columns, rest.rows, rest.answers) == (model.columns, model.rows, model.answers):
+    if rest.words == model.words:
         return False
     if not dry_run:
         rest.save(folder)

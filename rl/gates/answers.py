@@ -109,6 +109,28 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     return RuleResult("valid", PASSED, words, figures)
 
 
+FIELDS_BEHIND = 0.05
+"""Points by which a policy whose answers have fields may be right less often than a classifier of each field."""
+
+
+def rule_fields(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
+    """Answers with several fields are right as often as those of a classifier that learnt each field from the same
+    corrections; FIELDS_BEHIND less is allowed. Waits where they are not: more corrections, or that classifier as the
+    policy (`train_linear`), may lift it."""
+    if evidence.right_beside is None:
+        return RuleResult(
+            "fields", NOT_APPLICABLE, "answers with several fields were not judged beside a classifier"
+        )
+    own, other = evidence.right_beside
+    figures = {"value": own, "classifier": other, "bound": FIELDS_BEHIND}
+    words = f"right in {100 * own:.1f} % of prompts, a classifier of each field in {100 * other:.1f} %"
+    words += f" ({evidence.fields.rstrip('.')})" if evidence.fields else ""
+    if own < other - FIELDS_BEHIND:
+        words += f": {100 * FIELDS_BEHIND:g} points less are allowed: promote that classifier (train_linear) instead"
+        return RuleResult("fields", REFUSED, words, figures, waits=True)
+    return RuleResult("fields", PASSED, words, figures)
+
+
 def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Rule: the policy has not gone further from its reference (the base model, or its warm-up) than allowed,
     and than what people wrote lies from it.

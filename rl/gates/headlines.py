@@ -142,6 +142,35 @@ def right_answer_figure(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     return figure | {"words": f"{words}."}
 
 
+def fields_text(figures: Mapping[str, Any]) -> str:
+    """Share of the fields of what people wrote that its answers have, in a sentence; empty where answers have none."""
+    fields = fields_of(figures)
+    if not fields:
+        return ""
+    whole = ((figures.get("evidence") or {}).get(CORRECTIONS) or {}).get("own")
+    words = f"Of the fields of what people wrote {_share(fields['own'])} are right"
+    if "against" in fields:
+        words += f", {_share(fields['against'])} of {(figures.get('comparison') or {}).get('against', 'the other')}'s"
+    if whole:
+        words += f"; all fields at once in {_share(whole)} of {whole['n']:,} prompts"
+    return f"{words}."
+
+
+def fields_of(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figures of fields of an evaluation, by side; empty where answers have none."""
+    return ((figures.get("evidence") or {}).get(CORRECTIONS) or {}).get("fields") or {}
+
+
+def right_of_classifier(figures: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Shares of prompts where a policy and a simple classifier answer as people wrote, of answers with fields; None
+    where that is not known of both."""
+    baseline = ((figures.get("baseline") or {}).get("evidence") or {}).get(CORRECTIONS) or {}
+    own = ((figures.get("evidence") or {}).get(CORRECTIONS) or {}).get("own")
+    if not fields_of(figures) or not own or not baseline.get("own"):
+        return None
+    return own["value"], baseline["own"]["value"]
+
+
 def _share(found: Mapping[str, Any]) -> str:
     return _amount({**found, "unit": "points"})
 

@@ -23,6 +23,7 @@ RULE_TITLES = {
     "other_evidence": "Not worse by other kinds of evidence",
     "raters": "Gain does not depend on one rater",
     "reward": "Reward does not fall",
+    "fields": "As right as a simple classifier",
     "valid": "Answers stay valid",
     "kl": "Stays near its reference",
     "slices": "No slice of prompts gets worse",
@@ -220,6 +221,11 @@ class Evidence:
     """Number of the agent's prompts that count as one with others, in words; empty where none do."""
     discrete: bool = False
     """True where two answers of the agent are the same or not; as it was when they were judged."""
+    right_beside: tuple[float, float] | None = None
+    """Shares of prompts that the policy and a classifier of each field answer as people wrote; None where answers have
+    no fields or nobody knows."""
+    fields: str = ""
+    """Share of the fields that are right, in words; empty where answers have none."""
     benchmarks: Mapping[str, BenchmarkCases] = field(default_factory=dict)
     """Listed task -> its newest result."""
     no_benchmarks: str = ""

@@ -12,7 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rl.gates.answers import rule_golden, rule_kl, rule_length, rule_off_policy, rule_reward, rule_valid
+from rl.gates.answers import (
+    rule_fields,
+    rule_golden,
+    rule_kl,
+    rule_length,
+    rule_off_policy,
+    rule_reward,
+    rule_valid,
+)
 from rl.gates.benchmarks import rule_benchmarks
 from rl.gates.effects import (
     Effect,
@@ -302,6 +310,7 @@ RULES: tuple[Rule, ...] = (
     rule_other_evidence,
     rule_raters,
     rule_reward,
+    rule_fields,
     rule_valid,
     rule_kl,
     rule_slices,

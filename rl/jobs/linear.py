@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl.agents.base import Agent
+from rl.agents.base import Agent, answer_plain
 from rl.checksums import sums_write
 from rl.datasets import PreparedDataset, snapshot_rows
 from rl.jobs.lifecycle import RunListener, TrainOrder
 from rl.jobs.method_selection import method_chosen
 from rl.linear.features import FAMILIES
 from rl.linear.fit import MEMORY_GB, PENALTIES, SECONDS_PER_ROW, FittedPolicy, fit
-from rl.linear.model import WEIGHTS, LinearPolicy
+from rl.linear.model import FIELDS, WEIGHTS, LinearPolicy
 from rl.linear.rows import PAIRS_AND_SCORES, SCORES, LinearChoice, LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
@@ -68,7 +68,8 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
     sums_write(folder, [WEIGHTS])
     metrics = {**linear_fit.metrics, **eval_metrics(linear_fit.policy, eval_rows, agent)}
     listener.on_step(1, 1)  # no row of metrics: one fit draws no curve
-    notes = [f"{len(linear_fit.policy.answers)} answers, {linear_fit.words}"]
+    answers = linear_fit.policy.answers
+    notes = [f"{len(answers)} answers, {linear_fit.words}" if answers else linear_fit.words]
     return TrainResult(
         method="linear",
         status="succeeded",
@@ -104,6 +105,8 @@ def eval_metrics(policy: LinearPolicy, rows: Sequence[Any], agent: Agent) -> dic
 
 
 def _is_right(policy: LinearPolicy, row: LinearChoice) -> bool:
+    if policy.mode == FIELDS:
+        return answer_plain(policy.options(row.messages)[0]) == answer_plain(row.answer)
     others = [row.rejected] if row.rejected else list(row.options or policy.answers)
     best, *rest = policy.scores(row.messages, [row.answer, *others])
     plain = policy.features_of(row.answer)

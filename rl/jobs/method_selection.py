@@ -16,7 +16,7 @@ from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.demonstrations import preferred_rows
 from rl.linear.distillation import SHOWN_PROMPTS
-from rl.linear.model import CLOSED, LISTED
+from rl.linear.model import CLOSED, FIELDS, LISTED
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
 from rl.recipes import DATASET_CONFIG, PREFERRED
@@ -63,8 +63,9 @@ def method_chosen(
     prompt earned different ones; `rlhf` where responses have scores or rewards and nothing else; GRPO where nobody
     said anything and the prompts have right answers or tests; DPO where nothing is enough, whose refusal says what is
     missing. Where DPO or KTO would train the bundled base, SFT takes their place: on a classifier's answers where these
-    are a choice, on the preferred answers themselves where they are other JSON. `base_model` is what would be trained,
-    where that is known; `source` is where the feedback is, as `prepare_training_dataset` takes it.
+    are a choice, on the preferred answers themselves where they are other JSON; a linear policy
+    takes its place where it would be shown corrections that are objects. `base_model` is what would be trained, where
+    that is known; `source` is where the feedback is, as `prepare_training_dataset` takes it.
 
     Raises RecipeError for an unknown name.
     """
@@ -271,7 +272,7 @@ world, and a classifier reads the feedback of a choice better than it can."""
 
 FEEDBACK_NAMES = {"pairs": "pairs", "scores": "scores", "pairs_and_scores": "pairs and single verdicts"}
 
-FEWEST_TAUGHT = {CLOSED: 60, LISTED: 150}
+FEWEST_TAUGHT = {CLOSED: 60, LISTED: 150, FIELDS: 60}
 """Prompts below which a classifier finds too little of a rule. From 65 with one verdict each it taught 46 to 82 % liked
 answers in three made-up worlds, where it has 53 to 81 itself (DECISIONS, 2026-11-23); where answers come with the
 prompts, no others can be made of these."""
@@ -312,18 +313,30 @@ def _of_choices(
 
 
 def _with_recombination(agent: str, like: MethodChoice, rows: PreparedDataset | None) -> MethodChoice:
-    """SFT on what people wrote, with recombined prompts where these are few and answers are a closed set."""
+    """SFT on what people wrote, with recombined prompts where these are few and answers are a closed set; a linear
+    policy where answers are objects."""
     if like.knobs or rows is None:
         return like
     try:
         prompts, mode = prompts_teachable(rows.rows("train"), agent_served(agent))
     except LinearRefused:
         return like
-    if mode != CLOSED or not FEWEST_TAUGHT[mode] <= prompts < SHOWN_PROMPTS:
+    if mode == LISTED or prompts < FEWEST_TAUGHT[mode] or (mode == CLOSED and prompts >= SHOWN_PROMPTS):
         return like
-    made = f"a classifier that learns from them answers others, made of their parts, up to {SHOWN_PROMPTS:,} in all"
+    if mode == FIELDS and agent in AGENTS:
+        return like  # the state says which values there are, and the base can write the form
+    if mode == FIELDS:
+        beside = (
+            f"answers are objects, which a classifier of each field learns from {prompts:,} prompts better"
+        )
+        return MethodChoice(
+            LINEAR,
+            f"{like.reason.replace('auto took sft', 'auto took linear', 1)}; {beside} than the bundled base does",
+            {"feedback": LINEAR_FEEDBACK["sft"]},
+        )
+    made = f"a classifier that learns from them answers others, made of their parts, up to {SHOWN_PROMPTS:,}"
     return MethodChoice(
-        "sft", f"{like.reason}; {prompts:,} prompts are few, so that {made}", {"recombine": True}
+        "sft", f"{like.reason}; {prompts:,} prompts are few, so that {made} in all", {"recombine": True}
     )
 
 

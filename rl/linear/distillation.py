@@ -14,7 +14,7 @@ from typing import Any
 
 from rl.agents.base import Agent
 from rl.linear.fit import fit
-from rl.linear.model import CLOSED, LinearPolicy, LinearPolicyError
+from rl.linear.model import CLOSED, FIELDS, LinearPolicy, LinearPolicyError
 from rl.linear.recombination import recombined_prompts
 from rl.linear.rows import choices_of
 
@@ -80,7 +80,9 @@ def _recombined_demonstrations(
 ) -> list[dict[str, Any]]:
     """Its answers to prompts made of the recorded ones, up to SHOWN_PROMPTS in all; none where the answers of a prompt
     come with its state, which would not belong to another."""
-    if policy.mode != CLOSED or (not agent.answers and any(row.get("state") for row in recorded)):
+    if policy.mode not in (CLOSED, FIELDS) or (
+        not agent.answers and any(row.get("state") for row in recorded)
+    ):
         return []
     count = max(0, SHOWN_PROMPTS - len(recorded))
     prompts = recombined_prompts([row["prompt"] for row in recorded], count, seed=seed)

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,9 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from rl.agents.base import Agent, answer_plain
+from rl.agents.fields import json_read, leaves, plain
 from rl.linear.features import FAMILIES, ORDER, VALUES, Features, is_composed, prompt_features
-from rl.linear.model import CLOSED, LISTED, LinearPolicy, features_read
+from rl.linear.model import CLOSED, FIELDS, LISTED, LinearPolicy, Place, features_read
 from rl.linear.rows import (
     ANY_ANSWER,
     CORRECTIONS,
@@ -87,6 +88,8 @@ class FittedPolicy:
     def words(self) -> str:
         """Words for a run's record of what was fitted."""
         policy, facts = self.policy, self.policy.facts
+        if policy.mode == FIELDS:
+            return f"a classifier for each of {len(policy.parts)} fields, from {facts['prompts']:,} prompts"
         return (
             f"{len(policy.columns):,} features of a prompt ({' and '.join(policy.families)}), penalty C = "
             f"{facts['penalty']:g}, by cross-validation over {facts['prompts']:,} prompts"
@@ -126,7 +129,8 @@ def fit(
     answers = ANY_ANSWER if judge else answers_of(choices.rows, agent)
     # many short products of vectors: threads that wait for each other, and spin, cost up to ten times the time
     with threadpool_limits(1, user_api="blas"):
-        policy, metrics = _policy_fit(choices, answers, agent, penalties, families, seed)
+        make = _fields_fit if answers.mode == FIELDS else _policy_fit
+        policy, metrics = make(choices, answers, agent, penalties, families, seed)
     return FittedPolicy(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
 
 
@@ -191,6 +195,104 @@ def _policy_fit(
         name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
     }
     return policy, metrics
+
+
+MOST_PARTS, MOST_VALUES = 64, 64
+"""Fields and items of lists that are fitted, the first; values of a field that are told apart, the most frequent. What
+lies beyond gets the value that is most frequent."""
+
+
+def _fields_fit(
+    choices: Choices,
+    answers: Answers,
+    agent: Agent,
+    penalties: Sequence[float],
+    families: Sequence[tuple[str, ...]],
+    seed: int,
+) -> tuple[LinearPolicy, dict[str, float]]:
+    """A policy for each field of the objects (and each item of their lists), independent of each other given the
+    prompt; its accuracy is the share of fields."""
+    read = [(row, json_read(row.answer)) for row in choices.rows]
+    objects = [(row, dict(leaves(value))) for row, value in read if isinstance(value, dict) and value]
+    parts: list[tuple[Place, LinearPolicy]] = []
+    figures: list[dict[str, float]] = []
+    for place in _object_places([found for _, found in objects]):
+        values = [place.value_in(found) for _, found in objects]
+        counts = Counter(values)
+        vocabulary = tuple(value for value, _ in counts.most_common(MOST_VALUES))
+        if len(vocabulary) == 1 or len(parts) >= MOST_PARTS:
+            parts.append((place, _constant(agent, vocabulary[0])))
+            continue
+        rows = [
+            replace(row, answer=value, options=())
+            for (row, _), value in zip(objects, values, strict=True)
+            if value in vocabulary
+        ]
+        part, found = _policy_fit(
+            Choices(CORRECTIONS, rows), Answers(CLOSED, vocabulary), agent, penalties, families, seed
+        )
+        parts.append((place, part))
+        figures.append(found)
+    policy = LinearPolicy(
+        agent=agent.slug,
+        mode=FIELDS,
+        families=families[0],
+        answers=(),
+        quoted=False,
+        rows=(),
+        columns=(),
+        weights=np.zeros((0, 0)),
+        bias=np.zeros(0),
+        facts={
+            "feedback": choices.feedback, "penalty": 0.0, "rows": len(choices.rows), "fields": len(parts),
+            "prompts": len({row.group for row in choices.rows}), "folds": FOLDS, "intercept": 0.0,
+        },
+        parts=tuple(parts),
+    )  # fmt: skip
+    known = [one["cv_accuracy"] for one in figures if "cv_accuracy" in one]
+    return policy, {"cv_accuracy": float(np.mean(known))} if known else {}
+
+
+def _object_places(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> list[Place]:
+    """Fields of some objects, in the order in which they stand there. A list whose items are values that come again is
+    read item by item, unless the whole lists are few; a field of a single object alone is left out."""
+    counts = Counter(path for found in objects for path in found)
+    places: list[Place] = []
+    for path in sorted(counts, key=_order_of(objects)):
+        if counts[path] < LEAST_COUNT:
+            continue
+        lists = [found[path] for found in objects if isinstance(found.get(path), list)]
+        items = Counter(plain(item) for value in lists for item in value)
+        is_set = len(lists) == len(objects) and all(
+            len({*map(plain, value)}) == len(value) for value in lists
+        )
+        items_known = [item for item, count in items.most_common(MOST_VALUES) if count >= LEAST_COUNT]
+        if is_set and items_known and len(set(map(plain, lists))) > len(items_known):
+            where: dict[str, list[int]] = {}
+            for value in lists:
+                for number, item in enumerate(map(plain, value)):
+                    where.setdefault(item, []).append(number)
+            items_known.sort(key=lambda item: float(np.mean(where[item])))
+            places += [Place(path, item) for item in items_known]
+        else:
+            places.append(Place(path))
+    return places
+
+
+def _order_of(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> Any:
+    first: dict[tuple[str, ...], tuple[int, int]] = {}
+    for number, found in enumerate(sorted(objects, key=len, reverse=True)):
+        for at, path in enumerate(found):
+            first.setdefault(path, (number, at))
+    return first.__getitem__
+
+
+def _constant(agent: Agent, value: str) -> LinearPolicy:
+    """A policy that gives one answer."""
+    return LinearPolicy(
+        agent=agent.slug, mode=CLOSED, families=FAMILIES[0], answers=(value,), quoted=False, rows=(f"is {value}",),
+        columns=(), weights=np.zeros((1, 0)), bias=np.zeros(1),
+    )  # fmt: skip
 
 
 def _entries(

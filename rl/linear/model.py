@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.agents.base import answer_plain
+from rl.agents.fields import composed, json_read, leaves, plain
 from rl.linear.features import (
     FAMILIES,
     OF_ANSWERS,
@@ -35,8 +36,15 @@ WEIGHTS = "linear_policy.json"
 
 FORMAT = "ratchet-linear-1"
 
-CLOSED, LISTED = "closed", "listed"
-"""A closed set of answers whatever is asked; or answers that come with each prompt."""
+CLOSED, LISTED, FIELDS = "closed", "listed", "fields"
+"""A closed set of answers whatever is asked; answers that come with each prompt; or objects, put together from a closed
+set of values for each field."""
+
+ABSENT = "absent"
+"""Value of a field that an object does not have; no JSON text reads so."""
+
+MOST_OPTIONS = 24
+"""Objects that are offered where answers are put together by their fields: the likeliest, and those beside it."""
 
 UNMET = 5.0
 """Log-odds by which an answer that was never met lies below the worst of a closed set."""
@@ -49,12 +57,30 @@ class LinearPolicyError(ValueError):
 
 
 @dataclass(frozen=True)
+class Place:
+    """A field of an object, or one item of its list."""
+
+    path: tuple[str, ...]
+    item: str = ""
+    """JSON text of the item; empty of a field as a whole."""
+
+    def value_in(self, found: Mapping[tuple[str, ...], Any]) -> str:
+        """The value there, of an answer's leaves."""
+        if self.path not in found:
+            return ABSENT if not self.item else "false"
+        value = found[self.path]
+        if not self.item:
+            return plain(value)
+        return "true" if isinstance(value, list) and self.item in map(plain, value) else "false"
+
+
+@dataclass(frozen=True)
 class LinearPolicy:
     """Weights by answer feature and prompt feature, with the answers it was trained on."""
 
     agent: str
     mode: str
-    """CLOSED or LISTED."""
+    """CLOSED, LISTED or FIELDS."""
     families: tuple[str, ...]
     """Features of a prompt that are read (`rl.linear.features`), and those of OF_ANSWERS that an answer is read by."""
     answers: tuple[str, ...]
@@ -71,6 +97,8 @@ class LinearPolicy:
     """[answer features]."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts of its training: feedback, penalty, rows, cross-validation."""
+    parts: tuple[tuple[Place, LinearPolicy], ...] = ()
+    """Of FIELDS: the policy of each field's value, as JSON text or ABSENT; of an item of a list whether it is in."""
     _row: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     _column: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -84,6 +112,8 @@ class LinearPolicy:
 
     def scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
         """The score of each answer, in log-odds; only differences between answers to one prompt mean anything."""
+        if self.mode == FIELDS:
+            return self._field_scores(messages, answers)
         known = self.row_scores(prompt_features(messages, self.families))
         found = [self._sum(known, answer) for answer in answers]
         if None not in found or self.mode != CLOSED or not len(known):
@@ -92,6 +122,47 @@ class LinearPolicy:
         met = [score for answer in self.answers if (score := self._sum(known, answer)) is not None]
         worst = min(met, default=float(known.min()))
         return [worst - UNMET if score is None else score for score in found]
+
+    def _field_scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
+        """Sum over the fields of log p of what an answer has there; of a value that was never met UNMET less than the
+        least likely."""
+        found = [dict(leaves(json_read(answer))) for answer in answers]
+        totals = [0.0] * len(answers)
+        for place, part in self.parts:
+            known = dict(zip(part.answers, part.log_probabilities(messages, part.answers), strict=True))
+            least = min(known.values()) - UNMET
+            for number, one in enumerate(found):
+                totals[number] += known.get(place.value_in(one), least)
+        return totals
+
+    def _field_options(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The likeliest object, and those that differ from it in one field by the next likely value."""
+        best: list[str] = []
+        others: list[tuple[float, int, str]] = []
+        for number, (_, part) in enumerate(self.parts):
+            scores = part.log_probabilities(messages, part.answers)
+            order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+            best.append(part.answers[order[0]])
+            if len(order) > 1:
+                others.append((scores[order[0]] - scores[order[1]], number, part.answers[order[1]]))
+        chosen = [best]
+        for _, number, value in sorted(others)[: MOST_OPTIONS - 1]:
+            chosen.append([*best[:number], value, *best[number + 1 :]])
+        return list(dict.fromkeys(map(self._object, chosen)))
+
+    def _object(self, values: Sequence[str]) -> str:
+        """The answer that has these values in its fields."""
+        lists: dict[tuple[str, ...], list[Any]] = {}
+        found: list[tuple[tuple[str, ...], Any]] = []
+        for (place, _), value in zip(self.parts, values, strict=True):
+            if place.item and place.path not in lists:
+                lists[place.path] = []
+                found.append((place.path, lists[place.path]))
+            if place.item and value == "true":
+                lists[place.path].append(json.loads(place.item))
+            elif not place.item and value != ABSENT:
+                found.append((place.path, json.loads(value)))
+        return json.dumps(composed(found), ensure_ascii=False)
 
     def _sum(self, known: Vector, answer: str) -> float | None:
         """Sum over the features of an answer; None where none is known."""
@@ -118,6 +189,8 @@ class LinearPolicy:
 
     def options(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
         """Answers it may give where none are listed. Raises LinearPolicyError where it knows none for this prompt."""
+        if self.mode == FIELDS:
+            return self._field_options(messages)
         if not self.quoted:
             return list(self.answers)
         text = "\n".join(message_text(message) for message in messages)
@@ -131,20 +204,47 @@ class LinearPolicy:
 
     def restrict(self, columns: Set[str], answers: Set[str]) -> LinearPolicy:
         """The same weights of these prompt features alone, of these answers and of what they are made of."""
-        plain = {answer_plain(answer) for answer in answers}
+        if self.mode == FIELDS:
+            read = [dict(leaves(json_read(answer))) for answer in answers]
+            return self._parts_kept(
+                lambda place, part: part.restrict(columns, {place.value_in(one) for one in read})
+            )
+        kept = {answer_plain(answer) for answer in answers}
         features = {name for answer in answers for name in self.features_of(answer)}
         return self._part(
             [place for place, name in enumerate(self.rows) if name in features],
             [place for place, name in enumerate(self.columns) if name in columns],
-            [answer for answer in self.answers if answer_plain(answer) in plain],
+            [answer for answer in self.answers if answer_plain(answer) in kept],
         )
 
     def keep(self, is_kept: Callable[[str], bool]) -> LinearPolicy:
         """The same weights of the prompt features, answer features and answers that a test lets stand."""
+        if self.mode == FIELDS:
+            free = self._parts_kept(lambda _, part: part.keep(is_kept))
+            parts = tuple(
+                one for one in free.parts if is_kept(one[0].item) and all(map(is_kept, one[0].path))
+            )
+            return replace(free, parts=parts, _row={}, _column={})
         return self._part(
             [place for place, name in enumerate(self.rows) if is_kept(name)],
             [place for place, name in enumerate(self.columns) if is_kept(name)],
             [answer for answer in self.answers if is_kept(answer)],
+        )
+
+    def _parts_kept(self, remainder: Callable[[Place, LinearPolicy], LinearPolicy]) -> LinearPolicy:
+        """What stays of each part; one without an answer goes."""
+        kept = [(place, remainder(place, part)) for place, part in self.parts]
+        parts = tuple((place, part) for place, part in kept if part.answers)
+        return replace(self, parts=parts, _row={}, _column={})
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """Every text that it holds: of its prompt features, its answer features, its answers, its fields."""
+        return (
+            self.columns,
+            self.rows,
+            self.answers,
+            tuple((place.path, place.item, part.words) for place, part in self.parts),
         )
 
     def _part(
@@ -163,8 +263,15 @@ class LinearPolicy:
 
     def save(self, folder: Path) -> Path:
         """Write the file into a folder, whole or not at all."""
-        content = {
-            "format": FORMAT,
+        content = {"format": FORMAT, **self._body()}
+        folder.mkdir(parents=True, exist_ok=True)
+        path, half = folder / WEIGHTS, folder / f".{WEIGHTS}.{os.getpid()}"
+        half.write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
+        half.replace(path)
+        return path
+
+    def _body(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
             "agent": self.agent,
             "mode": self.mode,
             "families": self.families,
@@ -176,11 +283,11 @@ class LinearPolicy:
             "weights": [[_short(value) for value in row] for row in self.weights],
             "facts": self.facts,
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        path, half = folder / WEIGHTS, folder / f".{WEIGHTS}.{os.getpid()}"
-        half.write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
-        half.replace(path)
-        return path
+        if self.mode == FIELDS:
+            body["parts"] = [
+                {"path": place.path, "item": place.item, **part._body()} for place, part in self.parts
+            ]
+        return body
 
     @classmethod
     def load(cls, folder: Path) -> LinearPolicy:
@@ -190,38 +297,42 @@ class LinearPolicy:
             body = json.loads(path.read_text("utf-8"))
             if body["format"] != FORMAT:
                 raise LinearPolicyError(f"{path}: expected the format {FORMAT}, found {body['format']!r:.40}")
-            of_prompt = tuple(name for name in body["families"] if name not in OF_ANSWERS)
-            if body["mode"] not in (CLOSED, LISTED) or of_prompt not in FAMILIES:
-                raise LinearPolicyError(
-                    f"{path}: made by another version ({body['mode']}, {body['families']})"
-                )
-            rows, columns = (
-                tuple(map(str, body["answer_features"])),
-                tuple(map(str, body["prompt_features"])),
-            )
-            return cls(
-                agent=str(body["agent"]),
-                mode=body["mode"],
-                families=tuple(body["families"]),
-                answers=tuple(map(str, body["answers"])),
-                quoted=bool(body["quoted"]),
-                rows=rows,
-                columns=columns,
-                weights=np.array(body["weights"], dtype=np.float64).reshape(len(rows), len(columns)),
-                bias=np.array(body["bias"], dtype=np.float64),
-                facts=dict(body["facts"]),
-            )
+            return cls._of_body(body, path)
         except LinearPolicyError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LinearPolicyError(f"expected a linear policy at {path}, found none ({error})") from error
 
+    @classmethod
+    def _of_body(cls, body: Mapping[str, Any], path: Path) -> LinearPolicy:
+        of_prompt = tuple(name for name in body["families"] if name not in OF_ANSWERS)
+        if body["mode"] not in (CLOSED, LISTED, FIELDS) or of_prompt not in FAMILIES:
+            raise LinearPolicyError(f"{path}: made by another version ({body['mode']}, {body['families']})")
+        rows, columns = tuple(map(str, body["answer_features"])), tuple(map(str, body["prompt_features"]))
+        parts = [
+            (Place(tuple(map(str, part["path"])), str(part["item"])), cls._of_body(part, path))
+            for part in body.get("parts", ())
+        ]
+        return cls(
+            agent=str(body["agent"]),
+            mode=body["mode"],
+            families=tuple(body["families"]),
+            answers=tuple(map(str, body["answers"])),
+            quoted=bool(body["quoted"]),
+            rows=rows,
+            columns=columns,
+            weights=np.array(body["weights"], dtype=np.float64).reshape(len(rows), len(columns)),
+            bias=np.array(body["bias"], dtype=np.float64),
+            facts=dict(body["facts"]),
+            parts=tuple(parts),
+        )
 
-def features_read(plain: str, mode: str, families: tuple[str, ...]) -> tuple[str, ...]:
+
+def features_read(answer: str, mode: str, families: tuple[str, ...]) -> tuple[str, ...]:
     """Features of an answer (as `answer_plain` writes it): of a closed set itself alone, without the family VALUES."""
     if mode == CLOSED and VALUES not in families:
-        return (f"is {plain}",)
-    return answer_features(plain, families)
+        return (f"is {answer}",)
+    return answer_features(answer, families)
 
 
 def _short(value: float) -> float:

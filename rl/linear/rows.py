@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import UNREADABLE, Agent, answer_plain
-from rl.linear.model import CLOSED, LISTED, answer_parts
+from rl.agents.fields import json_read
+from rl.linear.model import CLOSED, FIELDS, LISTED, answer_parts
 
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
 """Feedback it can learn from: one of two answers preferred; a value of one answer; the answer to give."""
@@ -50,7 +51,7 @@ class LinearChoice:
 
 @dataclass(frozen=True)
 class Answers:
-    """Source of an agent's possible answers: a closed set, or what each prompt lists."""
+    """Source of an agent's possible answers: a closed set, what each prompt lists, or values of fields."""
 
     mode: str
     vocabulary: tuple[str, ...]
@@ -171,6 +172,8 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
         return Answers(LISTED, texts, is_quoted)
     once = sum(count == 1 for count in counts.values())
     closed = len(counts) <= MOST_ANSWERS and once <= UNSEEN_MASS * counts.total()
+    if not agent.answers and not closed and _are_objects(rows):
+        return Answers(FIELDS, texts)
     if not agent.answers and not closed:
         raise LinearRefused(
             f"expected answers that are a choice, found {len(counts):,} different texts among {counts.total():,} "
@@ -184,9 +187,22 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
     return Answers(CLOSED, texts, is_quoted)
 
 
+OBJECT_SHARE = 0.95
+"""Share of answers that must be JSON objects for them to be learnt field by field."""
+
+
+def _are_objects(rows: Sequence[LinearChoice]) -> bool:
+    """True of answers to give that are objects: a few that are none do not undo it. Of pairs and values nobody knows
+    which field they are about."""
+    if any(row.rejected or row.value < 1 for row in rows):
+        return False
+    found = [json_read(row.answer) for row in rows]
+    return sum(isinstance(one, dict) and bool(one) for one in found) >= OBJECT_SHARE * len(rows)
+
+
 def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> tuple[int, str]:
-    """Number of prompts a linear policy could answer after these rows, and CLOSED or LISTED. Raises LinearRefused where
-    it cannot learn."""
+    """Number of prompts a linear policy could answer after these rows, and CLOSED, LISTED or FIELDS. Raises
+    LinearRefused where it cannot learn."""
     choices = choices_of(rows, agent)
     mode = answers_of(choices.rows, agent).mode
     return len({row.group for row in choices.rows}), mode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feedback.cache import TTLCache
-from feedback.explorer.responses import responses_recorded
+from feedback.explorer.responses import corrections_recorded, responses_recorded
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
 from rl.agents.inference import agent_inferred
@@ -39,4 +39,6 @@ def agent_served(slug: str) -> Agent:
 
 
 def _infer(slug: str) -> Agent | None:
-    return agent_inferred(slug, responses_recorded(slug, RESPONSES, not_by=IN_PROCESS))
+    recorded = responses_recorded(slug, RESPONSES, not_by=IN_PROCESS)
+    # where an app answers in another form than people correct it to, what people wrote is the form
+    return agent_inferred(slug, recorded) or agent_inferred(slug, corrections_recorded(slug, RESPONSES))

@@ -7,6 +7,7 @@ from typing import Any
 
 from rl.datasets.prompt_clusters import cluster_text
 from rl.gates.effects import effect_of, items_of, lead_of
+from rl.gates.headlines import fields_text, right_of_classifier
 from rl.gates.report import AnswerPair, Case, Evidence, GateBounds, GateReport, GoldenResult
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
 from rl.models import Evaluation, GateSettings, Policy
@@ -84,6 +85,8 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         attempt=attempt_of(evaluation),
         near_identical=cluster_text(evaluation.figures.get("clusters") or {}),
         discrete=body.get("discrete", False),
+        right_beside=right_of_classifier(evaluation.figures),
+        fields=fields_text(evaluation.figures),
     )
 
 

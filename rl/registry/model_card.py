@@ -128,7 +128,9 @@ def _figures(policy: Policy) -> list[str]:
     metrics: dict[str, Any] = policy.metrics
     if not metrics:
         return ["Not evaluated yet."]
-    rows = [f"- {metrics[name]['words']}" for name in ("liked", "known_answer") if metrics.get(name)]
+    rows = [
+        f"- {metrics[name]['words']}" for name in ("liked", "known_answer", "fields") if metrics.get(name)
+    ]
     rows += [
         _headline(headline_of(metrics)),
         f"- valid answers: {_share(share_of(metrics, 'valid_rate'))}",

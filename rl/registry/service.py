@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from backend.installation import PROGRAM
-from rl.gates.headlines import baseline_text, headline, liked_of, right_answer_figure
+from rl.gates.headlines import baseline_text, fields_of, fields_text, headline, liked_of, right_answer_figure
 from rl.gates.report import GateReport
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import gate_difference, policy_judge, rival_name
@@ -153,6 +153,8 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         summary["liked"] = liked
     if (known := right_answer_figure(figures)) is not None:
         summary["known_answer"] = known
+    if fields := fields_text(figures):
+        summary["fields"] = {"words": fields, **fields_of(figures)}
     if (leading := headline(figures)) is not None:
         summary["headline"] = leading
         # a figure of its own name, so that it can be followed over versions

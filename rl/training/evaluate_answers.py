@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import Agent, InvalidResponse, Message
+from rl.agents.base import Agent, InvalidResponse, Message, answer_plain
+from rl.agents.fields import fields_right, json_read, plain
 from rl.datasets.feedback_types import NEUTRAL
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS
 from rl.statistics import wilson_interval
@@ -154,10 +155,24 @@ class AnswerJudge:
         """Action that a response stands for: two texts that do the same are the same answer."""
         if self.agent.structured:
             try:
-                return json.dumps(self.agent.parse(response), sort_keys=True)
+                return plain(self.agent.deed(response))
             except InvalidResponse:
                 pass  # compared as text: it can only equal itself
-        return response.strip()
+        return answer_plain(response)
+
+    def fields_right(self, answer: str, rights: Sequence[str]) -> float | None:
+        """Share of the fields of a right answer that an answer has as well, of the nearest of several; None where they
+        have fewer than two fields."""
+        deed, wanted = self._deed(answer), [self._deed(right) for right in rights]
+        found = [fields_right(deed, right) for right in wanted if isinstance(right, dict)]
+        shares = [points / count for points, count in found if count > 1]
+        return max(shares) if shares else None
+
+    def _deed(self, response: str) -> Any:
+        try:
+            return self.agent.deed(response)
+        except InvalidResponse:
+            return json_read(response)
 
     def opinion(self, prompt: HeldOutPrompt, answer: str) -> float:
         done = self.action(answer)

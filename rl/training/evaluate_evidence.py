@@ -142,6 +142,26 @@ def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check
     return check
 
 
+def field_figures(
+    asked: Sequence[HeldOutPrompt], judge: AnswerJudge, own: Sequence[str], other: Sequence[str] | None
+) -> dict[str, Any] | None:
+    """Mean share of the fields of what people wrote that either side's answers have, with 95 % intervals; None where
+    answers have one field or none. other: None where nothing is compared."""
+    sides = [
+        [judge.fields_right(text, prompt.demonstrations) for prompt, text in zip(asked, texts, strict=True)]
+        for texts in (own, *([other] if other is not None else []))
+    ]
+    known = [values for values in zip(*sides, strict=True) if None not in values]
+    if not judge.agent.structured or not known:
+        return None
+    found = dict(zip(("own", "against"), map(list, zip(*known, strict=True)), strict=False))
+    figures = {side: mean_interval(values, bounds=(0.0, 1.0)).as_dict() for side, values in found.items()}
+    if "against" in found:
+        gains = [mine - theirs for mine, theirs in zip(found["own"], found["against"], strict=True)]
+        figures["difference"] = mean_interval(gains, bounds=(-1.0, 1.0)).as_dict()
+    return figures
+
+
 def right_answer_check(judge: AnswerJudge) -> Check:
     """Check of an answer against the right one, where the agent knows it."""
 

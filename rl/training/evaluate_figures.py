@@ -166,7 +166,7 @@ def evidence_figures(
         if kind in evidence:
             figures = dict(evidence[kind].figures)
             if other is None and kind not in (LABELS, OUTCOMES):
-                figures = {"prompts": figures["prompts"]}
+                figures = {name: figures[name] for name in ("prompts", "fields") if name in figures}
             if kind not in (LABELS, OUTCOMES):
                 figures["own"] = side_figure(kind, evidence[kind].records, "own")
             figures_by_kind[kind] = figures

@@ -26,6 +26,7 @@ from rl.training.evaluate_evidence import (
     ScoredRow,
     agreement_check,
     answered_evidence,
+    field_figures,
     rated_evidence,
     response_of,
     written_evidence,
@@ -268,4 +269,8 @@ def other_evidence(
         texts = [own.answers[i].text for i in positions]
         against = [other.answers[i].text for i in positions] if other is not None else texts
         evidence[kind] = answered_evidence(kind, wanted, texts, against, check)
+        if kind == CORRECTIONS:
+            fields = field_figures(wanted, work.judge, texts, against if other is not None else None)
+            if fields is not None:
+                evidence[kind].figures["fields"] = fields
     return evidence

@@ -17,7 +17,7 @@ from rl.datasets.prompt_clusters import cluster_text
 from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.gates.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
 from rl.gates.evidence_kinds import MEASURES as EVIDENCE_MEASURES
-from rl.gates.headlines import TITLES, baseline_text, liked_of, right_answer_figure
+from rl.gates.headlines import TITLES, baseline_text, fields_text, liked_of, right_answer_figure
 from rl.models import Policy
 from rl.registry import gate_evidence
 
@@ -121,6 +121,8 @@ class Command(RatchetCommand):
         if (knowledge := right_answer_figure(result)) is not None:
             self.stdout.write(knowledge["words"])
         self.stdout.write(evidence_text(result))
+        if words := fields_text(result):
+            self.stdout.write(words)
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("held out")
         table.add_column(result["policy"], justify="right")
