@@ -296,6 +296,7 @@ class ResponseFact(NamedTuple):
     tags: list[str]
     metadata: dict[str, Any]
     has_state: bool
+    reasoning: str
     judged: bool
     """True if it was ever rated or compared; the others are here for their scored candidates alone."""
 
@@ -349,7 +350,17 @@ def response_facts(agent: str) -> Iterator[ResponseFact]:
         )
         .filter(Q(candidates__isnull=False) | Q(judged=True))
         .order_by()
-        .values_list("id", "prompt_hash", "response", "candidates", "tags", "metadata", "has_state", "judged")
+        .values_list(
+            "id",
+            "prompt_hash",
+            "response",
+            "candidates",
+            "tags",
+            "metadata",
+            "has_state",
+            "reasoning",
+            "judged",
+        )
     )
     yield from map(ResponseFact._make, rows.iterator(chunk_size=CHUNK))
 
@@ -379,7 +390,7 @@ def responses_tagged(agent: str, tags: Sequence[str]) -> Iterator[ResponseFact]:
 def _responses(rows: QuerySet[Decision]) -> Iterator[ResponseFact]:
     facts = rows.annotate(
         has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField())
-    ).values_list("id", "prompt_hash", "response", "candidates", "tags", "metadata", "has_state")
+    ).values_list("id", "prompt_hash", "response", "candidates", "tags", "metadata", "has_state", "reasoning")
     yield from (ResponseFact(*row, judged=False) for row in facts.iterator(chunk_size=CHUNK))
 
 

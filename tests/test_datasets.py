@@ -19,6 +19,7 @@ from rl.datasets import (
     prepare_training_dataset,
     snapshot_rows,
 )
+from rl.datasets.feedback_types import Spellings, same_response
 from rl.models import Snapshot
 from tests.support.dataset_feedback import decide, feed, prompts_in, rate
 
@@ -69,6 +70,32 @@ def test_a_superseded_rating_and_a_withdrawn_one_count_for_nothing() -> None:
     rating_submit(decision=stays, rater="ann", thumb="down")
     (row,) = prepare_training_dataset("helper", min_samples=1).rows()
     assert (row["chosen"], row["rejected"]) == ("a", "c")
+
+
+def test_reasoning_is_in_the_rows_only_where_it_is_asked_for() -> None:
+    prompt = prompts_in("train", 1)[0]
+    rate(prompt, "a", "up", reasoning="I think.")
+    rate(prompt, "b", "down")
+    (row,) = prepare_training_dataset("helper", min_samples=1).rows()
+    assert (row["chosen"], row["rejected"]) == ("a", "b")
+    (row,) = prepare_training_dataset("helper", min_samples=1, keep_reasoning=True).rows()
+    assert row["chosen"] == [{"role": "assistant", "content": "a", "reasoning": "I think."}]
+    assert row["rejected"] == [{"role": "assistant", "content": "b"}]
+
+
+def test_calls_that_differ_in_ids_or_white_space_are_no_preference() -> None:
+    keys = []
+    for arguments, call_id in (
+        ('{"sku": 1, "n": 2}', "c0"),
+        ('{ "n":2, "sku":1}', "c1"),
+        ('{"sku": 2}', "c0"),
+    ):
+        call = {"id": call_id, "type": "function", "function": {"name": "stock", "arguments": arguments}}
+        keys.append([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert same_response(keys[0], keys[1])
+    assert not same_response(keys[0], keys[2])
+    spellings = Spellings()
+    assert spellings.key(keys[0]) == spellings.key(keys[1])
 
 
 def test_another_agents_feedback_stays_out() -> None:

@@ -10,8 +10,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from rl.bundled_models import BUNDLED_MODEL
+from rl.recipes import DPORecipe, KTORecipe, SFTRecipe
 from rl.training.chat_template import NotRenderable, ToolPrompt
 from rl.training.encoding import Encoder
+from rl.training.preflight import tokens_check
+from rl.training.result import TrainingRefused
+from rl.training.sft import demonstrations_encoded
 from tests.support.tiny_models import tiny_tokenizer
 
 TEMPLATES = Path(__file__).parent / "support" / "chat_templates"
@@ -184,3 +188,63 @@ def test_a_picture_is_left_out(encoders: dict[str, Encoder]) -> None:
     assert column.left_out.counts == {"not_text": 1}
     with pytest.raises(NotRenderable):
         encoders["bundled"].responses([(picture, "3")])
+
+
+# --- Reasoning ----------------------------------------------------------------------------------------------------
+
+THOUGHT = {"role": "assistant", "content": "3 left.", "reasoning": "I count them."}
+
+
+def test_reasoning_is_trained_as_the_template_writes_it(encoders: dict[str, Encoder]) -> None:
+    qwen = encoders["qwen3"]
+    ((prompt, words),) = trained(qwen, {"prompt": ASK, "completion": [THOUGHT]})
+    assert words == "<think>\nI count them.\n</think>\n\n3 left.<|im_end|>"
+    assert prompt.endswith("<|im_start|>assistant\n")
+    ((_, words),) = trained(
+        qwen, {"prompt": ASK, "tools": TOOLS, "completion": [call(3) | {"reasoning": "I look."}]}
+    )
+    assert words == f"<think>\nI look.\n</think>\n\n{CALLS['qwen3']}"
+
+
+def test_reasoning_of_the_history_is_not_written(encoders: dict[str, Encoder]) -> None:
+    for name in ("bundled", "qwen3", "llama3_1"):
+        ((prompt, _),) = trained(encoders[name], {"prompt": [*ASK, THOUGHT, *ASK], "completion": "3"})
+        assert "I count them." not in prompt
+        assert "3 left." in prompt
+
+
+@pytest.mark.parametrize("name", ["bundled", "llama3_1", "gemma3", "smollm2"])
+def test_a_template_without_reasoning_is_refused_by_name(encoders: dict[str, Encoder], name: str) -> None:
+    rows = [{"prompt": ASK, "completion": [THOUGHT]}]
+    with pytest.raises(TrainingRefused, match="reasoning=keep: expected a base model whose chat template"):
+        demonstrations_encoded(encoders[name], rows, SFTRecipe(reasoning="keep"))
+
+
+# --- Dry runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_counts_what_the_training_leaves_out() -> None:
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]
+    rows = [
+        {"prompt": ASK, "completion": [call(3)], "tools": TOOLS},
+        {"prompt": ASK, "completion": ""},
+        {"prompt": picture, "completion": "3"},
+    ]
+    assert tokens_check("bundled", SFTRecipe(), rows, rows[1:]) == (
+        {"train": 1, "eval": 0},
+        {"empty response": 1, "not_text": 1},
+    )
+
+
+def test_a_dry_run_refuses_what_the_training_refuses() -> None:
+    good = {"prompt": ASK, "completion": [call(3)], "label": True}
+    bad = {
+        "prompt": [{"role": "user", "content": [{"type": "image_url"}]}],
+        "completion": "3",
+        "label": False,
+    }
+    with pytest.raises(TrainingRefused, match=r"1 good and 0 bad.*1 not_text"):
+        tokens_check("bundled", KTORecipe(), [good, bad])
+    alike = {"prompt": ASK, "chosen": [call(3, "c0")], "rejected": [call('{"sku":  3}', "c1")]}
+    with pytest.raises(TrainingRefused, match="1 identical responses"):
+        tokens_check("bundled", DPORecipe(), [alike])

@@ -135,6 +135,7 @@ def prepare_training_dataset(
     for_training: bool = True,
     dry_run: bool = False,
     binding: bool = False,
+    keep_reasoning: bool = False,
 ) -> PreparedDataset:
     """The agent's feedback as rows of a kind (Snapshot.Kind), written as a snapshot (or only counted, with dry_run).
 
@@ -183,7 +184,9 @@ def prepare_training_dataset(
     )
     left_out: Counter[str] = Counter()
     try:
-        evidence_source = source_opened(agent, source, data_file, ratings_file, file_format, kind, put_off)
+        evidence_source = source_opened(
+            agent, source, data_file, ratings_file, file_format, kind, put_off, keep_reasoning=keep_reasoning
+        )
         pairs = make_rows(evidence_source, kind, left_out, knobs, dry_run=dry_run and not binding)
         replay_query = {}
         if replay is not None:
@@ -204,6 +207,7 @@ def prepare_training_dataset(
         **knobs,
         "max_samples": max_samples,
         **({"balance": True} if balance else {}),
+        **({"reasoning": True} if keep_reasoning else {}),
     }
     query |= evidence_source.query() | replay_query
     unreadable = evidence_source.rows.unreadable

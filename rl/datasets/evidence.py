@@ -119,15 +119,23 @@ class Response:
 class DatabaseEvidence:
     """Evidence from here. One streamed query each for responses, ratings and comparisons; prompts stay outside."""
 
-    def __init__(self, agent: str, put_off: Collection[uuid.UUID] = ()) -> None:
-        """`put_off`: ids of feedback that is left for another time."""
+    def __init__(
+        self, agent: str, put_off: Collection[uuid.UUID] = (), *, keep_reasoning: bool = False
+    ) -> None:
+        """`put_off`: ids of feedback that is left for another time. keep_reasoning: responses carry the reasoning that
+        was recorded beside them."""
         self.agent = agent
+        self.keep_reasoning = keep_reasoning
         self.feedback_count = 0
         self.simulated_count = 0
         self.rows = RowReader(agent, "dataset")
         self._put_off = frozenset(put_off)
         self._spokesmen: dict[str, tuple[bool, uuid.UUID]] = {}
         self._compared: dict[uuid.UUID, list[uuid.UUID]] = {}
+
+    def _completion(self, fact: selectors.ResponseFact) -> Completion:
+        completion = completion_read(fact.response, fact.metadata)
+        return with_reasoning(completion, fact.reasoning) if self.keep_reasoning else completion
 
     def _speaks(self, fact: selectors.ResponseFact | selectors.DecisionPrompt) -> None:
         """One decision speaks for its prompt, always the same: of those with a state the one with the least id."""
@@ -140,7 +148,7 @@ class DatabaseEvidence:
         responses: dict[uuid.UUID, Response] = {}
         for fact in selectors.response_facts(self.agent):
             with self.rows.row(fact.id):
-                completion = completion_read(fact.response, fact.metadata)
+                completion = self._completion(fact)
                 candidates = candidates_read(fact.candidates)
                 self._speaks(fact)
                 if fact.judged:
@@ -260,7 +268,7 @@ class DatabaseEvidence:
             if not self._put_off.isdisjoint(feedback_ids):
                 continue
             with self.rows.row(fact.id):
-                completion = completion_read(fact.response, fact.metadata)
+                completion = self._completion(fact)
                 self._speaks(fact)
                 yield RewardEvidence(
                     fact.prompt_hash,
@@ -275,7 +283,7 @@ class DatabaseEvidence:
     def demonstrations(self) -> Iterator[DemonstrationEvidence]:
         for fact in selectors.responses_tagged(self.agent, DEMONSTRATIONS):
             with self.rows.row(fact.id):
-                completion = completion_read(fact.response, fact.metadata)
+                completion = self._completion(fact)
                 self._speaks(fact)
                 for source in DEMONSTRATIONS:
                     if source in fact.tags:
@@ -326,6 +334,15 @@ class _Correction:
     simulated: bool
     tags: tuple[str, ...]
     feedback: tuple[uuid.UUID, ...]
+
+
+def with_reasoning(completion: Completion, reasoning: str) -> Completion:
+    """A response as messages, whose first one has its reasoning; itself where there is none."""
+    if not reasoning:
+        return completion
+    if isinstance(completion, str):
+        completion = [{"role": "assistant", "content": completion}]
+    return [{**completion[0], "reasoning": reasoning}, *completion[1:]]
 
 
 def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:

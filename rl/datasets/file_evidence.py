@@ -30,7 +30,7 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.simulation import ENTRY
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
-from rl.datasets.evidence import SIMULATED_RATER, Prompt, Response, candidates_read, tools_of
+from rl.datasets.evidence import SIMULATED_RATER, Prompt, Response, candidates_read, tools_of, with_reasoning
 from rl.datasets.feedback_types import (
     CandidatesEvidence,
     ComparisonEvidence,
@@ -65,8 +65,15 @@ class FileEvidence:
     """Evidence from a file of a known format, without importing it."""
 
     def __init__(
-        self, agent: str, path: Path, *, format: str = "auto", ratings_path: Path | None = None
+        self,
+        agent: str,
+        path: Path,
+        *,
+        format: str = "auto",
+        ratings_path: Path | None = None,
+        keep_reasoning: bool = False,
     ) -> None:
+        self.keep_reasoning = keep_reasoning
         self.agent = agent
         self.path = path
         self.format = formats.format_by_name(formats.detect(path) if format == "auto" else format).name
@@ -217,6 +224,8 @@ class FileEvidence:
         completion = record.response
         if isinstance(completion, str):
             completion = completion_read(completion, record.metadata)
+        if self.keep_reasoning:
+            completion = with_reasoning(completion, record.reasoning)
         return Response(prompt_hash, completion, record.tags)
 
     def _simulated_decision(self, record: ImportedDecision) -> ImportedDecision:

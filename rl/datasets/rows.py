@@ -46,9 +46,11 @@ def source_opened(
     file_format: str = "auto",
     kind: str = "",
     put_off: Collection[uuid.UUID] = (),
+    *,
+    keep_reasoning: bool = False,
 ) -> EvidenceSource:
     """Evidence recorded here ("db"), without the feedback of the ids `put_off`, or read from a file ("file");
-    of the kind `prompts`, a file may hold prompts alone.
+    of the kind `prompts`, a file may hold prompts alone. keep_reasoning: responses carry their reasoning.
 
     Raises DatasetRefused for an agent nobody knows, FormatRefused for a file that cannot be read.
     """
@@ -60,7 +62,7 @@ def source_opened(
                 f"no decision of agent {agent!r} is recorded; {there}. Record decisions first, or import a file: "
                 f"`{PROGRAM} import_feedback FILE --agent {agent}`"
             )
-        return DatabaseEvidence(agent, put_off)
+        return DatabaseEvidence(agent, put_off, keep_reasoning=keep_reasoning)
     if source != "file":
         raise DatasetRefused(f"a source is db or file, found {source!r}")
     if data_file is None:
@@ -68,7 +70,9 @@ def source_opened(
     if kind == Snapshot.Kind.PROMPTS and file_format == "auto" and holds_prompts(Path(data_file)):
         return PromptFile(agent, Path(data_file))
     ratings = None if ratings_file is None else Path(ratings_file)
-    return FileEvidence(agent, Path(data_file), format=file_format, ratings_path=ratings)
+    return FileEvidence(
+        agent, Path(data_file), format=file_format, ratings_path=ratings, keep_reasoning=keep_reasoning
+    )
 
 
 def making_knobs(

@@ -22,6 +22,7 @@ from rl.models import Snapshot, TrainingRun
 from rl.models.learner_config import learner_settings
 from rl.models.runs import LEARNER, RunRefused
 from rl.recipes import BasicRecipe, SFTRecipe
+from rl.recipes.base import KEEP, AnswerRecipe
 from rl.recipes.methods import dataset_kind, method_named
 from rl.recipes.sft import EXAMPLE_SOURCES
 from rl.registry import service as registry
@@ -115,6 +116,7 @@ def dataset_prepare(
         replay=replay,
         dry_run=dry_run,
         balance=recipe.as_dict().get("balance") == "downsample",
+        keep_reasoning=isinstance(recipe, AnswerRecipe) and recipe.reasoning == KEEP,
         reward_threshold=recipe.as_dict().get("reward_threshold") or None,
         sources=recipe.source_names if isinstance(recipe, SFTRecipe) else EXAMPLE_SOURCES,
         implied=bool(recipe.as_dict().get("implied_pairs")),

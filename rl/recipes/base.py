@@ -333,6 +333,22 @@ class AdapterRecipe(Recipe):
         return min(self.warm_up_steps, MOST_WARM_UP_PASSES * math.ceil(self._steps_per_epoch(responses)))
 
 
+DROP, KEEP = "drop", "keep"
+
+
+@dataclass(frozen=True)
+class AnswerRecipe(AdapterRecipe):
+    """Knobs of the methods that learn from recorded answers, beside which a model's reasoning may be recorded."""
+
+    reasoning: str = DROP
+    """Reasoning recorded beside answers: `drop` trains on the answers alone; `keep` also on the reasoning before them,
+    as the base model's chat template writes it. Reasoning of earlier turns is never trained."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("reasoning", (DROP, KEEP))
+
+
 SEARCH = {
     "search": "Number of recipes (learning rate, epochs, beta) to try; the best on the eval split is kept. "
     "Example: --search 8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
+from rl.recipes.base import SEARCH, AnswerRecipe, Method, RecipeError
 
 DPO_LOSSES = (
     "sigmoid",
@@ -27,7 +27,7 @@ DPO_LOSSES = (
 
 
 @dataclass(frozen=True)
-class DPORecipe(AdapterRecipe):
+class DPORecipe(AnswerRecipe):
     """Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290)."""
 
     supports_full_finetuning: ClassVar[bool] = True

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
+from rl.recipes.base import SEARCH, AnswerRecipe, Method, RecipeError
 
 
 @dataclass(frozen=True)
-class KTORecipe(AdapterRecipe):
+class KTORecipe(AnswerRecipe):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): single responses, good or bad."""
 
     supports_full_finetuning: ClassVar[bool] = True

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from rl.recipes.base import SEARCH, AdapterRecipe, Method, RecipeError
+from rl.recipes.base import SEARCH, AnswerRecipe, Method, RecipeError
 
 DEMONSTRATIONS = ("demonstration", "teacher")
 """Tags of responses to be imitated, and what their rows name as source: brought from elsewhere, or a better model's."""
@@ -22,7 +22,7 @@ CLASSIFIER, FORM, PREFERRED = "classifier", "form", "preferred"
 
 
 @dataclass(frozen=True)
-class SFTRecipe(AdapterRecipe):
+class SFTRecipe(AnswerRecipe):
     """Supervised fine-tuning on what was written to be said or is well liked; the loss is on the response alone."""
 
     supports_full_finetuning: ClassVar[bool] = True

@@ -12,7 +12,7 @@ import trl
 from datasets import Dataset
 
 from rl.recipes import DPORecipe
-from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder
+from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder, reasoning_check
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
 from rl.training.policy import LoadedPolicy, matmul
@@ -36,6 +36,7 @@ def pairs_encoded(
     encoder: Encoder, rows: Sequence[Any], recipe: DPORecipe, *, needed: bool = True
 ) -> EncodedPairs:
     """Pairs as tokens. Raises TrainingRefused where none is left of rows that are `needed`."""
+    reasoning_check(encoder, recipe)
     try:
         pairs = encoder.pairs(rows, recipe.max_length, recipe.max_completion_length)
     except ValueError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import Message
+from rl.recipes.base import KEEP, AnswerRecipe
 from rl.training.chat_template import (
     TEMPLATE_ERRORS,
     Answer,
@@ -524,6 +525,16 @@ def response_text(row: Any, side: str, number: int) -> str:
     """The response of a row as text; one that calls tools as JSON of its messages."""
     answer = response_of(row, side, number)
     return answer if isinstance(answer, str) else json.dumps(list(answer), ensure_ascii=False)
+
+
+def reasoning_check(encoder: Encoder, recipe: AnswerRecipe) -> None:
+    """Raise TrainingRefused where the recipe keeps reasoning that the base model's chat template cannot write."""
+    if recipe.reasoning == KEEP and not encoder.template.reasoning_field:
+        raise TrainingRefused(
+            "reasoning=keep: expected a base model whose chat template writes reasoning (Qwen 3, gpt-oss), "
+            f"found {encoder.tokenizer.name_or_path or 'one'} whose template writes none; leave the knob out, or take "
+            "another base model"
+        )
 
 
 def rows_writable(encoder: Encoder, rows: Sequence[Any], *, needed: bool = True) -> tuple[list[Any], LeftOut]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from rl.recipes import AdapterRecipe, KTORecipe
-from rl.training.encoding import EMPTY, EncodedResponse, Encoder, LeftOut
+from rl.training.encoding import EMPTY, EncodedResponse, Encoder, LeftOut, reasoning_check
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.packed.packing import completion_batch, pack
 from rl.training.packed.strategies import Strategy
@@ -70,6 +70,7 @@ def labels_encoded(
 ) -> tuple[list[tuple[EncodedResponse, bool]], LeftOut]:
     """Responses as tokens with whether each was good, and what was left out. Raises TrainingRefused where rows that are
     `needed` do not leave both kinds."""
+    reasoning_check(encoder, recipe)
     try:
         column = encoder.column(rows, "completion", recipe.max_length, recipe.max_completion_length)
     except ValueError as error:

@@ -11,7 +11,7 @@ import trl
 from datasets import Dataset
 
 from rl.recipes import SFTRecipe
-from rl.training.encoding import EMPTY, EncodedColumn, EncodedResponse, Encoder
+from rl.training.encoding import EMPTY, EncodedColumn, EncodedResponse, Encoder, reasoning_check
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, matmul
@@ -40,6 +40,7 @@ def demonstrations_encoded(
 ) -> EncodedColumn:
     """Demonstrations as tokens; those without a word are left out. Raises TrainingRefused where none is left of rows
     that are `needed`."""
+    reasoning_check(encoder, recipe)
     try:
         encoded = encoder.column(
             rows, "completion", recipe.max_length, recipe.max_completion_length, turns=True

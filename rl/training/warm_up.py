@@ -19,6 +19,7 @@ from typing import Any
 from accelerate import PartialState
 
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
+from rl.recipes.base import DROP
 from rl.training.model_files import ADAPTER_FILES
 from rl.training.policy import REFERENCE, LoadedPolicy, load_policy
 from rl.training.run_context import RunContext
@@ -97,6 +98,7 @@ def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
         "search",
     }
     knobs = {name: getattr(recipe, name) for name in shared}
+    knobs["reasoning"] = getattr(recipe, "reasoning", DROP)
     knobs["learning_rate"] = recipe.warm_up_learning_rate or recipe.learning_rate
     knobs |= {"max_steps": steps, "save_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none",
               "checkpoints": "newest"}  # fmt: skip
