@@ -445,3 +445,14 @@ def test_the_documented_examples_run(
         ("Hi", "Hello"),
         ("refund", "billing"),
     ]
+
+
+def test_calls_of_tools_are_sent_as_messages(collector: TraceCollector) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "3"}
+    collector.decision("How many?", said)
+    collector.decision("How many?", [said, result])
+    collector.decision("How many?", [{"role": "tea"}])
+    found = [trace["steps"][0]["response"] for trace in spooled(collector)]
+    assert found == [said, [said, result], '[{"role": "tea"}]']
