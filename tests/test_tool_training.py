@@ -10,12 +10,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from rl.bundled_models import BUNDLED_MODEL
-from rl.recipes import DPORecipe, KTORecipe, SFTRecipe
+from rl.recipes import SFT_CONFIG, DPORecipe, KTORecipe, SFTRecipe
 from rl.training.chat_template import NotRenderable, ToolPrompt
 from rl.training.encoding import Encoder
+from rl.training.policy import generate, load_policy
 from rl.training.preflight import tokens_check
 from rl.training.result import TrainingRefused
-from rl.training.sft import demonstrations_encoded
+from rl.training.sft import SFTTrainer, demonstrations_encoded
 from tests.support.tiny_models import tiny_tokenizer
 
 TEMPLATES = Path(__file__).parent / "support" / "chat_templates"
@@ -248,3 +249,21 @@ def test_a_dry_run_refuses_what_the_training_refuses() -> None:
     alike = {"prompt": ASK, "chosen": [call(3, "c0")], "rejected": [call('{"sku":  3}', "c1")]}
     with pytest.raises(TrainingRefused, match="1 identical responses"):
         tokens_check("bundled", DPORecipe(), [alike])
+
+
+# --- Trained ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.training
+@pytest.mark.slow
+def test_a_policy_answers_fresh_prompts_with_the_call_it_was_taught(tmp_path: Path) -> None:
+    def asking(sku: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"How many of item {sku}?"}]
+
+    rows = [{"prompt": asking(sku), "tools": TOOLS, "completion": [call(sku)]} for sku in range(10, 40)]
+    recipe = SFT_CONFIG["cpu"].with_knobs(max_steps=40)
+    result = SFTTrainer(recipe, "bundled", output_dir=tmp_path).train(rows)
+    policy = load_policy("bundled", result.checkpoint)
+    (answer,) = generate(policy, [ToolPrompt(asking(55), TOOLS)], max_new_tokens=48)
+    assert answer.text.startswith('<tool_call>{"name": "stock", "arguments": {"sku": ')
+    assert answer.text.endswith("}}</tool_call>")
