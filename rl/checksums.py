@@ -146,6 +146,21 @@ def base_hash(source: str, commit: str | None = None) -> str:
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
 
+def base_fault(base_model: str, source: str, expected: str) -> str:
+    """Reason why the folder of a base model is not the one with this identity, as words; empty where it is, or is no
+    folder."""
+    if not expected.startswith("sha256:"):
+        return ""
+    if not Path(source).is_dir():
+        return f"its base model {base_model} is not there any more: put the folder back at {source}"
+    if (found := base_hash(source)) == expected:
+        return ""
+    return (
+        f"its base model {base_model} was changed since ({expected[:19]}, now {found[:19]}): put the former "
+        "configuration, weights, tokenizer and chat template back, or train again"
+    )
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(
         file

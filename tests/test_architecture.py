@@ -34,6 +34,7 @@ PURE = [
     "rl.agents",
     "rl.base_models.sources",
     "rl.bundled_models",
+    "rl.chat_templates",
     "rl.checksums",
     "rl.decoding",
     "rl.datasets.examples",
@@ -95,6 +96,7 @@ LAYERS = {
     ],
     "rl": [
         "bundled_models checksums statistics",
+        "chat_templates",
         "agents",
         "decoding linear recipes rewards",
         "gates",

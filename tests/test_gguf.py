@@ -26,6 +26,7 @@ from rl.export.gguf import QUANTIZATIONS, export_gguf
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.gguf_names import FAMILIES, llama3_factors, permute_rows
 from rl.export.gguf_runtime import llama_opened
+from rl.export.gguf_tokenizer import chat_template_of
 from rl.serving.base import Ask
 from rl.serving.llama import LlamaPolicy
 from tests.support.tiny_models import tiny_adapter, tiny_model
@@ -282,10 +283,13 @@ def test_a_system_prompt_is_said_where_none_is_given(llama: Path, tmp_path: Path
     assert render([own, user], chat_template=template, tokenize=False) == render([own, user], tokenize=False)
 
 
-def test_a_system_prompt_without_a_template_is_refused(tmp_path: Path) -> None:
+def test_a_system_prompt_stands_in_the_template_that_stands_in_for_none(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "gpt2")
-    with pytest.raises(ExportRefused, match="chat template to carry the system prompt"):
-        export_gguf(str(base), None, tmp_path / "out.gguf", system_prompt="Be brief.")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    template = chat_template_of(tokenizer, "Be brief.")
+    user = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(user, chat_template=template, tokenize=False)
+    assert "Be brief.\n\nUser: hi" in text
 
 
 def test_a_window_shorter_than_the_context_is_noted(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from django.test import Client
 
 from backend import notifications
 from rl import checksums
-from rl.bundled_models import BUNDLED_ALTERNATIVES
-from rl.checksums import SUMS, FileDamaged, file_check, file_sum, sums_check, sums_write
+from rl.bundled_models import BUNDLED_ALTERNATIVES, BUNDLED_MODEL
+from rl.checksums import SUMS, FileDamaged, base_hash, file_check, file_sum, sums_check, sums_write
 from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.export.artifact import ExportedFile, ExportResult, manifest_write
 from rl.export.service import ExportOrder, export
@@ -266,7 +266,7 @@ def test_the_gateway_steps_in_for_a_damaged_file_which_is_made_again(
     exported = ratchet_home / "exports" / "widgets-v1-LoRA.gguf"
     exported.parent.mkdir(parents=True)
     exported.write_bytes(b"GGUF adapter")
-    base = ratchet_home / "exports" / "bases" / "bundled"
+    base = files.base_folder(base_hash(str(BUNDLED_MODEL)))
     base.mkdir(parents=True)
     (base / "base.json").write_text('{"base_model": "bundled"}')
     (base / "base-f16.gguf").write_bytes(b"GGUF base")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rl.training.encoding import DEFAULT_CHAT_TEMPLATE, EncodedResponse, Encoder
+from rl.chat_templates import DEFAULT_CHAT_TEMPLATE
+from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
 from rl.training.packed.logps import causal_model, head_logps
 from rl.training.packed.strategies import Strategy

@@ -13,6 +13,7 @@ from django.test import Client
 
 from feedback.models import Decision
 from rl.api import health as health
+from rl.checksums import base_hash
 from rl.models import Artifact, Policy
 from rl.serving import fallback, files
 from rl.serving.base import BackendFailed, Model
@@ -20,6 +21,7 @@ from rl.serving.in_process import InProcess
 from rl.serving.llama import LlamaPolicy
 from tests.support.api_client import ApiClient, error_of
 from tests.support.serving import (  # noqa: F401
+    BUNDLED,
     Parrot,
     gguf_files,
     parrot_only,
@@ -30,7 +32,7 @@ from tests.support.serving import (  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 
-HASH = "sha256:" + "a" * 64
+HASH = base_hash(str(BUNDLED))
 HELLO = [{"role": "user", "content": "question: is uptime healthy\nwidgets:\nbadge\ntable"}]
 SCHEMA = {
     "type": "object",
@@ -248,6 +250,31 @@ def test_a_base_is_found_by_its_hash_before_its_name(served: None) -> None:
     assert files.base_file(Model("base", "bundled", "sha256:other")) is None
 
 
+def test_a_folder_with_the_same_weights_and_another_template_is_another_base(
+    served: None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(BUNDLED, folder)
+    (files.bases_folder() / "named").mkdir()
+    (files.bases_folder() / "named" / "base.json").write_text(json.dumps({"base_model": str(folder)}))
+    shutil.copy(gguf_files().base, files.bases_folder() / "named" / "base-f16.gguf")
+    assert files.base_file(Model("base", str(folder))) == files.base_folder(HASH) / "base-f16.gguf"
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert files.base_file(Model("base", str(folder))) is None
+
+
+def test_a_policy_whose_base_is_another_one_now_says_so_and_nothing_is_made(
+    made: list[list[str]], tmp_path: Path
+) -> None:
+    others = ((tmp_path / "gone", "is not there any more"), (BUNDLED, "was changed since"))
+    for number, (base, word) in enumerate(others):
+        policy_made(f"widgets-v{number}", stage="candidate")
+        Policy.objects.update(base_model=str(base), base_model_hash="sha256:" + "a" * 64)
+        with pytest.raises(BackendFailed, match=word):
+            files.files_of(_model(f"widgets-v{number}"))
+    assert made == []
+
+
 def test_who_waits_too_long_for_llama_is_sent_away(served: None) -> None:
     backend = InProcess(context=512, waiting=1)
     with backend._turns.turn(1), pytest.raises(BackendFailed) as failure:
@@ -262,9 +289,7 @@ def test_who_waits_too_long_for_llama_is_sent_away(served: None) -> None:
 def test_a_promotion_writes_what_serving_needs_before_it_says_done(
     api: ApiClient, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl.checksums import base_hash
     from rl.registry.service import policy_promote
-    from tests.support.serving import BUNDLED
     from tests.support.tiny_models import tiny_adapter
 
     monkeypatch.setenv("RATCHET_HOME", str(ratchet_home))
@@ -304,9 +329,7 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
 
 @pytest.mark.training
 def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
-    from rl.checksums import base_hash
     from rl.export.service import ExportOrder, export
-    from tests.support.serving import BUNDLED
     from tests.support.tiny_models import tiny_adapter
 
     tiny_adapter(BUNDLED, ratchet_home / "nowhere")

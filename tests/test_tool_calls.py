@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from transformers import AutoTokenizer
 
+from rl.chat_templates import ChatTemplate
 from rl.serving.base import Ask, BackendUnable, ServingRefused
-from rl.serving.llama import LlamaPolicy
+from rl.serving.llama import Chat, LlamaPolicy
 from rl.serving.tool_calls import CallReader, CallSyntax, Tools
 from rl.training.chat_template import NotRenderable
 from rl.training.encoding import Encoder, prompt_messages
@@ -84,12 +84,9 @@ def llama() -> Iterator[LlamaPolicy]:
         yield policy
 
 
-def renderer(template: str) -> LlamaPolicy:
-    """A policy of a template alone."""
-    policy = object.__new__(LlamaPolicy)
-    policy._template = Jinja2ChatFormatter(template, "<eos>", "<bos>")
-    policy._template_open = Jinja2ChatFormatter(template, "<eos>", "<bos>", add_generation_prompt=False)
-    return policy
+def renderer(template: str) -> Chat:
+    """A chat template alone."""
+    return Chat(ChatTemplate(template, {"eos_token": "<eos>", "bos_token": "<bos>"}), 0)
 
 
 def asked(tools: Any = TOOLS, **extra: Any) -> Ask:
@@ -124,7 +121,7 @@ def test_a_prompt_is_rendered_as_the_training_renders_it(template: str, messages
     ],
 )
 def test_the_syntax_of_calls_is_read_off_the_template(template: str, syntax: CallSyntax | None) -> None:
-    assert renderer(template)._call_syntax == syntax
+    assert renderer(template).call_syntax == syntax
 
 
 def test_a_template_without_tools_says_who_can(llama: LlamaPolicy) -> None:

@@ -19,6 +19,7 @@ from rl.export.artifact import (
 from rl.export.gguf_check import gguf_check, gguf_read
 from rl.export.gguf_identity import identity_of
 from rl.export.gguf_names import FAMILIES, TensorLayout, layout_of
+from rl.export.gguf_tokenizer import chat_template_of
 from rl.export.gguf_write import WIDTH, tensor_announce, tensor_stored, writer_for
 from rl.export.reference import check_prompts, reference_make
 from rl.export.source import Source, source_open
@@ -97,6 +98,8 @@ def lora_write(source: Source, layout: TensorLayout, path: Path, name: str) -> i
     # llama.cpp scales by alpha / rank; where the modules differ, the scale goes into B and 0 means "no scale"
     uniform = len(alphas) == 1
     writer.add_float32("adapter.lora.alpha", alphas.pop() if uniform else 0.0)
+    # the base's file may carry another template, or one that stands in for none
+    writer.add_chat_template(chat_template_of(source.tokenizer()))
     for pair in pairs:
         tensor_announce(writer, f"{names[pair.target]}.lora_a", tuple(pair.a.shape), "f32")
         tensor_announce(writer, f"{names[pair.target]}.lora_b", tuple(pair.b.shape), "f32")

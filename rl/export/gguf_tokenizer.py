@@ -57,7 +57,8 @@ class Vocabulary:
     add_eos: bool = False
     special: dict[str, int] = field(default_factory=dict)
     """bos, eos, eot, unk, pad -> token id."""
-    chat_template: str = ""
+    chat_template: str | list[dict[str, str]] = ""
+    """The template, or a list of several with their names."""
     strips_after_special: bool = False
     """White space after a special token is dropped (Phi-3); llama.cpp does so for models named phi-3."""
     notes: list[str] = field(default_factory=list)
@@ -123,7 +124,7 @@ def vocabulary_of(tokenizer: Any, rows: int, system_prompt: str | None = None) -
     else:
         vocabulary = _byte_level(facts, rows)
     _special(vocabulary, tokenizer)
-    vocabulary.chat_template = chat_template_with(tokenizer, system_prompt)
+    vocabulary.chat_template = chat_template_of(tokenizer, system_prompt)
     return vocabulary
 
 
@@ -276,7 +277,7 @@ def _special(vocabulary: Vocabulary, tokenizer: Any) -> None:
         token = getattr(tokenizer, f"{name}_token_id", None)
         if token is not None:
             vocabulary.special[name] = int(token)
-    turn_end = Encoder(tokenizer).turn_end_id if tokenizer.chat_template else None
+    turn_end = Encoder(tokenizer).turn_end_id
     if turn_end is not None and turn_end != vocabulary.special.get("eos"):
         vocabulary.special["eot"] = turn_end
     framed = tokenizer("a")["input_ids"]
@@ -284,15 +285,29 @@ def _special(vocabulary: Vocabulary, tokenizer: Any) -> None:
     vocabulary.add_eos = len(framed) > 1 and framed[-1] == vocabulary.special.get("eos")
 
 
-def chat_template_with(tokenizer: Any, system_prompt: str | None) -> str:
-    """The chat template, saying `system_prompt` first where a conversation has no system turn; empty without one."""
-    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-    if not system_prompt:
-        return str(template)
-    if not template:
+def chat_template_of(tokenizer: Any, system_prompt: str | None = None) -> str | list[dict[str, str]]:
+    """The chat template as training has it (`Encoder`), or several with their names. Raises ExportRefused.
+
+    Where a conversation has no system turn, it says `system_prompt` first.
+    """
+    template = Encoder(tokenizer).tokenizer.chat_template
+    if not isinstance(template, dict):
+        return chat_template_with(tokenizer, template, system_prompt)
+    named = {**template}
+    if "default" in named:
+        named["default"] = chat_template_with(tokenizer, named["default"], system_prompt)
+    elif system_prompt:
         raise ExportRefused(
-            "expected a model with a chat template to carry the system prompt, found none; leave --system-prompt out"
+            f"expected a default chat template to carry the system prompt, found {', '.join(named)}; leave "
+            "--system-prompt out"
         )
+    return [{"name": name, "template": text} for name, text in named.items()]
+
+
+def chat_template_with(tokenizer: Any, template: str, system_prompt: str | None) -> str:
+    """A chat template, saying `system_prompt` first where a conversation has no system turn."""
+    if not system_prompt:
+        return template
     turn = json.dumps({"role": "system", "content": system_prompt}, ensure_ascii=False)
     extension = (
         "{%- if not messages or messages[0]['role'] != 'system' -%}{%- set messages = ["

@@ -18,7 +18,7 @@ from rl.export.artifact import ExportRefused, Progress
 from rl.export.gguf_identity import Identity
 from rl.export.gguf_names import FAMILIES, TensorLayout, layout_notes, layout_of
 from rl.export.gguf_runtime import FILE_TYPES
-from rl.export.gguf_tokenizer import Vocabulary, chat_template_with, vocabulary_of
+from rl.export.gguf_tokenizer import Vocabulary, chat_template_of, vocabulary_of
 from rl.export.merged_model import merged_write
 from rl.export.source import Source
 
@@ -115,7 +115,7 @@ class ExternalWriter:
     def __init__(self, source: Source, script: Path, system_prompt: str | None) -> None:
         self.source = source
         self.script = script
-        self.template = chat_template_with(source.tokenizer(), system_prompt) if system_prompt else None
+        self.template = chat_template_of(source.tokenizer(), system_prompt)
         self.notes = [f"written by {_CONVERTER} of the llama.cpp checkout in LLAMA_CPP_PATH"]
 
     def general_name(self, name: str) -> str:
@@ -126,7 +126,7 @@ class ExternalWriter:
         folder = path.with_name("merged")
         folder.mkdir()
         merged_write(self.source, folder, progress)
-        if self.template is not None:
+        if isinstance(self.template, str):
             (folder / "chat_template.jinja").write_text(self.template, "utf-8")
         progress("converting", 0, 0)
         command = [sys.executable, str(self.script), str(folder), "--outfile", str(path), "--outtype", plain]

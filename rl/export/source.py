@@ -10,6 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from rl.bundled_models import base_named, resolve_base_model
+from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, template_read
 from rl.checksums import TEMPLATE_FILES, TOKENIZER_FILES, base_files, base_hash
 from rl.export.artifact import ExportRefused
 from rl.export.weights import Adapter, BaseWeights, MergedWeights, adapter_open
@@ -40,18 +41,33 @@ class Source:
         """Default name of the model: the adapter's folder, else the base's."""
         return (self.adapter.path if self.adapter is not None else self.base).name
 
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The template that prompts were trained with: the one stored with the adapter, else the base's."""
+        own = template_read(self.adapter.path) if self.adapter is not None else None
+        return own or template_read(self.base)
+
     def tokenizer(self) -> Any:
         """The tokenizer transformers loads, never with code from the model's folder. Raises ExportRefused."""
         folder = self.tokenizer_folder
         try:
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise ExportRefused(
                 f"expected a tokenizer in {folder}, found none that loads ({str(error).splitlines()[0]})"
             ) from error
+        tokenizer.chat_template = self.chat_template or tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
+        return tokenizer
 
     def copy_tokenizer(self, target: Path) -> list[Path]:
-        return _copy(self.tokenizer_folder, target, TOKENIZER_FILES + TEMPLATE_FILES)
+        """Copy the tokenizer's files, and write the chat template where they have none."""
+        copied = _copy(self.tokenizer_folder, target, TOKENIZER_FILES + TEMPLATE_FILES)
+        if template_read(target) is None:
+            template = self.chat_template or DEFAULT_CHAT_TEMPLATE
+            if isinstance(template, str):
+                copied.append(target / TEMPLATE_FILES[0])
+                copied[-1].write_text(template, "utf-8")
+        return copied
 
     def copy_config(self, target: Path) -> list[Path]:
         return _copy(self.base, target, CONFIG_FILES + LICENSE_FILES)

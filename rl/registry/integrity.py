@@ -14,8 +14,8 @@ from django.conf import settings
 
 from backend import notifications
 from backend.installation import PROGRAM
-from rl.bundled_models import BUNDLED_ALTERNATIVES, BUNDLED_MODEL
-from rl.checksums import FileDamaged, file_check, is_sum, sums_check
+from rl.bundled_models import BUNDLED_ALTERNATIVES, BUNDLED_MODEL, base_named, resolve_base_model
+from rl.checksums import FileDamaged, base_fault, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, RewardModelVersion, Snapshot
 from rl.models.policies import PolicyEvent
@@ -80,6 +80,13 @@ def adapter_remedy(policy: Policy) -> str:
     back = f", or roll back: policy rollback {policy.agent}" if policy.stage == Policy.Stage.CHAMPION else ""
     again = f"train it again from run {policy.run_id}" if policy.run_id else "train it again"
     return f"{RESTORE}, {again}{back}"
+
+
+def base_fault_of(policy: Policy) -> str:
+    """Reason why a policy's base model is not the one it was trained on any more; empty where it is."""
+    named = base_named(policy.base_model, policy.base_model_hash)
+    source = str(Path(resolve_base_model(named)).expanduser())
+    return base_fault(policy.base_model, source, policy.base_model_hash)
 
 
 def damage_notify(damage: FileDamaged, whose: str) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from django.conf import settings
 
 from backend.installation import command_arguments
-from rl.bundled_models import base_named
-from rl.checksums import FileDamaged, file_check, sums_read
+from rl.bundled_models import base_named, resolve_base_model
+from rl.checksums import FileDamaged, base_fault, base_hash, file_check, sums_read
 from rl.models.serving import IN_PROCESS
 from rl.registry.integrity import damage_notify
 from rl.serving.base import BASE, BackendFailed, Model
@@ -39,10 +39,19 @@ def base_folder(base_model_hash: str) -> Path:
     return bases_folder() / base_model_hash.replace(":", "-")[:40]
 
 
+def base_source(base_model: str) -> str:
+    """The folder of a base model; of one from the hub its name."""
+    return str(Path(resolve_base_model(base_model)).expanduser())
+
+
 def base_file(model: Model) -> Path | None:
-    """The GGUF file of a base model: of its hash where that is known, else of its name; None where there is none."""
-    if model.base_model_hash:
-        return _file_in(base_folder(model.base_model_hash))
+    """The GGUF file of a base model by its identity, of one from the hub whose commit is not known by its name; None
+    where there is none."""
+    identity = model.base_model_hash
+    if not identity and Path(source := base_source(model.base_model)).is_dir():
+        identity = base_hash(source)
+    if identity:
+        return _file_in(base_folder(identity))
     for facts in sorted(bases_folder().glob("*/base.json"), key=lambda path: -path.stat().st_mtime):
         try:
             named = json.loads(facts.read_text("utf-8")).get("base_model")
@@ -107,10 +116,13 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
     if (present := files_present(model)) is not None:
         return present
     base = base_file(model)
+    named = base_named(model.base_model, model.base_model_hash)
+    if base is None and (fault := base_fault(model.base_model, base_source(named), model.base_model_hash)):
+        raise BackendFailed(f"{model.name} cannot answer: {fault}", kind="missing", retry_after_s=60.0)
     if base is None:
         _make(
             "--base-model",
-            base_named(model.base_model, model.base_model_hash),
+            named,
             "--format",
             "gguf",
             "--quantization",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from feedback.messages import ChatMessage as ChatTurn
 from feedback.messages import MessageError, messages_read
+from rl.chat_templates import TEMPLATE_ERRORS, ChatTemplate, TemplateRefused, prompt_rendered
 from rl.decoding.chat_turns import PROBE_TOOL, CallForm, call_form, probe_turns, template_turns
 from rl.decoding.constraint import Constraint, GrammarVocabulary
 from rl.serving.assembly import answer_of
@@ -55,7 +56,67 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that this backend cannot do, with the values at which there is nothing to do."""
 
-_PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
+TEMPLATE_KEY = "tokenizer.chat_template"
+"""Of the chat template in a GGUF file, of a base or of an adapter."""
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+"""Name in chat templates -> name in GGUF files."""
+_PROBE: list[dict[str, Any]] = [
+    {"role": "user", "content": "Ratchet asks"},
+    {"role": "assistant", "content": "Ratchet answers"},
+]
+
+
+class Chat:
+    """A chat template as serving uses it: prompts, and the syntax in which it writes calls."""
+
+    def __init__(self, template: ChatTemplate, end: int) -> None:
+        self.template = template
+        self.end = end
+        """Token that ends an assistant's turn."""
+
+    def render(self, messages: Sequence[ChatMessage], tools: Tools | None = None) -> str:
+        """The prompt as text, as `rl.training.chat_template` renders it.
+
+        Raises ServingRefused where the template refuses the messages, BackendUnable where it leaves out tools.
+        """
+        turns = template_turns(_messages_read(messages), self.call_form)
+        offered = list(tools.offered) if tools else []
+        try:
+            text = prompt_rendered(lambda some: self.template.render(some, offered), turns)
+        except TemplateRefused as refusal:
+            raise ServingRefused(str(refusal), param="messages") from refusal
+        names = [(name, "tools") for name in (tools.names if tools else ())]
+        names += [
+            (call["function"]["name"], "messages") for turn in turns for call in turn.get("tool_calls", ())
+        ]
+        for name, param in names:
+            if name and name not in text:
+                raise BackendUnable(
+                    f"{param}: this model's chat template writes no tools ({name}); {ELSEWHERE}",
+                    param=param,
+                    code="unsupported",
+                )
+        return text
+
+    def _probe(self, turns: Sequence[Any], tools: Sequence[Any]) -> str:
+        try:
+            return self.template.render(turns, tools, answer=False)
+        except TEMPLATE_ERRORS:
+            return ""
+
+    @functools.cached_property
+    def call_form(self) -> CallForm:
+        return call_form(self._probe)
+
+    @functools.cached_property
+    def call_syntax(self) -> CallSyntax | None:
+        """Syntax in which the template writes calls; None: it writes none that can be read."""
+        question, call = probe_turns(self.call_form)
+        try:
+            prompt = self.template.render([question], [PROBE_TOOL])
+        except TEMPLATE_ERRORS:
+            return None  # it writes no tools
+        return CallSyntax.of_texts(prompt, self._probe([question, call], [PROBE_TOOL]))
 
 
 class LlamaPolicy:
@@ -73,100 +134,64 @@ class LlamaPolicy:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """cache_bytes: memory for caches of adapters, beside the weights."""
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
         self.context = LlamaContext(path, context=context, threads=threads, cache_bytes=cache_bytes)
-        model = self.context.model
-        template = model.metadata().get("tokenizer.chat_template")
+        template = self.context.model.metadata().get(TEMPLATE_KEY)
         if not template:
             self.context.close()
             raise ServingRefused(f"expected a chat template in {path}, found none; export the model again")
-        bos, eos = (
-            model.token_get_text(t) if t != -1 else "" for t in (model.token_bos(), model.token_eos())
-        )
-        self._template = Jinja2ChatFormatter(template, eos, bos)
-        self._template_open = Jinja2ChatFormatter(template, eos, bos, add_generation_prompt=False)
-        self._ends = self._turn_end()
+        self._base_template = str(template)
+        self._chats: dict[str, Chat] = {}
+        self._vocabularies: dict[int, GrammarVocabulary] = {}
         self._pieces: dict[int, bytes] = {}
 
     # --- Text and tokens ----------------------------------------------------------------------------------
 
-    def render(self, messages: Sequence[ChatMessage], tools: Tools | None = None) -> str:
-        """The prompt as text, through the model's own chat template, as `rl.training.encoding` renders it.
+    def chat(self, adapter: Path | None = None) -> Chat:
+        """The chat template that an adapter was trained with, which its file carries; else the base's.
 
-        Raises ServingRefused where the template refuses the messages, BackendUnable where it leaves out tools.
+        Raises BackendFailed where there is no such adapter.
         """
-        plain = template_turns(_messages_read(messages), self._call_form)
-        offered = list(tools.offered) if tools else []
-        try:
-            text = self._rendered(plain, offered)
-        except Exception as error:
-            # a template may raise anything; some know no system turn, and take it as part of the user's
-            if len(plain) < 2 or plain[0]["role"] != "system":
-                raise _refused(error) from error
-            first = {**plain[1], "content": f"{plain[0]['content']}\n\n{plain[1]['content']}"}
+        own = self.context.adapter_value(adapter, TEMPLATE_KEY) if adapter is not None else ""
+        source = own or self._base_template
+        if source not in self._chats:
             try:
-                text = self._rendered([first, *plain[2:]], offered)
-            except Exception:
-                raise _refused(error) from error  # the first reason is the one to tell
-        names = [(name, "tools") for name in (tools.names if tools else ())]
-        names += [
-            (call["function"]["name"], "messages") for turn in plain for call in turn.get("tool_calls", ())
-        ]
-        for name, param in names:
-            if name and name not in text:
-                raise BackendUnable(
-                    f"{param}: this model's chat template writes no tools ({name}); {ELSEWHERE}",
-                    param=param,
-                    code="unsupported",
-                )
-        return text
+                template = ChatTemplate(source, self._special_tokens)
+            except TemplateRefused as refusal:
+                raise BackendFailed(f"{adapter or 'the base model'}: {refusal}", kind="missing") from refusal
+            self._chats[source] = Chat(template, self._turn_end(template))
+        return self._chats[source]
 
-    def _rendered(self, messages: Sequence[Any], tools: Sequence[Any], *, is_open: bool = True) -> str:
-        template = self._template if is_open else self._template_open
-        return str(template(messages=list(messages), tools=list(tools) or None).prompt)
-
-    def _probe(self, turns: Sequence[Any], tools: Sequence[Any]) -> str:
-        try:
-            return self._rendered(turns, tools, is_open=False)
-        except Exception:
-            return ""  # a template may raise anything
+    def render(self, messages: Sequence[ChatMessage], adapter: Path | None = None) -> str:
+        """The prompt as text. Raises ServingRefused and BackendUnable as `Chat.render`."""
+        return self.chat(adapter).render(messages)
 
     @functools.cached_property
-    def _call_form(self) -> CallForm:
-        return call_form(self._probe)
-
-    @functools.cached_property
-    def _call_syntax(self) -> CallSyntax | None:
-        """Syntax in which the template writes calls; None: it writes none that can be read."""
-        question, call = probe_turns(self._call_form)
-        try:
-            prompt = self._rendered([question], [PROBE_TOOL])
-        except Exception:
-            return None  # it writes no tools
-        return CallSyntax.of_texts(prompt, self._probe([question, call], [PROBE_TOOL]))
+    def _special_tokens(self) -> dict[str, str]:
+        """Special tokens by the names that templates use; only those that the model has."""
+        metadata, model = self.context.model.metadata(), self.context.model
+        ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()}
+        return {name: model.token_get_text(int(token)) for name, token in ids.items() if token is not None}
 
     def tokens(self, text: str) -> list[int]:
         found: list[int] = self.context.model.tokenize(text.encode(), False, True)
         return found
 
-    def _turn_end(self) -> int:
-        """The token with which the template ends an assistant's turn, else the model's end of text."""
+    def _turn_end(self, template: ChatTemplate) -> int:
+        """The token with which a template ends an assistant's turn, else the model's end of text."""
         model, lib = self.context.model, self.context._lib
         try:
-            text = str(self._template_open(messages=_PROBE).prompt)
-        except Exception:
+            text = template.render(_PROBE, answer=False)
+        except TEMPLATE_ERRORS:
             text = ""  # a template that takes no such conversation says nothing of how a turn ends
         _, found, tail = text.rpartition(_PROBE[1]["content"])
+        added = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
         for token in self.tokens(tail) if found else ():
-            if lib.llama_vocab_is_control(model.vocab, token) or lib.llama_vocab_is_eog(model.vocab, token):
+            if lib.llama_vocab_get_attr(model.vocab, token) & added or self._ends_text(token):
                 return token
         return int(model.token_eos())
 
-    def _ends_turn(self, token: int) -> bool:
-        return token == self._ends or bool(
-            self.context._lib.llama_vocab_is_eog(self.context.model.vocab, token)
-        )
+    def _ends_text(self, token: int) -> bool:
+        return bool(self.context._lib.llama_vocab_is_eog(self.context.model.vocab, token))
 
     def _piece(self, token: int) -> bytes:
         """The bytes a token writes; none of a control token."""
@@ -174,9 +199,10 @@ class LlamaPolicy:
             self._pieces[token] = self._piece_read(token)
         return self._pieces[token]
 
-    @functools.cached_property
-    def _vocabulary(self) -> GrammarVocabulary:
+    def _vocabulary(self, end: int) -> GrammarVocabulary:
         """Vocabulary as constrained decoding reads it; any token that ends a turn ends an answer."""
+        if end in self._vocabularies:
+            return self._vocabularies[end]
         from llguidance import LLTokenizer
 
         lib, vocab = self.context._lib, self.context.model.vocab
@@ -187,9 +213,10 @@ class LlamaPolicy:
             tokens=[self._piece(token) or b"\xff<%d>" % token for token in tokens],
             vocab_ptr=vocab,
             tokenize_fptr=ctypes.cast(lib.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
-            eos_token=[token for token in tokens if self._ends_turn(token)],
+            eos_token=[token for token in tokens if token == end or self._ends_text(token)],
         )
-        return GrammarVocabulary(read, self.context.vocabulary, self._piece)
+        self._vocabularies[end] = GrammarVocabulary(read, self.context.vocabulary, self._piece)
+        return self._vocabularies[end]
 
     def _piece_read(self, token: int) -> bytes:
         lib, vocab = self.context._lib, self.context.model.vocab
@@ -219,16 +246,16 @@ class LlamaPolicy:
     ) -> Iterator[Piece]:
         """The answer piece by piece; the last piece has the finish reason and the counts."""
         ask_check(ask)
-        tools = Tools.of(ask)
-        syntax = self._call_syntax if tools else None
-        prompt = self.tokens(self.render(ask.messages, tools))
+        tools, chat = Tools.of(ask), self.chat(adapter)
+        syntax = chat.call_syntax if tools else None
+        prompt = self.tokens(chat.render(ask.messages, tools))
         if tools and syntax is None:
             raise BackendUnable(
                 f"tools: this model's chat template writes calls in a syntax that is not read in process; {ELSEWHERE}",
                 param="tools",
                 code="unsupported",
             )
-        constraint = self._constraint(ask, tools, syntax)
+        constraint = self._constraint(ask, tools, syntax, chat.end)
         limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
         random = np.random.default_rng(ask.seed)
         text, reader = _Text(ask.stop), CallReader(tools, syntax)
@@ -239,7 +266,7 @@ class LlamaPolicy:
             token, nats = self._draw(logits, ask, random, constraint)
             logp += nats
             count += 1
-            if self._ends_turn(token):
+            if token == chat.end or self._ends_text(token):
                 reason = "stop"
                 break
             if found := reader.add(text.add(self._piece(token))):
@@ -265,11 +292,13 @@ class LlamaPolicy:
             log_probability=logp,
         )
 
-    def _constraint(self, ask: Ask, tools: Tools | None, syntax: CallSyntax | None) -> Constraint | None:
+    def _constraint(
+        self, ask: Ask, tools: Tools | None, syntax: CallSyntax | None, end: int
+    ) -> Constraint | None:
         if tools is not None and syntax is not None:
-            return tools_constraint(ask, tools, syntax, self._vocabulary)
+            return tools_constraint(ask, tools, syntax, self._vocabulary(end))
         constrained = ask.response_schema is not None or ask.answers
-        return constraint_of(ask, self._vocabulary) if constrained else None
+        return constraint_of(ask, self._vocabulary(end)) if constrained else None
 
     def _draw(
         self,
@@ -306,14 +335,14 @@ class LlamaPolicy:
 
         As `rl.training.scoring.score_responses`: the sum over the response's tokens and the one that ends the turn.
         """
-        text = self.render(messages)
+        text, end = self.render(messages, adapter), self.chat(adapter).end
         prompt = self.tokens(text)
         tails = []
         for response in responses:
             joint = self.tokens(text + response)
             # a token that straddles the border would not be what the model is asked to go on from
             alone = joint[len(prompt) :] if joint[: len(prompt)] == prompt else self.tokens(response)
-            tails.append([*alone, self._ends])
+            tails.append([*alone, end])
         self.context.use(adapter, scale)
         logits = self.context.prompt(prompt)
         first = _log_softmax(logits)
@@ -359,10 +388,6 @@ def _messages_read(messages: Sequence[ChatMessage]) -> list[ChatTurn]:
             code="unsupported",
         )
     return read
-
-
-def _refused(error: Exception) -> ServingRefused:
-    return ServingRefused(f"the model's chat template refuses these messages: {error}", param="messages")
 
 
 class _Text:

@@ -206,6 +206,16 @@ class LlamaContext:
         self._adapters[name] = pointer
         return pointer
 
+    def adapter_value(self, path: Path, key: str) -> str:
+        """A text in the header of an adapter's file; empty where it has none. Raises BackendFailed as `use`."""
+        pointer, size = self._adapter(path), 1 << 14
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = self._lib.llama_adapter_meta_val_str(pointer, key.encode(), buffer, size)
+            if length < size:
+                return buffer.value.decode() if length >= 0 else ""
+            size = length + 1
+
     def _drop(self, name: str) -> None:
         for slot in self._slots:
             if slot.key[0] == name:

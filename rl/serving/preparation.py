@@ -19,14 +19,15 @@ from typing import Any
 from django.conf import settings
 
 from backend.installation import command_arguments
-from rl.checksums import FileDamaged
+from rl.bundled_models import base_named
+from rl.checksums import FileDamaged, base_fault
 from rl.linear.model import LinearPolicy, LinearPolicyError
-from rl.models import Artifact, Policy
+from rl.models import Artifact, Policy, TrainingRun
 from rl.models.serving import IN_PROCESS
 from rl.registry.integrity import adapter_folder, weights_name
 from rl.registry.signals import PreparationRefused
 from rl.serving.base import BASE, Model
-from rl.serving.files import base_file, files_present
+from rl.serving.files import base_file, base_source, files_present
 
 logger = logging.getLogger("rl.serving")
 
@@ -73,6 +74,7 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
         adapter_folder(policy)
     except FileDamaged as damage:
         raise PreparationRefused(str(damage)) from damage
+    base_model = base_of(policy)
     deadline = time.monotonic() + settings.SERVING_PREPARE_TIMEOUT_S
     folder: Path = settings.RATCHET_HOME / "exports" / policy.name
     checkpoint = [
@@ -81,10 +83,12 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
         "--model-name",
         policy.name,
     ]
-    checkpoint += ["--base-model", policy.base_model]
+    checkpoint += ["--base-model", base_model]
     try:
         if base_file(replace(model, name=BASE)) is None:
-            base = ["--base-model", policy.base_model, "--format", "gguf"]
+            if fault := base_fault(policy.base_model, base_source(base_model), policy.base_model_hash):
+                raise PreparationRefused(fault)
+            base = ["--base-model", base_model, "--format", "gguf"]
             _export([*base, "--quantization", settings.SERVING_QUANTIZATION], deadline)
         result = _export([*checkpoint, "--format", "gguf-lora", "--output", str(folder)], deadline)
         return [_artifact_register(policy, "gguf-lora", "", result)]
@@ -103,6 +107,19 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
                 "that, add a server to SERVING_BACKENDS, or promote it by force"
             ) from refusal
         return [_artifact_register(policy, "gguf", quantization, result)]
+
+
+def base_of(policy: Policy) -> str:
+    """The name of a policy's base model; where its folder moved, another name of the same identity that is known."""
+    named = base_named(policy.base_model, policy.base_model_hash)
+    if not policy.base_model_hash.startswith("sha256:"):
+        return named
+    runs = TrainingRun.objects.filter(base_model_hash=policy.base_model_hash).order_by("-pk")
+    others = runs.values_list("base_model", flat=True).distinct()[:20]
+    for name in (named, settings.RATCHET_BASE_MODEL, *others):
+        if not base_fault(name, base_source(name), policy.base_model_hash):
+            return name
+    return named
 
 
 def _linear_check(policy: Policy) -> None:

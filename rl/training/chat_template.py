@@ -8,18 +8,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from feedback.messages import ChatMessage, MessageError, messages_read
 from rl.agents.base import Message
+from rl.chat_templates import TEMPLATE_ERRORS, TemplateRefused, prompt_rendered
 from rl.decoding.chat_turns import PROBE_TOOL, CallForm, call_form, template_turns
 
 Answer = str | Sequence[Mapping[str, Any]]
 """A response: a text, or messages where a text cannot say it (calls of tools and their results)."""
-
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
-"""Errors of a template that refuses messages; many concatenate what may be None."""
 
 PLAIN_ROLES = ("system", "user", "assistant", "tool")
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -92,18 +89,9 @@ class ChatTemplate:
             raise NotRenderable("the base model's chat template writes no tools")
         turns = self._turns(messages)
         try:
-            text = self.raw(turns, tools, add_generation_prompt=True)
-        except TEMPLATE_ERRORS as error:
-            if len(turns) > 1 and turns[0]["role"] == "system" and turns[1]["role"] == "user":
-                first = {**turns[1], "content": f"{turns[0]['content']}\n\n{turns[1]['content']}"}
-                try:
-                    return self.raw([first, *turns[2:]], tools, add_generation_prompt=True)
-                except TEMPLATE_ERRORS:
-                    pass  # the first reason is the one to report
-            raise NotRenderable(
-                f"the base model's chat template refuses this prompt ({error}); roles found: "
-                f"{', '.join(str(message.get('role')) for message in messages)}"
-            ) from error
+            text = prompt_rendered(lambda some: self.raw(some, tools, add_generation_prompt=True), turns)
+        except TemplateRefused as refusal:
+            raise NotRenderable(str(refusal)) from refusal
         for turn in turns:
             _appear(text, turn.get("tool_calls", ()))
         if not all(_tool_name(tool) in text for tool in tools):

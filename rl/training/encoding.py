@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import Message
+from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, TEMPLATE_ERRORS
 from rl.recipes.base import KEEP, AnswerRecipe
 from rl.training.chat_template import (
-    TEMPLATE_ERRORS,
     Answer,
     ChatTemplate,
     NotRenderable,
@@ -22,17 +22,6 @@ from rl.training.chat_template import (
 )
 from rl.training.packed.row_cache import RowCache, row_key
 from rl.training.result import TrainingRefused
-
-DEFAULT_CHAT_TEMPLATE = (
-    "{{ bos_token or '' }}"
-    "{% for message in messages %}"
-    "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
-    "{% elif message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n\n' }}"
-    "{% else %}{{ 'Assistant:\n' + message['content'] + (eos_token or '') + '\n\n' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
-)
-"""For base models that come without one (GPT-2, OPT): plain paragraphs, each answer ended by the eos token."""
 
 PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
 

@@ -16,8 +16,10 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
+from rl.chat_templates import template_read
+from rl.checksums import TEMPLATE_FILES
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware
 from rl.training.model_files import PolicyLoadError, model_located
@@ -61,11 +63,25 @@ def config_load(base_model: str, source: str) -> Any:
 
 def tokenizer_load(base_model: str, source: str) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        if not tokenizer.chat_template and (file := _template_file(source)) is not None:
+            tokenizer.chat_template = template_read(file.parent)
+        return tokenizer
     except OSError as error:
         raise PolicyLoadError(_unreachable(base_model, error)) from error
     except (ValueError, KeyError, TypeError) as error:
         raise PolicyLoadError(f"the tokenizer of {base_model} cannot be read: {error}") from error
+
+
+def _template_file(source: str) -> Path | None:
+    """`chat_template.json` of a model, which transformers reads for processors alone."""
+    found = cached_file(
+        source,
+        TEMPLATE_FILES[1],
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(found) if found else None
 
 
 def _unreachable(base_model: str, error: Exception) -> str:

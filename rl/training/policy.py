@@ -23,7 +23,8 @@ from transformers.pytorch_utils import Conv1D
 
 from rl.agents.base import Message
 from rl.bundled_models import base_named
-from rl.checksums import base_files, base_hash, sums_write
+from rl.chat_templates import template_read
+from rl.checksums import TEMPLATE_FILES, base_files, base_hash, sums_write
 from rl.decoding.constraint import Constraint, GrammarVocabulary
 from rl.decoding.grammar import SchemaRefused
 from rl.recipes import Recipe
@@ -166,6 +167,8 @@ def load_policy(
     source = model_located(base_named(base_model, str(facts.get("base_model_hash") or "")))
     notes: list[str] = []
     config, tokenizer = config_load(base_model, source), tokenizer_load(base_model, source)
+    if adapter is not None and (template := template_read(Path(adapter))):
+        tokenizer.chat_template = template
     four_bit_config = None
     if quantization == "4bit":
         four_bit_config, note = four_bit(hardware)
@@ -405,7 +408,8 @@ def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", metho
     (path / "README.md").write_text(
         _CARD.format(**facts, purpose=f"agent `{agent}`" if agent else "no agent"), "utf-8"
     )
-    sums_write(path, ADAPTER_FILES)
+    templates = [str(file.relative_to(path)) for name in TEMPLATE_FILES for file in path.glob(name)]
+    sums_write(path, [*ADAPTER_FILES, *templates])
 
 
 def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from feedback.recording.ingest import decision_ingest
 from feedback.recording.recorder import Recorder, Storage
+from rl.checksums import base_hash
 from rl.models import Artifact, Policy
 from rl.serving import fallback
 from rl.serving.assembly import answer_of
@@ -116,7 +117,7 @@ def written_by_the_asking_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def policy_made(name: str, agent: str = "widgets", stage: str = "champion") -> Policy:
     """A policy in the registry with a GGUF adapter on record."""
     policy = Policy.objects.create(
-        name=name, agent=agent, stage=stage, base_model="bundled", base_model_hash="sha256:0",
+        name=name, agent=agent, stage=stage, base_model="bundled", base_model_hash=base_hash(str(BUNDLED)),
         adapter_path="nowhere", adapter_sha256="", feedback_count=1,
     )  # fmt: skip
     Artifact.objects.create(

@@ -13,7 +13,7 @@ from rl.gates.figures import headline_of, share_of
 from rl.models import Policy
 from rl.registry import service as registry
 from rl.registry.diff import policy_diff
-from rl.registry.integrity import verify
+from rl.registry.integrity import base_fault_of, verify
 from rl.selectors import policy_overview
 
 
@@ -81,6 +81,8 @@ class Command(RatchetCommand):
                 "parent": policy.parent.name if policy.parent else None,
                 "adapter": policy.adapter_path,
                 "sha256": policy.adapter_sha256,
+                "base_model": policy.base_model,
+                "base_model_fault": base_fault_of(policy),
                 "children": [child.name for child in overview.children],
                 "artifacts": [artifact.path for artifact in overview.artifacts],
                 "events": [
