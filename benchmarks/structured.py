@@ -261,7 +261,10 @@ def main() -> None:
         if name != "report":
             print(f"| {name} | {100 * figures['exact']:.1f} % | {100 * figures['fields']:.1f} % |")
     if "report" in found:
-        print("gate:", json.dumps(found["report"].get("gate", found["report"]))[:3000])
+        report = found["report"]
+        print(f"method: {report.get('training', {}).get('method')}; stage: {report.get('stage')}")
+        for verdict in (report.get("sheet") or {}).get("verdicts", ()):
+            print(f"{verdict['rule']}: {verdict['outcome']}: {verdict['words']}")
 
 
 if __name__ == "__main__":

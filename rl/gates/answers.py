@@ -118,9 +118,8 @@ def rule_fields(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     corrections; FIELDS_BEHIND less is allowed. Waits where they are not: more corrections, or that classifier as the
     policy (`train_linear`), may lift it."""
     if evidence.right_beside is None:
-        return RuleResult(
-            "fields", NOT_APPLICABLE, "answers with several fields were not judged beside a classifier"
-        )
+        words = evidence.fields or "answers with several fields were not judged beside a classifier"
+        return RuleResult("fields", NOT_APPLICABLE, words)
     own, other = evidence.right_beside
     figures = {"value": own, "classifier": other, "bound": FIELDS_BEHIND}
     words = f"right in {100 * own:.1f} % of prompts, a classifier of each field in {100 * other:.1f} %"

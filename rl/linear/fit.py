@@ -141,6 +141,7 @@ def _policy_fit(
     penalties: Sequence[float],
     families: Sequence[tuple[str, ...]],
     seed: int,
+    most_weights: int = MOST_WEIGHTS,
 ) -> tuple[LinearPolicy, dict[str, float]]:
     """The policy of the features and the penalty with the least cross-validated loss, and its figures."""
     best: tuple[float, float, tuple[str, ...], float] | None = None
@@ -149,7 +150,7 @@ def _policy_fit(
         """The best so far, or these features where they are better, and not too many."""
         winner = best
         shared = answer_rows(choices.rows, answers, names)
-        columns, read = columns_of(choices.rows, names, len(shared))
+        columns, read = columns_of(choices.rows, names, len(shared), most_weights)
         entries = _entries(choices, answers, shared, read, names)
         if entries > MOST_ENTRIES and winner is None:
             raise LinearRefused(TOO_MANY.format(len(choices.rows), entries, MOST_ENTRIES))
@@ -173,7 +174,7 @@ def _policy_fit(
     assert best is not None
     loss, accuracy, names, penalty = best
     shared = answer_rows(choices.rows, answers, names)
-    columns, read = columns_of(choices.rows, names, len(shared))
+    columns, read = columns_of(choices.rows, names, len(shared), most_weights)
     matrix = _matrix(choices, answers, shared, columns, read, names)
     weights, bias, intercept = _weights(matrix, choices.feedback, answers, penalty, len(shared), len(columns))
     policy = LinearPolicy(
@@ -201,6 +202,9 @@ MOST_PARTS, MOST_VALUES = 64, 64
 """Fields and items of lists that are fitted, the first; values of a field that are told apart, the most frequent. What
 lies beyond gets the value that is most frequent."""
 
+FEW_PARTS = 16
+"""Fields and items up to which each picks its own set of features; of more all take the first."""
+
 
 def _fields_fit(
     choices: Choices,
@@ -216,7 +220,10 @@ def _fields_fit(
     objects = [(row, dict(leaves(value))) for row, value in read if isinstance(value, dict) and value]
     parts: list[tuple[Place, LinearPolicy]] = []
     figures: list[dict[str, float]] = []
-    for place in _object_places([found for _, found in objects]):
+    places = _object_places([found for _, found in objects])
+    room = MOST_WEIGHTS // max(min(len(places), MOST_PARTS), 1)
+    tried = families if len(places) <= FEW_PARTS else families[:1]
+    for place in places:
         values = [place.value_in(found) for _, found in objects]
         counts = Counter(values)
         vocabulary = tuple(value for value, _ in counts.most_common(MOST_VALUES))
@@ -229,7 +236,7 @@ def _fields_fit(
             if value in vocabulary
         ]
         part, found = _policy_fit(
-            Choices(CORRECTIONS, rows), Answers(CLOSED, vocabulary), agent, penalties, families, seed
+            Choices(CORRECTIONS, rows), Answers(CLOSED, vocabulary), agent, penalties, tried, seed, room
         )
         parts.append((place, part))
         figures.append(found)
@@ -346,7 +353,10 @@ def answer_rows(
 
 
 def columns_of(
-    rows: Sequence[LinearChoice], families: Sequence[str], answer_count: int
+    rows: Sequence[LinearChoice],
+    families: Sequence[str],
+    answer_count: int,
+    most_weights: int = MOST_WEIGHTS,
 ) -> tuple[dict[str, int], list[Features]]:
     """Prompt feature -> its column, and the features of each row's prompt. What stands in every prompt, or in one
     alone, tells nothing apart."""
@@ -355,7 +365,7 @@ def columns_of(
         if row.group not in by_group:
             by_group[row.group] = prompt_features(row.messages, families)
     counts = Counter(name for features in by_group.values() for name in features)
-    most = min(MOST_FEATURES, MOST_WEIGHTS // max(answer_count, 1))
+    most = min(MOST_FEATURES, most_weights // max(answer_count, 1))
     names = [(name, n) for name, n in counts.items() if LEAST_COUNT <= n < len(by_group)]
     names.sort(key=lambda one: (-one[1], one[0]))
     columns = {name: place for place, (name, _) in enumerate(names[:most])}
