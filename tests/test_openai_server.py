@@ -164,6 +164,14 @@ def test_after_two_retries_it_has_failed(backend: OpenAIServer, stub: ModelServe
     assert len(stub.bodies) == 3
 
 
+def test_a_server_that_is_busy_keeps_the_circuit_closed(backend: OpenAIServer, stub: ModelServer) -> None:
+    for _ in range(3):
+        stub.statuses = [429] * 3
+        with pytest.raises(BackendFailed, match="429"):
+            backend.answer(Ask(HELLO), POLICY, 5)
+    assert backend.answer(Ask(HELLO), POLICY, 5).text == "hello there"
+
+
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_the_callers_fault_is_not_tried_again(backend: OpenAIServer, stub: ModelServer, status: int) -> None:
     stub.statuses = [status]

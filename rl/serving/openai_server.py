@@ -188,7 +188,9 @@ class OpenAIServer:
             try:
                 return self._post_once(raw, deadline)
             except BackendFailed as failure:
-                if failure.kind != "refused":
+                if failure.kind == "busy":
+                    self.breaker.record_success()  # it is up
+                elif failure.kind != "refused":
                     self.breaker.record_failure()
                 pause = random.uniform(0, FIRST_PAUSE_S * 2**attempt)
                 left = deadline - time.monotonic() - pause
@@ -225,7 +227,7 @@ class OpenAIServer:
         message, code, param = _error_of(raw)
         text = f"{self.name} answered {status}: {message}"
         if status in RETRY_STATUSES:
-            raise BackendFailed(text)
+            raise BackendFailed(text, kind="busy" if status in (408, 425, 429) else "failed")
         if status in (401, 403, 404, 405, 407) or status < 400:
             # the key, the address, or the model's name: ours to mend, while another backend may answer
             raise BackendFailed(text, kind="refused")
