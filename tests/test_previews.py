@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from django.test import Client
 
-from feedback.explorer.previews import preview_of, text_blocks, turns_of
+from feedback.explorer.previews import answer_line, preview_of, text_blocks, turns_of
 from tests.support.rating_page import rater as rater
 from tests.support.rating_page import record, scenario
 
@@ -152,3 +153,14 @@ def test_code_fences_become_blocks() -> None:
     ]
     assert [block.code for block in text_blocks("```\nnever closed")] == [True]
     assert [block.text for block in text_blocks("plain")] == ["plain"]
+
+
+def test_a_call_of_a_tool_is_shown_as_its_name_and_arguments() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "stock", "arguments": '{"sku": 4}'}}
+    response = json.dumps([{"role": "assistant", "content": "One moment.", "tool_calls": [call]}])
+    words, called = text_blocks(response)
+    assert (words.text, called.text) == ("One moment.", '{"stock": {"sku": 4}}')
+    assert called.structure is not None
+    assert answer_line(response) == "One moment. · stock: (sku: 4)"
+    (turn,) = turns_of(json.loads(response))
+    assert turn.text == 'One moment.\n{"stock": {"sku": 4}}'

@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 from django.utils.safestring import SafeString, mark_safe
 
 from feedback.explorer.structure import Structure, line_of, structure_of
+from feedback.messages import ChatMessage, message_read, messages_read
 from feedback.models import Decision
 
 logger = logging.getLogger("feedback.explorer.previews")
@@ -216,7 +217,27 @@ def glimpse_of(decision: Decision) -> tuple[str, str]:
 
 def answer_line(response: str) -> str:
     """A response on one line: the names it chose, the fields of an object, else its words."""
+    if spoken := _spoken(response):
+        return " · ".join(line_of(piece) or " ".join(piece.split()) for piece in spoken)
     return ", ".join(_choice_names(response)[0]) or line_of(response) or " ".join(response.split())
+
+
+def _spoken(response: str) -> list[str]:
+    """What a response of chat messages says: words, and calls as JSON of {tool: arguments}; [] of any other text."""
+    if not response.startswith("[{") or '"role"' not in response[:200]:
+        return []
+    try:
+        messages = messages_read(json.loads(response))
+    except (ValueError, RecursionError):
+        return []
+    return [piece for message in messages for piece in [message.text, *_calls(message)] if piece.strip()]
+
+
+def _calls(message: ChatMessage) -> list[str]:
+    return [
+        json.dumps({call.function.name: call.function.parsed}, ensure_ascii=False)
+        for call in message.tool_calls
+    ]
 
 
 def _short(text: str, characters: int = 240) -> str:
@@ -254,14 +275,21 @@ def turns_of(messages: Any) -> list[Turn]:
         if not isinstance(message, Mapping):
             continue
         text = _content(message.get("content"))
-        if calls := message.get("tool_calls"):
-            text = f"{text}\n{_pretty(calls)}".strip()
+        if message.get("tool_calls"):
+            try:
+                calls = _calls(message_read(message))
+            except ValueError:
+                calls = [_pretty(message["tool_calls"])]
+            text = "\n".join([text, *calls]).strip()
         turns.append(Turn(str(message.get("role", "")), text))
     return turns
 
 
 def text_blocks(text: str) -> list[Block]:
-    """A text split at ``` fences; what is a JSON object or list has its structure."""
+    """A text split at ``` fences; what is a JSON object or list has its structure. Of chat messages, their words and
+    their calls."""
+    if spoken := _spoken(text):
+        return [Block(piece, structure=structure_of(piece)) for piece in spoken]
     if whole := structure_of(text):
         return [Block(text, structure=whole)]
     pieces = re.split(r"```[\w+-]*\n?(.*?)(?:```|\Z)", text, flags=re.DOTALL)
