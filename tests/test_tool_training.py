@@ -221,6 +221,17 @@ def test_a_template_without_reasoning_is_refused_by_name(encoders: dict[str, Enc
         demonstrations_encoded(encoders[name], rows, SFTRecipe(reasoning="keep"))
 
 
+def test_the_end_token_inside_a_turn_cuts_nothing_off() -> None:
+    """gpt-oss writes reasoning as a message of its own, ended as any other."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.reasoning_content %}<|assistant|>{{ m.reasoning_content }}<|end|>{% endif %}"
+        "<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    ((_, words),) = trained(Encoder(tokenizer), {"prompt": ASK, "completion": [THOUGHT]})
+    assert words == "I count them.<|end|><|assistant|>3 left.<|end|>"
+
+
 # --- Dry runs -----------------------------------------------------------------------------------------------------
 
 

@@ -337,13 +337,12 @@ class Encoder:
         return row_key(self.identity, prompt, said)
 
     def _without_end(self, turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Turns as their template writes them, without the token that ends them and what stands behind it."""
+        """Turns as their template writes them, without the token that ends them and blanks behind it. The same token
+        further inside a turn (gpt-oss ends its reasoning by one) belongs to the turn."""
         if self.turn_end_id is None:
             return turns
         end = self.tokenizer.decode([self.turn_end_id])
-        return [
-            (prompt, words[: words.rindex(end)] if end and end in words else words) for prompt, words in turns
-        ]
+        return [(prompt, words.rstrip().removesuffix(end) if end else words) for prompt, words in turns]
 
     @functools.cached_property
     def identity(self) -> str:
