@@ -203,7 +203,8 @@ MOST_PARTS, MOST_VALUES = 64, 64
 lies beyond gets the value that is most frequent."""
 
 FEW_PARTS = 16
-"""Fields and items up to which each picks its own set of features; of more all take the first."""
+"""Fields and items up to which each picks its own set of features; of more all take the first, and fewer
+penalties are tried."""
 
 
 def _fields_fit(
@@ -222,7 +223,8 @@ def _fields_fit(
     figures: list[dict[str, float]] = []
     places = _object_places([found for _, found in objects])
     room = MOST_WEIGHTS // max(min(len(places), MOST_PARTS), 1)
-    tried = families if len(places) <= FEW_PARTS else families[:1]
+    if len(places) > FEW_PARTS:
+        families, penalties = families[:1], penalties[1::2] or penalties
     for place in places:
         values = [place.value_in(found) for _, found in objects]
         counts = Counter(values)
@@ -236,7 +238,7 @@ def _fields_fit(
             if value in vocabulary
         ]
         part, found = _policy_fit(
-            Choices(CORRECTIONS, rows), Answers(CLOSED, vocabulary), agent, penalties, tried, seed, room
+            Choices(CORRECTIONS, rows), Answers(CLOSED, vocabulary), agent, penalties, families, seed, room
         )
         parts.append((place, part))
         figures.append(found)
