@@ -140,10 +140,10 @@ def test_a_decision_in_process_has_the_whole_distribution(api: ApiClient, served
     assert body["action"]["widget"] in state["widgets"]
 
 
-def test_tools_are_refused_where_only_text_is_answered(api: ApiClient, served: None) -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    response = api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO, "tools": [tool]})
-    assert (response.status_code, error_of(response)["param"]) == (400, "tools")
+def test_functions_of_the_old_api_are_refused_in_process(api: ApiClient, served: None) -> None:
+    body = {"model": "widgets", "messages": HELLO, "functions": [{"name": "f"}]}
+    response = api.post("/v1/chat/completions", body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "functions")
 
 
 def test_a_policy_without_its_file_says_when_to_ask_again_and_has_it_made(
