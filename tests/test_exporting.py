@@ -109,7 +109,8 @@ def test_tensorzero_tables_stand_beside_each_other_and_are_read_together(world: 
     assert (Decision.objects.count(), Rating.objects.count()) == (6, 9)
     tool = Decision.objects.get(metadata__response_is="messages")
     (message,) = json.loads(tool.response)
-    assert message["tool_calls"][0]["function"] == CALL["function"]
+    function = message["tool_calls"][0]["function"]
+    assert {**function, "arguments": json.loads(function["arguments"])} == CALL["function"]
 
 
 def test_hugging_face_datasets_load_what_is_written_for_trl(

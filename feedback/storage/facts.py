@@ -23,7 +23,7 @@ from feedback.storage.field_types import (
     Messages,
     Name,
     Number,
-    Response,
+    ResponseText,
     Slug,
     Steps,
     Tags,
@@ -56,7 +56,7 @@ class DecisionFacts:
     ]
     response: Annotated[
         Completion,
-        Response(),
+        ResponseText(),
         "The answer exactly as it was given: a text, or the assistant's message with its calls of tools",
     ]
     reasoning: Annotated[

@@ -65,7 +65,7 @@ class Text(FieldType):
 
 
 @dataclass(frozen=True)
-class Response(Text):
+class ResponseText(Text):
     """A response: a text, or one message or several where it calls tools. Messages are stored as JSON."""
 
     def request_schema(self) -> Schema:

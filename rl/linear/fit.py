@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rl.agents.base import Agent, answer_plain
 from rl.agents.fields import json_read, leaves, plain
 from rl.linear.features import FAMILIES, ORDER, VALUES, Features, is_composed, prompt_features
-from rl.linear.model import CLOSED, FIELDS, LISTED, LinearPolicy, Place, features_read
+from rl.linear.model import CLOSED, FIELDS, LISTED, FieldPlace, LinearPolicy, features_read
 from rl.linear.rows import (
     ANY_ANSWER,
     CORRECTIONS,
@@ -219,7 +219,7 @@ def _fields_fit(
     prompt; its accuracy is the share of fields."""
     read = [(row, json_read(row.answer)) for row in choices.rows]
     objects = [(row, dict(leaves(value))) for row, value in read if isinstance(value, dict) and value]
-    parts: list[tuple[Place, LinearPolicy]] = []
+    parts: list[tuple[FieldPlace, LinearPolicy]] = []
     figures: list[dict[str, float]] = []
     places = _object_places([found for _, found in objects])
     room = MOST_WEIGHTS // max(min(len(places), MOST_PARTS), 1)
@@ -262,11 +262,11 @@ def _fields_fit(
     return policy, {"cv_accuracy": float(np.mean(known))} if known else {}
 
 
-def _object_places(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> list[Place]:
+def _object_places(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> list[FieldPlace]:
     """Fields of some objects, in the order in which they stand there. A list whose items are values that come again is
     read item by item, unless the whole lists are few; a field of a single object alone is left out."""
     counts = Counter(path for found in objects for path in found)
-    places: list[Place] = []
+    places: list[FieldPlace] = []
     for path in sorted(counts, key=_order_of(objects)):
         if counts[path] < LEAST_COUNT:
             continue
@@ -282,9 +282,9 @@ def _object_places(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> list[Pla
                 for number, item in enumerate(map(plain, value)):
                     where.setdefault(item, []).append(number)
             items_known.sort(key=lambda item: float(np.mean(where[item])))
-            places += [Place(path, item) for item in items_known]
+            places += [FieldPlace(path, item) for item in items_known]
         else:
-            places.append(Place(path))
+            places.append(FieldPlace(path))
     return places
 
 

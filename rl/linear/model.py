@@ -57,7 +57,7 @@ class LinearPolicyError(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class FieldPlace:
     """A field of an object, or one item of its list."""
 
     path: tuple[str, ...]
@@ -97,7 +97,7 @@ class LinearPolicy:
     """[answer features]."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts of its training: feedback, penalty, rows, cross-validation."""
-    parts: tuple[tuple[Place, LinearPolicy], ...] = ()
+    parts: tuple[tuple[FieldPlace, LinearPolicy], ...] = ()
     """Of FIELDS: the policy of each field's value, as JSON text or ABSENT; of an item of a list whether it is in."""
     _row: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     _column: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
@@ -231,7 +231,7 @@ class LinearPolicy:
             [answer for answer in self.answers if is_kept(answer)],
         )
 
-    def _parts_kept(self, remainder: Callable[[Place, LinearPolicy], LinearPolicy]) -> LinearPolicy:
+    def _parts_kept(self, remainder: Callable[[FieldPlace, LinearPolicy], LinearPolicy]) -> LinearPolicy:
         """What stays of each part; one without an answer goes."""
         kept = [(place, remainder(place, part)) for place, part in self.parts]
         parts = tuple((place, part) for place, part in kept if part.answers)
@@ -310,7 +310,7 @@ class LinearPolicy:
             raise LinearPolicyError(f"{path}: made by another version ({body['mode']}, {body['families']})")
         rows, columns = tuple(map(str, body["answer_features"])), tuple(map(str, body["prompt_features"]))
         parts = [
-            (Place(tuple(map(str, part["path"])), str(part["item"])), cls._of_body(part, path))
+            (FieldPlace(tuple(map(str, part["path"])), str(part["item"])), cls._of_body(part, path))
             for part in body.get("parts", ())
         ]
         return cls(

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from feedback.messages import ChatMessage as ChatTurn
+from feedback.messages import ChatMessage
 
-ChatMessage = Mapping[str, Any]
+SentMessage = Mapping[str, Any]
 """One chat turn as it was sent: role, and content that is a text, a list of parts, or null."""
 
 BASE = "base"
@@ -44,7 +44,7 @@ class BackendFailed(RuntimeError):
 class Ask:
     """One question to a model, and how it is to be answered."""
 
-    messages: Sequence[ChatMessage]
+    messages: Sequence[SentMessage]
     max_tokens: int | None = None
     temperature: float | None = None
     """None: the backend's own (in process 0, the likeliest answer)."""
@@ -81,7 +81,7 @@ class Extras:
 class Answer:
     """One answer, and what it took."""
 
-    message: ChatTurn
+    message: ChatMessage
     tokens_in: int | None
     tokens_out: int | None
     latency_ms: float
@@ -109,7 +109,7 @@ class Answer:
     ) -> Answer:
         """An answer of words alone, whose tokens nobody counted."""
         said = {"role": "assistant", "content": text}
-        message = ChatTurn(role="assistant", content=text)
+        message = ChatMessage(role="assistant", content=text)
         return cls(message, None, None, latency_ms, said=said, log_probability=log_probability, chosen=chosen)
 
 
@@ -171,7 +171,7 @@ class Backend(Protocol):
         ...
 
     def log_probabilities(
-        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+        self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
     ) -> list[float]:
         """log p(response, end of turn | messages) of each response, in nats."""
         ...

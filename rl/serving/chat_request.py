@@ -14,7 +14,7 @@ from jsonschema.exceptions import SchemaError
 from backend import limits
 from feedback.storage.factories import check_reserved
 from feedback.storage.validation import Check, value_excerpt
-from rl.serving.base import Ask, ChatMessage, ServingRefused
+from rl.serving.base import Ask, SentMessage, ServingRefused
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 READ = {
@@ -110,7 +110,7 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
     return [dict(message) for message in value]
 
 
-def _content(message: ChatMessage, where: str) -> None:
+def _content(message: SentMessage, where: str) -> None:
     content = message.get("content")
     if isinstance(content, str):
         return

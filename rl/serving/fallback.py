@@ -22,9 +22,9 @@ from rl.serving.base import (
     Backend,
     BackendFailed,
     BackendUnable,
-    ChatMessage,
     Model,
     Piece,
+    SentMessage,
 )
 from rl.serving.files import files_present
 from rl.serving.in_process import InProcess
@@ -141,7 +141,7 @@ def _stream_rest(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
 
 
 def log_probabilities(
-    target: Target, messages: Sequence[ChatMessage], responses: Sequence[str]
+    target: Target, messages: Sequence[SentMessage], responses: Sequence[str]
 ) -> ServedAnswer[list[float]]:
     """log p of each response. Raises BackendUnable where no backend tells, ServingRefused, NobodyAnswers."""
     return _first(target, lambda b, model, s: b.log_probabilities(messages, responses, model, s))

@@ -18,9 +18,9 @@ from rl.serving.base import (
     Ask,
     BackendFailed,
     BackendUnable,
-    ChatMessage,
     Model,
     Piece,
+    SentMessage,
     ServingRefused,
 )
 from rl.serving.files import files_of
@@ -76,7 +76,7 @@ class InProcess:
             stop.set()
 
     def log_probabilities(
-        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+        self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
     ) -> list[float]:
         with self._open_policy(model, timeout_s) as (llama, adapter):
             return llama.log_probabilities(messages, responses, adapter)

@@ -19,7 +19,7 @@ from rl.checksums import FileDamaged, file_check
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.registry.integrity import damage_notify
 from rl.serving.assembly import pieces_of
-from rl.serving.base import Answer, Ask, BackendFailed, BackendUnable, ChatMessage, Model, Piece
+from rl.serving.base import Answer, Ask, BackendFailed, BackendUnable, Model, Piece, SentMessage
 from rl.serving.candidate_selection import choose
 
 LINEAR = "linear"
@@ -61,7 +61,7 @@ class LinearBackend:
         yield from pieces_of(self.answer(ask, model, timeout_s))
 
     def log_probabilities(
-        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+        self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
     ) -> list[float]:
         """log p of each response among them, in nats."""
         return linear_policy(model).log_probabilities(messages, responses)
@@ -87,7 +87,7 @@ def linear_policy(model: Model) -> LinearPolicy:
         return _policies[key]
 
 
-def listed_answers(model: Model, messages: Sequence[ChatMessage]) -> list[str]:
+def listed_answers(model: Model, messages: Sequence[SentMessage]) -> list[str]:
     """Answers a policy may give to a prompt that lists none; empty where it knows none, or its file is gone."""
     try:
         return linear_policy(model).options(messages)

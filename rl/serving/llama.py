@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from feedback.messages import ChatMessage as ChatTurn
-from feedback.messages import MessageError, messages_read
+from feedback.messages import ChatMessage, MessageError, messages_read
 from rl.chat_templates import TEMPLATE_ERRORS, ChatTemplate, TemplateRefused, prompt_rendered
 from rl.decoding.chat_turns import PROBE_TOOL, CallForm, call_form, probe_turns, template_turns
 from rl.decoding.constraint import Constraint, GrammarVocabulary
@@ -25,8 +24,8 @@ from rl.serving.base import (
     Ask,
     BackendFailed,
     BackendUnable,
-    ChatMessage,
     Piece,
+    SentMessage,
     ServingRefused,
 )
 from rl.serving.constrained_decoding import constraint_of, decoding_errors, tools_constraint
@@ -74,7 +73,7 @@ class Chat:
         self.end = end
         """Token that ends an assistant's turn."""
 
-    def render(self, messages: Sequence[ChatMessage], tools: Tools | None = None) -> str:
+    def render(self, messages: Sequence[SentMessage], tools: Tools | None = None) -> str:
         """The prompt as text, as `rl.training.chat_template` renders it.
 
         Raises ServingRefused where the template refuses the messages, BackendUnable where it leaves out tools.
@@ -161,7 +160,7 @@ class LlamaPolicy:
             self._chats[source] = Chat(template, self._turn_end(template))
         return self._chats[source]
 
-    def render(self, messages: Sequence[ChatMessage], adapter: Path | None = None) -> str:
+    def render(self, messages: Sequence[SentMessage], adapter: Path | None = None) -> str:
         """The prompt as text. Raises ServingRefused and BackendUnable as `Chat.render`."""
         return self.chat(adapter).render(messages)
 
@@ -325,7 +324,7 @@ class LlamaPolicy:
 
     def log_probabilities(
         self,
-        messages: Sequence[ChatMessage],
+        messages: Sequence[SentMessage],
         responses: Sequence[str],
         adapter: Path | None = None,
         *,
@@ -376,7 +375,7 @@ def ask_check(ask: Ask) -> None:
             )
 
 
-def _messages_read(messages: Sequence[ChatMessage]) -> list[ChatTurn]:
+def _messages_read(messages: Sequence[SentMessage]) -> list[ChatMessage]:
     try:
         read = messages_read(list(messages))
     except MessageError as error:

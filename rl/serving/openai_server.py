@@ -21,10 +21,10 @@ from rl.serving.base import (
     Ask,
     BackendFailed,
     BackendUnable,
-    ChatMessage,
     Extras,
     Model,
     Piece,
+    SentMessage,
     ServingRefused,
 )
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
@@ -127,7 +127,7 @@ class OpenAIServer:
                 response.close() if is_stream else response.release_conn()
 
     def log_probabilities(
-        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+        self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
     ) -> list[float]:
         """Chat endpoints give log-probabilities of what was generated, not of what might have been."""
         raise BackendUnable(

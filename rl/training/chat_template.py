@@ -67,7 +67,7 @@ def _read(messages: Sequence[Any]) -> list[ChatMessage]:
     return found
 
 
-class ChatTemplate:
+class TrainingTemplate:
     """The template of a tokenizer. Tools, calls and results are given to it as transformers documents them."""
 
     def __init__(self, tokenizer: Any) -> None:

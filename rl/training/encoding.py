@@ -12,12 +12,12 @@ from typing import Any
 
 from rl.agents.base import Message
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, TEMPLATE_ERRORS
-from rl.recipes.base import KEEP, AnswerRecipe
+from rl.recipes.base import KEEP, AdapterRecipe, AnswerRecipe
 from rl.training.chat_template import (
     Answer,
-    ChatTemplate,
     NotRenderable,
     ToolPrompt,
+    TrainingTemplate,
     tools_of,
 )
 from rl.training.packed.row_cache import RowCache, row_key
@@ -100,7 +100,7 @@ class Encoder:
     The response is put after exactly the prompt a server would send (the template with its generation prompt) and
     is followed by the token with which the template ends an assistant's turn. What a template would add inside past
     answers (Qwen3's empty thinking block) is therefore not trained on: a server would not send it either. An answer
-    that calls tools is what the template writes for it after that prompt (`ChatTemplate.turns`).
+    that calls tools is what the template writes for it after that prompt (`TrainingTemplate.turns`).
     """
 
     def __init__(self, tokenizer: Any, context: int | None = None) -> None:
@@ -118,7 +118,7 @@ class Encoder:
         if tokenizer.pad_token_id is None:
             # any existing token serves: padded positions are masked everywhere, and a new one would need new weights
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
-        self.template = ChatTemplate(tokenizer)
+        self.template = TrainingTemplate(tokenizer)
         tokenizer.padding_side = "left"
         tokenizer.truncation_side = "left"
         self.turn_end_id = self._turn_end()
@@ -129,7 +129,7 @@ class Encoder:
         return sorted({i for i in (self.turn_end_id, self.tokenizer.eos_token_id) if i is not None})
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt as text, with the tools of a ToolPrompt. Raises NotRenderable as `ChatTemplate.prompt`."""
+        """The prompt as text, with the tools of a ToolPrompt. Raises NotRenderable as `TrainingTemplate.prompt`."""
         return self.template.prompt(messages)
 
     def prompts(
@@ -515,9 +515,10 @@ def response_text(row: Any, side: str, number: int) -> str:
     return answer if isinstance(answer, str) else json.dumps(list(answer), ensure_ascii=False)
 
 
-def reasoning_check(encoder: Encoder, recipe: AnswerRecipe) -> None:
+def reasoning_check(encoder: Encoder, recipe: AdapterRecipe) -> None:
     """Raise TrainingRefused where the recipe keeps reasoning that the base model's chat template cannot write."""
-    if recipe.reasoning == KEEP and not encoder.template.reasoning_field:
+    keeps = isinstance(recipe, AnswerRecipe) and recipe.reasoning == KEEP
+    if keeps and not encoder.template.reasoning_field:
         raise TrainingRefused(
             "reasoning=keep: expected a base model whose chat template writes reasoning (Qwen 3, gpt-oss), "
             f"found {encoder.tokenizer.name_or_path or 'one'} whose template writes none; leave the knob out, or take "

@@ -16,7 +16,7 @@ from rl.checksums import base_hash
 from rl.models import Artifact, Policy
 from rl.serving import fallback
 from rl.serving.assembly import answer_of
-from rl.serving.base import Answer, Ask, BackendFailed, ChatMessage, Model, Piece
+from rl.serving.base import Answer, Ask, BackendFailed, Model, Piece, SentMessage
 
 BUNDLED = Path(__file__).resolve().parents[2] / "rl" / "bundled_model"
 
@@ -88,7 +88,7 @@ class Parrot:
         yield Piece(end=True, finish_reason="stop", **COUNTS)
 
     def log_probabilities(
-        self, messages: Sequence[ChatMessage], responses: Sequence[str], model: Model, timeout_s: float
+        self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
     ) -> list[float]:
         self._asked(Ask(messages), model)
         return [-float(len(response)) for response in responses]

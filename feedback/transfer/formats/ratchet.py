@@ -201,7 +201,7 @@ READERS: dict[type, Callable[[Any, str, Field], Any]] = {
     field_types.Steps: lambda value, what, _: list(list_of(check_json(value, what), what)),
     field_types.Tags: lambda value, what, _: tags_of(value, what),
     field_types.Text: _text_read,
-    field_types.Response: _text_read,
+    field_types.ResponseText: _text_read,
     field_types.Time: lambda value, what, _: time_of(value, what),
     field_types.Integer: _whole_read,
 }
