@@ -39,7 +39,7 @@ BESIDE = ("reasoning", "function_call", "custom_tool_call")
 
 
 class MessageError(ValueError):
-    """A message that cannot be read; the text says where, what was expected and what was found."""
+    """A message cannot be read. The text names the place, the expected value and the value found."""
 
 
 class FunctionCall(BaseModel):

@@ -392,7 +392,7 @@ TOKENS = {
 
 
 def _message_extras(turns: Sequence[Message]) -> dict[str, Any]:
-    """Keys of an answer's message that are no part of what was said, such as Anthropic's usage and model."""
+    """Keys of an answer's message that carry no content, such as Anthropic's usage and model."""
     return {key: item for turn in turns for key, item in turn.items() if key not in ChatMessage.model_fields}
 
 

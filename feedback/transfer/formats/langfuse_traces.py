@@ -59,7 +59,7 @@ OWN = (
     "bookmarked", "sessionId", "userId", "session_id", "user_id", "htmlPath", "release", "projectId", "project_id",
     "observations", "externalId", "public", "totalCost",
 )  # fmt: skip
-"""Columns of a trace by which it is recognised beside id, timestamp, input and output."""
+"""A row with id, timestamp, input, output and one of these columns is a trace."""
 
 OBSERVATION_TYPES = (
     "GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",

@@ -64,7 +64,7 @@ class Reading:
 
 
 def _extras_apart(record: Record) -> Record:
-    """A record whose prompts hold only what was said; other keys of a message stand in the metadata."""
+    """Move keys of prompt messages that carry no content, such as ids and times, to the metadata."""
     if isinstance(record, ImportedDecision):
         return _prompt_bare(record)
     if isinstance(record, ImportedComparison):

@@ -337,7 +337,7 @@ ASSISTANT_KEYS = {"content", "tool_calls", "function_call", "refusal", "parts"}
 
 
 def answer_apart(response: list[Message]) -> tuple[Completion, str, dict[str, Any]]:
-    """An answer of messages as it is stored, its reasoning, and the metadata that keeps the rest of what was said."""
+    """Split an answer into the stored response, its reasoning, and metadata for all other fields."""
     read = messages_read(response)
     answer = response_of([message.bare for message in read])
     refusal = read[-1].refusal
