@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from rl.decoding.grammar import SchemaRefused, _part_references, _properties_clo
 from rl.models import ServingSettings
 from rl.serving import fallback
 from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused
-from rl.serving.llama import LlamaPolicy, _nucleus, _Text
+from rl.serving.llama import LlamaPolicy, _Text, sampled
+from rl.serving.llama_context import FloatArray
 from tests.support.api_client import ApiClient
 from tests.support.serving import BUNDLED, Files, gguf_files, written_by_the_asking_thread  # noqa: F401
 
@@ -475,11 +476,45 @@ def test_an_empty_schema_is_any_object(llama: LlamaPolicy) -> None:
 
 
 def test_a_nucleus_is_the_smallest_set_that_reaches_its_share() -> None:
-    shares = np.array([0.5, 0.1, 0.3, 0.1])
+    logits = np.log(np.array([0.5, 0.1, 0.3, 0.1], np.float32))
+
+    def drawn(top_p: float) -> dict[int, float]:
+        draws = [sampled(logits, 1.0, top_p, np.random.default_rng(seed)) for seed in range(60)]
+        return {token: float(np.exp(nats)) for token, nats in draws}
+
     # 0.5 + 0.3 reaches 0.75; what is left is shared out again: 5/8, 3/8
-    assert _nucleus(shares, 0.75) == pytest.approx([0.625, 0.0, 0.375, 0.0])
-    assert _nucleus(shares, 1.0) == pytest.approx(shares)
-    assert _nucleus(shares, 0.01) == pytest.approx([1.0, 0.0, 0.0, 0.0])
+    assert drawn(0.75) == {0: pytest.approx(0.625), 2: pytest.approx(0.375)}
+    assert drawn(0.01) == {0: pytest.approx(1.0)}
+    assert drawn(1.0) == {n: pytest.approx(share) for n, share in enumerate([0.5, 0.1, 0.3, 0.1])}
+
+
+def test_a_nucleus_of_more_tokens_than_are_looked_at_first_is_whole() -> None:
+    even = np.zeros(1000, np.float32)
+    draws = {sampled(even, 1.0, 0.5, np.random.default_rng(seed)) for seed in range(400)}
+    assert 250 < len(draws) and max(token for token, _ in draws) < 500
+    assert {round(float(np.exp(nats)) * 500) for _, nats in draws} == {1}
+
+
+def test_tokens_that_a_schema_forces_are_computed_in_one_batch(
+    llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    append = llama.context.append
+
+    def counted(tokens: Sequence[int]) -> FloatArray:
+        batches.append(len(tokens))
+        return append(tokens)
+
+    schema = {"enum": [{"a_long_name_of_a_field": True}, {"a_long_name_of_a_field": False}]}
+    monkeypatch.setattr(llama.context, "append", counted)
+    answer = llama.answer(Ask(WIDGETS.render(STATES[0]), 64, response_schema=schema))
+    assert json.loads(answer.text) in schema["enum"]
+    assert answer.tokens_out is not None and len(batches) < answer.tokens_out - 2
+    # the same tokens are written, and cut at the same place, when the limit falls among them
+    for limit in range(1, answer.tokens_out):
+        cut = llama.answer(Ask(WIDGETS.render(STATES[0]), limit, response_schema=schema))
+        assert (cut.tokens_out, cut.finish_reason) == (limit, "length")
+        assert answer.text.startswith(cut.text)
 
 
 def test_half_a_character_is_held_back() -> None:

@@ -87,13 +87,6 @@ class Constraint:
         copied._matcher, copied._number = self._matcher.deep_copy(), copy.copy(self._number)
         return copied
 
-    def mask_logits(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Logits over the vocabulary, minus infinity for every token that may not come next.
-
-        Raises DecodingFailed, and SchemaRefused where no token is left.
-        """
-        return np.where(self.allowed_tokens(), logits, np.float32(-np.inf))
-
     def allowed_tokens(self) -> npt.NDArray[np.bool_]:
         """Mask over the vocabulary, True for every token that may come next, at least one.
 

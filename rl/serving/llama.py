@@ -189,6 +189,10 @@ class LlamaPolicy:
                 return token
         return int(model.token_eos())
 
+    def _ends(self, token: int, chat: Chat) -> bool:
+        """True for a token that ends an assistant's turn."""
+        return token == chat.end or self._ends_text(token)
+
     def _ends_text(self, token: int) -> bool:
         return bool(self.context._lib.llama_vocab_is_eog(self.context.model.vocab, token))
 
@@ -260,23 +264,33 @@ class LlamaPolicy:
         text, reader = _Text(ask.stop), CallReader(tools, syntax)
         logp, count, reason = 0.0, 0, "length"
         self.context.use(adapter, scale)
-        logits = self.context.prompt(prompt)
-        while count < limit:
-            token, nats = self._draw(logits, ask, random, constraint)
-            logp += nats
-            count += 1
-            if token == chat.end or self._ends_text(token):
-                reason = "stop"
-                break
-            if found := reader.add(text.add(self._piece(token))):
-                yield Piece.of_text(found)
-            if text.stopped:
-                reason = "stop"
+        written, allowed = self._forced(constraint, limit - 1)
+        logits = self.context.prompt([*prompt, *written])
+        computed = len(written)
+        while True:
+            for token in written:
+                count += 1
+                if self._ends(token, chat):
+                    reason = "stop"
+                    break
+                if found := reader.add(text.add(self._piece(token))):
+                    yield Piece.of_text(found)
+                if text.stopped:
+                    reason = "stop"
+                    break
+            if reason == "stop" or count >= limit:
                 break
             if deadline is not None and time.monotonic() > deadline:
                 raise BackendFailed(f"timed out after {count} tokens", kind="timeout")
-            if count < limit:
-                logits = self.context.append([token])
+            if count > computed:
+                logits, computed = self.context.append(written), count
+            token, nats = self._draw(logits, ask, random, allowed)
+            logp += nats
+            written = [token]
+            if constraint is not None and count + 1 < limit and not self._ends(token, chat):
+                constraint.accept(token)
+                forced, allowed = self._forced(constraint, limit - count - 1)
+                written += forced
         shown = reader.add(text.rest())
         words, calls = reader.end()
         if rest := shown + words:
@@ -304,21 +318,34 @@ class LlamaPolicy:
         logits: FloatArray,
         ask: Ask,
         random: np.random.Generator,
-        constraint: Constraint | None,
+        allowed: npt.NDArray[np.int64] | None,
     ) -> tuple[int, float]:
-        """A token and the log-probability with which it was drawn, in nats."""
-        if constraint is not None:
+        """A token out of those allowed, None: any, and the log-probability with which it was drawn, in nats."""
+        if allowed is not None:
+            logits = logits[allowed]
+        place, nats = int(logits.argmax()), 0.0
+        if ask.temperature:
+            top_p = 1.0 if ask.top_p is None else ask.top_p
+            place, nats = sampled(logits, ask.temperature, top_p, random)
+        return place if allowed is None else int(allowed[place]), nats
+
+    def _forced(
+        self, constraint: Constraint | None, most: int
+    ) -> tuple[list[int], npt.NDArray[np.int64] | None]:
+        """Tokens that must come next, each the only one allowed, and the tokens allowed after them; None: any.
+
+        The forced tokens are computed in one batch, and none of them is drawn. At most `most`; the end of a turn is
+        left to be drawn.
+        """
+        tokens: list[int] = []
+        while constraint is not None:
             with decoding_errors():
-                logits = constraint.mask_logits(logits)
-        if not ask.temperature:
-            token, nats = int(logits.argmax()), 0.0
-        else:
-            shares = _nucleus(_softmax(logits / ask.temperature), 1.0 if ask.top_p is None else ask.top_p)
-            token = int(random.choice(len(shares), p=shares))
-            nats = float(np.log(shares[token]))
-        if constraint is not None:
-            constraint.accept(token)
-        return token, nats
+                allowed = np.flatnonzero(constraint.allowed_tokens())
+            if len(allowed) > 1 or len(tokens) >= most or not self._piece(int(allowed[0])):
+                return tokens, allowed
+            tokens.append(int(allowed[0]))
+            constraint.accept(tokens[-1])
+        return tokens, None
 
     # --- Scoring ------------------------------------------------------------------------------------------
 
@@ -417,25 +444,41 @@ class _Text:
         return "" if self.stopped else self._held + self._decoder.decode(b"", final=True)
 
 
-def _softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    shifted = np.exp(logits.astype(np.float64) - logits.max())
-    found: npt.NDArray[np.float64] = shifted / shifted.sum()
-    return found
+NUCLEUS_TOKENS = 256
+"""Likeliest tokens among which a nucleus is looked for first: to sort a whole vocabulary takes half as long as to
+compute a token of a small model."""
+
+
+def sampled(
+    logits: FloatArray, temperature: float, top_p: float, random: np.random.Generator
+) -> tuple[int, float]:
+    """Draw an index of `logits` [n] at a temperature above 0: (index, its log-probability in nats).
+
+    top_p below 1 draws within the smallest set of likeliest tokens whose probability reaches it
+    (Holtzman et al. 2020).
+    """
+    weights = np.exp((logits - logits.max()) / np.float32(temperature), dtype=np.float32)
+    inside = _nucleus(weights, top_p) if top_p < 1 else None
+    if inside is not None:
+        weights = weights[inside]
+    sums = np.cumsum(weights, dtype=np.float64)
+    place = min(int(np.searchsorted(sums, random.random() * sums[-1], side="right")), len(sums) - 1)
+    return int(inside[place]) if inside is not None else place, float(np.log(weights[place] / sums[-1]))
+
+
+def _nucleus(weights: FloatArray, top_p: float) -> npt.NDArray[np.int64]:
+    """Indices of the nucleus, likeliest first."""
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    for size in (NUCLEUS_TOKENS, len(weights)):
+        likely = np.argpartition(-weights, size)[:size] if size < len(weights) else np.arange(len(weights))
+        likely = likely[np.lexsort((likely, -weights[likely]))]
+        sums = np.cumsum(weights[likely], dtype=np.float64)
+        if sums[-1] >= wanted:
+            break
+    return likely[: int(np.searchsorted(sums, wanted)) + 1]
 
 
 def _log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
     shifted = logits.astype(np.float64) - float(logits.max())
     found: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return found
-
-
-def _nucleus(shares: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.float64]:
-    """The smallest set of likeliest tokens whose shares reach top_p (Holtzman et al. 2020), as shares of 1."""
-    if top_p >= 1:
-        return shares
-    order = np.argsort(-shares, kind="stable")
-    inside = order[: int(np.searchsorted(np.cumsum(shares[order]), top_p)) + 1]
-    nucleus = np.zeros_like(shares)
-    nucleus[inside] = shares[inside]
-    found: npt.NDArray[np.float64] = nucleus / nucleus.sum()
     return found

@@ -331,8 +331,9 @@ class LlamaContext:
     def _logits(self, row: int) -> FloatArray:
         """The logits of a row of the last batch: (vocabulary,); valid until the next one is computed."""
         pointer = self._lib.llama_get_logits_ith(self._slot.pointer, row)
-        found: FloatArray = np.ctypeslib.as_array(pointer, shape=(self.vocabulary,))
-        return found
+        # `np.ctypeslib.as_array` takes 0.1 ms, as long as drawing a token
+        row_type = ctypes.c_float * self.vocabulary
+        return np.frombuffer(row_type.from_address(ctypes.addressof(pointer.contents)), np.float32)
 
     def close(self) -> None:
         """Free contexts, adapters and weights, in this order."""
