@@ -240,6 +240,7 @@ def policy_represent(policy: Policy) -> dict[str, Any]:
         "liked": policy.metrics.get("liked"),
         "known_answer": policy.metrics.get("known_answer"),
         "judged": policy.metrics.get("headline"),
+        "general": policy.metrics.get("general"),
         "against": policy.metrics.get("against"),
         "baseline": policy.metrics.get("baseline"),
         "clusters": policy.metrics.get("clusters"),

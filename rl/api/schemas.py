@@ -345,6 +345,12 @@ COMPONENTS: dict[str, Schema] = {
                 "description": "Main figure of its newest evaluation: kind of evidence, title, unit, value, "
                 "low, high, n, and against",
             },
+            "general": {
+                "type": ["object", "null"],
+                "description": "Answers to general prompts, outside the agent's task: kl (nats per token to the base), "
+                "plain_text and base_plain_text (shares), n, broken (examples), words; null of the bundled base model "
+                "and of linear policies",
+            },
             "against": {"type": ["string", "null"], "description": "Policy it was compared with"},
             "baseline": {
                 "type": ["object", "null"],

@@ -14,6 +14,7 @@ from django.conf import settings
 
 from feedback.selectors import raters_by_prompt
 from rl.agents.base import Agent
+from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
 from rl.datasets.held_out_evidence import (
@@ -85,6 +86,7 @@ def evaluate(
     from rl.training.evaluate import evaluate_policy
     from rl.training.evaluate_answers import golden_check
     from rl.training.evaluate_distance import kl_to_reference, written_gain
+    from rl.training.general import general_answers
     from rl.training.linear_side import LinearSide
     from rl.training.policy import load_policy
 
@@ -153,6 +155,12 @@ def evaluate(
     )
     report(0, 0, "measuring the distance to the base and the estimates")
     evidence = figures.pop("held_out", {})
+    if not isinstance(side, LinearSide) and side.adapter is not None and not is_bundled(base_model):
+        report(0, 0, "asking general prompts")
+        figures["general"] = general_answers(side).as_dict()
+        if evidence:
+            evidence["general"] = figures["general"]
+        report(0, 0, "measuring the distance to the base and the estimates")
     if baseline_facts:
         figures["baseline"] = {**figures.get("baseline", {}), **baseline_facts}
     if REWARDS in figures["evidence"]:

@@ -155,6 +155,34 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     return RuleResult("kl", PASSED if evidence.kl <= bounds.max_kl + way else REFUSED, words, figures)
 
 
+def rule_general(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
+    """Rule: the policy still answers prompts that have nothing to do with its agent, about as its base does.
+
+    Fine-tuning that goes too far answers everything in the form of its task. For an agent that is never asked anything
+    else, `max_general_kl` and `max_general_loss` can be raised (1 of the latter allows every loss).
+    """
+    found = evidence.general
+    if found is None:
+        return RuleResult(
+            "general",
+            NOT_APPLICABLE,
+            "general prompts are asked of adapters on a base model that is not bundled",
+        )
+    loss = found.base_plain_text - found.plain_text
+    figures = {**found.as_dict(), "bound": bounds.max_general_loss, "kl_bound": bounds.max_general_kl}
+    faults = []
+    if loss > bounds.max_general_loss + 1e-9:
+        faults.append(
+            f"a loss of {100 * loss:.0f} points, at most {100 * bounds.max_general_loss:g} are allowed"
+        )
+    if found.kl > bounds.max_general_kl:
+        faults.append(f"at most {bounds.max_general_kl:g} nats are allowed")
+    if not faults:
+        return RuleResult("general", PASSED, found.words.removesuffix("."), figures)
+    example = "".join(f'; to "{one["prompt"]}" it says: {one["answer"]}' for one in found.broken[:1])
+    return RuleResult("general", REFUSED, f"{found.words} ({'; '.join(faults)}{example})", figures)
+
+
 def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Every decision that must be right is right."""
     if not evidence.golden:

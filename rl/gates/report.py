@@ -26,6 +26,7 @@ RULE_TITLES = {
     "fields": "As right as a simple classifier",
     "valid": "Answers stay valid",
     "kl": "Stays near its reference",
+    "general": "Still answers general prompts",
     "slices": "No slice of prompts gets worse",
     "forgetting": "Not worse on older feedback",
     "golden": "Golden cases",
@@ -56,6 +57,10 @@ class GateBounds:
     """A fall of the share of valid answers by more than this must be ruled out (one-sided interval, 90 %)."""
     max_kl: float = 2.0
     """Nats per token of its own answers, to the base model; where corrections lead, beyond what people wrote."""
+    max_general_kl: float = 0.5
+    """Nats per token to the base model on its answers to general prompts, which have nothing to do with the agent."""
+    max_general_loss: float = 0.2
+    """Share of the general prompts that the base answers in plain text and the policy may fail to."""
     max_slice_loss: float = 0.1
     """No slice may lose more than this in accuracy, where the loss is not chance."""
     min_slice: int = 10
@@ -193,6 +198,32 @@ class BenchmarkCases:
 
 
 @dataclass(frozen=True)
+class GeneralAnswers:
+    """Answers of a policy to general prompts (`rl.training.general`), beside those of its base."""
+
+    kl: float
+    """KL(policy || base), mean over the tokens of the base's answers, in nats."""
+    plain_text: float
+    """Share of the policy's answers that are plain text, in [0, 1]."""
+    base_plain_text: float
+    n: int
+    """Prompts."""
+    broken: Sequence[Mapping[str, str]] = ()
+    """A few of the policy's answers that are not plain text though the base's are: {"prompt", "answer", "base"}."""
+
+    @property
+    def words(self) -> str:
+        """The figures in a sentence."""
+        return (
+            f"Of {self.n} general prompts it answers {100 * self.plain_text:.0f} % in plain text, its base "
+            f"{100 * self.base_plain_text:.0f} %; KL to the base {self.kl:.2f} nats per token."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Evidence of one evaluation: a policy and what it was compared to, on the same prompts."""
 
@@ -207,6 +238,8 @@ class Evidence:
     good_chars: tuple[float, int] | None = None
     """Characters (geometric mean) of held-out answers that people wrote, chose or liked, and how many; None where there
     are none."""
+    general: GeneralAnswers | None = None
+    """Answers to general prompts; None where they were not asked: of the bundled model, of a linear policy."""
     golden: Sequence[GoldenResult] = ()
     off_policy: Difference | None = None
     """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""

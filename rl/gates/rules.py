@@ -14,6 +14,7 @@ from typing import Any
 
 from rl.gates.answers import (
     rule_fields,
+    rule_general,
     rule_golden,
     rule_kl,
     rule_length,
@@ -313,6 +314,7 @@ RULES: tuple[Rule, ...] = (
     rule_fields,
     rule_valid,
     rule_kl,
+    rule_general,
     rule_slices,
     rule_forgetting,
     rule_golden,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from rl.bundled_models import is_bundled
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.memory_estimate import memory_estimate
@@ -15,6 +16,7 @@ from rl.jobs.warm_start import start_resolved
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
 from rl.recipes import Recipe, RewardModelRecipe, recipe_named
+from rl.recipes.base import AnswerRecipe
 from rl.recipes.methods import METHODS, method_named
 from rl.reward_models.specs import rewards_located
 
@@ -42,6 +44,7 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
         knobs = _judge_knobs(order, {*knobs, *configuration}) | knobs
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
     recipe = _with_lengths(recipe, order.agent, {*knobs, *configuration})
+    recipe = _with_general_prompts(recipe, order, {*knobs, *configuration})
     if not method_named(order.method).adapter:
         return name, linear_runs.feedback_resolved(order, recipe)
     if method_named(order.method).rewarded:
@@ -55,6 +58,18 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
         recipe = _with_whole_rates(recipe, {*knobs, *configuration})
         _memory_check(order, recipe, hardware)
     return name, recipe
+
+
+GENERAL_WEIGHT = 1.0
+"""Weight of the general prompts of base models that can do something beside their tasks."""
+
+
+def _with_general_prompts(recipe: Any, order: TrainOrder, named: Collection[str]) -> Any:
+    """The recipe with a rehearsal of general prompts, where nobody named the knob: not of the bundled model."""
+    known = isinstance(recipe, AnswerRecipe) and "general_weight" not in named
+    if not known or is_bundled(base_model_for(order)):
+        return recipe
+    return recipe.with_knobs(general_weight=GENERAL_WEIGHT)
 
 
 def _judge_knobs(order: TrainOrder, named: Collection[str]) -> dict[str, Any]:

@@ -144,6 +144,14 @@ class GateSettings(models.Model):
         default=BOUNDS.max_invalid_gain, help_text="Fall of the share of valid answers that must be ruled out"
     )
     max_kl = models.FloatField(default=BOUNDS.max_kl, help_text="Nats per token to the base model")
+    max_general_kl = models.FloatField(
+        default=BOUNDS.max_general_kl,
+        help_text="Nats per token to the base model on general prompts, outside the agent's task",
+    )
+    max_general_loss = models.FloatField(
+        default=BOUNDS.max_general_loss,
+        help_text="Share of general prompts that the base answers in plain text and a policy may not, 0 to 1",
+    )
     max_slice_loss = models.FloatField(default=BOUNDS.max_slice_loss)
     min_slice = models.PositiveIntegerField(default=BOUNDS.min_slice)
     max_length_ratio = models.FloatField(default=BOUNDS.max_length_ratio)

@@ -343,9 +343,13 @@ class AnswerRecipe(AdapterRecipe):
     reasoning: str = DROP
     """Reasoning recorded beside answers: `drop` trains on the answers alone; `keep` also on the reasoning before them,
     as the base model's chat template writes it. Reasoning of earlier turns is never trained."""
+    general_weight: float = 0.0
+    """Weight, beside the loss, of the KL to the base model on its own answers to general prompts: one for every four
+    training rows of a step. It keeps what the base can do outside the task. 0 leaves it out."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._not_negative("general_weight")
         self._one_of("reasoning", (DROP, KEEP))
 
 

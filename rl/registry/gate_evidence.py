@@ -8,7 +8,15 @@ from typing import Any
 from rl.datasets.prompt_clusters import cluster_text
 from rl.gates.effects import effect_of, items_of, lead_of
 from rl.gates.headlines import fields_text, right_of_classifier
-from rl.gates.report import AnswerPair, Case, Evidence, GateBounds, GateReport, GoldenResult
+from rl.gates.report import (
+    AnswerPair,
+    Case,
+    Evidence,
+    GateBounds,
+    GateReport,
+    GeneralAnswers,
+    GoldenResult,
+)
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
 from rl.models import Evaluation, GateSettings, Policy
 from rl.registry.benchmark_results import gate_benchmarks
@@ -79,6 +87,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         ],
         kl=body.get("kl"),
         written_gain=Difference(**gain) if (gain := body.get("written_gain")) else None,
+        general=GeneralAnswers(**general) if (general := body.get("general")) else None,
         good_chars=(good["value"], good["n"]) if (good := body.get("good_chars")) else None,
         golden=[GoldenResult(**case) for case in body.get("golden", ())],
         off_policy=Difference(**off_policy) if off_policy else None,

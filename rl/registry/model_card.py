@@ -129,7 +129,9 @@ def _figures(policy: Policy) -> list[str]:
     if not metrics:
         return ["Not evaluated yet."]
     rows = [
-        f"- {metrics[name]['words']}" for name in ("liked", "known_answer", "fields") if metrics.get(name)
+        f"- {metrics[name]['words']}"
+        for name in ("liked", "known_answer", "fields", "general")
+        if metrics.get(name)
     ]
     rows += [
         _headline(headline_of(metrics)),

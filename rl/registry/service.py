@@ -12,7 +12,7 @@ from django.db import IntegrityError, transaction
 
 from backend.installation import PROGRAM
 from rl.gates.headlines import baseline_text, fields_of, fields_text, headline, liked_of, right_answer_figure
-from rl.gates.report import GateReport
+from rl.gates.report import GateReport, GeneralAnswers
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import gate_difference, policy_judge, rival_name
 from rl.registry.signals import PreparationRefused, policy_promoting
@@ -155,6 +155,8 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         summary["known_answer"] = known
     if fields := fields_text(figures):
         summary["fields"] = {"words": fields, **fields_of(figures)}
+    if general := figures.get("general"):
+        summary["general"] = {**general, "words": GeneralAnswers(**general).words}
     if (leading := headline(figures)) is not None:
         summary["headline"] = leading
         # a figure of its own name, so that it can be followed over versions

@@ -79,6 +79,8 @@ class LoadedPolicy:
     selftest_cache: SelftestCache | None = None
     """Results of earlier self-tests of this model (`rl.training.packed.selftest_cache`); None stores
     nothing."""
+    answers_cache: RowCache | None = None
+    """The base's own answers to general prompts (`rl.training.general`); None stores nothing."""
 
     @property
     def pad_token_id(self) -> int:
@@ -197,6 +199,7 @@ def load_policy(
             policy.quantization,
             cpu_model(),
         )
+        policy.answers_cache = RowCache(Path(cache_dir) / "answers.sqlite3", max_rows=10_000)
     model.generation_config = GenerationConfig(
         eos_token_id=encoder.stop_ids or None,
         pad_token_id=tokenizer.pad_token_id,

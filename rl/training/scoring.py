@@ -218,9 +218,10 @@ def _batch_kl(
     def as_reference() -> contextlib.AbstractContextManager[Any]:
         return policy.without_adapter() if reference is None else contextlib.nullcontext()
 
-    own = _response_states(policy, batch)
+    batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}
+    own = response_states(policy.model, batch)
     with as_reference():
-        theirs = _response_states(reference_policy, batch)
+        theirs = response_states(reference_policy.model, batch)
     token_sets = forms.allowed_tokens(items) if forms else None
     if token_sets is not None:
         token_sets = token_sets.to(policy.device)
@@ -243,13 +244,14 @@ def distributions_kl(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0.0)
 
 
-def _response_states(policy: LoadedPolicy, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def response_states(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Hidden states [n, width] of the positions that predict the response tokens of all rows, row after row."""
-    model, on = causal_model(policy.model), {name: tensor.to(policy.device) for name, tensor in batch.items()}
-    hidden = model.base_model(
-        input_ids=on["input_ids"], attention_mask=on["attention_mask"], use_cache=False
-    ).last_hidden_state
-    states: torch.Tensor = hidden[:, :-1][on["completion_mask"][:, 1:].bool()]
+    hidden = (
+        causal_model(model)
+        .base_model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False)
+        .last_hidden_state
+    )
+    states: torch.Tensor = hidden[:, :-1][batch["completion_mask"][:, 1:].bool()]
     return states
 
 

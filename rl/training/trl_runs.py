@@ -17,10 +17,12 @@ from safetensors.torch import load_file
 from transformers import PrinterCallback, TrainerCallback
 
 from rl.recipes import BASE, AdapterRecipe, Recipe
+from rl.recipes.base import AnswerRecipe
 from rl.recipes.curriculum import curriculum_order
 from rl.training.callbacks import ListenerCallback, history_columns
 from rl.training.early_stopping import EarlyStopping, best_evaluation, stopping_arguments
 from rl.training.encoding import EncodedResponse
+from rl.training.general import Rehearsal
 from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
 from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar
 from rl.training.packed.selection import StrategyChoice, strategy_select
@@ -203,9 +205,27 @@ def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any])
         trainer.add_callback(trainer.early_stopping)
     if context.recipe.checkpoints == "epoch":
         trainer.add_callback(EpochCheckpoints(trainer, context))
+    if isinstance(context.recipe, AnswerRecipe) and context.recipe.general_weight > 0:
+        trainer.rehearsal = rehearsal_begin(trainer, policy, context)
     trainer.add_callback(ListenerCallback(trainer, context.listener))
     trainer.listener = context.listener if context.main_process else None
 
+
+def rehearsal_begin(
+    trainer: Any, policy: LoadedPolicy, context: RunContext[AnswerRecipe]
+) -> Rehearsal | None:
+    """The rehearsal of general prompts that a recipe asks for; None, with a note, where weights are sharded."""
+    recipe = context.recipe
+    if is_sharded(trainer):
+        context.note("general prompts are not rehearsed: the model's weights are sharded over processes")
+        return None
+    context.phase("sampling the base model's answers to general prompts")
+    rows = max(1, recipe.batch_size * recipe.gradient_accumulation // ROWS_PER_REHEARSED)
+    return Rehearsal(policy, weight=recipe.general_weight, rows=rows, seed=recipe.seed)
+
+
+ROWS_PER_REHEARSED = 4
+"""Training rows of a step for each general prompt that is rehearsed beside them."""
 
 EPOCHS = "epochs"
 """Folder beside a run's checkpoints that holds the adapter of each whole epoch, where they are kept."""
@@ -254,6 +274,10 @@ class TokenizedTrainerMixin:
     """Watcher of the eval split; None: the run makes every step."""
     lazy_metrics: LazyMetrics | None = None
     """Metrics that wait on the device until they are logged; None: they are read at once."""
+    rehearsal: Rehearsal | None = None
+    """Rehearsal of general prompts beside the method's loss; None: there is none."""
+    _rehearsed: int = -1
+    """Last step in which general prompts were rehearsed."""
     _pending_losses: tuple[tuple[int, str, LazyScalar], ...] = ()
     """Losses not checked for divergence yet: step, advice, value."""
 
@@ -293,6 +317,22 @@ class TokenizedTrainerMixin:
     def stopped_early(self) -> str:
         """Reason why the eval split ended the run; empty where it did not."""
         return self.early_stopping.reason if self.early_stopping is not None else ""
+
+    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's, after the step's general prompts, whose gradient stands in the weights when that of the first
+        micro-batch comes: a wrapper that averages gradients over processes averages it too."""
+        if self.rehearsal is not None and self._rehearsed != self.state.global_step:
+            self._rehearsed = self.state.global_step
+            self._rehearse(self.rehearsal)
+        loss: torch.Tensor = super().training_step(model, *args, **kwargs)  # type: ignore[misc]
+        return loss
+
+    def _rehearse(self, rehearsal: Rehearsal) -> None:
+        with self.compute_loss_context_manager():  # type: ignore[attr-defined]
+            loss = rehearsal.loss(self.model, self.state.global_step)
+        # accelerate divides by the micro-batches of a step, of which this is none
+        self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)
+        self._metrics["train"]["general_kl"].append(float(loss.detach()) / rehearsal.weight)
 
     def loss_check(self, loss: torch.Tensor, advice: str) -> None:
         """Raises TrainingFailed for a loss that is not a number any more; with a lazy_metrics, when that is read."""

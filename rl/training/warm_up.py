@@ -99,6 +99,7 @@ def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
     }
     knobs = {name: getattr(recipe, name) for name in shared}
     knobs["reasoning"] = getattr(recipe, "reasoning", DROP)
+    knobs["general_weight"] = getattr(recipe, "general_weight", 0.0)
     knobs["learning_rate"] = recipe.warm_up_learning_rate or recipe.learning_rate
     knobs |= {"max_steps": steps, "save_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none",
               "checkpoints": "newest"}  # fmt: skip

@@ -18,6 +18,7 @@ from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.gates.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, REWARDS, UNITS
 from rl.gates.evidence_kinds import MEASURES as EVIDENCE_MEASURES
 from rl.gates.headlines import TITLES, baseline_text, fields_text, liked_of, right_answer_figure
+from rl.gates.report import GeneralAnswers
 from rl.models import Policy
 from rl.registry import gate_evidence
 
@@ -123,6 +124,8 @@ class Command(RatchetCommand):
         self.stdout.write(evidence_text(result))
         if words := fields_text(result):
             self.stdout.write(words)
+        if general := result.get("general"):
+            self.stdout.write(GeneralAnswers(**general).words)
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("held out")
         table.add_column(result["policy"], justify="right")

@@ -1,0 +1,180 @@
+"""What a base model could do before fine-tuning: its answers to general prompts, measured on a policy and rehearsed."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from rl.gates.report import GeneralAnswers
+from rl.training.encoding import EncodedResponse
+from rl.training.evaluate_answers import loops
+from rl.training.general_prompts import MEASURED, REHEARSED
+from rl.training.packed.logps import causal_model, collate, head_logits
+from rl.training.packed.row_cache import row_key
+from rl.training.policy import LoadedPolicy, generate
+from rl.training.scoring import POSITIONS, distributions_kl, kl_next_token, response_states
+
+ANSWER_TOKENS = 24
+"""Tokens of a measured answer: whether it is plain text shows in its first words."""
+
+MOST_BROKEN = 3
+"""Broken answers kept as examples."""
+
+
+def base_answers(
+    policy: LoadedPolicy, prompts: Sequence[str], tokens: int, *, temperature: float = 0.0
+) -> list[EncodedResponse]:
+    """The base model's own answers, of so many tokens at most, from the policy's cache where they are there.
+
+    An answer that was cut has no turn end. Temperature 0 is greedy; above, the same seed is used every time.
+    """
+    base = f"{policy.base_model_hash} {policy.quantization} {policy.encoder.identity}"
+    keys = [row_key(base, f"{tokens} {temperature:g}", prompt) for prompt in prompts]
+    cache = policy.answers_cache
+    texts = {key: value.decode() for key, value in cache.get(keys).items()} if cache is not None else {}
+    if missing := [i for i, key in enumerate(keys) if key not in texts]:
+        with policy.without_adapter():
+            answers = generate(
+                policy,
+                [_asked(prompts[i]) for i in missing],
+                max_new_tokens=tokens,
+                temperature=temperature,
+                batch_size=BATCH,
+            )
+        fresh = {keys[i]: answer.text for i, answer in zip(missing, answers, strict=True)}
+        if cache is not None:
+            cache.put({key: text.encode() for key, text in fresh.items()})
+        texts |= fresh
+    items = policy.encoder.responses(
+        [(_asked(prompt), texts[key]) for prompt, key in zip(prompts, keys, strict=True)]
+    )
+    return [EncodedResponse(item.prompt_ids, item.response_ids[:tokens]) for item in items]
+
+
+BATCH = 24
+"""Prompts that are answered together."""
+
+
+def general_answers(policy: LoadedPolicy, prompts: Sequence[str] = MEASURED) -> GeneralAnswers:
+    """Figures of a policy's greedy answers to general prompts, beside those of its base."""
+    items = base_answers(policy, prompts, ANSWER_TOKENS)
+    decode = policy.tokenizer.decode
+    base = [decode(item.response_ids, skip_special_tokens=True) for item in items]
+    answers = generate(
+        policy, [_asked(prompt) for prompt in prompts], max_new_tokens=ANSWER_TOKENS, batch_size=BATCH
+    )
+    own = [answer.text for answer in answers]
+    sound, base_sound = plain_texts(own), plain_texts(base)
+    apart = kl_next_token(policy, items, batch_size=BATCH)
+    broken = [
+        {"prompt": prompt, "answer": answer, "base": theirs}
+        for prompt, answer, theirs, good, theirs_good in zip(
+            prompts, own, base, sound, base_sound, strict=True
+        )
+        if theirs_good and not good
+    ]
+    return GeneralAnswers(
+        kl=sum(apart) / sum(len(item.response_ids) for item in items),
+        plain_text=sum(sound) / len(sound),
+        base_plain_text=sum(base_sound) / len(base_sound),
+        n=len(prompts),
+        broken=tuple(broken[:MOST_BROKEN]),
+    )
+
+
+LETTERS = 0.6
+"""Share of letters and digits among the signs of plain text, blanks aside: `7 + 5 = 12` has 0.67, prose above 0.9."""
+
+REPEATED = 0.4
+"""Share of different words below which a text of MANY_WORDS repeats itself."""
+
+MANY_WORDS = 8
+
+SAME = 3
+"""Prompts with one and the same answer from which on it answers none of them."""
+
+
+def plain_texts(answers: Sequence[str]) -> list[bool]:
+    """Of each answer whether it is plain text, a rough rule without a dictionary.
+
+    It is where it has letters or digits, at least LETTERS of its signs are such, it is neither JSON nor code by its
+    first sign, does not repeat itself, and is not given to SAME prompts or more.
+    """
+    counts = Counter(answer.strip() for answer in answers)
+    return [_is_plain_text(answer.strip()) and counts[answer.strip()] < SAME for answer in answers]
+
+
+def _is_plain_text(text: str) -> bool:
+    signs = [sign for sign in text if not sign.isspace()]
+    if not signs or signs[0] in "{[<}`" or sum(map(str.isalnum, signs)) < LETTERS * len(signs):
+        return False
+    words = re.findall(r"\w+", text.lower())
+    return not loops(text) and not (len(words) >= MANY_WORDS and len(set(words)) < REPEATED * len(words))
+
+
+REHEARSED_TOKENS = 48
+"""Tokens of a rehearsed answer."""
+
+
+class Rehearsal:
+    """KL(base || policy) per token of the base's own answers to general prompts, a term beside a method's loss.
+
+    The answers are sampled at temperature 1, and the base's distribution at each of their tokens is the target
+    (self-distillation), which it has no reason to leave: unlike a loss on the answers' tokens the term is 0, and has
+    no gradient, as long as the policy is the base. Some rows are taken at each step, all of them once before
+    any of them again.
+    """
+
+    def __init__(
+        self, policy: LoadedPolicy, *, weight: float, rows: int, seed: int, prompts: Sequence[str] = REHEARSED
+    ) -> None:
+        """policy: the base before it is trained; weight: of the term; rows: answers a step."""
+        self.weight, self.rows, self.seed = weight, min(rows, len(prompts)), seed
+        self.pad_token_id = policy.pad_token_id
+        self.items = base_answers(policy, prompts, REHEARSED_TOKENS, temperature=1.0)
+        self.states: list[torch.Tensor] = []
+        """Of each answer, the base's last hidden states [tokens, width] at the positions that predict it."""
+        with torch.no_grad(), policy.without_adapter():
+            for start in range(0, len(self.items), BATCH):
+                part = self.items[start : start + BATCH]
+                found = response_states(policy.model, self._batch(part, policy.device))
+                self.states += [one.clone() for one in found.split([len(item.response_ids) for item in part])]
+
+    def drawn(self, step: int) -> list[int]:
+        """Numbers of the answers that a step rehearses; the same whenever it is asked."""
+        steps = -(-len(self.items) // self.rows)
+        order = random.Random(f"{self.seed} {step // steps}").sample(range(len(self.items)), len(self.items))
+        return order[step % steps * self.rows :][: self.rows]
+
+    def loss(self, model: Any, step: int) -> torch.Tensor:
+        """The weighted term of a step, differentiable."""
+        drawn = self.drawn(step)
+        model = causal_model(model)
+        own = response_states(model, self._batch([self.items[i] for i in drawn], model.device))
+        target = torch.cat([self.states[i] for i in drawn])
+        total = own.new_zeros((), dtype=torch.float32)
+        for mine, theirs in zip(own.split(POSITIONS), target.split(POSITIONS), strict=True):
+            # logits of a slice at a time, which are computed again on the way back
+            total = total + checkpoint(_distance, model, mine, theirs, use_reentrant=False)
+        return self.weight * total / len(own)
+
+    def _batch(self, items: Sequence[EncodedResponse], device: torch.device) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(device) for name, tensor in collate(items, self.pad_token_id).items()}
+
+
+def _distance(model: Any, own: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Sum over positions of KL(target || own) of hidden states [n, width]; the head is never trained."""
+    with torch.no_grad():
+        log_p = torch.log_softmax(head_logits(model, target).float(), -1)
+    log_q = torch.log_softmax(head_logits(model, own).float(), -1)
+    return distributions_kl(log_p, log_q).sum()
+
+
+def _asked(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
