@@ -41,6 +41,7 @@ NAVIGATION: list[dict[str, Any]] = [
             _item("rl_trainingrun", "Training runs", "model_training", "Every job with recipe, data, machine and log"),
             _item("rl_snapshot", "Snapshots", "dataset", "The files a run was trained on, which never change"),
             _item("rl_learnersettings", "Learner settings", "autorenew", "When an agent is trained anew by itself"),
+            _item("rl_agentbase", "Base models", "deployed_code", "The model an agent's training begins with"),
             _item("rl_agentdefinition", "Agents without code", "smart_toy", "Agents defined here by prompt and answer"),
         ],
     },

@@ -173,7 +173,7 @@ FEEDBACK_UPLOAD_MAX_ROWS = limits.UPLOAD_ROWS
 # --- Applications -----------------------------------------------------------------------------------------
 INSTALLED_APPS = [
     "unfold",
-    "django.contrib.admin",
+    "django.contrib.admin.apps.SimpleAdminConfig",  # its pages are found with the addresses: no command needs them
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

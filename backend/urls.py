@@ -6,6 +6,8 @@ from django.urls import include, path, re_path
 from backend.glossary import glossary
 from backend.rest import errors
 
+admin.autodiscover()
+
 urlpatterns = [
     # first, because it is asked most often
     path("api/", include("feedback.api.urls")),

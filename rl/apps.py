@@ -10,11 +10,13 @@ class RlConfig(AppConfig):
     def ready(self) -> None:
         from backend.plugins import plugin_faults_log, plugins_check, plugins_load
         from rl import agents
+        from rl.bundled_models import added_models_in
         from rl.management.method_commands import commands_enter
         from rl.models.agent_definitions import agent_defined
         from rl.registry.signals import policy_promoting
         from rl.serving.preparation import prepare_before_promotion
 
+        added_models_in(lambda: settings.RATCHET_HOME / "models")
         plugins_load("agents", settings.RATCHET_AGENTS)
         plugins_load("rewards", settings.RATCHET_REWARDS)
         plugins_load("exporters", settings.RATCHET_EXPORTERS)

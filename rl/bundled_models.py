@@ -1,7 +1,8 @@
-"""Folders of the bundled base models: the default one, and those beside it that are named by their hash. Pure."""
+"""Folders behind the names of base models: the bundled ones, and those that were added. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 BUNDLED = "bundled"
@@ -16,6 +17,24 @@ once, as policies stay on theirs, or one to choose by `bundled@<digits>`."""
 
 DIGITS = 16
 
+ADDED_FILE = "source.json"
+"""File in the folder of a model that was added (`manage.py model add`): where it came from."""
+
+_added_home: list[Callable[[], Path]] = []
+
+
+def added_models_in(home: Callable[[], Path]) -> None:
+    """Name the folder that holds the models that were added; `home` is asked at each look-up."""
+    _added_home[:] = [home]
+
+
+def added_folder(name: str) -> Path | None:
+    """The folder of the model that was added under this name; None where there is none."""
+    if not _added_home or not 0 < len(name) < 100 or "/" in name or name.startswith("."):
+        return None
+    folder = _added_home[0]() / name
+    return folder if (folder / ADDED_FILE).is_file() else None
+
 
 def base_named(base_model: str, base_model_hash: str) -> str:
     """The name that finds a base again: of the bundled one also by its hash, as it is made anew now and then."""
@@ -29,10 +48,12 @@ def is_bundled(name: str) -> bool:
 
 
 def resolve_base_model(name: str) -> str:
-    """`bundled` becomes the shipped model's directory, `bundled@<digits>` that of the one of this hash, where
-    there is one; any other name or path stays as it is."""
+    """The folder of a bundled model or of one that was added; any other name or path stays as it is.
+
+    `bundled@<digits>` is the bundled model of this hash, where there is one.
+    """
     if not is_bundled(name):
-        return name
+        return str(added_folder(name) or name)
     digits = name.partition("@")[2]
     alternative = BUNDLED_ALTERNATIVES / digits[:DIGITS]
     return str(alternative if digits and alternative.is_dir() else BUNDLED_MODEL)

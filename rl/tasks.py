@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from backend.notifications import notify
 from rl.datasets.reward_records import rewards_calculate
+from rl.jobs import base_models
 from rl.jobs.child_process import command_run
 from rl.jobs.lifecycle import run_failed_notify, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
 from rl.models import TrainingRun
@@ -57,6 +58,11 @@ def follow_up(run_id: int) -> str:
         command_run(["run_pipeline", "--run", str(run_id), "--json"], run_folder(run) / "worker.log")
         run.refresh_from_db()
     return str(run.follow_up)
+
+
+def base_model_add(text: str) -> str:
+    """Add a base model that a page or REST named: see `rl.jobs.base_models`."""
+    return base_models.base_model_add(text)
 
 
 def tick() -> list[str]:

@@ -12,6 +12,7 @@ urlpatterns = [
     path("start/bring/", start.start_bring, name="start-bring"),
     path("start/take/", start.start_take, name="start-take"),
     path("agents/<str:slug>/", agents.agent, name="agent"),
+    path("agents/<str:slug>/base-model/", agents.agent_base, name="agent-base"),
     path("agents/<str:slug>/playground/", playground.playground, name="playground"),
     path("agents/<str:slug>/playground/rate/", playground.playground_rate, name="playground-rate"),
     path("runs/", runs.runs, name="runs"),

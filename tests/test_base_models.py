@@ -60,6 +60,8 @@ def test_a_name_says_what_kind_of_source_it_is(tmp_path: Path, text: str, kind: 
         ("./model.gguf", "found nothing there"),
         ("model.gguf", "found nothing there"),
         ("a b", "expected a folder, a GGUF file"),
+        ("0" * 400, "expected a folder, a GGUF file"),
+        ("~nobody-here/model", "expected a folder, a GGUF file"),
         ("package:-x", "expected a package"),
         ("package:a b", "expected a package"),
         ("ollama:../../etc", "expected a name after ollama:"),
@@ -82,7 +84,7 @@ def test_a_gguf_file_becomes_a_folder_that_computes_the_same(
 ) -> None:
     settings.RATCHET_HOME = tmp_path
     home = service.models_home()
-    path = service.base_model_given(str(gguf_file), print)
+    path = service.base_model_given(str(gguf_file), print).path
     assert path == str(home / "tiny")
     added = AddedModel.load(home / "tiny")
     assert (added.kind, added.gguf) == ("gguf", str(gguf_file))
@@ -97,7 +99,7 @@ def test_a_gguf_file_becomes_a_folder_that_computes_the_same(
     assert tokenizer.chat_template == CHAT_TEMPLATE
     # the same source again is not made again, and the name goes for the source
     before = (home / "tiny" / "model.safetensors").stat().st_mtime_ns
-    assert service.base_model_given(str(gguf_file), print) == service.base_model_given("tiny", print) == path
+    assert service.base_model_given(str(gguf_file), print) == service.base_model_given("tiny", print)
     assert (home / "tiny" / "model.safetensors").stat().st_mtime_ns == before
     assert [model.name for model in models_added(home)] == ["tiny"]
     model_remove("tiny", home)

@@ -152,7 +152,7 @@ def test_a_damaged_file_is_not_answered_from(
     file.write_bytes(file.read_bytes().replace(b"billing", b"bullion", 1))
     body = ApiClient("ingest").post("/api/decide/", {"agent": "tickets", "messages": asked("refund")}).json()
     assert body["policy"] == BASE
-    assert base_model(policy_model(policy.name)).base_model == "bundled"
+    assert base_model("tickets", policy_model(policy.name)).base_model == "bundled"
 
 
 @pytest.mark.django_db(transaction=True)

@@ -115,9 +115,9 @@ def test_two_versions_answer_side_by_side_from_one_base(
 def _model(name: str) -> Model:
     from rl.serving.routing import base_model, policy_model
 
-    return (
-        base_model(policy_model("widgets-v1")) if name == "base" else policy_model(name) or pytest.fail(name)
-    )
+    if name == "base":
+        return base_model("widgets", policy_model("widgets-v1"))
+    return policy_model(name) or pytest.fail(name)
 
 
 def test_a_stream_in_process_is_the_plain_answer(api: ApiClient, served: None) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib import admin
 from django.db.models import Field
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
 from backend.installation import as_typed
+from rl.base_models.service import base_model_resolve
+from rl.base_models.sources import SourceRefused
 from rl.models import (
+    AgentBase,
     AgentDefinition,
     GateSettings,
     LearnerSettings,
@@ -25,6 +29,29 @@ class LearnerSettingsAdmin(ModelAdmin):
 
     list_display = ["agent", "enabled", "min_samples_to_retrain", "retrain_interval_hours", "method", "gate"]
     search_fields = ["agent"]
+
+
+class AgentBaseForm(forms.ModelForm):
+    """Refuses a text that names no base model."""
+
+    class Meta:
+        model = AgentBase
+        fields = ["agent", "base_model"]
+
+    def clean_base_model(self) -> str:
+        try:
+            return base_model_resolve(self.cleaned_data["base_model"]).name
+        except SourceRefused as refusal:
+            raise forms.ValidationError(str(refusal)) from refusal
+
+
+@admin.register(AgentBase)
+class AgentBaseAdmin(ModelAdmin):
+    """The base model of an agent."""
+
+    form = AgentBaseForm
+    list_display = ["agent", "base_model"]
+    search_fields = ["agent", "base_model"]
 
 
 @admin.register(ServingSettings)

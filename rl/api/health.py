@@ -19,15 +19,15 @@ from backend.migration_state import migrations_complete
 from backend.outages import OutageLog
 from backend.rest.reading import parameters
 from backend.rest.views import ApiView
+from rl.base_models.service import base_model_default
 from rl.models import TrainingRun
 from rl.serving import metrics
-from rl.serving.base import BackendFailed
+from rl.serving.base import BASE, BackendFailed, Model
 from rl.serving.fallback import backends
 from rl.serving.files import files_of
 from rl.serving.gateway import recorder
 from rl.serving.openai_server import OpenAIServer
 from rl.serving.recording_policy import refuses
-from rl.serving.routing import base_model
 
 logger = logging.getLogger("rl.health")
 database_outage, queue_outage = OutageLog(logger), OutageLog(logger)
@@ -112,7 +112,7 @@ def _model() -> bool:
                 return True
             continue
         try:
-            files_of(base_model(None))
+            files_of(Model(BASE, base_model_default().name))
         except BackendFailed:
             continue
         return True

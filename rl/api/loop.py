@@ -19,6 +19,7 @@ from feedback.selectors import SLUG_PATTERN
 from rl.api.training import (
     AGENT,
     agent_checked,
+    base_model_sent,
     flag,
     orders_refused,
     run_accepted,
@@ -164,7 +165,9 @@ class Runs(ApiView):
         description="`knobs` are the method's, as `--set` takes them.",
     )
     def post(self, request: Request) -> Response:
-        facts = object_in(request.data, required=("agent",), optional=("method", "config", "knobs"))
+        facts = object_in(
+            request.data, required=("agent",), optional=("method", "config", "knobs", "baseModel")
+        )
         knobs = {} if facts.get("knobs") is None else facts["knobs"]
         if not isinstance(knobs, dict):
             raise RequestRefused("knobs: expected an object", fields={"knobs": "expected an object"})
@@ -175,6 +178,7 @@ class Runs(ApiView):
                 text(facts, "method", "auto"),
                 config=text(facts, "config") or None,
                 knobs=knobs,
+                base_model=base_model_sent(facts),
                 actor=grant_of(request).holder,
             )
             return run_accepted(order)

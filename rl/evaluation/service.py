@@ -14,6 +14,7 @@ from django.conf import settings
 
 from feedback.selectors import raters_by_prompt
 from rl.agents.base import Agent
+from rl.base_models.service import agent_base_model
 from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
@@ -135,7 +136,7 @@ def evaluate(
         against = load(adapter_folder(rival), rival.base_model)
     elif order.compare_base:
         # what would answer in its place
-        against = load(None, order.base_model or settings.RATCHET_BASE_MODEL) if linear else "base"
+        against = load(None, agent_base_model(agent, given=order.base_model).name) if linear else "base"
     side = load(adapter, base_model)
     report(0, 0, "scoring and answering the held-out prompts")
     baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, definition)

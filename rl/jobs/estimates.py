@@ -216,9 +216,7 @@ def order_automatic(
     Raises RecipeError for an unknown method.
     """
     trained = REWARD_MODEL if wanted == REWARD_MODEL else "sft"
-    base_model = (
-        more.get("base_model") or settings.RATCHET_BASE_MODELS.get(trained) or settings.RATCHET_BASE_MODEL
-    )
+    base_model = base_model_for(TrainOrder(agent, trained, **more))
     chosen = method_chosen(agent, wanted, base_model=base_model)
     own = {**chosen.knobs, **(knobs or {})}
     named = "reward" in own or "reward" in settings.RATCHET_CONFIG.get(chosen.method, {})

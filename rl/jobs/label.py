@@ -15,6 +15,7 @@ from feedback.models import Decision, RaterKind
 from feedback.rating.suggestions import ratings_accepted, suggestion_counts, suggestions_record
 from feedback.selectors import agent_slugs, decisions_of, ratings_standing
 from feedback.storage.problem_rows import RowReader
+from rl.base_models.service import agent_base_model
 from rl.datasets import messages_plain
 from rl.datasets.feedback_types import NEUTRAL, Split, rating_value
 from rl.datasets.splits import splits_of
@@ -80,7 +81,8 @@ def auto_label(
         raise LabelsRefused(f"a limit is at least 1, found {limit}")
     rated_decisions, waiting = rated_rows(agent), waiting_rows(agent, limit)
     champion = registry.champion_of(agent)
-    base = base_model or (champion.base_model if champion else settings.RATCHET_BASE_MODEL)
+    base = base_model or (champion.base_model if champion else "")
+    base = agent_base_model(agent, given=base).name
     adapter = adapter_folder(champion) if champion and champion.base_model == base else None
     labels.labels_enough(
         [row.good for row in rated_decisions], [row.prompt_hash for row in rated_decisions]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from django_q.tasks import async_task
 
 from backend.installation import PROGRAM
 from backend.notifications import notify
+from rl.base_models.service import BaseModel, agent_base_model, base_model_given
+from rl.base_models.sources import SourceRefused
 from rl.models import RunMetric, TrainingRun
 from rl.models.runs import LEARNER, RunRefused, run_folder
 from rl.recipes import recipe_named
@@ -70,6 +72,10 @@ class TrainOrder:
     """The run that this one is a stage of, whose feedback it reads and takes none of."""
 
     @property
+    def asked_by_learner(self) -> bool:
+        return self.actor == LEARNER
+
+    @property
     def feedback_source(self) -> dict[str, Any]:
         """Source of its feedback, as `method_chosen` takes it: the database, or a file of its own."""
         more: dict[str, Any] = {"min_samples": self.min_samples}
@@ -84,13 +90,30 @@ class TrainOrder:
 
 
 def base_model_for(order: TrainOrder) -> str:
-    """The base model an order trains: its own, else the one RATCHET_CONFIG names for its method, else
-    RATCHET_BASE_MODEL; empty for a method that trains none."""
+    """Name of the base model an order trains: its own, else the agent's (`agent_base_model`); empty for a method that
+    trains none."""
+    return base_model_of(order).name if method_named(order.method).adapter else ""
+
+
+def base_model_of(order: TrainOrder) -> BaseModel:
+    """The base model an order trains."""
+    sections = ["continuous_learning"] if order.asked_by_learner else []
+    given = order.base_model
+    if order.method == "reward_model":
+        given = given or settings.RATCHET_BASE_MODELS.get(order.method)
+    return agent_base_model(order.agent, given=given, sections=[*sections, order.method])
+
+
+def base_model_settle(order: TrainOrder, progress: Callable[[str], None]) -> TrainOrder:
+    """The order with its base model ready to load: a source that was not added yet is added now. Raises RunRefused."""
     if not method_named(order.method).adapter:
-        return ""
-    return str(
-        order.base_model or settings.RATCHET_BASE_MODELS.get(order.method) or settings.RATCHET_BASE_MODEL
-    )
+        return order
+    base = base_model_of(order)
+    try:
+        name = base.name if base.is_ready else base_model_given(base.name, progress).name
+    except SourceRefused as refusal:
+        raise RunRefused(f"base model ({base.origin}): {refusal}") from refusal
+    return replace(order, base_model=name)
 
 
 def run_enqueue(order: TrainOrder) -> TrainingRun:

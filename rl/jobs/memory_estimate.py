@@ -16,7 +16,7 @@ from typing import Any
 
 from django.conf import settings
 
-from rl.bundled_models import is_bundled, resolve_base_model
+from rl.bundled_models import resolve_base_model
 from rl.recipes.base import BASE, START
 from rl.rewards.catalogue import AUTO, MODEL
 
@@ -147,9 +147,7 @@ def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> 
 
 def base_folder(base_model: str) -> Path | None:
     """The folder of a base model that is here: the bundled one, a path, or the newest snapshot in the hub's cache."""
-    if is_bundled(base_model):
-        return Path(resolve_base_model(base_model))
-    given = Path(base_model).expanduser()
+    given = Path(resolve_base_model(base_model)).expanduser()
     if (given / "config.json").is_file():
         return given
     hub = settings.HF_HUB_CACHE / f"models--{base_model.replace('/', '--')}" / "snapshots"

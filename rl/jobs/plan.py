@@ -14,7 +14,7 @@ from rl.datasets.demonstrations import demonstration_rows
 from rl.datasets.gate_distance import distance_of_prepared
 from rl.jobs import linear as linear_runs
 from rl.jobs.hardware import hardware_of
-from rl.jobs.lifecycle import ProgressCallback, TrainOrder, base_model_for
+from rl.jobs.lifecycle import ProgressCallback, TrainOrder, base_model_for, base_model_settle
 from rl.jobs.phases import HARDWARE, READING, phase_callback
 from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
 from rl.jobs.run_recipe import recipe_for
@@ -37,6 +37,7 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
     phase(HARDWARE)
     hardware = hardware_of(order.method)
     config, recipe = recipe_for(order, hardware)
+    order = base_model_settle(order, phase)
     phase(READING)
     dataset = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
     recipe = recipe.fit_to_rows(dataset.counts["train"])

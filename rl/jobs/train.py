@@ -25,6 +25,8 @@ from rl.jobs.lifecycle import (
     ProgressCallback,
     RunListener,
     TrainOrder,
+    base_model_for,
+    base_model_settle,
     pulse,
     run_claim,
     run_finish,
@@ -75,6 +77,7 @@ def train(
     with _launch_of(hardware) as launch:
         if hardware is not None and not launch.first:
             _train_follower(launch, hardware)
+        order = base_model_settle(order, phase_callback(progress))
         phase_callback(progress)(READING)
         run = run_register(order, hardware)
         if note is not None and (why := run_warning(run)):
@@ -104,12 +107,13 @@ def _train_entered(
             _train_follower(launch, hardware)
         run = run_claim(run_id, resume=resume)
         with pulse(run):
-            PhaseRecorder(run, progress)(0, 0, READING)
+            phase = PhaseRecorder(run, progress)
+            phase(0, 0, READING)
             # by a worker that died; one that was killed before it had its dataset starts over
             begun = run.snapshot is not None
             if begun:
                 feedback_release(run)
-            _settle(run, hardware)
+            _settle(run, hardware, lambda text: phase(0, 0, text))
             return _run_claimed(run, hardware, progress, launch, actor=actor, resume=begun)
 
 
@@ -135,18 +139,31 @@ def _processes(hardware: Hardware) -> Processes:
     return Processes(cpu=hardware.device == "cpu")
 
 
-def _settle(run: TrainingRun, hardware: Hardware | None) -> None:
-    """Give a claimed run that was only asked for its preset, recipe and dataset; a run that has them is left alone."""
+def _settle(run: TrainingRun, hardware: Hardware | None, phase: Callable[[str], None]) -> None:
+    """Give a claimed run that was only asked for its base model, preset, recipe and dataset; a run that has them is
+    left alone."""
     try:
         if run.snapshot is None:
             order = TrainOrder(run.agent, run.method, run.config or None, run.base_model, run.recipe)
+            order = base_model_settle(order, phase)
+            run.base_model = base_model_for(order)
             run.config, recipe = recipe_for(order, hardware)
             run.snapshot = dataset_of_claimed(run, order, recipe)
             recipe = recipe.fit_to_rows(run.snapshot.counts["train"]) if run.snapshot else recipe
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
             run.hardware = hardware.as_dict() if hardware is not None else {}
             run.code_version = code_version()
-            run.save(update_fields=["config", "recipe", "seed", "snapshot", "hardware", "code_version"])
+            run.save(
+                update_fields=[
+                    "base_model",
+                    "config",
+                    "recipe",
+                    "seed",
+                    "snapshot",
+                    "hardware",
+                    "code_version",
+                ]
+            )
     except (
         DatasetRefused, RecipeError, RewardRefused, RewardsRefused, RewardModelRefused, RunRefused,
         registry.RegistryRefused,

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl.base_models import service
-from rl.base_models.sources import SourceRefused
-from rl.jobs import train
-from rl.jobs.distributed_runs import FollowerEnded
-from rl.jobs.estimates import agent_for
-from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.plan import train_plan
+from rl.management.base_model_option import base_model_given
 from rl.management.reward_options import reward_knobs, rewards_add
-from rl.online import pipeline
 from rl.recipes import DATASET_CONFIG, Method, RecipeError
 from rl.recipes.methods import method_named
-from rl.registry import service as registry
-from rl.registry.gate_evidence import rival_name
 
-
-def base_model_given(text: str | None, command: RatchetCommand) -> str | None:
-    """The base model that `--model` names. Raises CommandError within a second for a name that is none."""
-    if text is None:
-        return None
-    try:
-        return service.base_model_given(text, lambda line: command.stderr.write(f"{text}: {line}"))
-    except SourceRefused as refusal:
-        raise CommandError(str(refusal)) from refusal
-
+if TYPE_CHECKING:
+    from rl.jobs.lifecycle import TrainOrder
 
 SHARED_KNOBS = {
     "epochs": "Passes over the training rows; fractions allowed. Example: --epochs 2",
@@ -96,7 +79,7 @@ class TrainCommand(RatchetCommand):
                 "--model",
                 metavar="NAME_OR_PATH",
                 help="Base model: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2 "
-                "(default: RATCHET_BASE_MODEL). Example: --model smollm2",
+                "(default: the agent's). Example: --model smollm2",
             )
         for knob, text in self._knobs.items():
             defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
@@ -209,12 +192,20 @@ class TrainCommand(RatchetCommand):
         return {knob: text for knob, text in SHARED_KNOBS.items() if knob in has} | dict(self.row.options)
 
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
+        # a wrong name fails before the seconds that the imports below take
+        base_model = base_model_given(options.get("model"), self)
+        from rl.jobs.distributed_runs import FollowerEnded
+
         try:
-            return self._train(options)
+            return self._train(options, base_model)
         except FollowerEnded:
             return None
 
-    def _train(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _train(self, options: dict[str, Any], base_model: str | None) -> dict[str, Any]:
+        from rl.jobs import train
+        from rl.jobs.plan import train_plan
+        from rl.online import pipeline
+
         if options["resume"] is not None:
             with self.bar("training") as bar:
                 result = train.train_resume(options["resume"], bar.update, actor=f"train_{self.method}")
@@ -222,7 +213,7 @@ class TrainCommand(RatchetCommand):
             with self.bar("training") as bar:
                 result = pipeline.run_train(options["queued"], bar.update, actor=f"train_{self.method}")
         else:
-            order = self._order(options)
+            order = self._order(options, base_model)
             if options["dry_run"]:
                 with self.bar("dry run") as bar:
                     plan = train_plan(order, bar.update)
@@ -261,7 +252,10 @@ class TrainCommand(RatchetCommand):
                 )
         return result
 
-    def _order(self, options: dict[str, Any]) -> TrainOrder:
+    def _order(self, options: dict[str, Any], base_model: str | None) -> TrainOrder:
+        from rl.jobs.estimates import agent_for
+        from rl.jobs.lifecycle import TrainOrder
+
         knobs = {name: options[name] for name in self._knobs if options.get(name) is not None}
         for assignment in options["set"]:
             knob, separator, value = assignment.partition("=")
@@ -277,7 +271,7 @@ class TrainCommand(RatchetCommand):
             agent=agent_for(options["agent"], from_file=from_file),
             method=self.method,
             config=options["config"],
-            base_model=base_model_given(options.get("model"), self),
+            base_model=base_model,
             knobs=knobs,
             source="file" if from_file else "db",
             data_file=options["data_file"],
@@ -385,6 +379,9 @@ class TrainCommand(RatchetCommand):
             return str(result["command"])
         if not result["policy"]:
             return next_steps.after_reward_model(result["agent"], result["run"])
+        from rl.registry import service as registry
+        from rl.registry.gate_evidence import rival_name
+
         champion = rival_name(registry.policy_get(result["policy"]))
         return next_steps.after_training(result["policy"], "" if champion == "base" else champion)
 

@@ -1,5 +1,6 @@
 """Tables of rl: snapshots, runs with their metrics, evaluations, policies and their history."""
 
+from rl.models.agents import AgentBase as AgentBase
 from rl.models.agents import AgentDefinition as AgentDefinition
 from rl.models.benchmarks import BenchmarkResult as BenchmarkResult
 from rl.models.experiments import Arm as Arm

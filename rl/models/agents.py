@@ -13,6 +13,25 @@ from rl.agents import AGENTS
 from rl.agents.template import TemplateAgent, places_of, schema_check
 
 
+class AgentBase(models.Model):
+    """The base model of an agent. Without a row: the base of its newest run, else RATCHET_BASE_MODEL."""
+
+    agent = models.CharField(max_length=64, unique=True, validators=[RegexValidator(SLUG_PATTERN)])
+    base_model = models.CharField(
+        max_length=500,
+        help_text="Its training begins here, and it answers before there is a champion: bundled, smollm2, a model "
+        "that was added, a folder, a hub name, a GGUF file, ollama:NAME or package:NAME",
+    )
+
+    class Meta:
+        ordering = ["agent"]
+        verbose_name = "base model of an agent"
+        verbose_name_plural = "base models of agents"
+
+    def __str__(self) -> str:
+        return f"{self.agent}: {self.base_model}"
+
+
 class AgentDefinition(models.Model):
     """A system prompt, a template of the prompt and a JSON schema of the answer: an agent."""
 

@@ -135,12 +135,7 @@ class OnlineLearner:
             raise LearnerRefused(f"{self.agent}: {reason}")
         if size == 0:
             raise LearnerRefused(f"{self.agent}: there is no new feedback to train on")
-        order = order_automatic(
-            self.agent,
-            learner.method,
-            actor=LEARNER,
-            base_model=settings.RATCHET_BASE_MODELS.get("continuous_learning"),
-        )
+        order = order_automatic(self.agent, learner.method, actor=LEARNER)
         if not method_named(order.method).policy:
             raise LearnerRefused(f"{self.agent}: {order.method} makes no policy; set another method")
         order.knobs.update({**retrain_knobs(learner, order.method), **order.knobs})

@@ -14,6 +14,7 @@ from pathlib import Path
 from django.conf import settings
 
 from backend.installation import command_arguments
+from rl.base_models.service import base_model_default
 from rl.bundled_models import base_named, resolve_base_model
 from rl.checksums import FileDamaged, base_fault, base_hash, file_check, sums_read
 from rl.models.serving import IN_PROCESS
@@ -140,7 +141,7 @@ def base_prepare() -> None:
     """Have the base model's file made where there is none, so that the first question finds it."""
     if IN_PROCESS in settings.SERVING_BACKENDS:
         with suppress(BackendFailed):  # says that it is being made, which is what is wanted
-            files_of(Model(BASE, settings.RATCHET_BASE_MODEL))
+            files_of(Model(BASE, base_model_default().name))
 
 
 def _missing_file_error(what: str, *, damaged: bool = False) -> BackendFailed:

@@ -19,6 +19,7 @@ from typing import Any
 from django.conf import settings
 
 from backend.installation import command_arguments
+from rl.base_models.service import base_model_default
 from rl.bundled_models import base_named
 from rl.checksums import FileDamaged, base_fault
 from rl.linear.model import LinearPolicy, LinearPolicyError
@@ -116,7 +117,7 @@ def base_of(policy: Policy) -> str:
         return named
     runs = TrainingRun.objects.filter(base_model_hash=policy.base_model_hash).order_by("-pk")
     others = runs.values_list("base_model", flat=True).distinct()[:20]
-    for name in (named, settings.RATCHET_BASE_MODEL, *others):
+    for name in (named, base_model_default().name, *others):
         if not base_fault(name, base_source(name), policy.base_model_hash):
             return name
     return named

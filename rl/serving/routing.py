@@ -6,10 +6,9 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from django.conf import settings
-
 from feedback.cache import TTLCache
 from feedback.selectors import SLUG_PATTERN
+from rl.base_models.service import agent_base_model
 from rl.experiments.traffic import plan_of
 from rl.models import Policy, ServingSettings
 from rl.registry.service import champion_of, champions_before
@@ -54,6 +53,7 @@ _plans: TTLCache[AssignmentPlan] = TTLCache()
 _models: TTLCache[Model | None] = TTLCache()
 _owners: TTLCache[str] = TTLCache()
 _champions: TTLCache[Model | None] = TTLCache()
+_bases: TTLCache[Model] = TTLCache()
 _standby: TTLCache[tuple[Model, ...]] = TTLCache()
 _settings: TTLCache[ServingSettings] = TTLCache()
 
@@ -83,8 +83,9 @@ def _of_agent(agent: str, unit: str) -> Target:
     # a request without a unit is a unit of its own
     assigned = _plans.get(agent, lambda: plan_of(agent)).assign(unit or secrets.token_hex(16))
     champion = champion_model(agent)
-    meant = base_model(champion) if assigned.policy == BASE else policy_model(assigned.policy)
-    models = _distinct_models(meant, champion, base_model(champion))
+    base = base_model(agent, champion)
+    meant = base if assigned.policy == BASE else policy_model(assigned.policy)
+    models = _distinct_models(meant, champion, base)
     standby = () if champion is None else champions_standby(agent)
     return Target(agent, models, assigned.arm, assigned.propensity if assigned.arm else None, standby)
 
@@ -92,7 +93,7 @@ def _of_agent(agent: str, unit: str) -> Target:
 def _of_policy(name: str, agent: str = "") -> Target:
     if name == BASE and re.fullmatch(SLUG_PATTERN, agent):
         _agent_checked(agent)
-        return Target(agent, (base_model(champion_model(agent)),))
+        return Target(agent, (base_model(agent, champion_model(agent)),))
     found = policy_model(name)
     owner = _owner(name)
     if found is None or (agent and owner != agent):
@@ -141,12 +142,11 @@ def champions_standby(agent: str) -> tuple[Model, ...]:
     return _standby.get(agent, lambda: tuple(model_of(policy) for policy in champions_before(agent, STANDBY)))
 
 
-def base_model(of: Model | None) -> Model:
-    """The base that a policy stands on; without a policy, and of one without a base, the one new policies are trained
-    on."""
-    if of is None or not of.base_model:
-        return Model(BASE, settings.RATCHET_BASE_MODEL)
-    return Model(BASE, of.base_model, of.base_model_hash)
+def base_model(agent: str, champion: Model | None) -> Model:
+    """The base that an agent's champion stands on; without a champion, and of one without a base, the agent's own."""
+    if champion is None or not champion.base_model:
+        return _bases.get(agent, lambda: Model(BASE, agent_base_model(agent).name))
+    return Model(BASE, champion.base_model, champion.base_model_hash)
 
 
 def _model(policy: Policy | None) -> Model | None:

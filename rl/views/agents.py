@@ -6,21 +6,26 @@ import json
 from dataclasses import fields
 from typing import Any
 
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
 from django.db.models import Model
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 
+from backend.redirects import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.models import AgentSettings
 from rl.agents import AGENTS
 from rl.agents.base import Agent
 from rl.agents.inference import InferredAgent
+from rl.base_models.service import addition_of, agent_base_model, base_model_choices, base_model_set
+from rl.base_models.sources import SourceRefused
 from rl.charts.calibration import SIDE, calibration_dots
 from rl.datasets.reward_summary import reward_summary
 from rl.gates.figures import headline_of, share_of
+from rl.jobs.base_models import base_model_add_dispatch
 from rl.jobs.label import label_model_summary
 from rl.models import (
     AgentDefinition,
@@ -67,8 +72,33 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         "rewards": reward_summary(slug),
         "labels": _labels(slug),
         "settings": _settings(request, slug),
+        "base": agent_base_model(slug),
+        "addition": addition_of(agent_base_model(slug).name),
+        "base_choices": base_model_choices(),
+        "may_set_base": request.user.has_perm(SCOPE_PERMISSIONS["operate"]),
     }
     return render(request, "rl/agent.html", context)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@require_POST
+def agent_base(request: HttpRequest, slug: str) -> HttpResponse:
+    """Set the base model of an agent: `base_model` from the list, or `other`, a source typed in."""
+    if agent_overview(slug) is None:
+        raise Http404(f"no agent {slug}")
+    text = request.POST.get("other", "").strip() or request.POST.get("base_model", "")
+    try:
+        found = base_model_set(slug, text)
+    except SourceRefused as refusal:
+        messages.error(request, f"{str(refusal)[:1].upper()}{str(refusal)[1:]}.")
+        return redirect_back(request, "agent", slug)
+    if not found.is_ready:
+        base_model_add_dispatch(found.name)
+    messages.success(
+        request, f"{slug} is on {found.name}{'' if found.is_ready else ', which a worker adds now'}."
+    )
+    return redirect_back(request, "agent", slug)
 
 
 def _origin(found: Agent, defined: bool) -> str:

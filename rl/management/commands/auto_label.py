@@ -9,6 +9,7 @@ from django.core.management.base import CommandParser
 from backend.command import RatchetCommand
 from rl.jobs import label
 from rl.jobs.estimates import agent_for
+from rl.management.base_model_option import base_model_given
 
 
 class Command(RatchetCommand):
@@ -36,8 +37,8 @@ class Command(RatchetCommand):
         parser.add_argument(
             "--base-model",
             metavar="NAME_OR_PATH",
-            help="Base model whose embeddings are features (default: the champion's base model, else "
-            "RATCHET_BASE_MODEL). Example: --base-model bundled",
+            help="Base model whose embeddings are features (default: the champion's base model, else the "
+            "agent's). Example: --base-model bundled",
         )
         parser.add_argument(
             "--seed",
@@ -47,11 +48,12 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        base_model = base_model_given(options["base_model"], self)
         with self.bar("reading") as bar:
             return label.auto_label(
                 agent_for(options["agent"], from_file=False),
                 limit=options["limit"],
-                base_model=options["base_model"],
+                base_model=base_model,
                 seed=options["seed"],
                 progress=bar.update,
             )

@@ -19,6 +19,7 @@ from rl.gates.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS,
 from rl.gates.evidence_kinds import MEASURES as EVIDENCE_MEASURES
 from rl.gates.headlines import TITLES, baseline_text, fields_text, liked_of, right_answer_figure
 from rl.gates.report import GeneralAnswers
+from rl.management.base_model_option import base_model_given
 from rl.models import Policy
 from rl.registry import gate_evidence
 
@@ -60,8 +61,8 @@ class Command(RatchetCommand):
         add(
             "--base-model",
             metavar="NAME_OR_PATH",
-            help="Base model of the adapter (default: the one it was trained on). Example: --base-model "
-            "bundled",
+            help="Base model of the adapter: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or "
+            "smollm2 (default: the one it was trained on). Example: --base-model smollm2",
         )
         add(
             "--no-quantization",
@@ -96,6 +97,7 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        base_model = base_model_given(options["base_model"], self)
         order = EvaluationOrder(
             policy=options["policy"],
             checkpoint=options["checkpoint"],
@@ -103,7 +105,7 @@ class Command(RatchetCommand):
             test_data=options["test_data"],
             compare_base=options["compare_base"],
             compare=options["compare"],
-            base_model=options["base_model"],
+            base_model=base_model,
             quantization="none" if options["no_quantization"] else options["quantization"],
             max_samples=options["max_samples"],
             rewards=",".join(options["reward"]),

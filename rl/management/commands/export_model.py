@@ -11,6 +11,7 @@ from backend import next_steps
 from backend.command import RatchetCommand
 from rl.export.exporters import EXPORTERS
 from rl.export.service import QUANTIZATIONS, ExportOrder, ExportOrderRefused, export, ollama_register
+from rl.management.base_model_option import base_model_given
 
 
 class Command(RatchetCommand):
@@ -62,8 +63,8 @@ class Command(RatchetCommand):
         add(
             "--base-model",
             metavar="NAME_OR_PATH",
-            help="Base model of the adapter (default: the one it was trained on). Example: --base-model "
-            "bundled",
+            help="Base model of the adapter: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or "
+            "smollm2 (default: the one it was trained on). Example: --base-model smollm2",
         )
         add(
             "--system-prompt",
@@ -79,6 +80,7 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        base_model = base_model_given(options["base_model"], self)
         if not options["format"] and (options["register"] or options["quantization"]):
             options["format"] = "gguf"  # the one format these are said of
         if options["register"] and options["format"] != "gguf":
@@ -92,7 +94,7 @@ class Command(RatchetCommand):
             quantization=options["quantization"] or "q4_k_m",
             output=options["output"],
             model_name=options["model_name"],
-            base_model=options["base_model"],
+            base_model=base_model,
             system_prompt=options["system_prompt"],
         )
         with self.bar("exporting") as bar:

@@ -104,10 +104,13 @@ def _uses(folder: Path) -> dict[str, list[str]]:
     return {
         "policies": [
             policy.name
-            for policy in Policy.objects.filter(base_model=str(folder))
+            for policy in Policy.objects.filter(base_model__in=(folder.name, str(folder)))
             if policy.stage != "retired"
         ],
         "runs": [
-            str(pk) for pk in TrainingRun.objects.filter(base_model=str(folder)).values_list("pk", flat=True)
+            str(pk)
+            for pk in TrainingRun.objects.filter(base_model__in=(folder.name, str(folder))).values_list(
+                "pk", flat=True
+            )
         ],
     }

@@ -8,10 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from rl.jobs.estimates import agent_for
-from rl.management.training import base_model_given
-from rl.models import Policy, TrainingRun
-from rl.online import pipeline
+from rl.management.base_model_option import base_model_given
 
 
 class Command(RatchetCommand):
@@ -36,7 +33,7 @@ class Command(RatchetCommand):
             "--model",
             metavar="NAME_OR_PATH",
             help="Base model: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2 "
-            "(default: the method's in RATCHET_CONFIG, else RATCHET_BASE_MODEL). Example: --model smollm2",
+            "(default: the agent's). Example: --model smollm2",
         )
         parser.add_argument(
             "--reward",
@@ -72,6 +69,12 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        # a wrong name fails before the seconds that the imports below take
+        base_model = base_model_given(options["model"], self)
+        from rl.jobs.estimates import agent_for
+        from rl.models import Policy, TrainingRun
+        from rl.online import pipeline
+
         if options["run"] is not None:
             with self.bar("evaluating, then gate and export") as bar:
                 outcome = pipeline.run_follow(options["run"], bar.update)
@@ -79,7 +82,7 @@ class Command(RatchetCommand):
             return {"training": {"run": run.pk, "why": run.result.get("why", "")}, **asdict(outcome)}
         whole = pipeline.TrainingPipeline(
             agent_for(options["agent"], from_file=False),
-            base_model=base_model_given(options["model"], self),
+            base_model=base_model,
             method=options["method"],
             config=options["config"],
             knobs=self.knobs_of(options),

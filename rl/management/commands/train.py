@@ -33,8 +33,8 @@ class Command(TrainCommand):
         parser.add_argument(
             "--model",
             metavar="NAME_OR_PATH",
-            help="Base model: a Hugging Face name or a folder (default: RATCHET_BASE_MODEL). Example: "
-            "--model bundled",
+            help="Base model: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2 "
+            "(default: the agent's). Example: --model smollm2",
         )
         for knob, text in SHARED_KNOBS.items():
             parser.add_argument(f"--{knob.replace('_', '-')}", type=type(getattr(Recipe(), knob)), help=text)

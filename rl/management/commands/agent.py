@@ -1,26 +1,32 @@
-"""Rename or delete an agent."""
+"""Rename or delete an agent, or set its base model."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
 from feedback.agents.changes import agent_delete, agent_rename
 from feedback.erasure.artifacts import trained_text
+from feedback.selectors import SLUG_PATTERN
+from rl.base_models.service import agent_base_model, base_model_set
+from rl.base_models.sources import SourceRefused
+from rl.management.base_model_option import base_model_given
 
 
 class Command(RatchetCommand):
     help = (
-        "Rename or delete an agent with its decisions, settings and policies. Deleting an agent that "
-        "has runs or policies needs --force. Example: manage.py agent rename support-bot helpdesk"
+        "Set the base model of an agent, or rename or delete it with its decisions, settings and policies. "
+        "Deleting an agent that has runs or policies needs --force. Example: manage.py agent set support-bot "
+        "--base-model smollm2"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        commands = parser.add_subparsers(dest="action", required=True, metavar="rename|delete")
+        commands = parser.add_subparsers(dest="action", required=True, metavar="set|rename|delete")
         rename = commands.add_parser(
             "rename", help="Give an agent another name. Example: agent rename filer sorter"
         )
@@ -32,7 +38,19 @@ class Command(RatchetCommand):
         delete = commands.add_parser(
             "delete", help="Delete an agent and all its data. Example: agent delete filer --dry-run"
         )
-        for sub in (rename, delete):
+        settle = commands.add_parser(
+            "set",
+            help="Set or show an agent's base model. Example: agent set support-bot --base-model smollm2",
+        )
+        settle.add_argument("agent", metavar="AGENT", help="The agent's slug.")
+        settle.add_argument(
+            "--base-model",
+            metavar="NAME_OR_PATH",
+            help="Base model that is trained, evaluated against, and answers before there is a champion: a folder, a "
+            "Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2; none removes the setting. "
+            "Example: --base-model smollm2",
+        )
+        for sub in (settle, rename, delete):
             sub.add_argument(
                 "--json",
                 action="store_true",
@@ -50,6 +68,8 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        if options["action"] == "set":
+            return {"action": "set", **self._base(options["agent"], options["base_model"])}
         if options["action"] == "rename":
             done = agent_rename(options["agent"], options["new"], dry_run=options["dry_run"])
             return {"action": "rename", **done.as_dict()}
@@ -58,7 +78,24 @@ class Command(RatchetCommand):
         )
         return {"action": "delete", **gone.as_dict()}
 
+    def _base(self, agent: str, text: str | None) -> dict[str, Any]:
+        """Set the agent's base model where one is given; the one it has now."""
+        if not re.fullmatch(SLUG_PATTERN, agent):
+            raise CommandError(f"expected a slug such as support-bot, found {agent!r}")
+        if text == "none":
+            base_model_set(agent, "")
+        elif text is not None:
+            try:
+                base_model_set(agent, base_model_given(text, self) or "")
+            except SourceRefused as refusal:
+                raise CommandError(str(refusal)) from refusal
+        found = agent_base_model(agent)
+        return {"agent": agent, "base_model": found.name, "path": found.path, "origin": found.origin}
+
     def show(self, result: dict[str, Any]) -> None:
+        if result["action"] == "set":
+            self.stdout.write(f"{result['agent']} is on {result['base_model']} ({result['origin']})")
+            return
         dry = result["dry_run"]
         if result["action"] == "rename":
             self.stdout.write(f"{result['agent']} {'would be' if dry else 'is'} called {result['new']}:")
@@ -77,6 +114,8 @@ class Command(RatchetCommand):
             self.stdout.write(f"  {trained_text(result['trained']).replace(' on it', ' for it')}")
 
     def next_step(self, result: dict[str, Any]) -> str:
+        if result["action"] == "set":
+            return f"python manage.py run_pipeline --agent {result['agent']}"
         if result["action"] == "rename":
             again = f"python manage.py agent rename {result['agent']} {result['new']}"
             return again if result["dry_run"] else f"make your app send {result['new']}"
