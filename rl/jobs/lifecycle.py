@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import signal
@@ -367,7 +368,7 @@ class PhaseRecorder:
 
     def __init__(self, run: TrainingRun, progress: ProgressCallback | None = None) -> None:
         self.run, self.progress = run, progress
-        self.name = self.written = ""
+        self.name = self.words = self.written = ""
         self.written_at = 0.0
 
     def __call__(self, done: int, total: int, text: str = "") -> None:
@@ -381,6 +382,7 @@ class PhaseRecorder:
             words = f"{name.partition(', ')[0]}, {text}"
         else:
             words = f"{name}, {done:,} of {total:,}" if total else name
+        self.words = words
         self._write(words, new=not total)
 
     def _write(self, words: str, *, new: bool) -> None:
@@ -392,10 +394,47 @@ class PhaseRecorder:
         TrainingRun.objects.filter(pk=self.run.pk).update(phase=words[:200], **began)
 
 
+class StopRequest:
+    """Request to stop a run: Ctrl-C, a TERM, or a cancel. It interrupts at once, unless it is held off.
+
+    Interrupting is raising KeyboardInterrupt in the main thread. `hold` puts it off while a step is written, until
+    `release`.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.held = False
+        self.signals = False
+        """True while signals are handled by `stop_signals`."""
+
+    def ask(self) -> None:
+        """Request it from another thread."""
+        if self.signals:
+            _thread.interrupt_main(signal.SIGTERM)
+        else:
+            self.asked = True
+
+    def take(self, number: int) -> None:
+        """Handle a signal. A second Ctrl-C interrupts even what is held; a launcher may send more than one TERM."""
+        again, self.asked = self.asked, True
+        if again and number != signal.SIGINT:
+            return
+        if again or not self.held:
+            raise KeyboardInterrupt
+        logger.warning("stopping after this step and keeping a checkpoint (%s)", signal.Signals(number).name)
+
+    def hold(self) -> None:
+        self.held = True
+
+    def release(self) -> None:
+        self.held = False
+        if self.asked:
+            raise KeyboardInterrupt
+
+
 class RunListener:
     """Writes what the training says into the run's rows, and passes it on to the progress bar."""
 
-    def __init__(self, run: TrainingRun, stop: threading.Event, progress: ProgressCallback | None) -> None:
+    def __init__(self, run: TrainingRun, stop: StopRequest, progress: ProgressCallback | None) -> None:
         self.run = run
         self.stop = stop
         self.progress = progress
@@ -426,9 +465,11 @@ class RunListener:
             # a stage ends with the run that needs it
             run_ids = [self.run.pk, self.run.stage_of_id or self.run.pk]
             if TrainingRun.objects.filter(pk__in=run_ids, cancel_requested=True).exists():
-                self.stop.set()
+                self.stop.asked = True
 
     def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        if self.run.stage_of_id is not None:
+            name = f"{self.run.method} stage, {name}"
         if total and name != self.phases.name:
             self.phases(0, 0, name)
         self.phases(done, total, "" if total else name)
@@ -437,40 +478,50 @@ class RunListener:
         logger.info("run %s: %s", self.run.pk, text)
 
     def should_stop(self) -> bool:
-        return self.stop.is_set()
+        return self.stop.asked
+
+    def hold(self) -> None:
+        self.stop.hold()
+
+    def release(self) -> None:
+        self.stop.release()
 
 
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a TERM sets, once; a second Ctrl-C interrupts at once. Only in the main thread."""
-    stop = threading.Event()
+def stop_signals() -> Iterator[StopRequest]:
+    """The request that Ctrl-C or a TERM makes, which interrupts this block. Only in the main thread."""
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-
-    def ask(number: int, _: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        logger.warning("stopping after this step and keeping a checkpoint (%s)", signal.Signals(number).name)
-
-    earlier = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {
+        number: signal.signal(number, lambda number, _: stop.take(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    stop.signals = True
     try:
         yield stop
     finally:
+        stop.signals = False
         for number, handler in earlier.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def pulse(run: TrainingRun) -> Iterator[None]:
-    """Signs of life beside the steps: loading a model or reading feedback takes longer than a run may be silent."""
+def pulse(run: TrainingRun, request: StopRequest | None = None) -> Iterator[None]:
+    """Signs of life beside the steps: loading a model or reading feedback takes longer than a run may be silent.
+
+    Where the run, or the one it is a stage of, was cancelled on a page or over REST, `request` is made.
+    """
     stop = threading.Event()
+    cancelled = TrainingRun.objects.filter(pk__in=[run.pk, run.stage_of_id or run.pk], cancel_requested=True)
 
     def write_heartbeats() -> None:
         while not stop.wait(HEARTBEAT_S):
             try:
                 TrainingRun.objects.filter(pk=run.pk, worker=run.worker).update(heartbeat_at=timezone.now())
+                if request is not None and not request.asked and cancelled.exists():
+                    request.ask()
             except DatabaseError as error:
                 # the next beat may come through; the training itself meets the same fault and says so
                 logger.warning("run %s: the heartbeat could not be written: %s", run.pk, error)

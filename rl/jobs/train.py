@@ -189,13 +189,14 @@ def _run_claimed(
     from rl.training.result import TrainingRefused
 
     folder = run_folder(run)
+    listener: RunListener | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with run_log(folder / "train.log"), stop_signals() as stop:
-            if hardware is not None and waits_for_reward_model(run):
-                _stages_first(run, hardware, progress, launch)
-            launch.lead(run.pk, resume=resume, more=is_stage)
+        with run_log(folder / "train.log"), stop_signals() as stop, pulse(run, stop):
             listener = RunListener(run, stop, progress)
+            if hardware is not None and waits_for_reward_model(run):
+                _stages_first(run, hardware, progress, launch, listener)
+            launch.lead(run.pk, resume=resume, more=is_stage)
             if hardware is None:
                 result = linear_runs.run_fit(run, listener)
             else:
@@ -213,10 +214,13 @@ def _run_claimed(
         if result.status != "cancelled" and method_named(run.method).policy:
             policy = policy_publish(run, result, actor=actor)
     except KeyboardInterrupt:
-        run_finish(run, Status.CANCELLED, reason="stopped by Ctrl-C before the first checkpoint")
-        raise
+        # a second Ctrl-C, or one that came before this run could handle it
+        if listener is None or not listener.should_stop():
+            run_finish(run, Status.CANCELLED, reason="stopped by Ctrl-C")
+            raise
+        return _stopped_between_steps(run, f"stopped during {listener.phases.words or 'its start'}")
     except StageStopped as stopped:
-        return _stopped_in_stage(run, stopped)
+        return _stopped_between_steps(run, str(stopped), cancelled=stopped.cancelled)
     except (
         TrainingRefused,
         DatasetRefused,
@@ -239,11 +243,16 @@ def _run_claimed(
         else:
             prefix = f"{run.reason}, " if run.cancel_requested else ""
             run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}", **figures_of(run, result))
-    return train_report(run, result, policy, judge)
+    report = train_report(run, result, policy, judge)
+    return report | {"stopped": where} if result.status == "cancelled" else report
 
 
 def _stages_first(
-    run: TrainingRun, hardware: Hardware, progress: ProgressCallback | None, launch: Launch
+    run: TrainingRun,
+    hardware: Hardware,
+    progress: ProgressCallback | None,
+    launch: Launch,
+    listener: RunListener,
 ) -> None:
     """The stages of a run whose reward is `auto`, as runs of their own: the form of an answer where the base model
     gives few valid ones, then its reward model. Each is found, gone on with, or trained."""
@@ -256,21 +265,24 @@ def _stages_first(
         )
 
     stage_runner = StageRunner(lambda order: run_register(order, hardware), train_stage)
-    form_stage_run(run, lambda: answers_of_base(run, hardware), stage_runner)
+    form_stage_run(run, lambda: answers_of_base(run, hardware, listener.on_phase), stage_runner)
+    listener.on_phase("looking for a reward model")
     reward_model_resolve(run, stage_runner)
     run_rewards_resolve(run)
 
 
-def _stopped_in_stage(run: TrainingRun, stopped: StageStopped) -> dict[str, Any]:
-    """End a run whose first stage was stopped: back to the workers, or cancelled; either can be gone on with."""
+def _stopped_between_steps(run: TrainingRun, where: str, *, cancelled: bool = False) -> dict[str, Any]:
+    """End a run that was stopped in a stage or outside its steps: back to the workers, or cancelled; either can be
+    resumed."""
     run.refresh_from_db()
-    if run.dispatched_at is not None and not run.cancel_requested and not stopped.cancelled:
-        run_interrupt(run, reason=str(stopped))
+    if run.dispatched_at is not None and not run.cancel_requested and not cancelled:
+        run_interrupt(run, reason=where)
     else:
         prefix = f"{run.reason}, " if run.cancel_requested else ""
-        run_finish(run, Status.CANCELLED, reason=f"{prefix}{stopped}")
+        run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}")
     return {"run": run.pk, "method": run.method, "status": "cancelled", "policy": None, "agent": run.agent,
-            "why": run.result.get("why", ""), "steps": 0, "total_steps": run.steps_total}  # fmt: skip
+            "why": run.result.get("why", ""), "stopped": where, "steps": run.steps_done,
+            "total_steps": run.steps_total}  # fmt: skip
 
 
 def _run_end(run: TrainingRun, error: BaseException) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ def trainer_run(
     return result
 
 
-def answers_of_base(run: TrainingRun, hardware: Hardware) -> AnswerCheck | None:
+def answers_of_base(run: TrainingRun, hardware: Hardware, phase: Callable[[str], None]) -> AnswerCheck | None:
     """The base model's answers to prompts of a run, and whether its agent can act on them; None for free text."""
     from rl.training.preflight import base_check
 
@@ -104,6 +105,7 @@ def answers_of_base(run: TrainingRun, hardware: Hardware) -> AnswerCheck | None:
             hardware=hardware,
             quantization=str(run.recipe.get("quantization", "none")),
             cache_dir=settings.RATCHET_HOME / "cache",
+            phase=phase,
         )
 
 

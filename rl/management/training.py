@@ -227,8 +227,8 @@ class TrainCommand(RatchetCommand):
                 result = train.train(order, bar.update, self.note)
         if result["status"] == "cancelled":
             raise CommandError(
-                f"run {result['run']} stopped at step {result['steps']} of {result['total_steps']} and kept "
-                f"its checkpoint; resume with: python manage.py train_{self.method} --resume {result['run']}"
+                f"run {result['run']} {result['stopped']}; what it had done is kept; resume with: "
+                f"python manage.py train_{self.method} --resume {result['run']}"
             )
         if (options.get("export") or options.get("register_ollama")) and result["policy"]:
             from rl.export.service import ExportOrder, export

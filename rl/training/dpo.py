@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder, reasoning_check
-from rl.training.folder import failures_explained, folder_prepare, same_run_check
+from rl.training.folder import folder_prepare, same_run_check
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.result import TrainingRefused, TrainResult
@@ -27,6 +27,7 @@ from rl.training.trl_runs import (
     rows_ordered,
     run_facts,
     special_tokens_settle,
+    train_stoppable,
     weights_begin,
 )
 from rl.training.warm_up import WarmUp, warm_up
@@ -101,8 +102,7 @@ class DPOTrainer:
         with matmul(self.context.hardware):
             self._warm_up(train_rows)
             trainer = self._trainer(policy, arguments, train, held_out)
-            with failures_explained(self.context):
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            train_stoppable(trainer, self.context, checkpoint)
             metrics = trainer.evaluate_at_end() if held_out.rows else {}
         result = result_of(
             "dpo",
@@ -192,10 +192,9 @@ class DPOTrainer:
                 for row in pairs.rows
                 for side in ("chosen_ids", "rejected_ids")
             ]
-            cache = (
-                reference_cache(self.context) if self.warm_up is None else None
-            )  # a warm-up is new in each run
-            reference = self.warm_up.reference if self.warm_up is not None else policy
+            reference, cache = policy, reference_cache(self.context)
+            if self.warm_up is not None:
+                reference, cache = self.warm_up.reference, self.warm_up.cache
             self.context.phase("reference pass")
             logps, computed = reference_logps(
                 reference, arguments, items, 2 * self.recipe.batch_size, cache, self.context.phase

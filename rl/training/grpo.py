@@ -13,7 +13,7 @@ from trl.import_utils import is_vllm_available
 from rl.recipes import GRPORecipe
 from rl.rewards.base import RewardFunction
 from rl.training.encoding import prompt_messages, response_text
-from rl.training.folder import failures_explained, folder_prepare, same_run_check
+from rl.training.folder import folder_prepare, same_run_check
 from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.ppo.judge import Judge
@@ -33,6 +33,7 @@ from rl.training.trl_runs import (
     rows_ordered,
     run_facts,
     special_tokens_settle,
+    train_stoppable,
     weights_begin,
 )
 
@@ -94,8 +95,7 @@ class GRPOTrainer:
             self.context.detail(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
             if checkpoint is None and isinstance(trainer, OnlineTrainer):
                 trainer.probe_rewards()
-            with failures_explained(self.context):
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            train_stoppable(trainer, self.context, checkpoint)
             stopped_early = ""
             if reason := trainer.watch.reason:
                 step = last_good_restore(trainer, self.context.output_dir, reason)

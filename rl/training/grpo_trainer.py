@@ -151,6 +151,11 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
             kl[-1] *= float(self.accelerator.gather(inputs["completion_mask"].sum(1).float()).mean())
         return loss
 
+    @property
+    def was_stopped(self) -> bool:
+        """As of the others; a run that has diverged was not stopped."""
+        return super().was_stopped and not self.watch.reason
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if not self.watch.bad:  # what is kept is what a diverged run goes back to
             super()._save_checkpoint(model, trial)
@@ -350,7 +355,9 @@ class _Evaluator(TrainerCallback):
         self.trainer, self.every, self.last = trainer, every, -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0:
+        due = not state.global_step or (self.every and state.global_step % self.every == 0)
+        known = any(row["step"] == state.global_step for row in state.log_history if "eval_reward" in row)
+        if due and not known:  # a resumed run may have been stopped in it
             self._evaluate(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -365,7 +372,8 @@ class _Evaluator(TrainerCallback):
 
     def _evaluate(self, state: Any) -> None:
         self.last = state.global_step
-        self.trainer.evaluate_rewards()
+        with self.trainer.interruptible():
+            self.trainer.evaluate_rewards()
 
 
 class LoggedTrainer(GroupTrainer):

@@ -18,7 +18,7 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from rl.recipes import AdapterRecipe, KTORecipe
 from rl.training.encoding import EMPTY, EncodedResponse, Encoder, LeftOut, reasoning_check
-from rl.training.folder import failures_explained, folder_prepare, same_run_check
+from rl.training.folder import folder_prepare, same_run_check
 from rl.training.packed.packing import completion_batch, pack
 from rl.training.packed.strategies import Strategy
 from rl.training.pair_trainer import forward_settle, reference_logps
@@ -36,6 +36,7 @@ from rl.training.trl_runs import (
     run_facts,
     special_tokens_settle,
     strategy_apply,
+    train_stoppable,
     trainer_settle,
     weights_begin,
 )
@@ -163,8 +164,7 @@ class KTOTrainer:
             )
             trainer.settle(self.context, policy)
             self.context.note_all(weights_begin(recipe, trainer.model))
-            with failures_explained(self.context):
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            train_stoppable(trainer, self.context, checkpoint)
             metrics = trainer.evaluate_at_end() if held_out else {}
         result = result_of(
             "kto",
@@ -213,10 +213,9 @@ class KTOTrainer:
         ]
         has_reference_point = arguments.loss_type == "kto"  # the other losses have no reference point
         score_items = [*items, *mismatches] if has_reference_point else items
-        cache = (
-            reference_cache(self.context) if self.warm_up is None else None
-        )  # a warm-up is new in each run
-        reference = self.warm_up.reference if self.warm_up is not None else policy
+        reference, cache = policy, reference_cache(self.context)
+        if self.warm_up is not None:
+            reference, cache = self.warm_up.reference, self.warm_up.cache
         self.context.phase("reference pass")
         logps, computed = reference_logps(
             reference, arguments, score_items, 2 * self.recipe.batch_size, cache, self.context.phase

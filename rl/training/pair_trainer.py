@@ -8,7 +8,6 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +50,10 @@ def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:
     return losses, weights
 
 
+CHUNK = 8
+"""Batches of a reference pass after which its log-probabilities are kept, for a run that is stopped in it."""
+
+
 def reference_logps(
     policy: LoadedPolicy,
     arguments: TrainingArguments,
@@ -61,34 +64,45 @@ def reference_logps(
 ) -> tuple[list[float], int]:
     """Log-probabilities under the base model, in nats, in the order given, and how many had to be computed.
 
-    Each process scores its share of what the cache does not know. A completion's key is the base model, its arithmetic,
-    the tokens of prompt and completion; the reference is the base without an adapter.
+    Each process scores its share of what the cache does not know, and the main process keeps what it has every
+    CHUNK batches. A completion's key is the base model, its arithmetic, its adapter where it has one, and the tokens of
+    prompt and completion.
     """
     about = (
         policy.base_model_hash,
         str(policy.model.dtype),
         policy.quantization,
         policy.device.type,
-        "no adapter",
+        str(policy.adapter or "no adapter"),
     )
     keys = [row_key(*about, item.prompt_ids, item.response_ids) for item in items]
     hits = cache.get(keys) if cache is not None else {}
     missing = {key: item for key, item in zip(keys, items, strict=True) if key not in hits}
     order = sorted(missing)  # the same on every process
     share = order[arguments.process_index :: arguments.world_size]
+    if arguments.world_size == 1:  # those of one prompt share a row, and rows of a chunk are as long
+        share.sort(key=lambda key: (len(missing[key].prompt_ids), missing[key].prompt_ids))
     half = torch.bfloat16 if arguments.bf16 else torch.float16
-    with torch.autocast(policy.device.type, dtype=half, enabled=arguments.bf16 or arguments.fp16):
-        scored = score_encoded(
-            policy,
-            [missing[key] for key in share],
-            batch_size=batch_size,
-            progress=partial(phase, "reference pass") if phase is not None else None,
-        )
-    pairs = list(zip(share, scored, strict=True))
+    size = CHUNK * batch_size if arguments.world_size == 1 else max(1, len(share))
+    pairs: list[tuple[bytes, float]] = []
+    for start in range(0, len(share), size):
+        chunk = share[start : start + size]
+
+        def report(done: int, total: int, before: int = start) -> None:
+            if phase is not None:
+                phase("reference pass", before + done, len(share))
+
+        with torch.autocast(policy.device.type, dtype=half, enabled=arguments.bf16 or arguments.fp16):
+            items_scored = [missing[key] for key in chunk]
+            scored = score_encoded(policy, items_scored, batch_size=batch_size, progress=report)
+        found = list(zip(chunk, scored, strict=True))
+        if cache is not None and arguments.world_size == 1:
+            cache.put({key: struct.pack("<d", logp) for key, logp in found})
+        pairs += found
     if arguments.world_size > 1:
         pairs = gather_object(pairs)
-    if cache is not None and arguments.process_index == 0:
-        cache.put({key: struct.pack("<d", logp) for key, logp in pairs})
+        if cache is not None and arguments.process_index == 0:
+            cache.put({key: struct.pack("<d", logp) for key, logp in pairs})
     logps = {key: struct.unpack("<d", value)[0] for key, value in hits.items()} | dict(pairs)
     return [logps[key] for key in keys], len(order)
 

@@ -33,7 +33,13 @@ class TrainListener(Protocol):
         """Something a person should know (truncation, a checkpoint skipped, 4-bit not available)."""
 
     def should_stop(self) -> bool:
-        """Stop request, read after each step; True saves a checkpoint and ends the run as `cancelled`."""
+        """True once a stop was requested: the run keeps a checkpoint and ends as `cancelled`."""
+
+    def hold(self) -> None:
+        """Put off stop requests: a step is being written into weights, optimizer and checkpoint."""
+
+    def release(self) -> None:
+        """Let stop requests interrupt again, anywhere. Raises KeyboardInterrupt for one that was put off."""
 
 
 class Silent:
@@ -51,6 +57,10 @@ class Silent:
 
     def should_stop(self) -> bool:
         return False
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
 
 
 def checkpoint_seal(path: Path) -> None:

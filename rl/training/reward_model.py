@@ -27,7 +27,7 @@ from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.recipes.reward_model import AUTO, CAUSAL, FACTS, LINEAR
 from rl.training.callbacks import history_columns
 from rl.training.encoding import rows_writable
-from rl.training.folder import failures_explained, folder_prepare, same_run_check
+from rl.training.folder import folder_prepare, same_run_check
 from rl.training.hardware import Hardware
 from rl.training.linear_reward import linear_reward_train
 from rl.training.loading import load_encoder
@@ -41,7 +41,14 @@ from rl.training.reward_metrics import held_out_metrics, ranked_share
 from rl.training.reward_scores import HEADS, RewardModel, backbone_load
 from rl.training.run_context import RunContext, RunOptions, run_context, training_hardware
 from rl.training.score_trainer import ScoreCollator, ScoreTrainer
-from rl.training.trl_runs import LIBRARIES, common_arguments, rows_ordered, run_facts, versions
+from rl.training.trl_runs import (
+    LIBRARIES,
+    common_arguments,
+    rows_ordered,
+    run_facts,
+    train_stoppable,
+    versions,
+)
 
 SCALE_ROWS = 256
 """Training rows, at most, whose scores set the scale of a finished model's."""
@@ -212,8 +219,7 @@ class RewardModelTrainer:
             )
             trainer.objective = self.recipe.objective
             trainer.settle(self.context, policy)
-            with failures_explained(self.context):
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            train_stoppable(trainer, self.context, checkpoint)
             metrics = trainer.evaluate_at_end() if held_out else {}
             facts = self._facts(trainer, train, held_out)
             install(policy, Strategy.STOCK)

@@ -63,9 +63,14 @@ class RunContext(Generic[RecipeT]):
             self.listener.on_note(text)
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Tell the listener what begins now, or how far it is; the main process alone."""
+        """Tell the listener what begins now, or how far it is; the main process alone.
+
+        Raises KeyboardInterrupt where a stop was requested.
+        """
         if self.main_process:
             self.listener.on_phase(name, done, total)
+            if self.listener.should_stop():
+                raise KeyboardInterrupt
 
     def detail(self, text: str) -> None:
         """Record how something was computed; the main process writes it into the log."""

@@ -226,3 +226,9 @@ class _Progress:
 
     def should_stop(self) -> bool:
         return self.listener.should_stop()
+
+    def hold(self) -> None:
+        self.listener.hold()
+
+    def release(self) -> None:
+        self.listener.release()

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from rl.recipes import SFTRecipe
 from rl.training.encoding import EMPTY, EncodedColumn, EncodedResponse, Encoder, reasoning_check
-from rl.training.folder import failures_explained, folder_prepare, same_run_check
+from rl.training.folder import folder_prepare, same_run_check
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.result import TrainingRefused, TrainResult
@@ -27,6 +27,7 @@ from rl.training.trl_runs import (
     rows_ordered,
     run_facts,
     special_tokens_settle,
+    train_stoppable,
     trainer_settle,
     weights_begin,
 )
@@ -78,6 +79,8 @@ class SFTTrainer:
         self.context = run_context(recipe, base_model, **options)
         self.recipe = recipe
         self.policy: LoadedPolicy | None = None
+        self.measures_distance = True
+        """Log the distance to the base, for which its log-probabilities are computed first."""
 
     def load_base_model(self) -> LoadedPolicy:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
@@ -112,7 +115,9 @@ class SFTTrainer:
         now = run_facts(self.recipe, policy, rows, arguments.world_size)
         same_run_check(self.context, now, resumed=checkpoint is not None)
         with matmul(self.context.hardware):
-            known = self._reference(policy, arguments, [*train, *held_out])
+            known = None
+            if self.measures_distance:
+                known = self._reference(policy, arguments, [*train, *held_out])
             special_tokens_settle(policy)
             trainer = _SFTTrainer(
                 model=policy.model,
@@ -124,8 +129,7 @@ class SFTTrainer:
             )
             trainer.settle(self.context, policy, known)
             self.context.note_all(weights_begin(self.recipe, trainer.model))
-            with failures_explained(self.context):
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            train_stoppable(trainer, self.context, checkpoint)
             metrics = trainer.evaluate_at_end() if held_out else {}
         return result_of(
             "sft",
@@ -164,7 +168,9 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
 
     method = "sft"
 
-    def settle(self, context: RunContext[SFTRecipe], policy: LoadedPolicy, reference: Reference) -> None:
+    def settle(
+        self, context: RunContext[SFTRecipe], policy: LoadedPolicy, reference: Reference | None
+    ) -> None:
         trainer_settle(self, policy, context)
         forward_settle(self)
         self.reference = reference
@@ -174,12 +180,14 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
         loss = super().compute_loss(model, inputs, return_outputs, **kwargs)
         value = loss[0] if return_outputs else loss
         self.loss_check(value, "")
-        self._log_distance(value.detach(), *rows, kwargs.get("num_items_in_batch"))
+        if self.reference is not None:
+            self._log_distance(value.detach(), self.reference, *rows, kwargs.get("num_items_in_batch"))
         return loss
 
     def _log_distance(
         self,
         loss: torch.Tensor,
+        reference: Reference,
         ids: torch.Tensor,
         fed: torch.Tensor,
         completion_mask: torch.Tensor,
@@ -189,7 +197,7 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
         tokens = int(completion_mask.sum())
         # the loss is a sum over this batch divided by the tokens of the whole step, of all processes
         step = tokens if items is None else float(items) / (self.args.world_size if self._shares() else 1)
-        base = sum(self.reference[tuple(row[mask].tolist())] for row, mask in zip(ids, fed, strict=True))
+        base = sum(reference[tuple(row[mask].tolist())] for row, mask in zip(ids, fed, strict=True))
         ratio = -float(loss) * step - base
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["rewards/demonstrations"].append(ratio / len(ids))

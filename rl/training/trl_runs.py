@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,16 @@ from transformers import PrinterCallback, TrainerCallback
 from rl.recipes import BASE, AdapterRecipe, Recipe
 from rl.recipes.base import AnswerRecipe
 from rl.recipes.curriculum import curriculum_order
-from rl.training.callbacks import ListenerCallback, history_columns
+from rl.training.callbacks import (
+    EVALUATING,
+    ListenerCallback,
+    Randomness,
+    history_columns,
+    randomness_restore,
+)
 from rl.training.early_stopping import EarlyStopping, best_evaluation, stopping_arguments
 from rl.training.encoding import EncodedResponse
+from rl.training.folder import failures_explained
 from rl.training.general import Rehearsal
 from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
 from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar
@@ -30,7 +38,7 @@ from rl.training.packed.selftest import Head, install
 from rl.training.packed.strategies import Strategy
 from rl.training.packed.trl_forward import is_sharded
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
-from rl.training.progress import TrainListener, checkpoint_last, checkpoint_seal
+from rl.training.progress import TrainListener, checkpoint_is_whole, checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.run_context import RunContext
 
@@ -270,6 +278,8 @@ class TokenizedTrainerMixin:
 
     listener: TrainListener | None = None
     """Listener of the phases outside the steps; None in further processes of a launch."""
+    step_randomness: Randomness | None = None
+    """States of the random generators after the last whole step; None before it."""
     early_stopping: EarlyStopping | None = None
     """Watcher of the eval split; None: the run makes every step."""
     lazy_metrics: LazyMetrics | None = None
@@ -299,14 +309,38 @@ class TokenizedTrainerMixin:
             for column in columns
         ]
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, which a stop request may interrupt."""
+        with self.interruptible():
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Inside, within or after a step, a stop request interrupts at once: nothing is written there."""
+        if self.listener is None or self.args.world_size > 1:
+            yield
+            return
+        self.listener.release()
+        yield
+        if self.is_in_train:  # type: ignore[attr-defined]
+            self.listener.hold()
+
+    @property
+    def was_stopped(self) -> bool:
+        """True if training ended before its last step, and neither by the eval split nor by divergence."""
+        return self.state.global_step < self.state.max_steps and not self.stopped_early()
+
     def evaluate_at_end(self) -> dict[str, float]:
-        """Metrics on the eval split of the weights that were kept, unless they were evaluated already."""
+        """Metrics on the eval split of the weights that were kept, unless they were evaluated already; none of a run
+        that was stopped."""
+        if self.was_stopped:
+            return {}
         for row in reversed(self.state.log_history):
             if "eval_loss" in row and row.get("step") == (self.best_step() or self.state.global_step):
                 return {name: value for name, value in row.items() if name.startswith("eval_")}
         if self.listener is not None:
-            self.listener.on_phase("measuring on the eval split")
-        return dict(self.evaluate())  # type: ignore[attr-defined]
+            self.listener.on_phase(EVALUATING)
+        return dict(self.evaluate())
 
     def best_step(self) -> int:
         """The step of the weights that were kept; 0: the last one's, without early stopping."""
@@ -373,6 +407,26 @@ class TokenizedTrainerMixin:
             checkpoint_seal(path)
 
 
+def train_stoppable(trainer: Any, context: RunContext[Any], checkpoint: Path | None) -> None:
+    """Make the trainer's steps, from a checkpoint where there is one. A stop request keeps the last whole step as a
+    checkpoint, and returns. Raises KeyboardInterrupt where no step was made, or all of them, and TrainingFailed.
+    """
+    try:
+        with failures_explained(context):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except KeyboardInterrupt:
+        step, randomness = trainer.state.global_step, trainer.step_randomness
+        if not context.listener.should_stop() or not 0 < step < trainer.state.max_steps:
+            raise
+        folder = Path(trainer.args.output_dir) / f"checkpoint-{step}"
+        if randomness is not None and not checkpoint_is_whole(folder):
+            randomness_restore(randomness)
+            trainer._save_checkpoint(trainer.model, None)
+        return
+    if not trainer.was_stopped:
+        context.listener.release()
+
+
 def run_facts(recipe: Recipe, policy: LoadedPolicy, rows: Sequence[Any], processes: int) -> dict[str, Any]:
     """Facts that a resumed run must have in common with the one that began (`folder.same_run_check`)."""
     digest = hashlib.sha256()
@@ -422,7 +476,7 @@ def result_of(
     """The result of a run over TRL; the finished adapter is saved below the output folder by the main process."""
     state = trainer.state
     stopped_early = stopped_early or trainer.stopped_early()
-    is_cancelled = state.global_step < state.max_steps and not stopped_early
+    is_cancelled = trainer.was_stopped and not stopped_early
     history = history_columns(state.log_history, evaluated)
     checkpoint = context.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
     if not is_cancelled:

@@ -10,6 +10,7 @@ responses alone, all of them are taken here: a reference that likes what people 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,15 @@ from accelerate import PartialState
 
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
 from rl.recipes.base import DROP
+from rl.training.callbacks import TRAINING
 from rl.training.model_files import ADAPTER_FILES
+from rl.training.packed.row_cache import RowCache
 from rl.training.policy import REFERENCE, LoadedPolicy, load_policy
+from rl.training.progress import Silent, TrainListener
 from rl.training.run_context import RunContext
 from rl.training.sft import SFTTrainer
+
+PHASE = "warm-up on the responses that were judged"
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class WarmUp:
     """The base with the adapter of the warm-up: what the preference loss measures against."""
     adapter: Path
     note: str
+    cache: RowCache
+    """Log-probabilities under the reference, for a run that is stopped while they are computed."""
 
     def store(self, adapter: Path) -> None:
         """Copy the reference into the folder of the policy that was measured against it."""
@@ -50,8 +58,8 @@ def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> Warm
     """Fine-tune the base on the responses of `rows` ({"prompt", "completion"}) for the recipe's `warm_up_steps`, or
     take what an interrupted run has finished; None where the recipe asks for none.
 
-    Loads the base once more beside the policy that is trained. It is short and is not interrupted: a run that is asked
-    to stop does so at its own first step.
+    Loads the base once more beside the policy that is trained. Stopped, it keeps a checkpoint for the resumed run and
+    raises KeyboardInterrupt.
     """
     recipe: AdapterRecipe = context.recipe
     if recipe.warm_up_steps == 0 or not rows:
@@ -64,19 +72,29 @@ def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> Warm
     done = (adapter / ADAPTER_FILES[1]).is_file()
     processes.wait_for_everyone()  # all have looked before one of them begins to write
     if not done:
-        if processes.is_main_process:
+        begun = context.resume and (folder / "run.json").is_file()
+        processes.wait_for_everyone()
+        if processes.is_main_process and not begun:
             shutil.rmtree(folder, ignore_errors=True)
         processes.wait_for_everyone()
-        context.phase("warm-up on the responses that were judged")
-        result = SFTTrainer(
+        context.phase(PHASE)
+        trainer = SFTTrainer(
             _recipe(recipe, steps),
             context.base_model,
             output_dir=folder,
             agent=context.agent,
             hardware=context.hardware,
+            listener=_WarmUpListener(context.listener),
+            resume=begun,
             cache_dir=context.cache_dir,
-        ).train(list(rows))
+        )
+        trainer.measures_distance = False
+        result = trainer.train(list(rows))
+        if result.status == "cancelled":
+            raise KeyboardInterrupt
         adapter = Path(result.checkpoint)
+        del trainer
+        gc.collect()  # its model, before the reference is loaded
         processes.wait_for_everyone()  # the main process has written it
         if processes.is_main_process:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
@@ -87,7 +105,29 @@ def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> Warm
         quantization=recipe.quantization,
         cache_dir=context.cache_dir,
     )
-    return WarmUp(reference, adapter, note)
+    return WarmUp(reference, adapter, note, RowCache(folder / "reference.sqlite3"))
+
+
+class _WarmUpListener(Silent):
+    """Passes a warm-up's phases and steps on as phases of its run, whose own steps and metrics come later."""
+
+    def __init__(self, listener: TrainListener) -> None:
+        self.listener = listener
+
+    def on_step(self, step: int, total: int) -> None:
+        self.listener.on_phase(PHASE, step, total)
+
+    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        self.listener.on_phase(PHASE if name == TRAINING else f"{PHASE}, {name}", done, total)
+
+    def should_stop(self) -> bool:
+        return self.listener.should_stop()
+
+    def hold(self) -> None:
+        self.listener.hold()
+
+    def release(self) -> None:
+        self.listener.release()
 
 
 def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
@@ -101,6 +141,6 @@ def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
     knobs["reasoning"] = getattr(recipe, "reasoning", DROP)
     knobs["general_weight"] = getattr(recipe, "general_weight", 0.0)
     knobs["learning_rate"] = recipe.warm_up_learning_rate or recipe.learning_rate
-    knobs |= {"max_steps": steps, "save_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none",
+    knobs |= {"max_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none",
               "checkpoints": "newest"}  # fmt: skip
     return SFTRecipe(**knobs)

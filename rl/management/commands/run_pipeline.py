@@ -91,7 +91,7 @@ class Command(RatchetCommand):
             training = whole.train(bar.update)
         if training["status"] != "succeeded":
             raise CommandError(
-                f"run {training['run']} was {training['status']}; go on with: "
+                f"run {training['run']} {training['stopped']}; what it had done is kept; resume with: "
                 f"python manage.py train_{training['method']} --resume {training['run']}, then "
                 f"python manage.py run_pipeline --run {training['run']}"
             )

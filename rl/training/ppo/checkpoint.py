@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,32 @@ def checkpoint_read(path: Path, base: SharedBase, optimizer: torch.optim.Optimiz
             f"cannot resume from {path}: expected the weights of this run's adapters, found others "
             f"({len(found ^ set(trained))} names differ)"
         )
+    _tensors_restore(tensors, base, optimizer)
+    return state
+
+
+@dataclass(frozen=True)
+class StepStart:
+    """Weights, optimiser and state before a step, to go back to where the step is interrupted."""
+
+    tensors: dict[str, torch.Tensor]
+    state: State
+
+    @classmethod
+    def of(cls, base: SharedBase, optimizer: torch.optim.Optimizer, state: State) -> StepStart:
+        tensors = {name: tensor.clone() for name, tensor in _tensors(base, optimizer).items()}
+        return cls(tensors, replace(state, rows=list(state.rows)))
+
+    def restore(self, base: SharedBase, optimizer: torch.optim.Optimizer) -> State:
+        """Put everything back; returns the state."""
+        _tensors_restore(self.tensors, base, optimizer)
+        return self.state
+
+
+def _tensors_restore(
+    tensors: dict[str, torch.Tensor], base: SharedBase, optimizer: torch.optim.Optimizer
+) -> None:
+    trained = _trainable_parameters(base)
     with torch.no_grad():
         for name, parameter in trained.items():
             parameter.copy_(tensors[f"weight/{name}"])
@@ -72,7 +98,6 @@ def checkpoint_read(path: Path, base: SharedBase, optimizer: torch.optim.Optimiz
         if moments:
             # Adam counts its steps on the CPU, and would be slowed down by a count elsewhere
             optimizer.state[parameter] = {**moments, "step": moments["step"].cpu()}
-    return state
 
 
 def _trainable_parameters(base: SharedBase) -> dict[str, torch.nn.Parameter]:

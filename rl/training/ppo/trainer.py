@@ -22,10 +22,10 @@ from transformers import get_scheduler
 
 from rl.recipes import BASE, PPORecipe
 from rl.rewards.base import RewardFunction
-from rl.training.callbacks import history_columns
+from rl.training.callbacks import TRAINING, history_columns
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
-from rl.training.ppo.checkpoint import State, checkpoint_read, checkpoint_write
+from rl.training.ppo.checkpoint import State, StepStart, checkpoint_read, checkpoint_write
 from rl.training.ppo.formulas import kl_coef_adapted
 from rl.training.ppo.judge import Judge, Judgement
 from rl.training.ppo.probing import rewardable_prompts, rewards_probe, valid_share
@@ -41,7 +41,7 @@ from rl.training.ppo.step import (
 )
 from rl.training.ppo.vllm_server import VllmServer
 from rl.training.processes import Processes
-from rl.training.progress import checkpoint_last
+from rl.training.progress import checkpoint_is_whole, checkpoint_last
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.run_context import RunOptions, run_context, training_hardware
 from rl.training.scoring import head_check
@@ -76,10 +76,12 @@ class PPOTrainer:
         self.stopped_early = ""
         self.watch = Watch(recipe.max_kl, recipe.start_from == BASE or recipe.has_adapter_reference)
         self._order: tuple[int, list[int]] = (-1, [])
+        self._step_start: StepStart | None = None
 
     def load_base_model(self) -> LoadedPolicy:
         """Load base model and tokenizer, once. Raises PolicyLoadError."""
         if self.policy is None:
+            self.context.phase("loading the model")
             hardware = training_hardware(self.context.hardware, self.recipe)
             if hardware.dtype == "float16":
                 # gradients below 6e-8 vanish in float16, and nothing here scales the loss
@@ -140,7 +142,14 @@ class PPOTrainer:
         if checkpoint is not None:
             self.state = checkpoint_read(checkpoint, self.base, self.optimizer)
         with matmul(self.context.hardware), failures_explained(self.context):
-            cancelled = self._loop()
+            try:
+                cancelled = self._loop()
+            except KeyboardInterrupt:
+                if not self._stop_kept():
+                    raise
+                cancelled = True
+            if not cancelled:
+                self.context.listener.release()
             return self._result(cancelled, time.monotonic() - start)
 
     # --- The loop ---------------------------------------------------------------------------------------------
@@ -148,14 +157,25 @@ class PPOTrainer:
     def _loop(self) -> bool:
         """Every step that is left; True where the listener ended it."""
         recipe, state, total = self.recipe, self.state, self.total_steps
+        listener = self.context.listener
         if self.processes.main:
-            self.context.listener.on_start(total)
+            listener.on_start(total)
+        self.context.phase("testing the fast path")
         self._find_forward()
         if state.step == 0:
+            self.context.phase("probing the rewards")
             self._probe()
+        self.context.phase(TRAINING)
+        # whole weights are too large to remember, and one process alone must not leave a step
+        remembers = not recipe.whole and self.processes.count == 1
         if state.step == 0 and self.eval_prompts.ids:
             self._log(self._evaluate() | {"step": 0.0})  # what it starts from, before anything is learnt
         while state.step < total:
+            if remembers:
+                self._step_start = StepStart.of(self.base, self.optimizer, state)
+                listener.release()
+            else:
+                listener.hold()
             row = self._step()
             state.step += 1
             last = state.step == total
@@ -164,6 +184,7 @@ class PPOTrainer:
             ):
                 row |= self._evaluate()
             row["step"] = float(state.step)
+            listener.hold()
             self._log(row, shown=last or state.step % recipe.logging_steps == 0)
             if self.processes.main:
                 self.context.listener.on_step(state.step, total)
@@ -177,6 +198,18 @@ class PPOTrainer:
             if stop:
                 return not last
         return False
+
+    def _stop_kept(self) -> bool:
+        """Go back to the start of an interrupted step and keep it as a checkpoint; False where there is none."""
+        if not self.context.listener.should_stop() or self._step_start is None:
+            return False
+        self.state = self._step_start.restore(self.base, self.optimizer)
+        if not 0 < self.state.step < self.total_steps:
+            return False
+        folder = self.context.output_dir / "checkpoints" / f"checkpoint-{self.state.step}"
+        if not self.watch.bad and not checkpoint_is_whole(folder):
+            self._save()
+        return True
 
     def _step(self) -> dict[str, float]:
         """Sample a batch, judge it, learn from it; returns its row of metrics."""
