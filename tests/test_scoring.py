@@ -115,6 +115,21 @@ def test_without_its_adapter_a_policy_scores_as_its_base(tmp_path: Path, llama: 
     assert [s.logp for s in score_responses(adapted, items)] != pytest.approx(base, abs=1e-2)
 
 
+def test_scores_that_are_kept_are_computed_once_for_the_policy_and_once_for_its_base(
+    tmp_path: Path, llama: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = tiny_adapter(Path(llama.base_model), tmp_path / "adapter")
+    policy = load_policy(llama.base_model, adapter, hardware=HARDWARE)
+    items = [(ASK, "a table"), (ASK, "Yes")]
+    asked: list[dict[str, Any]] = [{}, {"adapter": False}, {"forms": [None, ("Yes", "No")]}]
+    expected = [[score.logp for score in score_responses(policy, items, **options)] for options in asked]
+    policy.scored = {}
+    for _ in range(2):
+        found = [[score.logp for score in score_responses(policy, items, **options)] for options in asked]
+        assert found == expected
+        monkeypatch.setattr("rl.training.scoring._batch_logps", None)
+
+
 def test_the_distance_to_a_reference_is_the_same_however_the_two_are_computed(
     tmp_path: Path, llama: LoadedPolicy
 ) -> None:

@@ -118,13 +118,15 @@ def evaluate(
     def load(adapter: Path | None, base_model: str) -> LoadedPolicy | LinearSide:
         if adapter is not None and is_linear(adapter):
             return LinearSide(LinearPolicy.load(adapter), definition, adapter=str(adapter))
-        return load_policy(
+        loaded = load_policy(
             base_model,
             adapter,
             hardware=hardware,
             quantization=order.quantization,
             cache_dir=settings.RATCHET_HOME / "cache",
         )
+        loaded.scored = {}  # an answer is asked for by several figures
+        return loaded
 
     adapter = adapter_folder(policy) if policy else order.checkpoint
     assert adapter is not None  # one of the two was given

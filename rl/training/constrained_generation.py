@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -120,6 +121,11 @@ class AnswerForms:
         key = tuple(prompt_ids)
         self._forms[key] = form if self._forms.get(key, form) == form else None
         self._beginnings.pop(key, None)
+
+    def form_of(self, prompt_ids: Sequence[int]) -> str:
+        """The form of answers to a prompt as text, to tell it from others; empty for free text."""
+        form = self._forms.get(tuple(prompt_ids))
+        return "" if form is None else json.dumps(form, sort_keys=True)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> AnswerConstraints:
         """Constraints of one answer to each prompt, at its beginning."""

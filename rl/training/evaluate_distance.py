@@ -14,8 +14,11 @@ from rl.agents.base import Message
 from rl.statistics import Difference, mean_interval
 from rl.training.constrained_generation import AnswerForm
 from rl.training.evaluate_evidence import hash_of, response_of
-from rl.training.policy import LoadedPolicy, reference_load
+from rl.training.policy import LoadedPolicy
 from rl.training.scoring import answer_forms, kl_next_token, score_encoded
+
+KL_ANSWERS = 32
+"""Answers whose distance is measured, evenly drawn from all: each costs two passes over its prompt."""
 
 
 def kl_to_reference(
@@ -24,19 +27,26 @@ def kl_to_reference(
     forms: Sequence[AnswerForm] = (),
 ) -> float | None:
     """KL to the reference a policy was trained against, nats per token of its own answers, never negative; None
-    without adapter or answer. forms: of the answers, one each; none, and one that forbids its answer: free text.
+    without adapter or answer. Measured on KL_ANSWERS of the answers at most. forms: of the answers, one each; none,
+    and one that forbids its answer: free text.
 
     The reference is the base model, or what a warm-up made of it (`rl.training.warm_up`): how far a policy went for
     the sake of what people prefer is told by the latter. Exact at each token of the answers (`scoring.kl_next_token`):
     the answers are greedy or chosen, and an estimator that takes them for draws (k3) was carried by single tokens of
     which the policy is less sure than its reference (14 nats per token for 6.6).
     """
-    texts = [(messages, text) for messages, text in answers if text]
-    items = policy.encoder.responses(texts)
+    given = [
+        (messages, text, form)
+        for (messages, text), form in zip(answers, forms or [None] * len(answers), strict=True)
+        if text
+    ]
+    given = (
+        [given[i * len(given) // KL_ANSWERS] for i in range(KL_ANSWERS)] if len(given) > KL_ANSWERS else given
+    )
+    items = policy.encoder.responses([(messages, text) for messages, text, _ in given])
     if policy.adapter is None or not items:
         return None
-    given = [form for (_, text), form in zip(answers, forms or [None] * len(answers), strict=True) if text]
-    grammar, reference = answer_forms(policy, items, given), reference_load(policy)
+    grammar, reference = answer_forms(policy, items, [form for _, _, form in given]), policy.reference
     permitted = [grammar.permits(item) for item in items]
     apart = 0.0
     for within in (True, False):  # an answer that its form forbids is free text
@@ -62,7 +72,7 @@ def written_gain(
     rows = [row for row, permits in zip(rows, permitted, strict=True) if permits]
     items = [item for item, permits in zip(items, permitted, strict=True) if permits]
     own = score_encoded(policy, items, forms=within)
-    if (reference := reference_load(policy)) is not None:
+    if (reference := policy.reference) is not None:
         base = score_encoded(reference, items, forms=within)
     else:
         with policy.without_adapter():

@@ -32,7 +32,7 @@ from rl.training.evaluate_evidence import (
     written_evidence,
 )
 from rl.training.linear_side import LinearSide, Options, choice_scores
-from rl.training.policy import Generation, LoadedPolicy, reference_load
+from rl.training.policy import Generation, LoadedPolicy
 from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
 
 CHUNK = 64
@@ -214,7 +214,7 @@ def reference_responses(
 ) -> Sequence[ResponseScore]:
     """Scores of the rated answers by the reference that a policy was trained against: the base's, or its warm-up's."""
     rated = any(kind in (LABELS, OUTCOMES) for kind, _ in work.score_rows)
-    reference = reference_load(policy) if rated else None
+    reference = policy.reference if rated else None
     if reference is None:
         return base
     return responses_scored(reference, work, Ticker(None, 0))
@@ -230,7 +230,7 @@ def own_reference(
     assert isinstance(policy, LoadedPolicy)
     if policy.adapter is None:
         return side.responses
-    if (reference := reference_load(policy)) is not None:
+    if (reference := policy.reference) is not None:
         return responses_scored(reference, work, Ticker(None, 0))
     with policy.without_adapter():
         return responses_scored(policy, work, Ticker(None, 0))

@@ -81,6 +81,11 @@ class LoadedPolicy:
     nothing."""
     answers_cache: RowCache | None = None
     """The base's own answers to general prompts (`rl.training.general`); None stores nothing."""
+    scored: dict[tuple[Any, ...], torch.Tensor] | None = None
+    """Log-probabilities that were computed before, by adapter, form and tokens; None keeps none, as where the
+    weights still change."""
+    is_base: bool = False
+    """True inside `without_adapter`."""
 
     @property
     def pad_token_id(self) -> int:
@@ -130,8 +135,26 @@ class LoadedPolicy:
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
         """Inside, the base model answers."""
-        with self.model.disable_adapter() if isinstance(self.model, PeftModel) else contextlib.nullcontext():
-            yield
+        before, self.is_base = self.is_base, True
+        try:
+            with (
+                self.model.disable_adapter()
+                if isinstance(self.model, PeftModel)
+                else contextlib.nullcontext()
+            ):
+                yield
+        finally:
+            self.is_base = before
+
+    @functools.cached_property
+    def reference(self) -> LoadedPolicy | None:
+        """The reference that the adapter was trained against, from its folder, loaded once; None where that is the
+        base. It is the same model but for its adapter, and is computed as this one is."""
+        reference = reference_load(self)
+        if reference is not None:
+            reference.selftest_cache = self.selftest_cache
+            reference.scored = None if self.scored is None else {}
+        return reference
 
 
 @dataclass(frozen=True)

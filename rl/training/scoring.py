@@ -12,7 +12,7 @@ import torch
 from rl.agents.base import Message
 from rl.training.constrained_generation import AnswerForm, AnswerForms
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
-from rl.training.packed.allowed_tokens import allowed_kl
+from rl.training.packed.allowed_tokens import NO_CHOICE, allowed_kl
 from rl.training.packed.forward import packed_logps
 from rl.training.packed.logps import causal_model, collate, head_logits, token_logps
 from rl.training.packed.packing import pack
@@ -191,19 +191,21 @@ def kl_next_token(
     vocabulary of p (log p - log q). So one position at which the policy is far less sure than its reference cannot
     outweigh all others, as it does in the k3 estimator of `kl_encoded` where a response was not drawn but chosen.
     """
-    sums: list[float] = []
+    order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids) + len(items[i].response_ids))
+    sums: dict[int, float] = {}
     models = [policy, reference or policy]
     modes = [model.model.training for model in models]
     for model in models:
         model.model.eval()
     try:
         with torch.inference_mode(), matmul(policy.hardware):
-            for start in range(0, len(items), batch_size):
-                sums += _batch_kl(policy, items[start : start + batch_size], reference, forms)
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                sums |= zip(rows, _batch_kl(policy, [items[i] for i in rows], reference, forms), strict=True)
     finally:
         for model, mode in zip(models, modes, strict=True):
             model.model.train(mode)
-    return sums
+    return [sums[i] for i in range(len(items))]
 
 
 def _batch_kl(
@@ -223,19 +225,21 @@ def _batch_kl(
     with as_reference():
         theirs = response_states(reference_policy.model, batch)
     token_sets = forms.allowed_tokens(items) if forms else None
+    found = torch.zeros(len(own), dtype=torch.double)
+    places = torch.arange(len(own))
     if token_sets is not None:
+        places = places[token_sets.index != NO_CHOICE]
         token_sets = token_sets.to(policy.device)
-    apart = []
-    for place, (mine, yours) in enumerate(zip(own.split(POSITIONS), theirs.split(POSITIONS), strict=True)):
-        logits = head_logits(causal_model(policy.model), mine)
+    for at in places.split(POSITIONS):
+        logits = head_logits(causal_model(policy.model), own[at])
         with as_reference():  # the head may have an adapter, too
-            others = head_logits(causal_model(reference_policy.model), yours).to(logits.device)
+            others = head_logits(causal_model(reference_policy.model), theirs[at]).to(logits.device)
         if token_sets is None:
             kl = distributions_kl(torch.log_softmax(logits, -1), torch.log_softmax(others, -1))
         else:
-            kl = allowed_kl(logits, others, token_sets.part(place * POSITIONS, POSITIONS))
-        apart.append(kl.cpu().double())
-    by_response = torch.cat(apart).split([len(item.response_ids) for item in items])
+            kl = allowed_kl(logits, others, token_sets.at(at))
+        found[at] = kl.cpu().double()
+    by_response = found.split([len(item.response_ids) for item in items])
     return [float(row.sum()) for row in by_response]
 
 
@@ -267,19 +271,25 @@ def _rows_scored(
     first_positions = [
         firsts.setdefault((tuple(a.prompt_ids), tuple(a.response_ids)), i) for i, a in enumerate(items)
     ]
-    order = sorted(firsts.values(), key=lambda i: (len(items[i].prompt_ids), items[i].prompt_ids))
-    logps: dict[int, torch.Tensor] = {}
+    keys = {i: (policy.is_base, forms.form_of(key[0]) if forms else "", *key) for key, i in firsts.items()}
+    scored = {} if policy.scored is None else policy.scored
+    logps = {i: scored[key] for i, key in keys.items() if key in scored}
+    order = sorted(
+        keys.keys() - logps.keys(), key=lambda i: (len(items[i].prompt_ids), items[i].prompt_ids, i)
+    )
     was_training = policy.model.training
     policy.model.eval()
     try:
         with torch.inference_mode(), matmul(policy.hardware):
-            _strategy_ensure(policy, items)
+            if order:
+                _strategy_ensure(policy, items)
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
-                scored = _batch_logps(policy, [items[i] for i in rows], forms)
-                logps |= zip(rows, scored, strict=True)
+                found = dict(zip(rows, _batch_logps(policy, [items[i] for i in rows], forms), strict=True))
+                logps |= found
+                scored |= {keys[i]: row for i, row in found.items()}
                 if progress is not None:
-                    progress(len(logps), len(order))
+                    progress(len(logps), len(keys))
     finally:
         policy.model.train(was_training)
     return [logps[i] for i in first_positions]

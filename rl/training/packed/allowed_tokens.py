@@ -48,9 +48,9 @@ class AllowedTokens:
     def to(self, device: Any, **kwargs: Any) -> Self:
         return type(self)(self.sets.to(device, **kwargs), self.index.to(device, **kwargs))
 
-    def part(self, start: int, count: int) -> Self:
-        """The same of so many places, from one on."""
-        return type(self)(self.sets, self.index[start : start + count])
+    def at(self, places: torch.Tensor) -> Self:
+        """The same of these places."""
+        return type(self)(self.sets, self.index[places.to(self.index.device)])
 
     def pin_memory(self) -> Self:
         return type(self)(self.sets.pin_memory(), self.index.pin_memory())
