@@ -380,3 +380,18 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
         "expected one of judge, export"
         in operator.post(f"{address}follow-up/", {"job": "x"}, follow=True).text
     )
+
+
+def test_the_base_model_is_chosen_on_the_page_and_added_by_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("rl.jobs.base_models.async_task", lambda *words, **more: queued.append(words))
+    decision_record(agent="shop", messages="Where is my parcel?", response="On its way.")
+    client = Client()
+    client.force_login(person("bob", "operator"))
+    page = client.get("/start/?agent=shop").content.decode()
+    assert 'value="bundled" aria-pressed="true"' in page
+    client.post("/agents/shop/base-model/", {"base_model": "smollm2", "back": "/start/?agent=shop"})
+    assert queued == [("rl.tasks.base_model_add", "smollm2")]
+    page = client.get("/start/?agent=shop").content.decode()
+    assert 'value="smollm2" aria-pressed="true"' in page
+    assert "smollm2 is being added" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlencode
 
@@ -25,6 +26,8 @@ from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import DEFAULT_AGENT, ImportRefused, order_import
 from feedback.transfer.trial import too_large, upload_mapped, upload_try
 from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
+from rl.base_models.service import addition_of, agent_base_model
+from rl.bundled_models import BUNDLED
 from rl.jobs.estimates import automatic_plan
 from rl.models import Policy
 from rl.registry.checklist import promotion_of
@@ -157,11 +160,53 @@ def _rate_context(request: HttpRequest, card: AgentCard) -> dict[str, Any]:
         "stage": bool(stage),
         "is_live": live,
         # with nothing left to rate the bars stand still
-        "live": live or bool(stage),
+        "live": live or bool(stage) or _is_being_added(card.facts.slug),
         "further": further,
         "rating_s": SECONDS_PER_RATING * further,
         "plan": None if further else _plan(card),
+        **_model_context(card.facts.slug),
     }
+
+
+@dataclass(frozen=True)
+class OfferedModel:
+    """A base model that the guided start offers."""
+
+    name: str
+    title: str
+    use: str
+
+
+MODELS = (
+    OfferedModel(
+        BUNDLED,
+        "The demo model",
+        "Comes with Ratchet and trains in a minute. It picks among given answers and fills in forms; it knows nothing "
+        "of the world.",
+    ),
+    OfferedModel(
+        "smollm2",
+        "A small real model (93 MB)",
+        "SmolLM2, downloaded once. It writes English and understands new wordings; training takes minutes on a laptop.",
+    ),
+)
+
+
+def _model_context(agent: str) -> dict[str, Any]:
+    """The base models offered, the one the agent is on, and how far its adding is."""
+    base = agent_base_model(agent)
+    own = (
+        []
+        if base.name in [model.name for model in MODELS]
+        else [OfferedModel(base.name, base.name, base.origin)]
+    )
+    return {"base": base, "addition": addition_of(base.name), "models": [*MODELS, *own]}
+
+
+def _is_being_added(agent: str) -> bool:
+    """True while a worker adds the agent's base model."""
+    addition = addition_of(agent_base_model(agent).name)
+    return addition is not None and not addition.failed
 
 
 SECONDS_PER_RATING = 5
@@ -173,7 +218,7 @@ _plans: StampedCache[dict[str, Any]] = StampedCache()
 def _plan(card: AgentCard) -> dict[str, Any]:
     """The training that a button would start now, planned anew when there is new feedback."""
     slug, counts = card.facts.slug, card.counts
-    stamp = (counts.decisions, counts.evidence, counts.newest_at)
+    stamp = (counts.decisions, counts.evidence, counts.newest_at, agent_base_model(slug).name)
     return _plans.get_unless(slug, stamp, lambda: automatic_plan(slug))
 
 
