@@ -18,7 +18,7 @@ from rl.gates.headlines import fields_text, right_of_classifier
 from rl.jobs.linear import eval_metrics
 from rl.linear.distillation import rows_recombined
 from rl.linear.fit import fit
-from rl.linear.model import FIELDS, LinearPolicy
+from rl.linear.model import CLOSED, FIELDS, LinearPolicy
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.training.evaluate import evaluate_policy
 from rl.training.evaluate_answers import AnswerJudge
@@ -231,6 +231,31 @@ AGENT = TemplateAgent("paint", "Paint", "", schema={"type": "object"})
 @pytest.fixture(scope="module")
 def policy() -> LinearPolicy:
     return fit(rows(0, 120), AGENT, families=[("words",)], penalties=(1.0,)).policy
+
+
+def test_few_combinations_of_two_fields_are_learnt_field_by_field() -> None:
+    """Six combinations are a closed set, of which one is rare: each field alone has rows enough."""
+    made = [
+        {
+            "prompt": [
+                {"role": "user", "content": f"{queue} matter {number}, {'now' if urgent else 'please'}"}
+            ],
+            "prompt_hash": str(number),
+            "completion": json.dumps({"queue": queue, "urgent": urgent}),
+        }
+        for number in range(90)
+        for queue, urgent in [(("billing", "shipping", "account")[number % 3], number % 5 == 0)]
+        if (queue, urgent) != ("account", True) or number > 80
+    ]
+    found = fit(made, AGENT, families=[("words",)], penalties=(1.0,))
+    assert found.policy.mode == FIELDS
+    assert found.tells
+    asked = [{"role": "user", "content": "account matter, now"}]
+    assert json.loads(found.policy.options(asked)[0]) == {"queue": "account", "urgent": True}
+    one = [
+        {**row, "completion": json.dumps({"queue": json.loads(row["completion"])["queue"]})} for row in made
+    ]
+    assert prompts_teachable(one, AGENT)[1] == CLOSED
 
 
 def test_a_policy_for_each_field_is_right_where_the_prompt_says_it(

@@ -54,6 +54,19 @@ def test_a_set_is_closed_where_hardly_a_new_text_is_to_be_expected() -> None:
     assert len(closed_answers([str(i % 32) for i in range(3_200)])) == 32
 
 
+@pytest.mark.parametrize(("replies", "given", "closed"), [(23, 40, False), (6, 10, True), (6, 8, False)])
+def test_canned_replies_are_a_closed_set_only_where_they_are_few_and_given_again_and_again(
+    replies: int, given: int, closed: bool
+) -> None:
+    texts = [
+        f"Thank you for writing to us, we will come back to you about matter {chr(97 + i % replies)} today."
+        for i in range(replies * given)
+    ]
+    assert bool(closed_answers(texts)) == closed
+    rows = [(f"message {i}", text) for i, text in enumerate(texts)]
+    assert (agent_inferred("desk", rows) is not None) == closed
+
+
 def test_options_that_stand_in_the_prompt_are_not_closed() -> None:
     """Another prompt lists other options: what was recorded is no limit, but the form stays."""
     rows = [

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from django.core.management import call_command
+from django.utils import timezone
 
 from feedback.services import comparison_submit, decision_record, rating_submit
+from rl.agents import AGENTS
+from rl.datasets import DatasetRefused
+from rl.evaluation import service
 from rl.jobs.estimates import order_automatic, order_estimate
-from rl.jobs.method_selection import method_chosen
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.method_selection import method_chosen, training_plan
+from rl.jobs.stages import StageRunner
+from rl.jobs.warm_start import start_stage_run, starts_from_stage
+from rl.linear.fit import fit
+from rl.models import Policy, TrainingRun
+from rl.registry import service as registry
+from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.django_db
 
@@ -78,11 +93,71 @@ def test_corrections_are_imitated_and_not_only_preferred() -> None:
     assert "responses written by people" in chosen.reason
 
 
-def test_a_few_corrections_beside_many_preferences_do_not_decide() -> None:
+def test_a_few_corrections_beside_many_preferences_are_shown_first() -> None:
     for n in range(40):
         rated(f"q{n}", "good", thumb="up")
         rated(f"q{n}", "bad", thumb="down", **({"correction": f"better {n}"} if n < 12 else {}))
-    assert method_chosen(AGENT).method == "dpo"
+    chosen = method_chosen(AGENT)
+    assert (chosen.method, chosen.knobs) == ("dpo", {"start_from": "sft"})
+    assert [one.method for one in training_plan(AGENT).trainings] == ["sft", "dpo"]
+
+
+def triaged(count: int, corrected: Callable[[int], bool]) -> None:
+    """Objects of two fields, wrong and corrected, wrong and disliked alone, or right and liked, by turns."""
+    for n in range(count):
+        right = {"queue": ("billing", "shipping", "account")[n % 3], "urgent": n % 4 == 0}
+        wrong = n % 5 in (0, 1)
+        said = json.dumps({"queue": right["queue"], "urgent": not right["urgent"]} if wrong else right)
+        more = {"correction": json.dumps(right)} if wrong and corrected(n) else {}
+        rated(f"{right['queue']} message {n}, {'now!' if n % 4 == 0 else 'please'}", said,
+              thumb="down" if wrong else "up", **more)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_122_corrections_beside_178_thumbs_are_imitated_whatever_the_base_model() -> None:
+    triaged(300, lambda n: True)
+    plan = training_plan(AGENT, base_model="/models/smollm2")
+    linear, main = plan.trainings
+    assert (linear.method, linear.knobs) == ("linear", {"feedback": "corrections"})
+    assert (main.method, main.knobs) == ("sft", {})
+    assert plan.linear is linear
+    assert all(training.reason for training in plan.trainings)
+
+
+def test_few_corrections_beside_many_dislikes_are_shown_before_the_dislikes_are_heard() -> None:
+    triaged(200, lambda n: n < 40)
+    plan = training_plan(AGENT, base_model="/models/smollm2")
+    assert [one.method for one in plan.trainings] == ["linear", "sft", "kto"]
+    assert plan.main.knobs == {"start_from": "sft"}
+
+
+def test_a_method_that_is_named_is_the_whole_plan() -> None:
+    triaged(60, lambda n: True)
+    assert [one.method for one in training_plan(AGENT, "kto", base_model="/models/smollm2").trainings] == [
+        "kto"
+    ]
+
+
+def test_ratings_that_tell_nothing_train_no_bundled_base() -> None:
+    for n in range(120):
+        rated(
+            f"message {n}",
+            ("billing", "shipping", "account")[n % 3],
+            thumb="up" if n * 7919 % 101 % 2 else "down",
+        )
+    with pytest.raises(DatasetRefused, match=r"do not tell good from bad yet: about \d+ more"):
+        method_chosen(AGENT, base_model="bundled")
+    # a model that knows what the messages say may hear what a bag of words does not
+    assert method_chosen(AGENT, base_model="/models/smollm2").method == "kto"
+
+
+def test_an_answer_that_is_always_liked_is_nothing_a_prompt_tells() -> None:
+    """A classifier that knows the best answer alone would teach a policy of one answer."""
+    for n in range(160):
+        answer = ("billing", "shipping", "account")[n % 3]
+        rated(f"message {n * 7919 % 1009}", answer, thumb="up" if answer == "billing" else "down")
+    with pytest.raises(DatasetRefused, match="do not tell good from bad yet"):
+        method_chosen(AGENT, base_model="bundled")
 
 
 def test_liked_responses_alone_are_imitated() -> None:
@@ -153,3 +228,87 @@ def test_pairs_make_the_objective_pairwise() -> None:
 def test_an_objective_that_is_configured_stands(settings: object) -> None:
     settings.RATCHET_CONFIG = {"reward_model": {"objective": "binary"}}  # type: ignore[attr-defined]
     assert method_chosen(AGENT, "reward_model").knobs == {}
+
+
+# --- What is done with a plan -------------------------------------------------------------------------------------
+
+
+def test_a_run_that_starts_from_sft_has_it_trained_first_and_starts_from_its_policy() -> None:
+    run = TrainingRun.objects.create(agent=AGENT, method="kto", base_model="b", recipe={"start_from": "sft"})
+    orders: list[TrainOrder] = []
+
+    def enter(order: TrainOrder) -> TrainingRun:
+        orders.append(order)
+        return TrainingRun.objects.create(
+            agent=order.agent, method=order.method, base_model="b", stage_of_id=order.stage_of
+        )
+
+    def trained(stage: TrainingRun) -> dict[str, object]:
+        registry.policy_register(
+            stage, name="shown", adapter=registry.home_path("shown"), adapter_sha256="a" * 64,
+            feedback_count=1, actor="test",
+        )  # fmt: skip
+        TrainingRun.objects.filter(pk=stage.pk).update(status="succeeded", finished_at=timezone.now())
+        return {"status": "succeeded"}
+
+    assert starts_from_stage(run)
+    start_stage_run(run, StageRunner(enter, trained))
+    run.refresh_from_db()
+    assert not starts_from_stage(run)
+    assert run.recipe["start_from"] == "shown"
+    (order,) = orders
+    assert (order.method, order.base_model, order.stage_of) == ("sft", "b", run.pk)
+    assert order.knobs["start_from"] == "base"
+
+
+@pytest.mark.parametrize(
+    ("linear", "run", "kept"),
+    [
+        ([1.0] * 10, [1.0] * 10, "run"),
+        ([1.0] * 10, [0.0] * 5 + [1.0] * 5, "linear"),
+        ([1.0] * 10, [0.5] + [1.0] * 9, "run"),
+        ([], [], "run"),
+    ],
+)
+def test_the_best_on_the_eval_split_is_kept_and_the_run_where_none_is_clearly_better(
+    monkeypatch: pytest.MonkeyPatch, linear: list[float], run: list[float], kept: str
+) -> None:
+    values = {"linear": linear, "run": run}
+    monkeypatch.setattr(service, "_eval_values", lambda policy, rows, agent: values[policy.name])
+    monkeypatch.setattr(service, "eval_rows", lambda agent: {})
+    compared = service.candidates_compared([Policy(name=name, agent=AGENT) for name in values])
+    assert [one.policy for one in compared if one.kept] == [kept]
+
+
+def test_a_candidate_is_right_where_it_gives_an_answer_that_people_wrote_or_liked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{name} {n}"}], "prompt_hash": f"{name} {n}", "completion": name}
+        for name in ("billing", "shipping") for n in range(4)
+    ]  # fmt: skip
+    agent = dataclasses.replace(AGENTS["assistant"], answers=("billing", "shipping"))
+    fit(rows, agent, families=[("words",)], penalties=(10.0,)).policy.save(tmp_path)
+    monkeypatch.setattr(service, "adapter_folder", lambda policy: tmp_path)
+    held_out = {
+        "corrections": [rows[0]],
+        "labels": [
+            {**rows[4], "score": 0.0},
+            {**rows[0], "prompt": [{"role": "user", "content": "?"}], "score": 0.5},
+        ],
+    }
+    assert service._eval_values(Policy(name="p", agent=AGENT), held_out, agent) == [1.0, 0.0, 0.5]
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_pipeline_shows_each_training_with_its_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    triaged(120, lambda n: n < 20)
+    base = str(tiny_model(tmp_path / "base"))
+    call_command("run_pipeline", "--agent", AGENT, "--model", base, "--config", "cpu", "--dry-run", "--json")
+    found = json.loads(capsys.readouterr().out)["trainings"]
+    assert [one["method"] for one in found] == ["linear", "sft", "kto"]
+    assert all(one["reason"] and one["samples"]["train"] and one["estimated_memory_gb"] for one in found)
+    assert found[2]["recipe"]["start_from"] == "sft"
+    assert not TrainingRun.objects.exists()

@@ -27,6 +27,13 @@ MOST_ANSWERS = 32
 UNSEEN_MASS = 0.05
 """Largest estimated probability that the next response is a text not recorded before, for the set to be closed."""
 
+LABEL_WORDS = 5.0
+"""Mean words of the distinct answers up to which these are labels; longer ones are replies."""
+
+FEW_REPLIES, REPEATED = 12, 10
+"""Replies that are still a closed set, at most, and how often each must have been given on average: a desk with 23
+canned replies picks a macro where one fits and writes where none does."""
+
 COPIED_SHARE = 0.2
 """Share of responses found within their own prompt from which on the prompt, not the agent, lists the options."""
 
@@ -125,7 +132,20 @@ def closed_answers(texts: Iterable[str]) -> tuple[str, ...]:
     total, once = sum(counts.values()), sum(count == 1 for count in counts.values())
     if not 2 <= len(counts) <= MOST_ANSWERS or once > UNSEEN_MASS * total or "" in counts:
         return ()
+    if not are_labels(counts):
+        return ()
     return tuple(text for text, _ in counts.most_common())
+
+
+def are_labels(counts: Mapping[str, int]) -> bool:
+    """True of answers (text -> how often it was given) that are labels, or a few replies given again and again.
+
+    JSON values are labels. Any other set of replies is free text, of which an agent's definition may say otherwise.
+    """
+    words = sum(1 if json_read(text) is not None else len(text.split()) for text in counts)
+    if words <= LABEL_WORDS * len(counts):
+        return True
+    return len(counts) <= FEW_REPLIES and sum(counts.values()) >= REPEATED * len(counts)
 
 
 @dataclass

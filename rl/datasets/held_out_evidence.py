@@ -169,6 +169,11 @@ def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldO
     return HeldOut(rows=found, snapshot=snapshot, spare=spare)
 
 
+def eval_rows(agent: str) -> dict[str, Rows]:
+    """Recorded evidence on the eval split, by kind: what candidates are compared on, which spends no holdout."""
+    return _rows_by_kind(agent, ("eval",), Counter(), False)
+
+
 def trained_prompts(snapshot: Snapshot | None) -> set[str]:
     """Hashes of the prompts a dataset shows in training."""
     return {row["prompt_hash"] for row in snapshot_rows(snapshot, "train")} if snapshot is not None else set()

@@ -17,7 +17,7 @@ from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_datase
 from rl.datasets.scores import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
 from rl.jobs.memory_estimate import MemoryEstimate, memory_estimate
-from rl.jobs.method_selection import REWARD_MODEL, method_chosen
+from rl.jobs.method_selection import REWARD_MODEL, MethodChoice, method_chosen
 from rl.jobs.reward_stage import reward_model_order
 from rl.jobs.teachability import teachability_warning
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
@@ -201,23 +201,30 @@ def _seconds_per_step(earlier: TrainingRun | None) -> tuple[float, str]:
     )
 
 
+def base_model_wanted(agent: str, wanted: str, **more: Any) -> str:
+    """The base model that a training by this method, or by the one `auto` takes, is for. `more` as in
+    `order_automatic`."""
+    return base_model_for(TrainOrder(agent, REWARD_MODEL if wanted == REWARD_MODEL else "sft", **more))
+
+
 def order_automatic(
     agent: str,
     wanted: str = "auto",
     *,
     knobs: Mapping[str, Any] | None = None,
     rewards: bool = True,
+    chosen: MethodChoice | None = None,
     **more: Any,
 ) -> TrainOrder:
     """An order by the method that was asked for, or the one that fits the feedback (`auto`), with why and the knobs it
     needs; `knobs` lie over these. `more` are further fields of TrainOrder.
 
-    rewards: PPO and GRPO that nobody named a reward for, here or in RATCHET_CONFIG, learn from the reward model `auto`.
+    chosen: the method, where it was chosen already. rewards: PPO and GRPO that nobody named a reward for, here or in
+    RATCHET_CONFIG, learn from the reward model `auto`.
     Raises RecipeError for an unknown method.
     """
-    trained = REWARD_MODEL if wanted == REWARD_MODEL else "sft"
-    base_model = base_model_for(TrainOrder(agent, trained, **more))
-    chosen = method_chosen(agent, wanted, base_model=base_model)
+    if chosen is None:
+        chosen = method_chosen(agent, wanted, base_model=base_model_wanted(agent, wanted, **more))
     own = {**chosen.knobs, **(knobs or {})}
     named = "reward" in own or "reward" in settings.RATCHET_CONFIG.get(chosen.method, {})
     if rewards and method_named(chosen.method).rewarded and not named and own.get("mode") != "logged":

@@ -3,9 +3,9 @@ pages and the online learner."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from django.conf import settings
@@ -16,10 +16,11 @@ from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.demonstrations import preferred_rows
 from rl.linear.distillation import SHOWN_PROMPTS
+from rl.linear.fit import FittedPolicy, fit
 from rl.linear.model import CLOSED, FIELDS, LISTED
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
-from rl.recipes import DATASET_CONFIG, PREFERRED
+from rl.recipes import DATASET_CONFIG, PREFERRED, SFT_STAGE
 from rl.recipes.methods import METHODS, RLHF, method_named
 from rl.recipes.reward_model import AUTO as AUTO_ARCHITECTURE
 from rl.rewards.answers import COLUMNS as ANSWER_COLUMNS
@@ -46,6 +47,58 @@ class MethodChoice:
     knobs: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Trainings for an agent, in their order, each with its reason; of the policies they make the best on the eval
+    split is kept."""
+
+    agent: str
+    trainings: tuple[MethodChoice, ...]
+
+    @property
+    def main(self) -> MethodChoice:
+        """The run; the training before it with the knob `start_from=sft` is its stage, and a linear one stands
+        beside."""
+        return self.trainings[-1]
+
+    @property
+    def linear(self) -> MethodChoice | None:
+        """The linear policy trained beside the run."""
+        first = self.trainings[0]
+        return first if first.method == LINEAR and len(self.trainings) > 1 else None
+
+
+def training_plan(agent: str, wanted: str = "auto", *, base_model: str = "") -> TrainingPlan:
+    """What `auto` would train: a linear policy where answers are a choice or objects, SFT on what people wrote and
+    liked, and a preference method after it where preferences and dislikes carry more. A named method stands alone.
+
+    Raises as `method_chosen` does.
+    """
+    main = method_chosen(agent, wanted, base_model=base_model)
+    trainings = [main]
+    if main.knobs.get("start_from") == SFT_STAGE:
+        trainings.insert(0, MethodChoice("sft", f"first stage of {main.method}: what people wrote and liked"))
+    if wanted == "auto" and main.method != LINEAR and (beside := _linear_beside(agent)):
+        trainings.insert(0, beside)
+    return TrainingPlan(agent, tuple(trainings))
+
+
+def _linear_beside(agent: str) -> MethodChoice | None:
+    """The linear policy of the same feedback; None for wordings, and where prompts are few."""
+    chosen = method_chosen(agent, LINEAR)
+    try:
+        rows = prepare_training_dataset(agent, kind=chosen.knobs["feedback"], dry_run=True)
+        prompts, mode = prompts_teachable(rows.rows("train"), agent_served(agent))
+    except (DatasetRefused, LinearRefused):
+        return None
+    if prompts < FEWEST_TAUGHT[mode]:
+        return None
+    what = "objects, learnt field by field" if mode == FIELDS else "a choice"
+    return MethodChoice(
+        LINEAR, f"seconds, without a base model: answers are {what}, {prompts:,} prompts", chosen.knobs
+    )
+
+
 def method_chosen(
     agent: str,
     wanted: str = "auto",
@@ -57,17 +110,20 @@ def method_chosen(
     """The method of that name; `rlhf` is PPO with the reward `auto`, `reward_model` has the objective its feedback
     asks for, `linear` learns from the feedback that `auto` would; for `auto`, whichever fits the feedback found.
 
-    In this order: SFT where people wrote at least as many responses as they preferred or liked; DPO where pairs are
-    enough and hold a quarter of the judged responses; KTO where good and bad responses are enough; DPO with any pairs
-    that are enough; SFT on demonstrations and liked responses; GRPO on logged rewards where several responses to one
-    prompt earned different ones; `rlhf` where responses have scores or rewards and nothing else; GRPO where nobody
-    said anything and the prompts have right answers or tests; DPO where nothing is enough, whose refusal says what is
-    missing. Where DPO or KTO would train the bundled base, SFT takes their place: on a classifier's answers where these
-    are a choice, on the preferred answers themselves where they are other JSON; a linear policy
-    takes its place where it would be shown corrections that are objects. `base_model` is what would be trained, where
-    that is known; `source` is where the feedback is, as `prepare_training_dataset` takes it.
+    In this order: SFT where people wrote responses, and at least as many as other feedback on other prompts tells it
+    nothing of (preferences, dislikes); DPO where pairs are enough and hold a quarter of the judged responses; KTO where
+    good and bad responses are enough; DPO with any pairs that are enough; SFT on demonstrations and liked responses;
+    GRPO on logged rewards where several responses to one prompt earned different ones; `rlhf` where responses have
+    scores or rewards and nothing else; GRPO where nobody said anything and the prompts have right answers or tests; DPO
+    where nothing is enough, whose refusal says what is missing.
 
-    Raises RecipeError for an unknown name.
+    What people wrote is never left out: DPO and KTO start from SFT on it (`start_from=sft`). Where they would train the
+    bundled base, SFT takes their place: on a classifier's answers where these are a choice, on the preferred answers
+    themselves where they are other JSON; a linear policy takes its place where it would be shown corrections that are
+    objects. `base_model` is what would be trained, where that is known; `source` is where the feedback is, as
+    `prepare_training_dataset` takes it.
+
+    Raises RecipeError for an unknown name, DatasetRefused where a classifier is to teach and its ratings tell nothing.
     """
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
 
@@ -95,7 +151,7 @@ def method_chosen(
         _Labels.of(datasets["kto"]),
         _DemonstrationCounts.of(datasets["sft"]),
     )
-    chosen = _of_pairs_and_singles(pairs, labels, shown, need)
+    chosen = _of_pairs_and_singles(pairs, labels, shown)
     if chosen and chosen.method in CLASSIFIER_FEEDBACK and is_bundled(base_model):
         feedback = CLASSIFIER_FEEDBACK[chosen.method]
         rows = datasets["dpo"] if chosen.method == "dpo" else prepare(feedback)
@@ -105,6 +161,13 @@ def method_chosen(
             _of_choices(agent, chosen, feedback, rows)
             or _of_preferred(agent, chosen, feedback, rows)
             or chosen
+        )
+    if chosen and chosen.method in CLASSIFIER_FEEDBACK and shown.human:
+        liked = f" and {shown.liked:,} that were liked" if shown.liked else ""
+        chosen = MethodChoice(
+            chosen.method,
+            f"{chosen.reason}; SFT on {shown.human:,} responses written by people{liked} comes first",
+            {"start_from": SFT_STAGE},
         )
     if chosen and chosen.method == "sft" and is_bundled(base_model):
         chosen = _with_recombination(agent, chosen, datasets["sft"])
@@ -191,18 +254,19 @@ times; above it, for scores."""
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Training pairs: all, those of preferences alone, and the responses in the latter."""
+    """Training pairs: all, those of preferences alone, the responses in the latter, and the prompts of those."""
 
     all: int = 0
     preferred: int = 0
     responses: int = 0
+    prompts: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, prepared: PreparedDataset | None) -> _Pairs:
         rows = list(prepared.rows("train")) if prepared else []
         preferred = [row for row in rows if row["source"] not in HUMAN_SOURCES]
         responses = {(row["prompt_hash"], repr(row[side])) for row in preferred for side in SIDES}
-        return cls(len(rows), len(preferred), len(responses))
+        return cls(len(rows), len(preferred), len(responses), _prompts_of(preferred))
 
 
 SIDES = ("chosen", "rejected")
@@ -210,42 +274,49 @@ SIDES = ("chosen", "rejected")
 
 @dataclass(frozen=True)
 class _Labels:
-    """Training labels."""
+    """Training labels, and the prompts of the bad ones."""
 
     good: int = 0
     bad: int = 0
+    bad_prompts: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, prepared: PreparedDataset | None) -> _Labels:
-        counted = Counter(bool(row["label"]) for row in prepared.rows("train")) if prepared else Counter()
-        return cls(counted[True], counted[False])
+        rows = list(prepared.rows("train")) if prepared else []
+        bad = [row for row in rows if not row["label"]]
+        return cls(len(rows) - len(bad), len(bad), _prompts_of(bad))
 
 
 @dataclass(frozen=True)
 class _DemonstrationCounts:
-    """Training demonstrations: those a person wrote or showed, and those that were liked."""
+    """Training demonstrations: those a person wrote or showed, those that were liked, and the prompts of the former."""
 
     human: int = 0
     liked: int = 0
+    human_prompts: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, prepared: PreparedDataset | None) -> _DemonstrationCounts:
-        counted = (
-            Counter(row["source"] in HUMAN_SOURCES for row in prepared.rows("train"))
-            if prepared
-            else Counter()
-        )
-        return cls(counted[True], counted[False])
+        rows = list(prepared.rows("train")) if prepared else []
+        human = [row for row in rows if row["source"] in HUMAN_SOURCES]
+        return cls(len(human), len(rows) - len(human), _prompts_of(human))
 
 
-def _of_pairs_and_singles(
-    pairs: _Pairs, labels: _Labels, shown: _DemonstrationCounts, need: int
-) -> MethodChoice | None:
+def _prompts_of(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    return frozenset(str(row["prompt_hash"]) for row in rows)
+
+
+def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _DemonstrationCounts) -> MethodChoice | None:
     count = f"{pairs.all:,} pairs to train on"
     response_count = max(labels.good + labels.bad, pairs.responses)
-    if shown.human >= max(need, pairs.preferred, labels.good, 1):
-        beside = f"{pairs.preferred:,} preferences and {labels.good:,} liked responses beside them"
-        return MethodChoice("sft", f"auto took sft: {shown.human:,} responses written by people, {beside}")
+    # what SFT is not shown: preferences and dislikes on prompts nobody wrote a response to
+    unheard = len((pairs.prompts | labels.bad_prompts) - shown.human_prompts)
+    if shown.human >= max(unheard, 1):
+        beside = f"{shown.liked:,} that were liked beside them"
+        other = f"; {unheard:,} other prompts have a preference or a dislike" if unheard else ""
+        return MethodChoice(
+            "sft", f"auto took sft: {shown.human:,} responses written by people, {beside}{other}"
+        )
     if pairs.all and pairs.responses >= PAIRED_SHARE * response_count:
         beside = (
             f", with {pairs.responses:,} of {response_count:,} judged responses in them"
@@ -305,11 +376,36 @@ def _of_choices(
         return None
     if prompts < FEWEST_TAUGHT[mode]:
         return None
+    _tells_checked(agent, rows, prompts)
     why = like.reason.replace(f"auto took {like.method}", "auto took sft", 1)
     taught = f"that learns from the {FEEDBACK_NAMES[feedback]} shows its answer to {prompts:,} prompts"
     return MethodChoice(
         "sft", f"{why}; answers are a choice, so that a classifier {taught}", {"feedback": feedback}
     )
+
+
+def _tells_checked(agent: str, rows: PreparedDataset, prompts: int) -> None:
+    """Raises DatasetRefused where a classifier of these ratings is not clearly better than the answer liked most
+    often, on prompts it was not shown: it would teach little else."""
+    found = _fitted(agent, rows)
+    if found.tells:
+        return
+    known = found.metrics.get("cv_accuracy")
+    right = "" if known is None else f" (a classifier predicts {known:.0%} of those it was not shown)"
+    raise DatasetRefused(
+        f"Your ratings do not tell good from bad yet: about {found.prompts_lacking:,} more. {prompts:,} prompts are "
+        f"rated, and what they ask does not say which answers are liked{right}. Rate or correct more at "
+        f"/rate/?agent={agent}, or name a method (--method kto) to train all the same"
+    )
+
+
+def _fitted(agent: str, rows: PreparedDataset) -> FittedPolicy:
+    """A classifier of the training rows, the first thousands of them. Raises LinearRefused."""
+    return fit(list(islice(rows.rows("train"), MOST_FITTED)), agent_served(agent))
+
+
+MOST_FITTED = 2_000
+"""Rows on which ratings are checked: a request waits for it."""
 
 
 def _with_recombination(agent: str, like: MethodChoice, rows: PreparedDataset | None) -> MethodChoice:
@@ -334,6 +430,8 @@ def _with_recombination(agent: str, like: MethodChoice, rows: PreparedDataset | 
             f"{like.reason.replace('auto took sft', 'auto took linear', 1)}; {beside} than the bundled base does",
             {"feedback": LINEAR_FEEDBACK["sft"]},
         )
+    if not _fitted(agent, rows).tells:
+        return like
     made = f"a classifier that learns from them answers others, made of their parts, up to {SHOWN_PROMPTS:,}"
     return MethodChoice(
         "sft", f"{like.reason}; {prompts:,} prompts are few, so that {made} in all", {"recombine": True}

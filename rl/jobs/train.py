@@ -41,6 +41,7 @@ from rl.jobs.run_dataset import dataset_of_claimed, run_register
 from rl.jobs.run_recipe import recipe_for
 from rl.jobs.stages import StageRunner, StageStopped
 from rl.jobs.trainer import answers_of_base, trainer_run
+from rl.jobs.warm_start import start_stage_run, starts_from_stage
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import RecipeError
@@ -194,7 +195,7 @@ def _run_claimed(
         folder.mkdir(parents=True, exist_ok=True)
         with run_log(folder / "train.log"), stop_signals() as stop, pulse(run, stop):
             listener = RunListener(run, stop, progress)
-            if hardware is not None and waits_for_reward_model(run):
+            if hardware is not None and (waits_for_reward_model(run) or starts_from_stage(run)):
                 _stages_first(run, hardware, progress, launch, listener)
             launch.lead(run.pk, resume=resume, more=is_stage)
             if hardware is None:
@@ -254,8 +255,9 @@ def _stages_first(
     launch: Launch,
     listener: RunListener,
 ) -> None:
-    """The stages of a run whose reward is `auto`, as runs of their own: the form of an answer where the base model
-    gives few valid ones, then its reward model. Each is found, gone on with, or trained."""
+    """The stages of a run, as runs of their own: SFT where it starts from that; where its reward is `auto`, the form of
+    an answer where the base model gives few valid ones, then its reward model. Each is found, gone on with, or
+    trained."""
 
     def train_stage(stage: TrainingRun) -> dict[str, Any]:
         resume = stage.status != Status.QUEUED
@@ -265,6 +267,10 @@ def _stages_first(
         )
 
     stage_runner = StageRunner(lambda order: run_register(order, hardware), train_stage)
+    if starts_from_stage(run):
+        start_stage_run(run, stage_runner)
+    if not waits_for_reward_model(run):
+        return
     form_stage_run(run, lambda: answers_of_base(run, hardware, listener.on_phase), stage_runner)
     listener.on_phase("looking for a reward model")
     reward_model_resolve(run, stage_runner)

@@ -49,6 +49,9 @@ PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 FOLDS = 4
 
+Z_95 = 1.96
+"""Standard errors from a mean to the ends of its 95 % interval."""
+
 SECONDS_PER_ROW, MEMORY_GB = 4e-3, 0.3
 """Of a fit: measured 2 to 6 ms a row on a busy core."""
 
@@ -80,9 +83,24 @@ class FittedPolicy:
 
     policy: LinearPolicy
     metrics: dict[str, float]
-    """`loss`: cross-validated, nats per row; `cv_accuracy`: share of rows it gets right on prompts it was not shown."""
+    """`loss`: cross-validated, nats per row; `cv_accuracy`: share of rows it gets right on prompts it was not shown;
+    `gain`: nats per row by which it is ahead of a fit that does not read the prompt, and `gain_error`, its standard
+    error over prompts (of objects those of the field with the least certain gain)."""
     left_out: dict[str, int]
     seconds: float
+
+    @property
+    def tells(self) -> bool:
+        """True if it is clearly better, on prompts it was not shown, than the answer that is right or liked most often:
+        the gain's 95 % interval lies above 0."""
+        return self.metrics.get("gain", 0.0) > Z_95 * self.metrics.get("gain_error", 0.0)
+
+    @property
+    def prompts_lacking(self) -> int:
+        """About how many more rated prompts it would take to tell, by the interval's width; to the next ten."""
+        prompts, gain = int(self.policy.facts["prompts"]), self.metrics.get("gain", 0.0)
+        wanted = prompts * (Z_95 * self.metrics.get("gain_error", 0.0) / gain) ** 2 if gain > 0 else np.inf
+        return 10 * int(np.ceil(min(max(wanted - prompts, 20), 2 * prompts) / 10))
 
     @property
     def words(self) -> str:
@@ -195,7 +213,34 @@ def _policy_fit(
     metrics = {
         name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
     }
+    if metrics:
+        metrics |= _gain(matrix, choices.feedback, answers, penalty, len(columns), seed)
     return policy, metrics
+
+
+def _gain(
+    matrix: _Matrix, feedback: str, answers: Answers, penalty: float, width: int, seed: int
+) -> dict[str, float]:
+    """Cross-validated nats per row that reading the prompt gains over the answer alone, and their standard error.
+
+    The other fit has the same rows and penalty, and no feature of a prompt: it knows which answers are right, liked or
+    preferred most often. Rows of one prompt are one draw.
+    """
+    if feedback == CORRECTIONS and answers.mode == CLOSED:
+        blind = scipy.sparse.csr_matrix((matrix.x.shape[0], 1))
+    else:
+        columns = np.arange(matrix.x.shape[1])
+        # the last column of each answer's block, and the scores' constant beyond the blocks
+        blocks = matrix.x.shape[1] // (width + 1) * (width + 1)
+        blind = matrix.x[:, (columns % (width + 1) == width) | (columns >= blocks)]
+    seeing, other = (
+        _held_out_losses(replace(matrix, x=x), feedback, penalty, seed)[0] for x in (matrix.x, blind)
+    )
+    weights = np.bincount(matrix.groups, matrix.weights)
+    sums = np.bincount(matrix.groups, matrix.weights * (other - seeing))
+    gain = float(sums.sum() / weights.sum())
+    error = float(np.sqrt(np.sum((sums - gain * weights) ** 2)) / weights.sum())
+    return {"gain": gain, "gain_error": error}
 
 
 MOST_PARTS, MOST_VALUES = 64, 64
@@ -258,8 +303,12 @@ def _fields_fit(
         },
         parts=tuple(parts),
     )  # fmt: skip
-    known = [one["cv_accuracy"] for one in figures if "cv_accuracy" in one]
-    return policy, {"cv_accuracy": float(np.mean(known))} if known else {}
+    known = [one for one in figures if "cv_accuracy" in one]
+    if not known:
+        return policy, {}
+    least = min(known, key=lambda one: one["gain"] - Z_95 * one["gain_error"])
+    accuracy = float(np.mean([one["cv_accuracy"] for one in known]))
+    return policy, {"cv_accuracy": accuracy, "gain": least["gain"], "gain_error": least["gain_error"]}
 
 
 def _object_places(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> list[FieldPlace]:
@@ -485,31 +534,13 @@ def _cross_validated(
     matrix: _Matrix, feedback: str, penalties: Sequence[float], seed: int
 ) -> list[tuple[float, float, float]]:
     """(penalty, mean log-loss in nats, accuracy) of each penalty; nothing is known of any where prompts are too few."""
-    from sklearn.model_selection import GroupKFold
-
-    folds = min(FOLDS, len(np.unique(matrix.groups)) // 2)
-    if folds < 2 or len(np.unique(matrix.y)) < 2:
+    if not _folds(matrix, seed):
         return [(penalties[len(penalties) // 2], np.inf, np.nan)]
     fold_losses: list[tuple[float, float, float]] = []
-    divided = list(
-        GroupKFold(folds, shuffle=True, random_state=seed).split(matrix.x, matrix.y, matrix.groups)
-    )
     for penalty in penalties:
         if len(fold_losses) > 1 and fold_losses[-1][1] > fold_losses[-2][1]:
             break  # from the strongest on the loss falls, then rises
-        losses, right = np.zeros(len(matrix.y)), np.zeros(len(matrix.y))
-        for train, test in divided:
-            if len(np.unique(matrix.y[train])) < 2:
-                return [(penalties[len(penalties) // 2], np.inf, np.nan)]
-            model = _fit_weights(_estimator(feedback, penalty), matrix, train)
-            predictions = model.predict_proba(matrix.x[test])
-            place = {int(name): column for column, name in enumerate(model.classes_)}
-            own = [
-                predictions[i, place[int(y)]] if int(y) in place else 0.0
-                for i, y in enumerate(matrix.y[test])
-            ]
-            losses[test] = -np.log(np.maximum(own, 1e-4))
-            right[test] = model.classes_[predictions.argmax(1)] == matrix.y[test]
+        losses, right = _held_out_losses(matrix, feedback, penalty, seed)
         fold_losses.append(
             (
                 penalty,
@@ -518,6 +549,35 @@ def _cross_validated(
             )
         )
     return fold_losses
+
+
+def _folds(matrix: _Matrix, seed: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Rows to fit and rows to look at, of each fold; none where prompts are too few, or a fold would fit one class."""
+    from sklearn.model_selection import GroupKFold
+
+    folds = min(FOLDS, len(np.unique(matrix.groups)) // 2)
+    if folds < 2:
+        return []
+    splitter = GroupKFold(folds, shuffle=True, random_state=seed)
+    divided = list(splitter.split(matrix.x, matrix.y, matrix.groups))
+    return divided if all(len(np.unique(matrix.y[train])) > 1 for train, _ in divided) else []
+
+
+def _held_out_losses(
+    matrix: _Matrix, feedback: str, penalty: float, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log-loss of each row in nats, and whether it is predicted, by a fit that was not shown its prompt."""
+    losses, right = np.zeros(len(matrix.y)), np.zeros(len(matrix.y))
+    for train, test in _folds(matrix, seed):
+        model = _fit_weights(_estimator(feedback, penalty), matrix, train)
+        predictions = model.predict_proba(matrix.x[test])
+        place = {int(name): column for column, name in enumerate(model.classes_)}
+        own = [
+            predictions[i, place[int(y)]] if int(y) in place else 0.0 for i, y in enumerate(matrix.y[test])
+        ]
+        losses[test] = -np.log(np.maximum(own, 1e-4))
+        right[test] = model.classes_[predictions.argmax(1)] == matrix.y[test]
+    return losses, right
 
 
 def _fit_weights(model: Any, matrix: _Matrix, places: Any = slice(None)) -> Any:

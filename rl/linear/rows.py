@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import UNREADABLE, Agent, answer_plain
-from rl.agents.fields import json_read
+from rl.agents.fields import Path, json_read, leaves, plain
+from rl.agents.inference import are_labels
 from rl.linear.model import CLOSED, FIELDS, LISTED, answer_parts
 
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
@@ -172,7 +173,7 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
         return Answers(LISTED, texts, is_quoted)
     once = sum(count == 1 for count in counts.values())
     closed = len(counts) <= MOST_ANSWERS and once <= UNSEEN_MASS * counts.total()
-    if not agent.answers and not closed and _are_objects(rows):
+    if not agent.answers and _are_objects(rows) and (not closed or _fields_vary(rows)):
         return Answers(FIELDS, texts)
     if not agent.answers and not closed:
         raise LinearRefused(
@@ -200,12 +201,34 @@ def _are_objects(rows: Sequence[LinearChoice]) -> bool:
     return sum(isinstance(one, dict) and bool(one) for one in found) >= OBJECT_SHARE * len(rows)
 
 
+def _fields_vary(rows: Sequence[LinearChoice]) -> bool:
+    """True of objects of two fields or more whose values differ: a combination that nobody wrote may be right."""
+    values: dict[Path, set[str]] = {}
+    for row in rows:
+        found = json_read(row.answer)
+        if isinstance(found, dict):
+            for path, value in leaves(found):
+                values.setdefault(path, set()).add(plain(value))
+    return sum(len(known) > 1 for known in values.values()) > 1
+
+
 def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> tuple[int, str]:
-    """Number of prompts a linear policy could answer after these rows, and CLOSED, LISTED or FIELDS. Raises
-    LinearRefused where it cannot learn."""
+    """Number of prompts that `auto` may have a linear policy answer after these rows, and CLOSED, LISTED or FIELDS.
+
+    Raises LinearRefused where it cannot learn, and for replies that are no labels: `train_linear` picks one of them,
+    and a language model can write another.
+    """
     choices = choices_of(rows, agent)
-    mode = answers_of(choices.rows, agent).mode
-    return len({row.group for row in choices.rows}), mode
+    answers = answers_of(choices.rows, agent)
+    counts = Counter(
+        text.strip() for row in choices.rows for text in filter(None, (row.answer, row.rejected))
+    )
+    if answers.mode == CLOSED and not agent.answers and not are_labels(counts):
+        raise LinearRefused(
+            f"expected answers that are a choice, found {len(counts):,} replies: list them in the agent's definition "
+            "if it gives no others, or have train_linear pick one of them"
+        )
+    return len({row.group for row in choices.rows}), answers.mode
 
 
 def _is_quote(row: LinearChoice) -> bool:

@@ -20,6 +20,7 @@ from feedback.recording.recorder import outbox_replay
 from feedback.selectors import agent_slugs, decision_get, feedback_counts
 from feedback.services import decision_record, rating_submit
 from feedback.storage.factories import identity_of
+from rl.datasets import DatasetRefused
 from rl.datasets.buffer import buffer_size, buffer_size_fresh, feedback_take
 from rl.datasets.gate_distance import gate_distances_cached
 from rl.experiments import schedule
@@ -135,7 +136,10 @@ class OnlineLearner:
             raise LearnerRefused(f"{self.agent}: {reason}")
         if size == 0:
             raise LearnerRefused(f"{self.agent}: there is no new feedback to train on")
-        order = order_automatic(self.agent, learner.method, actor=LEARNER)
+        try:
+            order = order_automatic(self.agent, learner.method, actor=LEARNER)
+        except DatasetRefused as refusal:
+            raise LearnerRefused(f"{self.agent}: {refusal}") from refusal
         if not method_named(order.method).policy:
             raise LearnerRefused(f"{self.agent}: {order.method} makes no policy; set another method")
         order.knobs.update({**retrain_knobs(learner, order.method), **order.knobs})

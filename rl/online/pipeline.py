@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings
@@ -18,13 +19,16 @@ from rl.bundled_models import is_bundled
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.evaluation import benchmarks
-from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
+from rl.evaluation.service import EvaluationOrder, EvaluationRefused, candidates_compared, evaluate
 from rl.export import deployment
 from rl.export import service as export_service
 from rl.gates.report import GateReport
 from rl.jobs import train
-from rl.jobs.estimates import order_automatic
-from rl.jobs.lifecycle import PhaseRecorder, pulse
+from rl.jobs.estimates import base_model_wanted, order_automatic
+from rl.jobs.lifecycle import PhaseRecorder, TrainOrder, pulse
+from rl.jobs.method_selection import LINEAR, MethodChoice, TrainingPlan, training_plan
+from rl.jobs.plan import train_plan
+from rl.jobs.stages import memory_release
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learner_config import learner_settings, retrain_knobs
 from rl.models.runs import RunRefused
@@ -162,8 +166,9 @@ class TrainingPipeline:
     """The whole way from an agent's feedback to a policy that answers, in this process.
 
     `TrainingPipeline("support-bot", method="rlhf").run_full_pipeline()` trains, judges, gates, exports and deploys by
-    the agent's learner settings. `method` is that of `run_pipeline --method`; an empty `base_model` is the one settings
-    name. Raises what refuses (DatasetRefused, RecipeError, RunRefused, TrainingRefused) or fails.
+    the agent's learner settings. With `auto` it trains each training of `plan`, and goes on with the best policy.
+    `method` is that of `run_pipeline --method`; an empty `base_model` is the one settings name. Raises what refuses
+    (DatasetRefused, RecipeError, RunRefused, TrainingRefused) or fails.
     """
 
     agent: str
@@ -180,21 +185,79 @@ class TrainingPipeline:
             raise RunRefused(f"run {trained['run']} was {trained['status']}; resume it")
         return self.follow(trained, progress)
 
-    def train(self, progress: Progress | None = None) -> dict[str, Any]:
-        """The training report, as the training commands print it with --json."""
+    @cached_property
+    def plan(self) -> TrainingPlan:
+        """The trainings, with the reason for each, before the first of them. Raises what refuses."""
+        base_model = base_model_wanted(self.agent, self.method, base_model=self.base_model)
+        plan = training_plan(self.agent, self.method, base_model=base_model)
+        if not method_named(plan.main.method).policy:
+            raise RunRefused(
+                f"{plan.main.method} makes no policy; train it with: {PROGRAM} train_{plan.main.method}"
+            )
+        return plan
+
+    def order(self, training: MethodChoice) -> TrainOrder:
+        """The order of a training of the plan; options of the whole are for the run."""
+        if training is not self.plan.main:
+            config = self.config if method_named(training.method).adapter else None
+            knobs = dict(training.knobs)
+            return TrainOrder(
+                self.agent,
+                training.method,
+                config,
+                self.base_model,
+                knobs,
+                actor=self.actor,
+                reason=training.reason,
+            )
         order = order_automatic(
             self.agent,
             self.method,
             knobs=self.knobs,
             rewards=False,
+            chosen=training,
             config=self.config,
             base_model=self.base_model,
             actor=self.actor,
         )
-        if not method_named(order.method).policy:
-            raise RunRefused(f"{order.method} makes no policy; train it with: {PROGRAM} train_{order.method}")
         order.knobs.update({**retrain_knobs(learner_settings(self.agent), order.method), **order.knobs})
-        return train.train(order, progress)
+        return order
+
+    def dry_run(self, progress: Progress | None = None) -> list[dict[str, Any]]:
+        """Counts, steps, minutes and memory of each training of the plan, with its method and reason; trains
+        nothing."""
+        plans = []
+        for training in self.plan.trainings:
+            expected = train_plan(self.order(training), _phase_progress(progress, training.method))
+            plans.append({"method": training.method, "reason": training.reason, **expected})
+        return plans
+
+    def train(self, progress: Progress | None = None) -> dict[str, Any]:
+        """The training report of the run, as the training commands print it with --json. `candidates` has the policies
+        it was compared with on the eval split, and `policy` names the best of them."""
+        beside = self._train_linear(progress)
+        report = train.train(self.order(self.plan.main), progress)
+        if report["status"] != "succeeded":
+            return report
+        names = [stage["made"] for stage in report["stages"] if stage["method"] == "sft" and stage["made"]]
+        names = [name for name in (beside, *names, report["policy"]) if name]
+        report["candidates"] = []
+        if self.method == "auto" and len(names) > 1:
+            memory_release()
+            compared = candidates_compared([registry.policy_get(name) for name in names], progress)
+            report["candidates"] = [asdict(one) for one in compared]
+            report["policy"] = next(one.policy for one in compared if one.kept)
+        return report
+
+    def _train_linear(self, progress: Progress | None) -> str:
+        """Train the linear policy beside the run; its name, empty where there is none."""
+        if self.plan.linear is None:
+            return ""
+        try:
+            return str(train.train(self.order(self.plan.linear), _phase_progress(progress, LINEAR))["policy"])
+        except ValueError as refusal:
+            logger.warning("no linear policy beside the run: %s", refusal)
+            return ""
 
     def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> PipelineResult:
         """Judge, gate, export and deploy what a training made."""

@@ -251,6 +251,9 @@ def _convert(name: str, value: Any, kind: type) -> Any:
 
 BASE, CHAMPION, START = "base", "champion", "start"
 
+SFT_STAGE = "sft"
+"""Start of a run from an SFT policy that it trains first, as a stage, on what people wrote and liked."""
+
 DATASET_KINDS = ("pairs", "labels", "corrections", "scores", "groups", "prompts", "pairs_and_scores")
 """Kinds of datasets that feedback is made into: those of `rl.models.Snapshot`."""
 
@@ -310,7 +313,8 @@ class AdapterRecipe(Recipe):
 
     start_from: str = BASE
     """`base` begins with a fresh adapter, `champion` with the weights of the agent's champion (the base where there is
-    none on this base model), a policy's name with that policy's. The reference stays the base model in each case, so
+    none on this base model), `sft` with those of SFT on what people wrote and liked, trained first as a stage, a
+    policy's name with that policy's. The reference stays the base model in each case, so
     that generations cannot walk away from it unnoticed."""
     warm_up_steps: int = 0
     """Steps of supervised fine-tuning on all responses that were judged, liked or not, before a preference loss (DPO,

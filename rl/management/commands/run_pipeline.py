@@ -61,6 +61,11 @@ class Command(RatchetCommand):
             "OLLAMA_MODEL_FAST (else the agent's).",
         )
         parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="Print the plan: each training with its reason, counts, minutes and memory; train nothing.",
+        )
+        parser.add_argument(
             "--run",
             type=int,
             metavar="RUN",
@@ -87,6 +92,13 @@ class Command(RatchetCommand):
             config=options["config"],
             knobs=self.knobs_of(options),
         )
+        if options["dry_run"]:
+            with self.bar("dry run") as bar:
+                plan = whole.dry_run(bar.update)
+            command = self.command_line({**options, "agent": whole.agent}, without=("dry_run",))
+            return {"dry_run": True, "trainings": plan, "next_step": command}
+        for training in whole.plan.trainings:
+            self.note(f"{training.method}: {training.reason}")
         with self.bar("training") as bar:
             training = whole.train(bar.update)
         if training["status"] != "succeeded":
@@ -123,6 +135,14 @@ class Command(RatchetCommand):
         return str(result["next_step"])
 
     def show(self, result: dict[str, Any]) -> None:
+        if result.get("dry_run"):
+            self._show_plan(result["trainings"])
+            return
+        for one in result["training"].get("candidates", ()):
+            kept = ", kept" if one["kept"] else ""
+            self.stdout.write(
+                f"{one['policy']}: {one['share']:.0%} of {one['compared']:,} on the eval split{kept}"
+            )
         if why := result["training"].get("why"):
             self.stdout.write(why)
         for verdict in result["sheet"].get("verdicts", []):
@@ -133,3 +153,15 @@ class Command(RatchetCommand):
             + "".join(f"\n{path}" for path in result["exported"])
             + (f"\nanswers: {result['deployed']}" if result["deployed"] else "")
         )
+
+    def _show_plan(self, trainings: list[dict[str, Any]]) -> None:
+        """One training after the other; the last is the run, which those before it lead to or stand beside."""
+        for number, one in enumerate(trainings, 1):
+            samples = ", ".join(
+                f"{one['samples'].get(split, 0):,} {split}" for split in ("train", "eval", "holdout")
+            )
+            self.stdout.write(
+                f"{number}. {one['method']}: {one['reason']}\n"
+                f"   {samples}; {one['estimated_steps']:,} steps, {one['estimated_minutes']:.1f} min, "
+                f"{one['estimated_memory_gb']:.1f} GB" + (f"; {one['doubt']}" if one["doubt"] else "")
+            )
