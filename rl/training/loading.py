@@ -38,13 +38,34 @@ def load_shape(base_model: str, *, causal: bool = True) -> tuple[Any, Encoder, i
             parameters = sum(p.numel() for p in kind.from_config(config).parameters())
     except ValueError as error:
         raise PolicyLoadError(f"{base_model} is no causal language model: {error}") from error
-    return config, Encoder(tokenizer, context_of(config)), parameters
+    return config, encoder_made(base_model, config, tokenizer), parameters
 
 
 def load_encoder(base_model: str) -> Encoder:
     """A base model's encoder alone, without its weights. Raises PolicyLoadError."""
     source = model_located(base_model)
-    return Encoder(tokenizer_load(base_model, source), context_of(config_load(base_model, source)))
+    return encoder_made(base_model, config_load(base_model, source), tokenizer_load(base_model, source))
+
+
+def encoder_made(base_model: str, config: Any, tokenizer: Any) -> Encoder:
+    """A base model's encoder. Raises PolicyLoadError where the tokenizer writes tokens without an embedding.
+
+    Special tokens beyond the embeddings that no prompt or answer has are allowed: Gemma's stands for an image.
+    """
+    encoder = Encoder(tokenizer, context_of(config))
+    rows = int(config.get_text_config().vocab_size)
+    if len(tokenizer) <= rows:
+        return encoder
+    used = {tokenizer.pad_token_id, tokenizer.bos_token_id, *encoder.stop_ids}
+    unused = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special} - used
+    beyond = [token for token, id in tokenizer.get_vocab().items() if id >= rows and id not in unused]
+    if beyond:
+        raise PolicyLoadError(
+            f"{base_model}: its tokenizer has {len(tokenizer):,} tokens and its embeddings {rows:,} rows, so "
+            f"{len(beyond):,} tokens such as {beyond[0]!r} have none: give the tokenizer that belongs to the model, or "
+            "resize its embeddings"
+        )
+    return encoder
 
 
 def config_load(base_model: str, source: str) -> Any:

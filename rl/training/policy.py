@@ -37,7 +37,7 @@ from rl.training.constrained_generation import (
 )
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware, detect
-from rl.training.loading import config_load, context_of, four_bit, model_load, tokenizer_load
+from rl.training.loading import config_load, encoder_made, four_bit, model_load, tokenizer_load
 from rl.training.machine import cpu_model
 from rl.training.model_files import (
     ADAPTER_FILES,
@@ -198,8 +198,8 @@ def load_policy(
     if quantization == "4bit":
         four_bit_config, note = four_bit(hardware)
         notes.append(note)
+    encoder = encoder_made(base_model, config, tokenizer)
     model = model_load(base_model, source, config, hardware, four_bit_config)
-    encoder = Encoder(tokenizer, context_of(config))
     notes += encoder.notes
     policy = LoadedPolicy(
         model=model,
