@@ -1,7 +1,8 @@
 """How many preference pairs a second DPO trains on: this project, TRL as it comes, and TRL tuned as well as we know
 how.
 
-    python benchmarks/dpo_throughput.py [--model tiny|100m|1b|8b] [--prompt 384] [--completion 24] [--vary]
+    python benchmarks/dpo_throughput.py [--model tiny|100m|smollm2|1b|8b] [--prompt 384] [--system 0]
+                                        [--completion 24] [--vary]
                                         [--rounds 3] [--steps 8] [--only ours,trl_tuned]
     python benchmarks/dpo_throughput.py --matrix gpu|check [--model 1b|8b] [--rounds 1]
 
@@ -46,6 +47,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
         "num_key_value_heads": 4, "vocab_size": 32000,
     },
+    "smollm2": {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152,
+    },
     "1b": {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 128256,
@@ -55,7 +60,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
     },
 }  # fmt: skip
-BATCH = {"tiny": 8, "100m": 4, "1b": 8, "8b": 4}
+BATCH = {"tiny": 8, "100m": 4, "smollm2": 4, "1b": 8, "8b": 4}
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
@@ -63,6 +68,7 @@ ALLOCATOR = {
 }
 SIDES = {
     "trl_default": "TRL's DPOConfig as it comes",
+    "trl_default_fp32": "the same in float32: its bfloat16 takes minutes a pair on a CPU without such products",
     "trl_tuned": "TRL: reference computed once, no checkpointing, bfloat16 where it pays, allocator settings",
     "packed_trl": "trl_fp32 with PackedDPOTrainer in the place of TRL's trainer",
     "trl_fp32": "TRL tuned, in float32: the losses the others are compared with",
@@ -111,16 +117,24 @@ def pair_flops(shape: dict[str, Any], prompt: int, completion: int) -> float:
     )
 
 
-def rows(count: int, vocabulary: int, prompt: int, completion: int, vary: bool) -> list[dict[str, str]]:
-    """Pairs of random words, each word one token; with `vary`, lengths spread evenly by half around the mean."""
+def rows(
+    count: int, vocabulary: int, prompt: int, completion: int, vary: bool, system: int = 0
+) -> list[dict[str, str]]:
+    """Pairs of random words, each word one token; with `vary`, lengths spread evenly by half around the mean. The first
+    `system` tokens of all prompts are the same."""
     rng = random.Random(1)
 
     def words(mean: int) -> str:
         length = int(mean * rng.uniform(0.5, 1.5)) if vary else mean
         return " ".join(f"w{rng.randrange(8, vocabulary)}" for _ in range(max(length, 2)))
 
+    lead = "".join(f"w{rng.randrange(8, vocabulary)} " for _ in range(system))
     return [
-        {"prompt": words(prompt), "chosen": words(completion - 1), "rejected": words(completion - 1)}
+        {
+            "prompt": lead + words(prompt - system),
+            "chosen": words(completion - 1),
+            "rejected": words(completion - 1),
+        }
         for _ in range(count)
     ]
 
@@ -172,11 +186,11 @@ def run_trl(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, va
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
     gpu = torch.cuda.is_available()
-    knobs: dict[str, Any] = {}
-    if side != "trl_default":
+    knobs: dict[str, Any] = {"bf16": False} if side == "trl_default_fp32" else {}
+    plain = side.startswith("trl_default")
+    if not plain:
         knobs = {"gradient_checkpointing": False, "precompute_ref_log_probs": True, "max_length": None}
-        if side in ("trl_fp32", "packed_trl"):
-            knobs["bf16"] = False
+        knobs["bf16"] = side == "trl_tuned" and (gpu or _hardware().dtype == "bfloat16")
         if vary:
             knobs |= {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -187,14 +201,14 @@ def run_trl(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, va
     for row in data:
         row["chosen"], row["rejected"] = " " + row["chosen"], " " + row["rejected"]
     dataset = Dataset.from_list(data)
-    if vary and side != "trl_default":
+    if vary and not plain:
         dataset = dataset.map(
             lambda row: {
                 "length": len(row["prompt"].split())
                 + max(len(row[k].split()) for k in ("chosen", "rejected"))
             }
         )
-    dtype = torch.bfloat16 if gpu and side != "trl_default" else torch.float32
+    dtype = torch.bfloat16 if gpu and not plain else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     times: list[float] = []
     losses: list[float] = []
@@ -327,6 +341,13 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
     return {"times": times, "losses": losses, "reference_s": reference[0], "notes": trainer.context.notes}
 
 
+def _hardware() -> Any:
+    """The machine as a training sees it."""
+    from rl.training.hardware import detect
+
+    return detect()
+
+
 def _settle() -> None:
     import torch
 
@@ -342,11 +363,11 @@ def child(spec: dict[str, Any]) -> dict[str, Any]:
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(spec["threads"])
-    if spec["side"] in ("trl_fp32", "packed_trl"):
-        torch.set_float32_matmul_precision("highest")
+    if spec["side"] == "trl_tuned":
+        torch.set_float32_matmul_precision(_hardware().matmul_precision)
     pairs = rows(
         spec["batch"] * spec["steps"], SHAPES[spec["model"]]["vocab_size"], spec["prompt"],
-        spec["completion"], spec["vary"],
+        spec["completion"], spec["vary"], spec["system"],
     )  # fmt: skip
     side = run_ours if spec["side"].startswith("ours") else run_trl
     out = side(spec["side"], Path(spec["folder"]), pairs, spec["batch"], spec["vary"])
@@ -362,6 +383,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=list(SHAPES), help="default tiny; with a matrix, only this one")
     parser.add_argument("--prompt", type=int, default=384, help="tokens")
+    parser.add_argument(
+        "--system", type=int, default=0, help="tokens of the prompt that all prompts begin with"
+    )
     parser.add_argument("--completion", type=int, default=24, help="tokens")
     parser.add_argument("--matrix", choices=list(MATRIX), help="all models, lengths and ways of it")
     parser.add_argument("--batch", type=int, help="pairs a step (default 8, for 100m and 8b 4)")
@@ -407,6 +431,7 @@ def measure(sides: list[str], folder: Path, options: argparse.Namespace, *, stop
             spec = {
                 "side": side, "model": options.model, "prompt": options.prompt, "completion": options.completion,
                 "batch": batch, "steps": options.steps, "vary": options.vary, "threads": options.threads,
+                "system": options.system,
             }  # fmt: skip
             said = side_run(folder, spec)
             if isinstance(said, str):
@@ -477,6 +502,7 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
         "model": options.model,
         "prompt": options.prompt,
         "completion": options.completion,
+        "system": options.system,
         "pair_tflop": round(flops / 1e12, 3),
         "peak_tflops": peak,
         "lengths": "spread by half" if options.vary else "fixed",

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from rl.recipes import Recipe
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware
-from rl.training.packed import fused_layers, prefix_attention, selection, selftest
+from rl.training.packed import forward, fused_layers, prefix_attention, selection, selftest
 from rl.training.packed.packing import PackedBatch, pack
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config
@@ -298,7 +298,7 @@ def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
     )
 
     def blocks(*states: torch.Tensor) -> Any:
-        return prefix_attention.BlockAttention.apply(*states, 11, packed.suffix_mask(), 0.3)
+        return prefix_attention.BlockAttention.apply(*states, 11, packed.suffix_mask(), 0.3, 0)
 
     mask = torch.cat([packed.prompt_mask(), packed.suffix_mask()], 2)
     whole = torch.nn.functional.scaled_dot_product_attention(
@@ -306,6 +306,55 @@ def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
     )
     assert torch.allclose(blocks(query, key, value), whole.transpose(1, 2), atol=1e-12)
     assert torch.autograd.gradcheck(blocks, (query, key, value))
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen3", "gpt2"])
+def test_leading_tokens_of_all_rows_are_computed_once(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        prefix_attention.BlockAttention, "WIDTH", 8
+    )  # blocks of the common tokens and of the rest
+    policy, strategy = a_policy(shape), SHAPES[shape][2]
+    policy.model.eval()  # GPT-2 has dropout
+    selftest.install(policy, strategy)
+    for name, weight in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.05, generator=torch.Generator().manual_seed(1))
+    model = policy.model.get_base_model()
+    system = list(range(3, 23))
+    prompts = [[*system, 30, 31, 32], [*system, 40], system + [50] * 9]
+    packed = pack([*prompts, prompts[0]], [[5, 6, 7], [8, 9], [3] * 6, [4]], pad_token_id=0)
+    fed: list[int] = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, given: fed.append(given[0].numel()))
+
+    def measured() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        policy.model.zero_grad()
+        logps = forward.packed_logps(model, packed, strategy)[0]
+        logps.square().sum().backward()
+        trained = policy.model.named_parameters()
+        return logps.detach(), {n: p.grad.clone() for n, p in trained if p.grad is not None}
+
+    once = measured()
+    monkeypatch.setattr(forward, "common_tokens", lambda *_: 0)
+    repeated = measured()
+    assert fed == [20 + 3 * (9 + 5), 3 * (29 + 5)]
+    torch.testing.assert_close(once[0], repeated[0], atol=1e-4, rtol=1e-5)
+    for name, gradient in repeated[1].items():
+        assert (once[1][name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+
+
+def test_few_common_tokens_and_the_last_of_a_prompt_stay_with_their_rows() -> None:
+    model = a_policy("llama").model.get_base_model().train()
+    system = list(range(3, 3 + forward.COMMON_LEAST))
+
+    def common(*prompts: list[int]) -> int:
+        return forward.common_tokens(model, pack(prompts, [[5]] * len(prompts), pad_token_id=0))
+
+    assert common([*system, 40], [*system, 50, 51]) == len(system)
+    assert common([*system], [*system, 50]) == 0  # its last token predicts an answer: one less is too few
+    assert common([*system[:-1], 40], [*system[:-1], 50]) == 0
+    assert common([*system, 40]) == 0
+    model.config.attention_dropout = 0.1
+    assert common([*system, 40], [*system, 50, 51]) == 0
 
 
 def test_a_root_mean_square_norm_has_the_gradient_of_its_formula() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from rl.training.packed import flex
+from rl.training.packed import flex, layer_compilation
 from rl.training.packed.logps import head_logps, spread_at
 from rl.training.packed.packing import PackedBatch, flatten
-from rl.training.packed.prefix_attention import ATTENTION, Prefix, additive, repeat_heads
+from rl.training.packed.prefix_attention import ATTENTION, CPU_BLOCK_LIMIT, Prefix, additive, repeat_heads
 from rl.training.packed.shared_prompt import SharedPrompt
 from rl.training.packed.strategies import (
     FLEX_STRATEGIES,
@@ -20,6 +20,10 @@ from rl.training.packed.strategies import (
     PREFIX_ATTENTION_STRATEGIES,
     Strategy,
 )
+
+COMMON_LEAST = 16
+"""Leading tokens, common to all rows of a batch, from which they are computed once; fewer save less than the
+copies of their keys and values cost."""
 
 
 def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
@@ -43,14 +47,16 @@ def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.
             input_ids=ids, position_ids=packed.positions(), attention_mask=mask, use_cache=False
         ).last_hidden_state
         return _keep(hidden, packed, last)
+    common = common_tokens(model, packed)
+    if common:
+        return _common_hidden(model, packed, strategy, common, suffix_mask)
     prefix = Prefix(prompt, suffix_mask)
     if strategy is Strategy.LAST_LAYER:
         suffix = torch.arange(prompt, ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
         column = torch.arange(ids.shape[1], device=ids.device)
         seen_by_last = (column[None] <= last)[:, None, None]
-        prefix = Prefix(
-            prompt, suffix_mask, torch.cat([last, suffix], 1), torch.cat([seen_by_last, suffix_mask], 2)
-        )
+        output_mask = torch.cat([seen_by_last, suffix_mask], 2)
+        prefix = Prefix(prompt, suffix_mask, torch.cat([last, suffix], 1), output_mask)
     # a 4-D mask is passed on by transformers as it is; ours says nothing, `prefix` says it all
     nothing = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
     hidden = model.base_model(
@@ -61,6 +67,56 @@ def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.
         prefix=prefix,
     ).last_hidden_state
     return hidden if strategy is Strategy.LAST_LAYER else _keep(hidden, packed, last)
+
+
+def common_tokens(model: Any, packed: PackedBatch) -> int:
+    """Leading tokens that all rows have and that are computed once: a system prompt, mostly; 0 where they are not.
+
+    Each row keeps the last token of its prompt. Only for the attention that a CPU computes in blocks; compiled layers
+    want few widths.
+    """
+    ids = packed.prompt_ids
+    rows, prompt = ids.shape
+    if ids.device.type != "cpu" or rows == 1 or prompt > CPU_BLOCK_LIMIT:
+        return 0
+    dropout = any(getattr(model.config, name, 0.0) for name in ("attention_dropout", "attn_pdrop"))
+    if (model.training and dropout) or layer_compilation.is_compiled(model):
+        return 0
+    equal = (ids == ids[:1]).all(0).long().cumprod(0).sum()
+    common = min(int(equal), int(packed.prompt_lengths.min()) - 1)
+    return common if common >= COMMON_LEAST else 0
+
+
+def _common_hidden(
+    model: Any, packed: PackedBatch, strategy: Strategy, common: int, suffix_mask: torch.Tensor
+) -> torch.Tensor:
+    """`packed_hidden` of rows whose first `common` tokens are the same: one row, [common | rest of each row]."""
+    rows, prompt = packed.prompt_ids.shape
+    ids = torch.cat([packed.prompt_ids, packed.suffix_ids], 1)
+    width = ids.shape[1] - common
+
+    def lay_out(values: torch.Tensor) -> torch.Tensor:
+        return torch.cat([values[:1, :common], values[:, common:].reshape(1, -1)], 1)
+
+    last = packed.prompt_lengths[:, None] - 1
+    kept = torch.cat([last, torch.arange(prompt, ids.shape[1]).expand(rows, -1)], 1)
+    index = (kept + torch.arange(rows)[:, None] * width).view(1, -1)
+    seen_by_last = (torch.arange(ids.shape[1])[None] <= last)[:, None, None]
+    in_last = strategy is Strategy.LAST_LAYER
+    prefix = Prefix(
+        prompt - common, suffix_mask, index if in_last else None,
+        torch.cat([seen_by_last, suffix_mask], 2) if in_last else None, common=common, rows=rows,
+    )  # fmt: skip
+    hidden = model.base_model(
+        input_ids=lay_out(ids),
+        position_ids=lay_out(packed.positions()),
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool),
+        use_cache=False,
+        prefix=prefix,
+    ).last_hidden_state
+    if not in_last:
+        hidden = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[-1]))
+    return hidden.view(rows, -1, hidden.shape[-1])
 
 
 def _flat_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
@@ -181,6 +237,12 @@ def _last_layer(
     query, _ = rotate(query, query, cos.gather(1, spread), sin.gather(1, spread))
     key, _ = rotate(key, key, cos, sin)
     query, key = query.to(value.dtype), key.to(value.dtype)
+    if prefix.common:
+        query, key, value = (
+            prefix.by_row(query.contiguous()),
+            prefix.with_common(key),
+            prefix.with_common(value),
+        )
     groups = query.shape[1] // key.shape[1]
     keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
     if prefix.output_blocks is not None:

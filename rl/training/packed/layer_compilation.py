@@ -107,6 +107,13 @@ def uncompile_layers(model: Any) -> None:
             layer.forward = before
 
 
+def is_compiled(model: Any) -> bool:
+    """True if `compile_layers` has compiled the layers of a causal model."""
+    return any(
+        hasattr(layer, "ratchet_compiled") for layer in getattr(model.base_model, "layers", None) or ()
+    )
+
+
 def compilable(model: Any) -> bool:
     """True if a causal model keeps its decoder layers where `compile_layers` looks for them."""
     return bool(getattr(model.base_model, "layers", None))

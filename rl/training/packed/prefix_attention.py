@@ -32,7 +32,7 @@ class Prefix:
     """Layout of a packed row for its attention; handed through the model's layers as a keyword."""
 
     prompt: int
-    """P, the width of the prompt's part."""
+    """P, the width of the prompt's part; without the tokens in `common`."""
     suffix_mask: torch.Tensor | None
     """[R, 1, S, P + S] bool."""
     output_positions: torch.Tensor | None = None
@@ -43,6 +43,20 @@ class Prefix:
     """Mask for FlexAttention, in place of `suffix_mask`."""
     output_blocks: BlockMask | None = None
     """Mask for FlexAttention, in place of `output_mask`."""
+    common: int = 0
+    """K, leading tokens that all R rows have. Where there are any, queries, keys and values are one row
+    [K | rest of row 1 | ... | rest of row R] and the masks have K more columns in front."""
+    rows: int = 1
+    """R, where `common` is not 0."""
+
+    def by_row(self, states: torch.Tensor) -> torch.Tensor:
+        """[1, heads, R * n, head] -> [R, heads, n, head]."""
+        return states.view(states.shape[1], self.rows, -1, states.shape[3]).transpose(0, 1)
+
+    def with_common(self, states: torch.Tensor) -> torch.Tensor:
+        """Keys or values [1, heads, K + R * n, head] -> [R, heads, K + n, head]."""
+        shared, own = states.split([self.common, states.shape[2] - self.common], 2)
+        return torch.cat([shared.expand(self.rows, -1, -1, -1), self.by_row(own.contiguous())], 2)
 
 
 def prefix_attention(
@@ -79,9 +93,13 @@ def prefix_attention(
                 "FlexAttention has no dropout: train without it, or with attention=split"
             )
         return flex.attend(query, key, value, prefix.blocks, scale).transpose(1, 2).contiguous(), None
+    if prefix.common:
+        if dropout:
+            raise NotImplementedError("rows with common leading tokens have no attention dropout")
+        return _common_attention(query, key, value, prefix, scale), None
     in_blocks = query.device.type == "cpu" and split <= CPU_BLOCK_LIMIT and dropout == 0
     if in_blocks and not torch.compiler.is_compiling():
-        return BlockAttention.apply(query, key, value, split, prefix.suffix_mask, scale), None
+        return BlockAttention.apply(query, key, value, split, prefix.suffix_mask, scale, 0), None
     groups = query.shape[1] // key.shape[1]
     all_keys, all_values = repeat_heads(key, groups), repeat_heads(value, groups)
     grouped = groups > 1 and query.device.type == "cuda"
@@ -97,6 +115,22 @@ def prefix_attention(
     return torch.cat([prompt, suffix], 2).transpose(1, 2).contiguous(), None
 
 
+def _common_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prefix: Prefix, scale: float
+) -> torch.Tensor:
+    """Attention of rows with common leading tokens, which are queries once: [1, heads, T, head] -> [1, T, heads,
+    head]."""
+    common = prefix.common
+    shared = BlockAttention.apply(
+        query[:, :, :common], key[:, :, :common], value[:, :, :common], common, None, scale, 0
+    )
+    own = BlockAttention.apply(
+        prefix.by_row(query[:, :, common:].contiguous()), prefix.with_common(key), prefix.with_common(value),
+        prefix.prompt, prefix.suffix_mask, scale, common,
+    )  # fmt: skip
+    return torch.cat([shared, own.view(1, -1, *own.shape[2:])], 1)
+
+
 def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
     """[R, kv heads, T, head] -> [R, kv heads * groups, T, head]."""
     return states if groups == 1 else states.repeat_interleave(groups, 1)
@@ -108,7 +142,8 @@ def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class BlockAttention(torch.autograd.Function):
-    """Attention of packed rows as plain products: [R, heads, T, head] -> [R, T, heads, head].
+    """Attention of packed rows as plain products: queries [R, heads, T, head], keys and values [R, kv heads,
+    offset + T, head] -> [R, T, heads, head]. All queries see the first `offset` keys.
 
     The prompt's queries go in slices of `WIDTH`, each over the keys up to its own end, which skips most of the products
     that a causal mask would throw away; the suffix's are one more slice over all keys. Grouped queries
@@ -126,17 +161,18 @@ class BlockAttention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         split: int,
-        suffix_mask: torch.Tensor,
+        suffix_mask: torch.Tensor | None,
         scale: float,
+        offset: int,
     ) -> torch.Tensor:
         rows, heads, length, width = query.shape
         shared = key.shape[1]
         group = heads // shared
         grouped = query.reshape(rows, shared, group, length, width)
-        keys, values = key.reshape(-1, length, width), value.reshape(-1, length, width)
+        keys, values = (part.reshape(rows * shared, offset + length, width) for part in (key, value))
         output = query.new_empty(rows, length, shared, group, width)
         saves = [keys, values]
-        slices = list(_slices(split, length, BlockAttention.WIDTH))
+        slices = list(_slices(split, length, BlockAttention.WIDTH, offset))
         for start, end, key_count in slices:
             part = query.new_empty(rows, shared, group, end - start, width)
             torch.mul(grouped[:, :, :, start:end], scale, out=part)
@@ -144,8 +180,8 @@ class BlockAttention(torch.autograd.Function):
             scores = torch.bmm(part, keys[:, :key_count].transpose(1, 2))
             if start < split:  # only the slice's own keys can lie ahead of a query
                 ahead = torch.ones(end - start, end - start, dtype=torch.bool).tril()
-                scores[:, :, start:].add_(additive(ahead, query.dtype).repeat(group, 1))
-            else:
+                scores[:, :, offset + start :].add_(additive(ahead, query.dtype).repeat(group, 1))
+            elif suffix_mask is not None:
                 own = additive(suffix_mask, query.dtype)[:, :, None]
                 scores.view(rows, shared, group, -1, key_count).add_(own)
             weights = torch.softmax(scores, -1)
@@ -174,18 +210,19 @@ class BlockAttention(torch.autograd.Function):
             query_grad[:, :, :, start:end] = own_grad.view(rows, shared, group, -1, width)
         return (
             query_grad.view(rows, shared * group, length, width),
-            key_grad.view(rows, shared, length, width),
-            value_grad.view(rows, shared, length, width),
-            None, None, None,
+            key_grad.view(rows, shared, -1, width),
+            value_grad.view(rows, shared, -1, width),
+            None, None, None, None,
         )  # fmt: skip
 
 
-def _slices(split: int, length: int, width: int) -> Iterator[tuple[int, int, int]]:
+def _slices(split: int, length: int, width: int, offset: int) -> Iterator[tuple[int, int, int]]:
     """(first query, one past the last, keys seen) of each slice: the prompt's blocks, then the suffix."""
     for start in range(0, split, width):
         end = min(start + width, split)
-        yield start, end, end
-    yield split, length, length
+        yield start, end, offset + end
+    if length > split:
+        yield split, length, offset + length
 
 
 AttentionInterface.register(ATTENTION, prefix_attention)
