@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -290,7 +291,7 @@ def test_a_candidate_is_right_where_it_gives_an_answer_that_people_wrote_or_like
     agent = dataclasses.replace(AGENTS["assistant"], answers=("billing", "shipping"))
     fit(rows, agent, families=[("words",)], penalties=(10.0,)).policy.save(tmp_path)
     monkeypatch.setattr(service, "adapter_folder", lambda policy: tmp_path)
-    held_out = {
+    held_out: dict[str, list[dict[str, Any]]] = {
         "corrections": [rows[0]],
         "labels": [
             {**rows[4], "score": 0.0},

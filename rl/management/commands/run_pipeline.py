@@ -97,8 +97,8 @@ class Command(RatchetCommand):
                 plan = whole.dry_run(bar.update)
             command = self.command_line({**options, "agent": whole.agent}, without=("dry_run",))
             return {"dry_run": True, "trainings": plan, "next_step": command}
-        for training in whole.plan.trainings:
-            self.note(f"{training.method}: {training.reason}")
+        for planned in whole.plan.trainings:
+            self.note(f"{planned.method}: {planned.reason}")
         with self.bar("training") as bar:
             training = whole.train(bar.update)
         if training["status"] != "succeeded":
