@@ -57,13 +57,13 @@ def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
     )
 
 
-def after_export(format: str, path: str) -> str:
+def after_export(format: str, path: str, base: str = "BASE.gguf") -> str:
     """Command that serves the written file in another program."""
     where = Path(path)
     folder = where if not where.suffix else where.parent
     return {
         "gguf": f"llama-server -m {path} --port 8080   (or export again with --register, for Ollama)",
-        "gguf-lora": f"llama-server -m BASE.gguf --lora {path} --port 8080",
+        "gguf-lora": f"llama-server -m {base} --lora {path} --port 8080",
         "merged": f"python -m rl.checksums {folder} && vllm serve {folder}   (or another program)",
         "lora": f"peft.PeftModel.from_pretrained(base_model, '{folder}')   (or vllm serve BASE --enable-lora)",
         "linear": f"python -m json.tool {path}   (docs/linear.md explains the file)",

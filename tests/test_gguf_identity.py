@@ -65,7 +65,7 @@ def test_a_policys_own_name_says_what_it_was_trained_for(adapted: Source) -> Non
 def test_a_file_names_its_base_model_and_its_size(adapted: Source, tmp_path: Path) -> None:
     assert adapted.adapter is not None
     whole = export_gguf("bundled", adapted.adapter.path, tmp_path, quantization="f16").files[0].path
-    lora = export_gguf_lora("bundled", adapted.adapter.path, tmp_path).files[0].path
+    lora = export_gguf_lora("bundled", adapted.adapter.path, tmp_path / "lora").files[0].path
     assert whole.name == "Ratchet-bundled-3.0M-support-bot-v214.2-F16.gguf"
     assert lora.name == "Ratchet-bundled-3.0M-support-bot-v214.2-F32-LoRA.gguf"
     for path in (whole, lora):

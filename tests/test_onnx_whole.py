@@ -21,4 +21,4 @@ def test_whole_weights_on_a_base_of_half_precision_are_exported_as_they_are_serv
         rows(completion="table")
     )
     written = export_onnx(half, Path(trained.checkpoint), tmp_path / "onnx")
-    assert written.equality["top1_agreement"] == 1
+    assert written.equality["agreement"]["policy"]["texts"]["top1_agreement"] == 1

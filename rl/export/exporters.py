@@ -8,8 +8,8 @@ from typing import Any
 
 ADAPTER, LINEAR = "adapter", "linear"
 
-OPTIONS = ("quantization", "model_name", "system_prompt", "llama_cpp_path")
-"""Keyword arguments that a writer may take beside `progress`."""
+OPTIONS = ("quantization", "model_name", "system_prompt", "llama_cpp_path", "prompts")
+"""Keyword arguments that a writer may take beside `progress`; `prompts` are held-out prompts of the agent."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,18 @@ class Exporter:
 EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter
     for exporter in (
-        Exporter("merged", "rl.export.merged_model:export_merged", "a Hugging Face folder with the adapter merged in"),
+        Exporter(
+            "merged", "rl.export.merged_model:export_merged", "a Hugging Face folder with the adapter merged in",
+            options=("prompts",),
+        ),
         Exporter("lora", "rl.export.lora:export_lora", "the adapter's folder, for PEFT"),
-        Exporter("onnx", "rl.export.onnx:export_onnx", "an ONNX folder in float32"),
+        Exporter("onnx", "rl.export.onnx:export_onnx", "an ONNX folder in float32", options=("prompts",)),
         Exporter(
             "gguf", "rl.export.gguf:export_gguf", "one file for llama.cpp and Ollama", options=OPTIONS, names_file=True
         ),
         Exporter(
-            "gguf-lora", "rl.export.gguf_lora:export_gguf_lora", "the adapter alone, for llama.cpp",
-            options=("model_name",), names_file=True,
+            "gguf-lora", "rl.export.gguf_lora:export_gguf_lora", "the adapter alone, for llama.cpp and Ollama",
+            options=("model_name", "prompts"),
         ),
         Exporter(
             "linear", "rl.export.linear:export_linear", "a linear policy's own JSON", policy_kind=LINEAR,

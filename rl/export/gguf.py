@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from rl.agents.base import Message
+from rl.export.agreement import Measured
 from rl.export.artifact import (
     ExportedFile,
     ExportRefused,
@@ -16,14 +16,13 @@ from rl.export.artifact import (
     silent,
     staged_file,
 )
-from rl.export.gguf_check import gguf_check, gguf_read
+from rl.export.gguf_check import checked_facts, gguf_measured, gguf_read, plain_check
 from rl.export.gguf_identity import identity_of
 from rl.export.gguf_names import FAMILIES
 from rl.export.gguf_runtime import FILE_TYPES, PLAIN, quantise
 from rl.export.gguf_write import WIDTH, TooLarge, writer_for
-from rl.export.reference import check_prompts, reference_make
+from rl.export.reference import Reference, check_prompts, reference_make
 from rl.export.source import Source, source_open
-from rl.training.encoding import Encoder
 
 QUANTIZATIONS = tuple(FILE_TYPES)
 """Values of `quantization`."""
@@ -39,7 +38,6 @@ def export_gguf(
     system_prompt: str | None = None,
     llama_cpp_path: str | None = None,
     prompts: Sequence[Sequence[Message]] = (),
-    answer_tokens: int = 0,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Write base + adapter as one GGUF file, tensor by tensor, with tokenizer and chat template inside.
@@ -49,12 +47,11 @@ def export_gguf(
     is replaced at the end.
     quantization: one of QUANTIZATIONS. model_name: `general.name`. system_prompt: said by the chat template where a
     conversation has no system turn. llama_cpp_path: a llama.cpp checkout, used for architectures not in FAMILIES.
-    prompts: conversations to compare on, else a set of texts in several scripts; answer_tokens above 0 also compares
-    greedy answers of that length.
+    prompts: held-out prompts, whose answers are compared beside a fixed set of texts in several scripts.
 
     Before it is called done, the unquantised file is opened by the gguf package and by llama.cpp and must split the
-    prompts into the same tokens and give the same log-probabilities as the original (see gguf_check); the quantised
-    one is compared too, and its figures returned in `checked` (the unquantised one's under `before_quantization`).
+    prompts into the same tokens and give the same log-probabilities as the original (see gguf_check). The quantised
+    file and the base alone, quantised the same way, are measured: `agreement` in `checked` (rl.export.agreement).
     Memory stays near one copy of the weights. Raises ExportRefused; then nothing is left behind.
     """
     progress = progress or silent
@@ -66,17 +63,16 @@ def export_gguf(
     name = writer.general_name(model_name or source.name)
     if output.suffix != ".gguf":
         output = output / identity.file_name(quantization)
-    tokenizer = source.tokenizer()
-    test_prompts = check_prompts(tokenizer, prompts)
-    stop = Encoder(tokenizer).stop_ids
+    test_prompts = check_prompts(source.tokenizer(), prompts)
     plain = quantization if quantization in PLAIN else "f16"
+    is_quantised = quantization not in PLAIN
     notes = list(writer.notes)
 
     with staged_file(output, _staging_bytes(source, plain, quantization)) as staging:
-        reference = reference_make(source, test_prompts, answer_tokens, progress)
+        reference = reference_make(source, test_prompts, with_base=is_quantised, progress=progress)
         if reference.skip_reason:
             notes.append(f"log-probabilities were not compared: {reference.skip_reason}")
-        first = staging if quantization in PLAIN else staging.with_name(f"{plain}.gguf")
+        first = staging.with_name(f"{plain}.gguf") if is_quantised else staging
         try:
             tensors = writer.write(first, plain, name, progress)
         except TooLarge as error:
@@ -87,36 +83,59 @@ def export_gguf(
                 ) from error
             plain = "bf16"
             tensors = writer.write(first, plain, name, progress)
-        compare = partial(
-            gguf_check,
-            reference=reference,
-            stop=stop,
-            answer_tokens=answer_tokens,
-            notes=writer.notes,
-        )
         progress("comparing with the original", 0, 0)
-        equality = compare(first, quantization=plain)
-        if first != staging:
+        policy = gguf_measured(first, test_prompts, reference.policy)
+        if policy is not None:
+            plain_check(policy, plain, writer.notes)
+        base, before = None, {}
+        if is_quantised:
             progress(f"quantising to {quantization}", 0, 0)
             quantise(first, staging, quantization)
+            first.unlink()
             progress("comparing the quantised file", 0, 0)
-            before = {"type": plain, **equality}
-            equality = compare(staging, quantization=quantization)
-            equality["before_quantization"] = before
+            if policy is not None:
+                before = {
+                    "before_quantization": {"type": plain, **policy.texts.model_dump(exclude_none=True)}
+                }
+            policy = gguf_measured(staging, test_prompts, reference.policy)
+            if reference.base:
+                base = _base_measured(source, reference, first, plain, quantization, llama_cpp_path, progress)
         facts, stored = gguf_read(staging, tensors, quantization)
         progress("checked", 1, 1)
         made = exported_file(staging)
-    return ExportResult(
-        "gguf", [ExportedFile(output, made.bytes, made.sha256)], {**facts, **equality}, notes + stored
-    )
+    checked = {**facts, **checked_facts(reference, policy, base), **before}
+    return ExportResult("gguf", [ExportedFile(output, made.bytes, made.sha256)], checked, notes + stored)
+
+
+def _base_measured(
+    source: Source,
+    reference: Reference,
+    plain_file: Path,
+    plain: str,
+    quantization: str,
+    llama_cpp_path: str | None,
+    progress: Progress,
+) -> Measured | None:
+    """Agreement of the base alone, quantised the same way. Its two files lie beside the export for that long."""
+    alone = source.without_adapter()
+    progress("quantising the base model to compare", 0, 0)
+    writer = writer_for(alone, llama_cpp_path=llama_cpp_path)
+    writer.write(plain_file, plain, writer.general_name(alone.name), progress)
+    quantised = plain_file.with_name("base.gguf")
+    quantise(plain_file, quantised, quantization)
+    plain_file.unlink()
+    found = gguf_measured(quantised, reference.prompts, reference.base)
+    quantised.unlink()
+    return found
 
 
 def _staging_bytes(source: Source, plain: str, quantization: str) -> int:
-    """Bytes the staging folder holds at most: the plain file, and a quantised one at up to 8.5 bits a weight."""
+    """Bytes the staging folder holds at most: a plain file, and quantised ones at up to 8.5 bits a weight."""
     parameters = source.weights.base.parameters
     size = parameters * WIDTH[plain]
     if quantization not in PLAIN:
-        size += parameters * 17 // 16
+        # the policy's, and for a while the base's
+        size += 2 * (parameters * 17 // 16)
     if source.weights.base.model_type not in FAMILIES:
         size += source.weights.base.total_bytes
     return size

@@ -2,67 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import llama_cpp
-import numpy as np
 
+from rl.export.agreement import Expected, ExportAgreement, Measured, measured
 from rl.export.artifact import ExportRefused
-from rl.export.gguf_runtime import llama_greedy_answer, llama_log_probabilities, llama_opened
-from rl.export.reference import CHECK_TOKENS, Reference
+from rl.export.gguf_runtime import llama_log_probabilities, llama_opened
+from rl.export.reference import CheckPrompt, Reference
 
-PLAIN_BAR = {"f32": 0.05, "f16": 0.05, "bf16": 0.25}
-"""Largest mean absolute log-probability difference from the original, in nats, over every token of the vocabulary.
+PLAIN_BAR = {"f32": 0.002, "f16": 0.002, "bf16": 0.02}
+"""Largest KL divergence from the original on the check texts, in nats per token, of an unquantised file.
 
-Float16 moves it by hundredths at most; more means that something was written wrongly. bfloat16 keeps 8 bits of each
+Float16 costs less than a tenth of it; more means that something was written wrongly. bfloat16 keeps 8 bits of each
 weight, and a float32 original loses more by that."""
 
 
-def gguf_check(
-    path: Path,
-    reference: Reference,
-    *,
-    quantization: str,
-    stop: Collection[int] = (),
-    answer_tokens: int = 0,
-    lora: Path | None = None,
-    notes: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Open a GGUF file in llama.cpp and compare it with what the original said; the figures, or ExportRefused.
+def gguf_measured(
+    path: Path, prompts: Sequence[CheckPrompt], expected: Sequence[Expected], *, lora: Path | None = None
+) -> Measured | None:
+    """Open a GGUF file in llama.cpp and compare its tokens and log-probabilities with the original's.
 
-    quantization: as named by users; f32, f16 and bf16 must stay below PLAIN_BAR, of the others the figures are only
-    returned. stop, answer_tokens: for greedy answers, where `reference` has
-    any. lora: a LoRA in GGUF to open on top. notes: what may explain a difference, told in the refusal.
-
-    Returns `tokens_equal` and `prompts`; where the original was asked also `positions`,
-    `logprob_mean_abs_diff`, `logprob_max_abs_diff` (nats), `top1_agreement` (share in [0, 1]) and, with answers,
-    `greedy_equal` (share in [0, 1]); where it was not, `not_compared` says why.
+    lora: a LoRA in GGUF to open on top. None where nothing is expected: the tokens alone were compared. Raises
+    ExportRefused for a file that does not open or splits the prompts into other tokens.
     """
-    figures: dict[str, Any] = {}
-    longest = max(len(prompt.ids[:CHECK_TOKENS]) for prompt in reference.prompts)
-    if reference.answers:
-        longest = max(len(prompt.ids) for prompt in reference.prompts) + answer_tokens
+    longest = max(len(ids) for ids in [*(p.ids for p in prompts), *(text.ids for text in expected)])
     with llama_opened(path, max(longest, 64), lora) as llama:
-        figures |= _tokens(llama, reference)
-        if reference.skip_reason:
-            return {**figures, "not_compared": reference.skip_reason}
-        figures |= _log_probs(llama, reference)
-        if reference.answers:
-            answers = [llama_greedy_answer(llama, p.ids, answer_tokens, stop) for p in reference.prompts]
-            equal = sum(found == answer for found, answer in zip(answers, reference.answers, strict=True))
-            figures["greedy_equal"] = equal / len(answers)
-    mean, bar = figures["logprob_mean_abs_diff"], PLAIN_BAR.get(quantization)
-    if not np.isfinite(mean) or (bar is not None and mean > bar):
+        _tokens_check(llama, prompts)
+        found = measured(expected, partial(llama_log_probabilities, llama)) if expected else None
+    if found is not None and not math.isfinite(found.texts.kl):
         raise ExportRefused(
-            f"expected the {quantization} GGUF to answer like the original (mean absolute log-probability difference "
-            f"at most {bar if bar is not None else 'finite'}), found {mean:.4f} over {figures['positions']} positions "
-            f"of {figures['prompts']} prompts; the export was thrown away, export the model as merged instead"
+            "expected a GGUF file that gives finite log-probabilities, found one that does not; the export was thrown "
+            "away, use --quantization bf16 or f32"
+        )
+    return found
+
+
+def checked_facts(
+    reference: Reference, policy: Measured | None, base: Measured | None = None
+) -> dict[str, Any]:
+    """Facts of a check for `checked`: the tokens are equal, and the agreement or why it was not measured."""
+    facts: dict[str, Any] = {"prompts": len(reference.prompts), "tokens_equal": True}
+    if policy is None:
+        return {**facts, "not_compared": reference.skip_reason}
+    return {**facts, "agreement": ExportAgreement(policy=policy, base=base).as_dict()}
+
+
+def plain_check(found: Measured, quantization: str, notes: Sequence[str] = ()) -> None:
+    """Raise ExportRefused for an unquantised file above PLAIN_BAR; notes: what may explain a difference."""
+    bar = PLAIN_BAR[quantization]
+    if not found.texts.kl <= bar:
+        raise ExportRefused(
+            f"expected the {quantization} GGUF to answer like the original (KL divergence at most {bar} nats per "
+            f"token), found {found.texts.kl:.4f} at {found.texts.positions} positions of {found.texts.prompts} texts; "
+            "the export was thrown away, export the model as merged instead"
             + "".join(f" ({note})" for note in notes)
         )
-    return figures
 
 
 def gguf_read(path: Path, tensors: int | None, quantization: str) -> tuple[dict[str, Any], list[str]]:
@@ -102,8 +102,8 @@ def _fallbacks(reader: gguf.GGUFReader, quantization: str) -> list[str]:
     ]
 
 
-def _tokens(llama: llama_cpp.Llama, reference: Reference) -> dict[str, Any]:
-    for prompt in reference.prompts:
+def _tokens_check(llama: llama_cpp.Llama, prompts: Sequence[CheckPrompt]) -> None:
+    for prompt in prompts:
         found = llama.tokenize(prompt.text.encode(), add_bos=prompt.framed, special=True)
         if found != prompt.ids:
             at = next(
@@ -115,22 +115,3 @@ def _tokens(llama: llama_cpp.Llama, reference: Reference) -> dict[str, Any]:
                 f"instead of {prompt.ids[at : at + 5]} at token {at} of {prompt.text[:60]!r}; this tokenizer cannot be "
                 "written as GGUF here, export the model as merged instead"
             )
-    return {"prompts": len(reference.prompts), "tokens_equal": True}
-
-
-def _log_probs(llama: llama_cpp.Llama, reference: Reference) -> dict[str, Any]:
-    worst, total, count, agreements, positions = 0.0, 0.0, 0, 0, 0
-    for prompt, expected in zip(reference.prompts, reference.log_probs, strict=True):
-        found = llama_log_probabilities(llama, prompt.ids[:CHECK_TOKENS], len(expected))
-        difference = np.abs(found - expected)
-        worst = max(worst, float(difference.max()))
-        total += float(difference.sum(dtype=np.float64))
-        count += difference.size
-        agreements += int((found.argmax(-1) == expected.argmax(-1)).sum())
-        positions += len(expected)
-    return {
-        "positions": positions,
-        "logprob_mean_abs_diff": total / count,
-        "logprob_max_abs_diff": worst,
-        "top1_agreement": agreements / positions,
-    }

@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
 import torch
 
+from rl.agents.base import Message
+from rl.export.agreement import ExportAgreement, Measured
 from rl.export.artifact import (
     ExportedFile,
     ExportRefused,
     ExportResult,
     Progress,
     exported_file,
+    manifest_write,
     silent,
     staged_file,
+    staged_folder,
 )
-from rl.export.gguf_check import gguf_check, gguf_read
+from rl.export.gguf_check import checked_facts, gguf_measured, gguf_read, plain_check
 from rl.export.gguf_identity import identity_of
 from rl.export.gguf_names import FAMILIES, TensorLayout, layout_of
 from rl.export.gguf_tokenizer import chat_template_of
 from rl.export.gguf_write import WIDTH, tensor_announce, tensor_stored, writer_for
-from rl.export.reference import check_prompts, reference_make
-from rl.export.source import Source, source_open
-from rl.export.weights import LoraPair, MergedWeights
+from rl.export.ollama import modelfile
+from rl.export.reference import Reference, check_prompts, reference_make
+from rl.export.source import Original, Source, original_of, source_open
+from rl.export.weights import LoraPair
+
+QUANTISED_BAR, QUANTISED_SHARE = 0.1, 10.0
+"""On a quantised base, a KL divergence above QUANTISED_BAR nats per token plus QUANTISED_SHARE times the base's own is
+no rounding: something was written wrongly."""
+
+_README = """# {name}
+
+A LoRA adapter for `{base}`, trained with Ratchet on the weights of one file:
+
+    {sha256}  {file}
+
+It fits that file alone. Ollama and llama.cpp load it beside the file, which stays as it is:
+
+    ollama create {name} -f Modelfile && ollama run {name}
+    llama-server -m {path} --lora {adapter}
+
+`Modelfile` names the base by its {place} on the machine that trained it: change `FROM` where that is another. Ollama
+loads adapters of the architectures that its llama.cpp engine runs, and says so where it does not; the policy as one
+file (`export_model --format gguf`) works with all.
+
+{agreement}
+"""
+
+_README_PLAIN = """# {name}
+
+A LoRA adapter for `{base}`, for llama.cpp. It fits a GGUF file of that model, in any quantisation:
+
+    llama-server -m BASE.gguf --lora {adapter}
+
+{agreement}
+"""
 
 
 def export_gguf_lora(
@@ -32,14 +69,18 @@ def export_gguf_lora(
     output: Path,
     *,
     model_name: str | None = None,
+    prompts: Sequence[Sequence[Message]] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
     """Write an adapter as a GGUF LoRA: for each weight it changes `<name>.lora_a` and `<name>.lora_b`, float32.
 
-    base_model: as in `export_gguf`; its family must be one of FAMILIES. output: a file name, or a folder to write the
-    file into under the specification's name (see gguf_identity). It is checked by opening a temporary float16 GGUF of
-    the base in llama.cpp with the adapter on it and comparing the log-probabilities with base + adapter under PEFT.
-    Raises ExportRefused; then nothing is left behind.
+    base_model: as in `export_gguf`; its family must be one of FAMILIES. output: a file name; or a new or empty folder,
+    or an earlier export to replace, which gets the file under the specification's name (see gguf_identity), a README
+    and, where the base came from a GGUF file, a Modelfile for Ollama. prompts: held-out prompts, as in `export_gguf`.
+
+    It is checked in llama.cpp against base + adapter under PEFT: on the GGUF file that the base was made from, whose
+    SHA-256 must be the recorded one, else on a temporary float16 GGUF of the base. Raises ExportRefused; then nothing
+    is left behind.
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
@@ -55,28 +96,102 @@ def export_gguf_lora(
             f"({', '.join(source.weights.replaced_names()[:3])}), which a GGUF adapter cannot hold; "
             "export the policy as gguf instead"
         )
-    if output.suffix != ".gguf":
-        output = output / identity_of(source, model_name).file_name("f32", adapter=True)
-    base_writer = writer_for(
-        Source(source.base_name, source.base, None, MergedWeights(source.weights.base, None))
-    )
-    test_prompts = check_prompts(source.tokenizer())
-    needed = (
-        source.weights.base.parameters * WIDTH["f16"]
-        + (adapter / "adapter_model.safetensors").stat().st_size * 2
-    )
-    with staged_file(output, needed) as staged:
-        reference = reference_make(source, test_prompts, progress=progress)
-        tensors = lora_write(source, layout, staged, model_name or source.name)
-        base = staged.with_name("base.gguf")
-        base_writer.write(base, "f16", base_writer.general_name(source.name), progress)
+    name = model_name or source.name
+    needed = (adapter / "adapter_model.safetensors").stat().st_size * 2
+    progress("looking for the base's GGUF file", 0, 0)
+    original, note = original_of(source.base)
+    notes = [f"{note}; compared on a float16 file of the base instead"] if note else []
+    if original is None:
+        needed += source.weights.base.parameters * WIDTH["f16"]
+    test_prompts = check_prompts(source.tokenizer(), prompts)
+    stage = staged_file(output, needed) if output.suffix == ".gguf" else staged_folder(output, needed)
+    with stage as place:
+        file = place
+        if place.is_dir():
+            file = place / identity_of(source, model_name).file_name("f32", adapter=True)
+        reference = reference_make(source, test_prompts, with_base=True, progress=progress)
+        tensors = lora_write(source, layout, file, name)
         progress("comparing with the original", 0, 0)
-        checked = gguf_check(base, reference, quantization="f16", lora=staged)
-        facts, _ = gguf_read(staged, tensors, "f32")
-        made = exported_file(staged)
-    notes = [f"log-probabilities were not compared: {reference.skip_reason}"] if reference.skip_reason else []
-    return ExportResult(
-        "gguf-lora", [ExportedFile(output, made.bytes, made.sha256)], {**facts, **checked}, notes
+        if original is not None:
+            policy, base = _quantised_check(original, file, reference)
+            notes.append(f"checked on {original.file}, the file that the base model was made from")
+        else:
+            policy, base = _plain_check(source, file, reference, progress)
+        facts, _ = gguf_read(file, tensors, "f32")
+        checked = {**facts, **checked_facts(reference, policy, base)}
+        if original is not None:
+            checked["base_file"] = {"path": str(original.file), "sha256": original.sha256}
+        if reference.skip_reason:
+            notes.append(f"log-probabilities were not compared: {reference.skip_reason}")
+        made = exported_file(file)
+        if place.is_dir():
+            words = ExportAgreement(policy=policy, base=base).words() if policy is not None else []
+            (place / "README.md").write_text(_readme(source, name, original, file.name, words), "utf-8")
+            if original is not None:
+                jinja = chat_template_of(source.tokenizer())
+                (place / "Modelfile").write_text(
+                    modelfile(
+                        original.ollama_name or original.file.resolve(),
+                        original.file,
+                        file.name,
+                        jinja if isinstance(jinja, str) else "",
+                    ),
+                    "utf-8",
+                )
+            files = [exported_file(path) for path in sorted(place.iterdir())]
+            manifest_write(place, ExportResult("gguf-lora", files, checked, notes))
+    target = output if output.suffix == ".gguf" else output / made.path.name
+    return ExportResult("gguf-lora", [ExportedFile(target, made.bytes, made.sha256)], checked, notes)
+
+
+def _quantised_check(
+    original: Original, lora: Path, reference: Reference
+) -> tuple[Measured | None, Measured | None]:
+    """Agreement on the file that the base was made from, of policy and base. Raises ExportRefused."""
+    base = gguf_measured(original.file, reference.prompts, reference.base)
+    policy = gguf_measured(original.file, reference.prompts, reference.policy, lora=lora)
+    if policy is None or base is None:
+        return policy, base
+    bar = QUANTISED_BAR + QUANTISED_SHARE * base.texts.kl
+    if not policy.texts.kl <= bar:
+        raise ExportRefused(
+            f"expected the adapter on {original.file.name} to answer like the trained policy (KL divergence at most "
+            f"{bar:.2f} nats per token; the base alone has {base.texts.kl:.4f}), found {policy.texts.kl:.4f}; the "
+            "export was thrown away, export the policy as gguf instead"
+        )
+    return policy, base
+
+
+def _plain_check(
+    source: Source, lora: Path, reference: Reference, progress: Progress
+) -> tuple[Measured | None, Measured | None]:
+    """Agreement on a temporary float16 file of the base, of policy and base. Raises ExportRefused."""
+    alone = source.without_adapter()
+    writer = writer_for(alone)
+    file = lora.with_name("base.gguf")
+    writer.write(file, "f16", writer.general_name(source.name), progress)
+    policy = gguf_measured(file, reference.prompts, reference.policy, lora=lora)
+    if policy is not None:
+        plain_check(policy, "f16", writer.notes)
+    base = gguf_measured(file, reference.prompts, reference.base) if policy is not None else None
+    file.unlink()
+    return policy, base
+
+
+def _readme(source: Source, name: str, original: Original | None, adapter: str, agreement: list[str]) -> str:
+    base = source.base.name if source.base_name.startswith((".", "/", "~")) else source.base_name
+    words = " ".join(agreement)
+    if original is None:
+        return _README_PLAIN.format(name=name, base=base, adapter=adapter, agreement=words)
+    return _README.format(
+        name=name,
+        base=original.ollama_name or base,
+        sha256=original.sha256,
+        file=original.file.name,
+        path=original.file,
+        place="name" if original.ollama_name else "place",
+        adapter=adapter,
+        agreement=words,
     )
 
 

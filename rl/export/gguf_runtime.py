@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import llama_cpp
 import numpy as np
 from llama_cpp import _logger
 
+from rl.export.agreement import FloatArray
 from rl.export.artifact import ExportRefused, space_check
-from rl.export.reference import FloatArray, cores_available, cores_for
+from rl.export.reference import cores_available, cores_for
 
 FILE_TYPES: dict[str, int] = {
     "f32": llama_cpp.LLAMA_FTYPE_ALL_F32,
@@ -91,21 +92,6 @@ def llama_log_probabilities(llama: llama_cpp.Llama, ids: Sequence[int], position
     shifted = logits - logits.max(axis=-1, keepdims=True)
     found: FloatArray = (shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))).astype(np.float32)
     return found
-
-
-def llama_greedy_answer(
-    llama: llama_cpp.Llama, ids: Sequence[int], tokens: int, stop: Collection[int]
-) -> list[int]:
-    """The most likely continuation, at most `tokens` long, its end token included."""
-    llama.reset()
-    llama.eval(list(ids))
-    answer: list[int] = []
-    while len(answer) < tokens:
-        answer.append(int(llama.scores[llama.n_tokens - 1].argmax()))
-        if answer[-1] in stop:
-            break
-        llama.eval([answer[-1]])
-    return answer
 
 
 def quantise(source: Path, target: Path, quantization: str) -> None:

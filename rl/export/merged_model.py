@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from rl.agents.base import Message
+from rl.export.agreement import ExportAgreement, measured
 from rl.export.artifact import (
     ExportRefused,
     ExportResult,
@@ -23,12 +26,10 @@ from rl.export.artifact import (
     staged_folder,
 )
 from rl.export.reference import (
-    CHECK_TOKENS,
     Reference,
     check_prompts,
     log_probabilities,
     original_model,
-    positions_retained,
     reference_make,
 )
 from rl.export.source import Source, source_open
@@ -36,23 +37,28 @@ from rl.export.source import Source, source_open
 SHARD_BYTES = 512 * 1024**2
 """Size of a weight file at most, and with it the memory writing takes beside one tensor."""
 
-MERGED_BAR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-"""Largest mean absolute log-probability difference from base + adapter, by the base's own type (what it rounds to)."""
+MERGED_BAR = {torch.float32: 1e-6, torch.float16: 0.002, torch.bfloat16: 0.02}
+"""Largest KL divergence from base + adapter, in nats per token, by the base's own type (what it rounds to)."""
 
 
 def export_merged(
-    base_model: str | None, adapter: Path | None, output: Path, *, progress: Progress | None = None
+    base_model: str | None,
+    adapter: Path | None,
+    output: Path,
+    *,
+    prompts: Sequence[Sequence[Message]] = (),
+    progress: Progress | None = None,
 ) -> ExportResult:
     """Write base + adapter as one model folder in safetensors, in the base's own dtype, with its tokenizer.
 
     base_model: `bundled`, a folder or a Hugging Face name; None takes the one the adapter names. output: a new or
-    empty folder, or an earlier export to replace. Before it is called done the folder is loaded by transformers and
-    its log-probabilities are compared with those of base + adapter under PEFT. Raises ExportRefused; then nothing
-    is left behind.
+    empty folder, or an earlier export to replace. prompts: held-out prompts, as in `export_gguf`. Before it is called
+    done the folder is loaded by transformers and compared with base + adapter under PEFT. Raises ExportRefused; then
+    nothing is left behind.
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
-    test_prompts = check_prompts(source.tokenizer())
+    test_prompts = check_prompts(source.tokenizer(), prompts)
     with staged_folder(output, source.weights.base.total_bytes) as folder:
         reference = reference_make(source, test_prompts, progress=progress)
         merged_write(source, folder, progress)
@@ -119,29 +125,13 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
 def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, Any]:
     if reference.skip_reason:
         return {"loaded": False, "compared": False, "reason": reference.skip_reason}
-    worst, total, count, same_top = 0.0, 0.0, 0, 0
     with original_model(source_open(str(folder), None)) as model:
-        positions = positions_retained(model, len(reference.prompts))
-        for prompt, expected in zip(reference.prompts, reference.log_probs, strict=True):
-            found = log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions)
-            difference = np.abs(found - expected)
-            worst = max(worst, float(difference.max()))
-            total += float(difference.sum(dtype=np.float64))
-            count += difference.size
-            same_top += int((found.argmax(-1) == expected.argmax(-1)).sum())
-    mean = total / count
-    bar = MERGED_BAR.get(dtype, 0.25)
-    if not mean <= bar:
+        found = measured(reference.policy, partial(log_probabilities, model))
+    bar = MERGED_BAR.get(dtype, MERGED_BAR[torch.bfloat16])
+    if not found.texts.kl <= bar:
         raise ExportRefused(
-            f"expected the merged model to answer like base + adapter (mean log-probability difference at most {bar}), "
-            f"found {mean:.4f}; the export was thrown away, please report the model and adapter"
+            f"expected the merged model to answer like base + adapter (KL divergence at most {bar} nats per token), "
+            f"found {found.texts.kl:.4f}; the export was thrown away, please report the model and adapter"
         )
-    return {
-        "loaded": True,
-        "compared": True,
-        "prompts": len(reference.prompts),
-        "positions": sum(len(rows) for rows in reference.log_probs),
-        "logprob_mean_abs_diff": mean,
-        "logprob_max_abs_diff": worst,
-        "top1_agreement": same_top / sum(len(rows) for rows in reference.log_probs),
-    }
+    agreement = ExportAgreement(policy=found).as_dict()
+    return {"loaded": True, "compared": True, "prompts": len(reference.prompts), "agreement": agreement}

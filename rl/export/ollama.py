@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -164,6 +165,26 @@ def export_to_ollama(
             alias or "",
             notes,
         )
+
+
+def modelfile(base: Path | str, base_file: Path, adapter: str, jinja: str) -> str:
+    """A Modelfile of an adapter on the file it was trained on, in the chat template it was trained with.
+
+    base: what FROM names, the file or a model that the server has. base_file: that file, whose header is read.
+    jinja: the template; empty: the file's own. Where it cannot be translated, Ollama takes the one it knows for the
+    base.
+    """
+    facts = _facts(base_file)
+    facts = replace(facts, jinja=jinja or facts.jinja)
+    go, _ = _template(facts)
+    lines = [f"FROM {base}", f"ADAPTER ./{adapter}"]
+    if go is not None:
+        lines.append(f'TEMPLATE """{go.text}"""')
+        if go.system:
+            lines.append(f'SYSTEM """{go.system}"""')
+    stop = dict.fromkeys([*facts.stop, *(go.stop if go else [])])
+    lines += [f"PARAMETER stop {json.dumps(text)}" for text in stop]
+    return "\n".join(lines) + "\n"
 
 
 def models(host: str | None = None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reference of an export: log-probabilities and answers of base + adapter in transformers."""
+"""Reference of an export: what base + adapter, and the base alone, say in transformers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import psutil
 import torch
 from transformers.utils import logging as transformers_logging
 
 from rl.agents.base import Message
+from rl.export.agreement import Expected, FloatArray
 from rl.export.artifact import ExportRefused, Progress, silent
 from rl.export.source import Source
-from rl.training.encoding import Encoder
+from rl.training.encoding import Encoder, NotRenderable
 from rl.training.hardware import detect
 from rl.training.model_files import PolicyLoadError
 from rl.training.policy import load_policy
-
-FloatArray = npt.NDArray[np.float32]
 
 CHECK_TEXTS = (
     "question: how did revenue change over the last week\nwidgets: pie_chart, line_chart, table",
@@ -46,8 +43,17 @@ CHECK_TOKENS = 256
 SMALL_BYTES = 64 * 1024**2
 """Weights below this are multiplied by one core."""
 
-POSITIONS_BYTES = 256 * 1024**2
+POSITIONS_BYTES = 512 * 1024**2
 """Memory for the kept log-probabilities; a large vocabulary keeps fewer positions of each prompt, the last ones."""
+
+HELD_OUT_TOKENS = 512
+"""Held-out prompts longer than this are not compared: their logits would not fit small machines."""
+
+ANSWER_TOKENS = 48
+"""Tokens of an answer to a held-out prompt that are compared at most."""
+
+ANSWERED_TOGETHER = 24
+"""Held-out prompts that are answered in one batch."""
 
 
 @dataclass(frozen=True)
@@ -58,45 +64,55 @@ class CheckPrompt:
     ids: list[int]
     framed: bool
     """True if the tokenizer put its own bos and eos around it (a chat template writes them itself)."""
+    held_out: bool = False
+    """True for a held-out prompt of the agent, whose answer is compared."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Answers of the original to the check prompts."""
+    """What the original says of the check prompts."""
 
     prompts: list[CheckPrompt]
-    log_probs: list[FloatArray] = field(default_factory=list)
-    """Per prompt (positions, vocabulary), natural logarithm, of its last positions; empty where it was not loaded."""
-    answers: list[list[int]] = field(default_factory=list)
-    """Per prompt the greedy answer's token ids, its end token included; empty where none were asked for."""
+    policy: list[Expected] = field(default_factory=list)
+    """Of base + adapter; empty where it was not loaded."""
+    base: list[Expected] = field(default_factory=list)
+    """Of the base alone; empty where it was not asked for, or there is no adapter."""
     skip_reason: str = ""
     """Reason why the original was not run, else empty."""
 
 
-def check_prompts(tokenizer: Any, prompts: Sequence[Sequence[Message]] = ()) -> list[CheckPrompt]:
-    """The prompts to compare on: those given, else CHECK_TEXTS, in the chat template where there is one."""
-    messages = prompts or [[{"role": "user", "content": text}] for text in CHECK_TEXTS]
-    if tokenizer.chat_template:
-        texts = [Encoder(tokenizer).render(turns) for turns in messages]
-        framed = False
-    else:
-        texts = ["\n\n".join(turn["content"] for turn in turns) for turns in messages]
-        framed = True
-    return [
-        CheckPrompt(text, tokenizer(text, add_special_tokens=framed)["input_ids"], framed) for text in texts
-    ]
+def check_prompts(tokenizer: Any, held_out: Sequence[Sequence[Message]] = ()) -> list[CheckPrompt]:
+    """The texts to compare on: CHECK_TEXTS and held-out prompts, in the chat template where there is one.
+
+    Held-out prompts that the template cannot write, or of more than HELD_OUT_TOKENS, are left out.
+    """
+    framed = not tokenizer.chat_template
+    texts = [[{"role": "user", "content": text}] for text in CHECK_TEXTS]
+    found = []
+    for number, turns in enumerate([*texts, *held_out]):
+        try:
+            text = (
+                "\n\n".join(turn["content"] for turn in turns) if framed else Encoder(tokenizer).render(turns)
+            )
+        except NotRenderable:
+            if number < len(texts):
+                raise
+            continue
+        ids = tokenizer(text, add_special_tokens=framed)["input_ids"]
+        if number < len(texts) or len(ids) <= HELD_OUT_TOKENS:
+            found.append(CheckPrompt(text, ids, framed, held_out=number >= len(texts)))
+    return found
 
 
 def reference_make(
     source: Source,
     prompts: Sequence[CheckPrompt],
-    answer_tokens: int = 0,
+    *,
+    with_base: bool = False,
     progress: Progress = silent,
 ) -> Reference:
-    """Ask the original. Memory: one copy of the weights as stored, and one module's in float32.
-
-    answer_tokens: length limit of greedy answers, in tokens; 0 asks for none. Where the machine's free memory would
-    not hold the original, nothing is loaded and `skipped` says so.
+    """Ask the original; with_base: the base alone too. Memory: one copy of the weights as stored, and one module's in
+    float32. Where the machine's free memory would not hold the original, nothing is loaded and `skip_reason` says so.
     """
     base = source.weights.base
     largest = max(base.shape(name)[0] * base.shape(name)[-1] for name in base.names)
@@ -108,16 +124,39 @@ def reference_make(
             skip_reason=f"comparing with the original needs {needed / 1e9:.1f} GB of memory, "
             f"{free / 1e9:.1f} GB are free",
         )
+    with_base = with_base and source.adapter is not None
     progress("loading the original", 0, 0)
     with original_model(source) as model:
-        log_probs, answers = [], []
-        for number, prompt in enumerate(prompts):
-            progress("asking the original", number, len(prompts))
-            positions = positions_retained(model, len(prompts))
-            log_probs.append(log_probabilities(model, prompt.ids[:CHECK_TOKENS], positions))
-            if answer_tokens:
-                answers.append(greedy_answer(model, prompt.ids, answer_tokens))
-    return Reference(list(prompts), log_probs, answers)
+        kept = positions_retained(model, len(prompts) * (1 + with_base))
+        policy = _expected(model, prompts, kept, "asking the original", progress)
+        of_base = []
+        if with_base:
+            with model.disable_adapter():
+                of_base = _expected(model, prompts, kept, "asking the base model", progress)
+    return Reference(list(prompts), policy, of_base)
+
+
+def _expected(
+    model: Any, prompts: Sequence[CheckPrompt], kept: int, stage: str, progress: Progress
+) -> list[Expected]:
+    """kept: positions of each text whose log-probabilities are kept."""
+    progress(stage, 0, len(prompts))
+    asked = [prompt.ids for prompt in prompts if prompt.held_out]
+    batches = [asked[at : at + ANSWERED_TOGETHER] for at in range(0, len(asked), ANSWERED_TOGETHER)]
+    answers = iter([answer for batch in batches for answer in greedy_answers(model, batch, ANSWER_TOKENS)])
+    found = []
+    for number, prompt in enumerate(prompts):
+        if prompt.held_out:
+            answer = next(answers)
+            ids, positions = prompt.ids + answer[:-1], len(answer)
+        else:
+            ids = prompt.ids[:CHECK_TOKENS]
+            positions = min(kept, len(ids))
+        rows = log_probabilities(model, ids, positions)
+        # a copy: a view would keep every row in memory
+        found.append(Expected(ids, rows.argmax(-1).tolist(), rows[-kept:].copy(), prompt.held_out))
+        progress(stage, number + 1, len(prompts))
+    return found
 
 
 @contextmanager
@@ -204,14 +243,28 @@ def log_probabilities(model: Any, ids: Sequence[int], positions: int) -> FloatAr
     return found
 
 
-def greedy_answer(model: Any, ids: Sequence[int], tokens: int) -> list[int]:
-    """The most likely continuation, at most `tokens` long, its end token included."""
-    prompt = torch.tensor([list(ids)])
+def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """The most likely continuation of each prompt, at most `tokens` long, its end token included."""
+    settings, width = model.generation_config, max(len(ids) for ids in prompts)
+    stop = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+    ids = torch.full((len(prompts), width), int(settings.pad_token_id))
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
+        mask[row, width - len(prompt) :] = 1
     with torch.no_grad():
-        answer = model.generate(
-            input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=tokens,
-        )  # fmt: skip
-    return [int(token) for token in answer[0, len(ids) :]]
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=settings,
+            do_sample=False,
+            max_new_tokens=tokens,
+        )
+    answers = []
+    for answer in out[:, width:].tolist():
+        end = next((place for place, token in enumerate(answer) if token in stop), len(answer) - 1)
+        answers.append(answer[: end + 1])
+    return answers
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -13,8 +14,10 @@ from django.conf import settings
 
 from backend.disks import file_replace
 from backend.file_locks import file_lock
+from rl.agents.base import Message
 from rl.bundled_models import base_named
 from rl.checksums import sums_write
+from rl.datasets import DatasetRefused, snapshot_rows
 from rl.evaluation.service import base_of
 from rl.export.exporters import ADAPTER, EXPORTERS, LINEAR, exporters_of
 from rl.jobs.lifecycle import follow_up_place
@@ -28,6 +31,8 @@ from rl.serving.files import base_file, base_file_is_whole, base_folder
 
 if TYPE_CHECKING:
     from rl.export.artifact import ExportResult
+
+logger = logging.getLogger("rl.export")
 
 QUANTIZATIONS = (
     "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0", "f16", "bf16",
@@ -122,11 +127,33 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
         base_model = order.base_model or (policy.base_model if policy else base_of(adapter))
     name = order.model_name or (policy.name if policy else adapter.resolve().name)
     output = order.output or _place(name, order)
-    result = _write(order, base_model, adapter, output, name, progress)
+    prompts = _held_out_prompts(policy) if "prompts" in EXPORTERS[order.format].options else []
+    result = _write(order, base_model, adapter, output, name, prompts, progress)
     report = _export_register(order, policy, adapter, base_model, result)
     if policy is not None and order.format == "gguf-lora" and base_file(_base_of(policy)) is None:
         base_export(order.base_model or _base_name(policy), settings.SERVING_QUANTIZATION, progress)
     return report
+
+
+HELD_OUT_PROMPTS = 24
+"""Held-out prompts whose answers are compared, at most."""
+
+
+def _held_out_prompts(policy: Policy | None) -> list[list[Message]]:
+    """Distinct held-out prompts of the dataset that a policy learned from; none of a checkpoint, which has no dataset,
+    and where the dataset's file is gone."""
+    snapshot = policy.run.snapshot if policy is not None and policy.run is not None else None
+    if snapshot is None:
+        return []
+    prompts: dict[str, list[Message]] = {}
+    try:
+        for row in snapshot_rows(snapshot, "holdout"):
+            prompts.setdefault(row["prompt_hash"], row["prompt"])
+            if len(prompts) == HELD_OUT_PROMPTS:
+                break
+    except DatasetRefused as refusal:
+        logger.warning("the answers to held-out prompts are not compared: %s", refusal)
+    return list(prompts.values())
 
 
 def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
@@ -271,6 +298,7 @@ def _write(
     adapter: Path,
     output: Path,
     name: str,
+    prompts: list[list[Message]],
     progress: Callable[[int, int, str], None] | None,
 ) -> ExportResult:
     """Files of an exporter, each of which is there. Raises ExportOrderRefused for one that cannot be imported or gives
@@ -297,6 +325,7 @@ def _write(
             "model_name": name,
             "system_prompt": order.system_prompt,
             "llama_cpp_path": settings.LLAMA_CPP_PATH or None,
+            "prompts": prompts,
         }
         options = {option: values[option] for option in exporter.options}
         result = writer(base_model, adapter, output, progress=report, **options)

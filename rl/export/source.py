@@ -9,15 +9,48 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from rl.base_models.sources import SOURCE_FILE, AddedModel, SourceRefused
 from rl.bundled_models import base_named, resolve_base_model
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, template_read
-from rl.checksums import TEMPLATE_FILES, TOKENIZER_FILES, base_files, base_hash
+from rl.checksums import TEMPLATE_FILES, TOKENIZER_FILES, base_files, base_hash, file_sum
 from rl.export.artifact import ExportRefused
 from rl.export.weights import Adapter, BaseWeights, MergedWeights, adapter_open
 from rl.training.model_files import base_changes
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
+
+
+@dataclass(frozen=True)
+class Original:
+    """The GGUF file that a base model was de-quantised from (`rl.base_models.sources`)."""
+
+    file: Path
+    sha256: str
+    ollama_name: str = ""
+    """Name of the model in Ollama's store; empty where it came from elsewhere."""
+
+
+def original_of(folder: Path) -> tuple[Original | None, str]:
+    """The GGUF file that a base's folder was made from, and a note where it is gone or has changed since."""
+    if not (folder / SOURCE_FILE).is_file():
+        return None, ""
+    try:
+        added = AddedModel.load(folder)
+    except SourceRefused as refusal:
+        raise ExportRefused(str(refusal)) from refusal
+    if not added.gguf:
+        return None, ""
+    file = folder / added.gguf
+    if not file.is_file():
+        return None, f"{file}, which the base model was made from, is not there any more"
+    if (found := file_sum(file)) != added.gguf_sha256:
+        return None, (
+            f"{file} is another file than the one that the base model was made from (SHA-256 {found[:16]}, expected "
+            f"{added.gguf_sha256[:16]}): the adapter does not fit it"
+        )
+    name = added.source.removeprefix("ollama:") if added.kind == "ollama" else ""
+    return Original(file, added.gguf_sha256, name), ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +79,10 @@ class Source:
         """The template that prompts were trained with: the one stored with the adapter, else the base's."""
         own = template_read(self.adapter.path) if self.adapter is not None else None
         return own or template_read(self.base)
+
+    def without_adapter(self) -> Source:
+        """The base alone."""
+        return Source(self.base_name, self.base, None, MergedWeights(self.weights.base, None))
 
     def tokenizer(self) -> Any:
         """The tokenizer transformers loads, never with code from the model's folder. Raises ExportRefused."""

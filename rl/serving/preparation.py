@@ -91,7 +91,9 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
                 raise PreparationRefused(fault)
             base = ["--base-model", base_model, "--format", "gguf"]
             _export([*base, "--quantization", settings.SERVING_QUANTIZATION], deadline)
-        result = _export([*checkpoint, "--format", "gguf-lora", "--output", str(folder)], deadline)
+        result = _export(
+            [*checkpoint, "--format", "gguf-lora", "--output", str(folder / "gguf-lora")], deadline
+        )
         return [_artifact_register(policy, "gguf-lora", "", result)]
     except PreparationRefused as refusal:
         logger.warning("%s has no adapter file (%s); its whole file is written instead", policy.name, refusal)

@@ -9,6 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend import next_steps
 from backend.command import RatchetCommand
+from rl.export.agreement import ExportAgreement
 from rl.export.exporters import EXPORTERS
 from rl.export.service import QUANTIZATIONS, ExportOrder, ExportOrderRefused, export, ollama_register
 from rl.management.base_model_option import base_model_given
@@ -111,7 +112,7 @@ class Command(RatchetCommand):
     def show(self, result: dict[str, Any]) -> None:
         for file in result["files"]:
             self.stdout.write(f"{file['path']}  {file['bytes'] / 1e6:,.1f} MB  sha256 {file['sha256'][:16]}")
-        for line in _comparison(result["checked"]):
+        for line in _comparison(result["checked"], result["quantization"]):
             self.stdout.write(line)
         for note in result["notes"]:
             self.stdout.write(f"note: {note}")
@@ -123,33 +124,29 @@ class Command(RatchetCommand):
     def next_step(self, result: dict[str, Any]) -> str:
         if made := result.get("ollama"):
             return f"ollama run {made['name']}"
-        return next_steps.after_export(result["format"], result["files"][0]["path"])
+        base = result["checked"].get("base_file", {}).get("path", "BASE.gguf")
+        return next_steps.after_export(result["format"], result["files"][0]["path"], base)
 
 
-CLOSE = 0.98
-"""Share of equal likeliest tokens from which a file is said to stay close to the original."""
-
-
-def _comparison(checked: dict[str, Any]) -> list[str]:
-    """Differences of the file from the original, in sentences with units."""
+def _comparison(checked: dict[str, Any], quantization: str | None) -> list[str]:
+    """Agreement of the file with the original, in sentences, and the other facts of the check."""
     lines = []
-    if (same := checked.get("top1_agreement")) is not None:
-        places = f" of {checked['positions']:,} positions" if "positions" in checked else ""
-        nats = checked.get("logprob_mean_abs_diff")
-        off = f"; log-probabilities differ by {nats:.3g} nats on average" if nats is not None else ""
-        lines.append(
-            f"compared with the original model: the same most likely token at {100 * same:.1f} %{places}{off}"
-        )
-        if same < CLOSE:
-            lines.append(
-                f"Answers may differ from the original's: at {100 * (1 - same):.1f} % of positions "
-                "another token is most likely. A higher-precision --quantization (q8_0, f16) stays "
-                "closer."
-            )
-    shown = {"top1_agreement", "logprob_mean_abs_diff", "positions"} if lines else set()
+    if "agreement" in checked:
+        agreement = ExportAgreement.model_validate(checked["agreement"])
+        lines = agreement.words()
+        if agreement.verdict == "changed" and (better := CLOSER.get(quantization or "")):
+            lines.append(f"--quantization {better} stays closer.")
     rest = ", ".join(
         f"{name.replace('_', ' ')} {f'{value:.3g}' if isinstance(value, float) else value}"
         for name, value in checked.items()
-        if name not in shown and not isinstance(value, dict)
+        if not isinstance(value, dict)
     )
     return [*lines, f"checked: {rest}"] if rest else lines
+
+
+CLOSER = {
+    **dict.fromkeys(("q2_k", "q3_k_s", "q3_k_m", "q3_k_l"), "q4_k_m"),
+    **dict.fromkeys(("q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"), "q8_0"),
+    "q8_0": "f16",
+}
+"""Quantisation -> the next one that stays closer to the original."""

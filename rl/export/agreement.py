@@ -1,0 +1,149 @@
+"""Agreement of an exported model with its original: KL divergence, most likely token and answers, and a verdict.
+
+Both models read the same texts. KL(original || exported) in nats per token is what llama.cpp's `--kl-divergence`
+reports; a mean over the vocabulary of the differences of log-probabilities would be ruled by tokens that no model says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+FloatArray = npt.NDArray[np.float32]
+
+LogProbabilities: TypeAlias = Callable[[Sequence[int], int], FloatArray]
+"""(token ids, n) -> log-probabilities after each of the last n tokens, (n, vocabulary)."""
+
+Verdict: TypeAlias = Literal["same", "close", "changed"]
+
+SAME_KL, SAME_TOP1 = 0.01, 0.98
+"""Up to this KL divergence and from this top-1 agreement two models are hard to tell apart: 8 bits stay within it."""
+CLOSE_KL, CLOSE_TOP1 = 0.1, 0.9
+"""What quantising to 4 or 5 bits usually costs."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the original says of one text."""
+
+    ids: list[int]
+    """Tokens of the prompt; of a held-out prompt also of the answer, but for its last token."""
+    top: list[int]
+    """Its most likely token at each of the last positions: of a held-out prompt the answer's."""
+    log_probs: FloatArray
+    """(positions, vocabulary), natural logarithm, of the last positions: those of `top`, or as many as memory holds."""
+    held_out: bool = False
+
+
+class Agreement(BaseModel):
+    """Agreement of one exported model with its original."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompts: int
+    positions: int
+    """Tokens whose distributions were compared."""
+    kl: float
+    """Mean KL(original || exported), nats per token."""
+    top1_agreement: float
+    """Share of positions where both have the same most likely token."""
+    same_answers: int | None = None
+    """Of held-out prompts: greedy answers that are the same to the last token."""
+
+
+class Measured(BaseModel):
+    """Agreement of one exported model on each kind of text."""
+
+    model_config = ConfigDict(frozen=True)
+
+    texts: Agreement
+    """On a fixed set of texts in several scripts."""
+    held_out: Agreement | None = None
+    """On answers to the agent's held-out prompts; None where the export had none."""
+
+    @property
+    def leading(self) -> Agreement:
+        """The figures that count: of held-out answers where there are some."""
+        return self.held_out or self.texts
+
+
+class ExportAgreement(BaseModel):
+    """The check of an export, stored under `agreement` in an artifact's `checked`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    policy: Measured
+    base: Measured | None = None
+    """Of the base model alone, converted the same way: what converting costs any model."""
+
+    @property
+    def verdict(self) -> Verdict:
+        found = self.policy.leading
+        if found.kl <= SAME_KL and found.top1_agreement >= SAME_TOP1:
+            return "same"
+        return "close" if found.kl <= CLOSE_KL and found.top1_agreement >= CLOSE_TOP1 else "changed"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON for `checked`, with the verdict."""
+        return {**self.model_dump(exclude_none=True), "verdict": self.verdict}
+
+    def words(self) -> list[str]:
+        """Figures of the policy beside those of the base, in sentences."""
+        found, base = self.policy.leading, self.base.leading if self.base else None
+        lines = []
+        if found.same_answers is not None:
+            beside = f" (base model: {base.same_answers})" if base and base.same_answers is not None else ""
+            lines.append(
+                f"Same answer as the trained model to {found.same_answers} of {found.prompts} held-out prompts{beside}."
+            )
+        beside = f" (base model: {base.kl:.2g} and {100 * base.top1_agreement:.1f} %)" if base else ""
+        where = (
+            "its answers" if found.same_answers is not None else f"{found.positions:,} tokens of test texts"
+        )
+        lines.append(
+            f"On {where}: KL divergence {found.kl:.2g} nats per token, same most likely token at "
+            f"{100 * found.top1_agreement:.1f} %{beside}."
+        )
+        return [*lines, VERDICTS[self.verdict]]
+
+
+VERDICTS: dict[Verdict, str] = {
+    "same": "Hard to tell apart from the trained model.",
+    "close": "Close to the trained model: what quantising to 4 or 5 bits usually costs.",
+    "changed": "Answers differ from the trained model's more often than 4-bit files usually do.",
+}
+
+
+def measured(expected: Sequence[Expected], exported: LogProbabilities) -> Measured:
+    """Agreement of an exported model with what its original says of some texts."""
+    held_out = [text for text in expected if text.held_out]
+    return Measured(
+        texts=_measured([text for text in expected if not text.held_out], exported),
+        held_out=_measured(held_out, exported) if held_out else None,
+    )
+
+
+def _measured(expected: Sequence[Expected], exported: LogProbabilities) -> Agreement:
+    divergence, agreements, kl_positions, top_positions, same = 0.0, 0, 0, 0, 0
+    for text in expected:
+        found = exported(text.ids, len(text.top))
+        tops = found.argmax(-1) == np.array(text.top)
+        agreements += int(tops.sum())
+        same += bool(tops.all())
+        top_positions += len(text.top)
+        rows = len(text.log_probs)
+        shares = np.exp(text.log_probs.astype(np.float64))
+        divergence += float((shares * (text.log_probs - found[len(found) - rows :])).sum())
+        kl_positions += rows
+    return Agreement(
+        prompts=len(expected),
+        positions=kl_positions,
+        kl=max(divergence / kl_positions, 0.0) if np.isfinite(divergence) else float("inf"),
+        top1_agreement=agreements / top_positions,
+        same_answers=same if expected[0].held_out else None,
+    )
