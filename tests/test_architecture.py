@@ -44,6 +44,7 @@ PURE = [
     "rl.datasets.pairs",
     "rl.datasets.replay",
     "rl.experiments.verdicts",
+    "rl.export.agreement",
     "rl.export.exporters",
     "rl.gates",
     "rl.linear",
@@ -73,9 +74,9 @@ ENTRY_POINTS = [
 ]
 """Modules with Django that import the packages of TORCH_PACKAGES, inside functions alone."""
 
-EXPORT_SERVICES = ["rl.export.deployment", "rl.export.exporters", "rl.export.service"]
-"""The part of `rl.export` that knows the registry, and the table of exporters; all else there is writers, which know no
-Django."""
+EXPORT_SERVICES = ["rl.export.agreement", "rl.export.deployment", "rl.export.exporters", "rl.export.service"]
+"""The part of `rl.export` that knows the registry, the table of exporters and the figures of a check; all else there is
+writers, which know no Django."""
 
 LAYERS = {
     "feedback": [
