@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from rl.base_models.sources import SOURCE_FILE, AddedModel, SourceRefused
-from rl.bundled_models import base_named, resolve_base_model
+from rl.base_models.sources import AddedModel, SourceRefused
+from rl.bundled_models import ADDED_FILE, base_named, resolve_base_model
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, template_read
 from rl.checksums import TEMPLATE_FILES, TOKENIZER_FILES, base_files, base_hash, file_sum
 from rl.export.artifact import ExportRefused
@@ -33,7 +33,7 @@ class Original:
 
 def original_of(folder: Path) -> tuple[Original | None, str]:
     """The GGUF file that a base's folder was made from, and a note where it is gone or has changed since."""
-    if not (folder / SOURCE_FILE).is_file():
+    if not (folder / ADDED_FILE).is_file():
         return None, ""
     try:
         added = AddedModel.load(folder)
