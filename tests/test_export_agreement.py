@@ -14,7 +14,7 @@ import pytest
 from rl.base_models.dequantise import gguf_to_folder
 from rl.base_models.sources import AddedModel, model_add
 from rl.export import gguf_names
-from rl.export.agreement import Agreement, Expected, ExportAgreement, FloatArray, Measured, measured
+from rl.export.agreement import Closeness, Expected, ExportAgreement, FloatArray, Measured, measured
 from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
@@ -59,8 +59,8 @@ def test_the_figures_are_those_computed_by_hand() -> None:
 def test_the_verdict_is_of_held_out_answers_where_there_are_some(
     kl: float, top1: float, verdict: str
 ) -> None:
-    off = Agreement(prompts=10, positions=100, kl=2.0, top1_agreement=0.4)
-    of = Agreement(prompts=4, positions=40, kl=kl, top1_agreement=top1, same_answers=3)
+    off = Closeness(prompts=10, positions=100, kl=2.0, top1_agreement=0.4)
+    of = Closeness(prompts=4, positions=40, kl=kl, top1_agreement=top1, same_answers=3)
     found = ExportAgreement(policy=Measured(texts=off, held_out=of))
     assert (found.verdict, found.as_dict()["verdict"]) == (verdict, verdict)
     assert ExportAgreement.model_validate(found.as_dict()) == found

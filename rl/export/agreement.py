@@ -40,7 +40,7 @@ class Expected:
     held_out: bool = False
 
 
-class Agreement(BaseModel):
+class Closeness(BaseModel):
     """Agreement of one exported model with its original."""
 
     model_config = ConfigDict(frozen=True)
@@ -61,13 +61,13 @@ class Measured(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    texts: Agreement
+    texts: Closeness
     """On a fixed set of texts in several scripts."""
-    held_out: Agreement | None = None
+    held_out: Closeness | None = None
     """On answers to the agent's held-out prompts; None where the export had none."""
 
     @property
-    def leading(self) -> Agreement:
+    def leading(self) -> Closeness:
         """The figures that count: of held-out answers where there are some."""
         return self.held_out or self.texts
 
@@ -128,7 +128,7 @@ def measured(expected: Sequence[Expected], exported: LogProbabilities) -> Measur
     )
 
 
-def _measured(expected: Sequence[Expected], exported: LogProbabilities) -> Agreement:
+def _measured(expected: Sequence[Expected], exported: LogProbabilities) -> Closeness:
     divergence, agreements, kl_positions, top_positions, same = 0.0, 0, 0, 0, 0
     for text in expected:
         found = exported(text.ids, len(text.top))
@@ -140,7 +140,7 @@ def _measured(expected: Sequence[Expected], exported: LogProbabilities) -> Agree
         shares = np.exp(text.log_probs.astype(np.float64))
         divergence += float((shares * (text.log_probs - found[len(found) - rows :])).sum())
         kl_positions += rows
-    return Agreement(
+    return Closeness(
         prompts=len(expected),
         positions=kl_positions,
         kl=max(divergence / kl_positions, 0.0) if np.isfinite(divergence) else float("inf"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import os
@@ -161,12 +162,15 @@ def _expected(
 
 @contextmanager
 def original_model(source: Source) -> Iterator[Any]:
-    """Base + adapter in transformers and PEFT: weights held as stored, every product computed in float32.
+    """Base + adapter in transformers and PEFT: every product is computed in float32.
 
-    float32 matters: computed in bfloat16, the original would differ from itself by more than an export may.
+    float32 matters: computed in bfloat16, the original would differ from itself by more than an export may. The weights
+    are held in float32 where a quarter of the free memory holds them, else as stored and widened one module at a time.
     """
     base = source.weights.base
-    hardware = replace(_machine(), device="cpu", dtype=str(base.main_dtype).removeprefix("torch."))
+    fits = 4 * base.parameters < psutil.virtual_memory().available / 4
+    held = "float32" if fits else str(base.main_dtype).removeprefix("torch.")
+    hardware = replace(_machine(), device="cpu", dtype=held)
     try:
         with transformers_quiet():
             adapter = source.adapter.path if source.adapter is not None else None
@@ -245,7 +249,8 @@ def log_probabilities(model: Any, ids: Sequence[int], positions: int) -> FloatAr
 
 def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """The most likely continuation of each prompt, at most `tokens` long, its end token included."""
-    settings, width = model.generation_config, max(len(ids) for ids in prompts)
+    settings, width = copy.deepcopy(model.generation_config), max(len(ids) for ids in prompts)
+    settings.do_sample, settings.max_new_tokens = False, tokens
     stop = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
     ids = torch.full((len(prompts), width), int(settings.pad_token_id))
     mask = torch.zeros_like(ids)
@@ -253,13 +258,7 @@ def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], tokens: int) ->
         ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
         mask[row, width - len(prompt) :] = 1
     with torch.no_grad():
-        out = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            generation_config=settings,
-            do_sample=False,
-            max_new_tokens=tokens,
-        )
+        out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
     answers = []
     for answer in out[:, width:].tolist():
         end = next((place for place, token in enumerate(answer) if token in stop), len(answer) - 1)
