@@ -217,7 +217,9 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
     monkeypatch.setattr(
         lifecycle.RunListener, "should_stop", lambda self: self.run.method == "sft" and len(steps) > 6
     )
-    report = train.train(TrainOrder("planner", "ppo", "cpu", base, PPO))
+    # one step of its own, by passes: max_steps would cap the stage too
+    knobs = {**PPO, "max_steps": -1, "epochs": 0.05}
+    report = train.train(TrainOrder("planner", "ppo", "cpu", base, knobs))
     run = TrainingRun.objects.get(pk=report["run"])
     form = run.stages.get()
     assert (report["status"], form.method, form.status) == ("cancelled", "sft", "cancelled")

@@ -358,7 +358,7 @@ def test_sampling_is_foreseen_from_several_batches_answered_with_an_adapter(
 
 @pytest.mark.parametrize(("eval_steps", "steps", "times"), [(0, 30, 1), (10, 30, 3), (10, 31, 4)])
 def test_held_out_rows_are_looked_at_as_training_does(eval_steps: int, steps: int, times: int) -> None:
-    assert evaluations(SFTRecipe(eval_steps=eval_steps), steps) == times
+    assert evaluations(SFTRecipe(eval_steps=eval_steps), steps, 100) == times
 
 
 def test_sizes_that_fit_are_told_by_their_bytes() -> None:

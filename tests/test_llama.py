@@ -491,7 +491,8 @@ def test_a_nucleus_is_the_smallest_set_that_reaches_its_share() -> None:
 def test_a_nucleus_of_more_tokens_than_are_looked_at_first_is_whole() -> None:
     even = np.zeros(1000, np.float32)
     draws = {sampled(even, 1.0, 0.5, np.random.default_rng(seed)) for seed in range(400)}
-    assert len(draws) > 250 and max(token for token, _ in draws) < 500
+    assert len(draws) > 250
+    assert max(token for token, _ in draws) < 500
     assert {round(float(np.exp(nats)) * 500) for _, nats in draws} == {1}
 
 
@@ -509,7 +510,8 @@ def test_tokens_that_a_schema_forces_are_computed_in_one_batch(
     monkeypatch.setattr(llama.context, "append", counted)
     answer = llama.answer(Ask(WIDGETS.render(STATES[0]), 64, response_schema=schema))
     assert json.loads(answer.text) in schema["enum"]
-    assert answer.tokens_out is not None and len(batches) < answer.tokens_out - 2
+    assert answer.tokens_out is not None
+    assert len(batches) < answer.tokens_out - 2
     # the same tokens are written, and cut at the same place, when the limit falls among them
     for limit in range(1, answer.tokens_out):
         cut = llama.answer(Ask(WIDGETS.render(STATES[0]), limit, response_schema=schema))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ def test_a_run_killed_in_its_first_stage_goes_on_with_it(
         "on_step",
         lambda self, step, total: (steps.append(step), tell(self, step, total))[1],
     )
-    report = train.train(order(base))
+    # one step of its own, by passes: max_steps would cap the stage too
+    asked = order(base)
+    report = train.train(dataclasses.replace(asked, knobs={**asked.knobs, "max_steps": -1, "epochs": 0.03}))
     run = TrainingRun.objects.get(pk=report["run"])
     assert (report["status"], run.status, run.stages.get().status) == ("cancelled", "cancelled", "cancelled")
     monkeypatch.setattr(lifecycle.RunListener, "should_stop", stop)

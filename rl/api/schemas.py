@@ -200,6 +200,12 @@ COMPONENTS: dict[str, Schema] = {
         "properties": {
             "dryRun": {"type": ["boolean", "null"], "default": False},
             "maxSteps": {"type": ["integer", "null"], "minimum": 1, "maximum": 1_000_000},
+            "minutes": {
+                "type": ["number", "null"],
+                "minimum": 0,
+                "maximum": 10_080,
+                "description": "Most minutes of the training with all its stages; 0 sets no limit",
+            },
             "learningRate": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
             "search": {
                 "type": ["integer", "null"],

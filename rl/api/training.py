@@ -90,7 +90,7 @@ class TrainPolicy(ApiView):
         facts = object_in(
             request.data,
             required=(),
-            optional=("dryRun", "maxSteps", "learningRate", "search", "method", "baseModel"),
+            optional=("dryRun", "maxSteps", "minutes", "learningRate", "search", "method", "baseModel"),
         )
         knobs, method = _knobs(facts), text(facts, "method", "auto")
         with orders_refused():
@@ -149,8 +149,11 @@ def flag(facts: dict[str, Any], name: str) -> bool:
     return value
 
 
+MOST_MINUTES = 7 * 24 * 60
+
+
 def _knobs(facts: dict[str, Any]) -> dict[str, Any]:
-    """maxSteps, learningRate and search as knobs; their ranges are checked here, where the field's name is known."""
+    """Fields of a request as knobs; their ranges are checked here, where the field's name is known."""
     knobs: dict[str, Any] = {}
     faults: dict[str, str] = {}
     steps, rate, search = (facts.get(name) for name in ("maxSteps", "learningRate", "search"))
@@ -158,6 +161,10 @@ def _knobs(facts: dict[str, Any]) -> dict[str, Any]:
         knobs["search"] = search
         if not _number(search) or search != int(search) or not 1 <= search <= 32:
             faults["search"] = "expected a whole number from 1 to 32"
+    if (minutes := facts.get("minutes")) is not None:
+        knobs["minutes"] = minutes
+        if not _number(minutes) or not 0 <= minutes <= MOST_MINUTES:
+            faults["minutes"] = "expected a number of minutes from 0 (no limit) to 10,080"
     if steps is not None:
         knobs["max_steps"] = steps
         if not _number(steps) or steps != int(steps) or not 1 <= steps <= 1_000_000:

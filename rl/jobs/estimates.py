@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqu
 from rl.jobs.memory_estimate import MemoryEstimate, memory_estimate
 from rl.jobs.method_selection import REWARD_MODEL, MethodChoice, method_chosen
 from rl.jobs.reward_stage import reward_model_order
+from rl.jobs.run_recipe import recipe_sized
+from rl.jobs.stages import stage_limits
 from rl.jobs.teachability import teachability_warning
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.linear.rows import LinearRefused, answers_of, choices_of
@@ -112,7 +115,8 @@ def order_estimate(order: TrainOrder) -> OrderEstimate:
         judge = reward_model_valid(order.agent, base_model_for(order))
         reward_model = judge.name if judge else ""
         if judge is None:
-            stages.insert(0, _stage(reward_model_order(order.agent, base_model_for(order))))
+            limits = stage_limits(stages[0].recipe)
+            stages.insert(0, _stage(reward_model_order(order.agent, base_model_for(order), knobs=limits)))
     score = score_summaries(order.agent, [timezone.now()])[0]
     return OrderEstimate(count, score.mean, score.std, tuple(stages), reward_model)
 
@@ -138,14 +142,15 @@ def _stage(order: TrainOrder) -> StageEstimate:
             order.agent, kind=kind, max_samples=order.max_samples, dry_run=True
         )
         samples = prepared.counts["train"]
+        recipe = recipe_sized(order, recipe, prepared, None, "cpu")
     except DatasetRefused as refusal:
         refusal_text = str(refusal)
     if not adapter and not refusal_text:
         refusal_text = _no_choice(order.agent, prepared)
     tries = max(1, int(recipe.as_dict().get("search", 0)))
     steps = recipe.steps(samples) * tries if adapter else 1
-    seconds, by = _seconds_per_step(earlier)
     base_model = base_model_for(order)
+    seconds, by = _seconds_per_step(earlier)
     is_linear = not adapter or (isinstance(recipe, RewardModelRecipe) and recipe.is_linear)
     if is_linear:
         seconds, by = SECONDS_PER_ROW * samples, f"{1000 * SECONDS_PER_ROW:g} ms a row, one fit"
@@ -153,7 +158,7 @@ def _stage(order: TrainOrder) -> StageEstimate:
         method=order.method,
         samples=samples,
         steps=steps,
-        minutes=steps * seconds / 60,
+        minutes=min(steps * seconds / 60, recipe.as_dict().get("minutes") or math.inf),
         minutes_source=by,
         memory=MemoryEstimate(MEMORY_GB, "Python with numpy, scipy and scikit-learn; no base model")
         if is_linear

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rl.agents.drawing import draw_answers
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.stages import StageRunner, memory_release, stage_started, stage_trained
+from rl.jobs.stages import StageRunner, memory_release, stage_limits, stage_started, stage_trained
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
@@ -117,7 +117,12 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
         METHOD,
         base_model=run.base_model,
         # a run goes on from a LoRA with a LoRA, and from whole weights with whole weights
-        knobs={**knobs, "start_from": BASE, **({"lora_r": 0} if run.recipe.get("lora_r") == 0 else {})},
+        knobs={
+            **knobs,
+            "start_from": BASE,
+            **stage_limits(run.recipe),
+            **({"lora_r": 0} if run.recipe.get("lora_r") == 0 else {}),
+        },
         actor=f"run {run.pk}",
         reason=f"first stage of run {run.pk}, as its base model gives few valid answers: {count:,} {description}",
         stage_of=run.pk,

@@ -145,6 +145,12 @@ def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> 
     return weights, lora, saved + logits * shape.vocabulary * size
 
 
+def base_parameters(base_model: str) -> int | None:
+    """Parameters of a base model, read from the headers of its files; None where it is not on this machine."""
+    folder = base_folder(base_model)
+    return sum(_parameters(file) for file in folder.glob("*.safetensors")) if folder is not None else None
+
+
 def base_folder(base_model: str) -> Path | None:
     """The folder of a base model that is here: the bundled one, a path, or the newest snapshot in the hub's cache."""
     given = Path(resolve_base_model(base_model)).expanduser()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,17 +18,20 @@ from rl.jobs.hardware import hardware_of
 from rl.jobs.lifecycle import ProgressCallback, TrainOrder, base_model_for, base_model_settle
 from rl.jobs.phases import HARDWARE, READING, phase_callback
 from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
-from rl.jobs.run_recipe import recipe_for
+from rl.jobs.run_recipe import recipe_for, recipe_sized, training_estimate, within_minutes
+from rl.jobs.stages import stage_limits
 from rl.jobs.teachability import teachability_warning
-from rl.jobs.trainer import import_reference
+from rl.jobs.trainer import base_measured
 from rl.jobs.warm_start import recipe_opened
 from rl.linear.rows import LinearRefused
 from rl.models.agent_definitions import agent_served
-from rl.recipes import Recipe, SFTRecipe
-from rl.recipes.methods import method_named
+from rl.recipes import BASE, Recipe, SFTRecipe
+from rl.reward_models.service import reward_model_valid
+from rl.rewards.catalogue import AUTO
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
+    from rl.training.preflight import AnswerCheck
 
 
 def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[str, Any]:
@@ -40,12 +44,11 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
     order = base_model_settle(order, phase)
     phase(READING)
     dataset = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
-    recipe = recipe.fit_to_rows(dataset.counts["train"])
-    expected = (
-        linear_runs.plan_of(dataset, order.agent)
-        if hardware is None
-        else _adapter_plan(order, recipe, dataset, hardware, phase)
-    )
+    recipe = recipe_sized(order, recipe, dataset, hardware)
+    if hardware is None:
+        expected = linear_runs.plan_of(dataset, order.agent)
+    else:
+        recipe, expected = _adapter_plan(order, recipe, dataset, hardware, phase)
     distance = distance_of_prepared(dataset, order.agent)
     return {
         "agent": order.agent,
@@ -70,8 +73,9 @@ def _adapter_plan(
     prepared: PreparedDataset,
     hardware: Hardware,
     phase: Callable[[str], None],
-) -> dict[str, Any]:
-    """Cost of training an adapter, whether it would teach, and whether the base's answers are valid."""
+) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe within its minutes, with the cost of training an adapter by it, whether it would teach, and whether
+    the base's answers are valid."""
     from rl.training import preflight
     from rl.training.result import TrainingRefused
 
@@ -87,31 +91,49 @@ def _adapter_plan(
     samples, left_out = preflight.tokens_check(
         base_model, recipe, rows, eval_rows, settings.RATCHET_HOME / "cache"
     )
-    phase("estimating steps, minutes and memory")
-    method = method_named(order.method)
-    sampled = {"agent": order.agent} if method.kind == "prompts" else {}
-    with agent_resolve(agent_served(order.agent)):
-        expected = import_reference(order.method, method.estimate)(
-            base_model, recipe, rows, hardware=hardware, **sampled
-        )
-    tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
+    base = base_measured(base_model, recipe, hardware)
     with agent_resolve(agent_served(order.agent)):
         look = preflight.plan_check(
-            base_model,
+            base,
             recipe_opened(recipe),
             [*prepared.rows("eval"), *prepared.rows("train")],
             agent=order.agent,
-            hardware=hardware,
-            cache_dir=settings.RATCHET_HOME / "cache",
             phase=phase,
         )
-    return {
+    phase("estimating steps, minutes and memory")
+    expected = training_estimate(order, recipe, rows, hardware, base)
+    fitted = within_minutes(recipe, len(rows), expected.speed)
+    if fitted.recipe != recipe:
+        recipe = fitted.recipe
+        read = dataclasses.replace(recipe, epochs=max(recipe.epochs, 1.0))  # some of the rows, once each
+        expected = training_estimate(order, read, rows[: fitted.rows], hardware, base)
+    tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
+    return recipe, {
         "samples": {**prepared.counts, **samples},
         "left_out": dict(Counter(prepared.left_out) + Counter(left_out)),
         "estimated_steps": expected.steps * tries,
         "estimated_minutes": expected.minutes * tries,
         "estimated_memory_gb": expected.memory_gb,
+        "not_fitted": fitted.note,
+        "stages": _stages(recipe, order.agent, base_model, look),
         "doubt": teachability_warning(recipe, prepared.counts["train"], prepared.kind),
         "preflight": {"before": look.as_dict()} if look else {},
         "warning": preflight.warning_of(look, recipe),
     }
+
+
+def _stages(recipe: Recipe, agent: str, base_model: str, look: AnswerCheck | None) -> list[str]:
+    """Stages that a run with the reward `auto` trains first, each with the limits it has from the run."""
+    knobs = recipe.as_dict()
+    if AUTO not in str(knobs.get("reward", "")).split(","):
+        return []
+    limits = stage_limits(knobs)
+    at_most = [f"{limits['max_steps']:,} steps"] if "max_steps" in limits else []
+    at_most += [f"{limits['minutes']:g} minutes"] if "minutes" in limits else []
+    limit = f", at most {' and '.join(at_most)}" if at_most else ""
+    stages = []
+    if look is not None and look.few and knobs.get("start_from", BASE) == BASE:
+        stages.append(f"sft on the form of the answer, as the base model gives few valid ones{limit}")
+    if reward_model_valid(agent, base_model) is None:
+        stages.append(f"a reward model, as reward auto finds none{limit}")
+    return stages

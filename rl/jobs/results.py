@@ -36,6 +36,8 @@ def result_persist(run: TrainingRun, result: TrainResult) -> None:
         result.notes.append(f"{100 * run.snapshot.simulated_share:.0f} % of the feedback was SIMULATED")
     if warning := run_warning(run):
         result.notes.insert(0, warning)
+    if "not_fitted" in run.result:
+        result.notes.insert(0, run.result["not_fitted"])
     if "why" in run.result:
         result.notes.insert(0, run.result["why"])
     result.save(folder / "result.json")

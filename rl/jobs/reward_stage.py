@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import REWARD_MODEL, method_chosen
-from rl.jobs.stages import StageRunner, memory_release, stage_started, stage_trained
+from rl.jobs.stages import StageRunner, memory_release, stage_limits, stage_started, stage_trained
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models.service import (
@@ -51,7 +54,13 @@ def _stage_train(run: TrainingRun, stage_runner: StageRunner) -> None:
     stage = stage_started(run, REWARD_MODEL)
     if stage is None:
         stage = stage_runner.enter(
-            reward_model_order(run.agent, run.base_model, actor=f"run {run.pk}", stage_of=run.pk)
+            reward_model_order(
+                run.agent,
+                run.base_model,
+                actor=f"run {run.pk}",
+                stage_of=run.pk,
+                knobs=stage_limits(run.recipe),
+            )
         )
     stage_trained(stage, stage_runner)
     version = RewardModelVersion.objects.get(run=stage)
@@ -72,17 +81,22 @@ def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
 
 
 def reward_model_order(
-    agent: str, base_model: str, *, actor: str = "rlhf", stage_of: int | None = None
+    agent: str,
+    base_model: str,
+    *,
+    actor: str = "rlhf",
+    stage_of: int | None = None,
+    knobs: Mapping[str, Any] | None = None,
 ) -> TrainOrder:
     """Order to train a reward model for a policy on `base_model`, by the objective that fits the agent's
-    feedback. stage_of: the run that needs it."""
+    feedback. stage_of: the run that needs it; knobs: its limits."""
     base = reward_base_model(base_model)
     chosen = method_chosen(agent, REWARD_MODEL, base_model=base)
     return TrainOrder(
         agent,
         chosen.method,
         base_model=base,
-        knobs=chosen.knobs,
+        knobs={**chosen.knobs, **(knobs or {})},
         reason=chosen.reason,
         actor=actor,
         stage_of=stage_of,

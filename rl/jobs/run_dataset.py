@@ -17,7 +17,7 @@ from rl.datasets.reward_records import rewards_calculate
 from rl.datasets.run_feedback import run_feedback_resolve
 from rl.jobs.code_version import code_version
 from rl.jobs.lifecycle import TrainOrder, base_model_for
-from rl.jobs.run_recipe import recipe_for
+from rl.jobs.run_recipe import recipe_for, recipe_timed
 from rl.models import Snapshot, TrainingRun
 from rl.models.learner_config import learner_settings
 from rl.models.runs import LEARNER, RunRefused
@@ -41,10 +41,10 @@ def run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
     config, recipe = recipe_for(order, hardware)
     new = feedback_unlearnt(order)
     dataset = dataset_prepare(order, recipe, new)
-    recipe = recipe.fit_to_rows(dataset.counts["train"])
+    recipe, not_fitted = recipe_timed(order, recipe, dataset, hardware)
     run = TrainingRun.objects.create(
         agent=order.agent,
-        result=order.initial_result,
+        result=order.initial_result | ({"not_fitted": not_fitted} if not_fitted else {}),
         method=order.method,
         asked_by=order.actor,
         stage_of_id=order.stage_of,
@@ -61,7 +61,7 @@ def run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
     return run
 
 
-def dataset_of_claimed(run: TrainingRun, order: TrainOrder, recipe: BasicRecipe) -> Snapshot | None:
+def dataset_of_claimed(run: TrainingRun, order: TrainOrder, recipe: BasicRecipe) -> PreparedDataset:
     """The dataset of a claimed run. A retrain of the online learner reads no more new feedback than its settings say,
     and what decisions earned is calculated before it reads."""
     put_off: set[uuid.UUID] = set()
@@ -73,7 +73,7 @@ def dataset_of_claimed(run: TrainingRun, order: TrainOrder, recipe: BasicRecipe)
         new = feedback_take(run) if method_named(run.method).policy else feedback_unlearnt(order)
     prepared = dataset_prepare(order, recipe, new, put_off=put_off)
     run_feedback_resolve(run, prepared, recipe, new)
-    return prepared.snapshot
+    return prepared
 
 
 def feedback_unlearnt(order: TrainOrder) -> list[uuid.UUID]:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from rl.agents import agent_resolve
 from rl.bundled_models import is_bundled
+from rl.datasets import PreparedDataset
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
-from rl.jobs.memory_estimate import memory_estimate
+from rl.jobs.memory_estimate import base_parameters, memory_estimate
 from rl.jobs.method_selection import REWARD_MODEL, method_chosen
+from rl.jobs.stages import STAGE_SHARE
+from rl.jobs.trainer import base_measured, import_reference
 from rl.jobs.warm_start import start_resolved
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
 from rl.recipes import Recipe, RewardModelRecipe, recipe_named
 from rl.recipes.base import AnswerRecipe
+from rl.recipes.fit import MINUTES, MinutesFit, Speed, Workload, minutes_fitted, recipe_fitted
 from rl.recipes.methods import METHODS, method_named
 from rl.reward_models.specs import rewards_located
+from rl.rewards.catalogue import AUTO
 
 if TYPE_CHECKING:
+    from rl.training.estimates import Estimate
     from rl.training.hardware import Hardware
+    from rl.training.profiler import MeasuredBase
 
 WHOLE_RATE = 0.1
 """Learning rate of full fine-tuning by a preset's, which is LoRA's: the best rates differ by about ten (Schulman et al.
@@ -70,6 +78,93 @@ def _with_general_prompts(recipe: Any, order: TrainOrder, named: Collection[str]
     if not known or is_bundled(base_model_for(order)):
         return recipe
     return recipe.with_knobs(general_weight=GENERAL_WEIGHT)
+
+
+TOKEN_BYTES = 3.5
+"""Bytes of text to a token, on average; the vocabularies of small models write 3 to 4.5 bytes of English or JSON."""
+
+SHORT_TOKEN_BYTES = 2.0
+"""Bytes to a token at least, where a text is dense (identifiers, other scripts)."""
+
+TURN_TOKENS = 16
+"""Tokens that a chat template adds to a row."""
+
+
+def recipe_sized(
+    order: TrainOrder, recipe: Any, dataset: PreparedDataset, hardware: Hardware | None, device: str = ""
+) -> Any:
+    """The recipe for so many rows on this base model, in all that nobody named. The bundled model, for which the preset
+    `cpu` was tuned, and presets that were named keep what the preset says."""
+    rows = dataset.counts["train"]
+    base_model = base_model_for(order)
+    named = {*order.knobs, *(settings.RATCHET_CONFIG.get(order.method) or {})}
+    device = device or (hardware.device if hardware is not None else "")
+    parameters = base_parameters(base_model) if device == "cpu" and not is_bundled(base_model) else None
+    if parameters is None or order.config or not isinstance(recipe, Recipe) or not rows:
+        return recipe.fit_to_rows(rows)
+    sizes = [_bytes(row) for row in dataset.rows("train")]
+    work = Workload(
+        rows=rows,
+        tokens=sum(sizes) / len(sizes) / TOKEN_BYTES + TURN_TOKENS,
+        longest=round(max(sizes) / SHORT_TOKEN_BYTES) + TURN_TOKENS,
+        parameters=parameters,
+    )
+    if not {"epochs", "max_steps", "minutes"} & named:
+        recipe = recipe.with_knobs(minutes=MINUTES)
+    if "epochs" in named:
+        named.add("min_steps")
+    return recipe_fitted(recipe, work, named).fit_to_rows(rows)
+
+
+def _bytes(row: Mapping[str, Any]) -> int:
+    """Bytes of all text of a row: its prompt and its responses."""
+    return sum(
+        _text_bytes(row.get(part)) for part in ("prompt", "completion", "chosen", "rejected", "completions")
+    )
+
+
+def _text_bytes(said: Any) -> int:
+    if isinstance(said, str):
+        return len(said.encode())
+    if isinstance(said, Mapping):
+        return sum(_text_bytes(part) for part in said.values())
+    return sum(_text_bytes(part) for part in said) if isinstance(said, Sequence) else 0
+
+
+def within_minutes(recipe: Recipe, rows: int, speed: Speed) -> MinutesFit:
+    """The recipe with as many passes as its minutes allow; steps that were named are left as they are."""
+    if not recipe.minutes or recipe.max_steps > 0 or not speed.step_s:
+        return MinutesFit(recipe, recipe.steps(rows), rows)
+    knobs = recipe.as_dict()
+    tries = max(1, int(knobs.get("search", 0)))
+    own = 1 - 2 * STAGE_SHARE if AUTO in str(knobs.get("reward", "")).split(",") else 1.0
+    return minutes_fitted(recipe, rows, own * recipe.minutes / tries, speed)
+
+
+def training_estimate(
+    order: TrainOrder, recipe: Recipe, rows: Sequence[Any], hardware: Hardware, base: MeasuredBase
+) -> Estimate:
+    """Steps, minutes and memory of a training by the estimate of its method, and its measured speed."""
+    method = method_named(order.method)
+    sampled = {"agent": order.agent} if method.kind == "prompts" else {}
+    with agent_resolve(agent_served(order.agent)):
+        expected: Estimate = import_reference(order.method, method.estimate)(
+            base_model_for(order), recipe, rows, hardware=hardware, base=base, **sampled
+        )
+    return expected
+
+
+def recipe_timed(
+    order: TrainOrder, recipe: Any, dataset: PreparedDataset, hardware: Hardware | None
+) -> tuple[Any, str]:
+    """The sized recipe of a run within its minutes, and what did not fit, in one sentence."""
+    recipe = recipe_sized(order, recipe, dataset, hardware)
+    if hardware is None or not isinstance(recipe, Recipe) or not recipe.minutes or recipe.max_steps > 0:
+        return recipe, ""
+    rows = list(dataset.rows("train"))
+    base = base_measured(base_model_for(order), recipe, hardware)
+    fitted = within_minutes(recipe, len(rows), training_estimate(order, recipe, rows, hardware, base).speed)
+    return fitted.recipe, fitted.note
 
 
 def _judge_knobs(order: TrainOrder, named: Collection[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,20 @@ class StageRunner:
     """Makes its row, with its dataset."""
     train: Callable[[TrainingRun], dict[str, Any]]
     """Claims and trains it, or goes on with it; returns the training report."""
+
+
+STAGE_SHARE = 0.25
+"""Share of a run's minutes that each of its stages may take."""
+
+
+def stage_limits(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs of a stage by which the limits that a run's knobs name hold for it too: its steps and its minutes."""
+    limits: dict[str, Any] = {}
+    if (steps := knobs.get("max_steps")) is not None and int(steps) > 0:
+        limits["max_steps"] = int(steps)
+    if minutes := float(knobs.get("minutes") or 0.0):
+        limits["minutes"] = STAGE_SHARE * minutes
+    return limits
 
 
 class StageStopped(Exception):

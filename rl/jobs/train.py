@@ -4,6 +4,7 @@ Torch is imported inside functions alone."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -38,7 +39,7 @@ from rl.jobs.phases import HARDWARE, READING, phase_callback
 from rl.jobs.results import figures_of, policy_publish, result_persist, run_warning, train_report
 from rl.jobs.reward_stage import reward_model_resolve, waits_for_reward_model
 from rl.jobs.run_dataset import dataset_of_claimed, run_register
-from rl.jobs.run_recipe import recipe_for
+from rl.jobs.run_recipe import recipe_for, recipe_timed
 from rl.jobs.stages import StageRunner, StageStopped
 from rl.jobs.trainer import answers_of_base, trainer_run
 from rl.jobs.warm_start import start_stage_run, starts_from_stage
@@ -81,8 +82,9 @@ def train(
         order = base_model_settle(order, phase_callback(progress))
         phase_callback(progress)(READING)
         run = run_register(order, hardware)
-        if note is not None and (why := run_warning(run)):
-            note(why)
+        for why in filter(None, (run_warning(run), run.result.get("not_fitted"))):
+            if note is not None:
+                note(why)
         return _run_claimed(run_claim(run.pk), hardware, progress, launch, actor=order.actor)
 
 
@@ -149,8 +151,10 @@ def _settle(run: TrainingRun, hardware: Hardware | None, phase: Callable[[str], 
             order = base_model_settle(order, phase)
             run.base_model = base_model_for(order)
             run.config, recipe = recipe_for(order, hardware)
-            run.snapshot = dataset_of_claimed(run, order, recipe)
-            recipe = recipe.fit_to_rows(run.snapshot.counts["train"]) if run.snapshot else recipe
+            dataset = dataset_of_claimed(run, order, recipe)
+            run.snapshot = dataset.snapshot
+            recipe, not_fitted = recipe_timed(order, recipe, dataset, hardware)
+            run.result |= {"not_fitted": not_fitted} if not_fitted else {}
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
             run.hardware = hardware.as_dict() if hardware is not None else {}
             run.code_version = code_version()
@@ -163,6 +167,7 @@ def _settle(run: TrainingRun, hardware: Hardware | None, phase: Callable[[str], 
                     "snapshot",
                     "hardware",
                     "code_version",
+                    "result",
                 ]
             )
     except (
@@ -189,7 +194,7 @@ def _run_claimed(
     """Train a run this process holds, and enter what it makes. is_stage: another run of this launch follows it."""
     from rl.training.result import TrainingRefused
 
-    folder = run_folder(run)
+    folder, began = run_folder(run), time.monotonic()
     listener: RunListener | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -201,7 +206,7 @@ def _run_claimed(
             if hardware is None:
                 result = linear_runs.run_fit(run, listener)
             else:
-                result = trainer_run(run, hardware, listener, resume=resume)
+                result = trainer_run(run, hardware, listener, resume=resume, began=began)
             listener.on_phase("writing the results")
             result_persist(run, result)
         policy, judge = None, None

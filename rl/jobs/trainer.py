@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
+import math
+import random
+import time
 from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -18,13 +22,14 @@ from rl.linear.rows import LinearRefused
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
-from rl.recipes import SFTRecipe
+from rl.recipes import Recipe, SFTRecipe
 from rl.recipes.methods import method_named
 from rl.reward_models.specs import rewards_located
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
     from rl.training.preflight import AnswerCheck
+    from rl.training.profiler import MeasuredBase
     from rl.training.progress import TrainListener
     from rl.training.result import TrainResult
 
@@ -33,9 +38,15 @@ LOOKED_AT = 500
 
 
 def trainer_run(
-    run: TrainingRun, hardware: Hardware, listener: TrainListener, *, resume: bool
+    run: TrainingRun,
+    hardware: Hardware,
+    listener: TrainListener,
+    *,
+    resume: bool,
+    began: float | None = None,
 ) -> TrainResult:
-    """Train one run. Writes nothing but files below the run's folder."""
+    """Train one run. Writes nothing but files below the run's folder. `began` is when its minutes began to count, on
+    the monotonic clock; now where it is left out."""
     from rl.training.hardware import threads_settle
     from rl.training.memory import allocator_settle
     from rl.training.preflight import train_with_checks
@@ -62,6 +73,12 @@ def trainer_run(
             raise TrainingRefused(str(refusal)) from refusal
         recipe = recipe.refit_to_rows(len(train))
         notes.append(note)
+    deadline, passes = None, None
+    if isinstance(recipe, Recipe) and recipe.minutes:
+        passes = recipe.epochs if recipe.epochs < 1 else None  # as the run was asked for, for a resume
+        deadline = (began or time.monotonic()) + 60 * (1 - FINISHING_SHARE) * recipe.minutes
+        train = rows_read(recipe, train)
+        recipe = dataclasses.replace(recipe, epochs=max(recipe.epochs, 1.0))
     trains = import_reference(method.slug, method.trainer)
     if recipe.as_dict().get("search", 0) > 1:
         trains = functools.partial(SearchTrainer, trains)
@@ -74,6 +91,7 @@ def trainer_run(
         listener=listener,
         resume=resume,
         cache_dir=settings.RATCHET_HOME / "cache",
+        **({} if deadline is None else {"deadline": deadline}),
     )
     with agent_resolve(agent_served(run.agent)):
         result = train_with_checks(
@@ -86,7 +104,27 @@ def trainer_run(
             resume=resume,
         )
     result.notes.extend(notes)
+    result.recipe |= {"epochs": passes} if passes is not None else {}
     return result
+
+
+FINISHING_SHARE = 0.05
+"""Share of the minutes left for the evaluation, the answers and the files after the last step."""
+
+
+def rows_read(recipe: Recipe, rows: list[Any]) -> list[Any]:
+    """The rows that a run of less than one pass reads, drawn by its seed; all rows otherwise."""
+    if recipe.epochs >= 1 or recipe.max_steps > 0:
+        return rows
+    return random.Random(recipe.seed).sample(rows, max(1, math.floor(recipe.epochs * len(rows))))
+
+
+def base_measured(base_model: str, recipe: Recipe, hardware: Hardware) -> MeasuredBase:
+    """A base model as a run of the recipe loads it, to be measured and asked before."""
+    from rl.training.profiler import MeasuredBase
+
+    cache_dir = settings.RATCHET_HOME / "cache"
+    return MeasuredBase(base_model, hardware, quantization=recipe.quantization, cache_dir=cache_dir)
 
 
 def answers_of_base(run: TrainingRun, hardware: Hardware, phase: Callable[[str], None]) -> AnswerCheck | None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SHARED_KNOBS = {
     "epochs": "Passes over the training rows; fractions allowed. Example: --epochs 2",
     "max_steps": "Number of optimiser steps, in place of --epochs; -1: by --epochs. Example: --max-steps 50",
+    "minutes": "Most minutes of the training with all its stages: passes and rows are fitted to it, and training ends "
+    "at it; 0 sets no limit. Default 20 on a machine without an accelerator, none on one that has it and for the "
+    "bundled model. Example: --minutes 5",
     "batch_size": "Rows per micro-batch. Example: --batch-size 8",
     "learning_rate": "Peak learning rate. Example: --learning-rate 5e-5",
     "lora_r": "Rank of the LoRA adapter; 0 is full fine-tuning. Example: --lora-r 16",
@@ -316,6 +319,10 @@ class TrainCommand(RatchetCommand):
                 f"{result['estimated_steps']:,} steps, {result['estimated_minutes']:.1f} min, "
                 f"{result['estimated_memory_gb']:.1f} GB",
             )
+            for stage in result.get("stages", ()):
+                table.add_row("first", stage)
+            if result.get("not_fitted"):
+                table.add_row("note", f"[bold]{result['not_fitted']}[/bold]")
             self._add_outlook(table, result)
             if result["base_model"]:
                 table.add_row("base model", result["base_model"])

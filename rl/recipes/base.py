@@ -140,6 +140,10 @@ class Recipe(BasicRecipe):
     checkpoints: str = "newest"
     """`newest` keeps what a stopped run goes on from; `epoch` also keeps the adapter of each whole epoch, which can be
     exported (`export_model --checkpoint`)."""
+    minutes: float = 0.0
+    """Most minutes of a run with all its stages; 0 sets no limit. Passes and rows are fitted to it before training
+    (`rl.recipes.fit`), and training ends at it with the weights it has. Base models other than the bundled one have 20
+    on a machine without an accelerator, where neither preset, passes nor steps are named."""
     curriculum: str = "none"
     """Training rows easy to hard in each epoch: by `margin` (pairs), `length` or number of `steps`; `none` shuffles."""
 
@@ -157,7 +161,9 @@ class Recipe(BasicRecipe):
             "logging_steps",
             "max_grad_norm",
         )
-        self._not_negative("lora_r", "weight_decay", "eval_steps", "micro_tokens", "min_steps", "patience")
+        self._not_negative(
+            "lora_r", "weight_decay", "eval_steps", "micro_tokens", "min_steps", "patience", "minutes"
+        )
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
@@ -339,6 +345,9 @@ class AdapterRecipe(Recipe):
 
 DROP, KEEP = "drop", "keep"
 
+ROWS_PER_REHEARSED = 4
+"""Training rows of a step for each general prompt that is rehearsed beside them."""
+
 
 @dataclass(frozen=True)
 class AnswerRecipe(AdapterRecipe):
@@ -355,6 +364,11 @@ class AnswerRecipe(AdapterRecipe):
         super().__post_init__()
         self._not_negative("general_weight")
         self._one_of("reasoning", (DROP, KEEP))
+
+    @property
+    def rehearsed_rows(self) -> int:
+        """General prompts that a step rehearses."""
+        return max(1, self.batch_size * self.gradient_accumulation // ROWS_PER_REHEARSED)
 
 
 SEARCH = {

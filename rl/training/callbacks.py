@@ -117,6 +117,39 @@ def randomness_restore(states: Randomness) -> None:
         torch.cuda.set_rng_state_all(cuda)
 
 
+class TimeLimit(TrainerCallback):
+    """Ends a run before the step that would pass its deadline, with the weights it has. Rank 0 decides for all."""
+
+    def __init__(self, deadline: float, minutes: float) -> None:
+        self.deadline, self.minutes = deadline, minutes
+        self.step_began = time.monotonic()
+        self.reason = ""
+        """Reason why the run was ended; empty while it was not."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.step_began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        over = [is_over(self.deadline, self.step_began)]
+        if args.world_size > 1:
+            broadcast_object_list(over)
+        if over[0] and state.global_step < state.max_steps and not control.should_training_stop:
+            self.reason = limit_reason(state.global_step, state.max_steps, self.minutes)
+            control.should_log = control.should_save = control.should_training_stop = True
+            control.should_evaluate = args.eval_strategy != "no"
+
+
+def is_over(deadline: float | None, step_began: float) -> bool:
+    """True if another step as long as the present one would pass the deadline."""
+    now = time.monotonic()
+    return deadline is not None and 2 * now - step_began > deadline
+
+
+def limit_reason(step: int, steps: int, minutes: float) -> str:
+    """Words for a run that its minutes ended."""
+    return f"at step {step} of {steps}: its {minutes:g} minutes were over"
+
+
 def history_columns(rows: list[dict[str, Any]], evaluated: str = "eval_loss") -> dict[str, list[float]]:
     """Columns of transformers' log: training rows against `step`, evaluation rows against `eval_step`.
 

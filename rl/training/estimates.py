@@ -7,14 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rl.bundled_models import is_bundled
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.recipes import AdapterRecipe, DPORecipe, KTORecipe, Recipe, RewardModelRecipe
-from rl.training.early_stopping import evaluation_interval
+from rl.recipes.base import AnswerRecipe
+from rl.recipes.fit import Speed
+from rl.training.early_stopping import evaluation_interval, stops_early
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.machine import GB
-from rl.training.profiler import GenerationLoad, MicroBatchProfile, profile_micro_batches
+from rl.training.profiler import (
+    ASKABLE,
+    GenerationLoad,
+    MeasuredBase,
+    MicroBatchProfile,
+    profile_base,
+    profile_micro_batches,
+)
 from rl.training.reward_model import SCALE_ROWS
 from rl.training.run_context import training_hardware
 from rl.training.sampling import LengthGroupedSampler
@@ -36,6 +46,7 @@ class Estimate:
     minutes: float
     memory_gb: float
     reasons: dict[str, str] = field(default_factory=dict)
+    speed: Speed = field(default_factory=lambda: Speed(0.0, 0.0))
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,10 @@ class ExtraWork:
     steps: int
     forwards: float = 0.0
     """Passes forward alone, in micro-batches, over the whole run."""
+    once: float = 0.0
+    """Those of `forwards` that are made before the first step, however many steps follow."""
+    warm_up: float = 0.0
+    """Those of `once` that a warm-up takes."""
     samplings: float = 0.0
     """Batches of prompts answered over the whole run."""
     micros: float | None = None
@@ -67,16 +82,28 @@ def estimate_from_profile(
     causal: bool = True,
     generation: GenerationLoad | None = None,
     sample_s: float | None = None,
+    base: MeasuredBase | None = None,
 ) -> Estimate:
-    """Time and memory of some work, from a profile of its micro-batches on a random model of the same shape.
+    """Time and memory of some work, from a profile of its micro-batches: on the `base`, where it is given and small
+    enough to be loaded, else on random layers of its shape.
 
     `sample_s` are the seconds of a sampling where they are known; else `generation` is sampled while profiling.
     """
     config, encoder, parameters = shape
     hardware = training_hardware(hardware, recipe)
-    profile = profile_micro_batches(
-        config, encoder, recipe, hardware, micros, packed=packed, causal=causal, generation=generation
-    )
+    if (
+        base is not None
+        and causal
+        and not recipe.whole
+        and generation is None
+        and parameters <= ASKABLE
+        and not is_bundled(base.base_model)
+    ):
+        profile = profile_base(base, recipe, micros, packed=packed)
+    else:
+        profile = profile_micro_batches(
+            config, encoder, recipe, hardware, micros, packed=packed, causal=causal, generation=generation
+        )
     micro_count = work.steps * recipe.gradient_accumulation if work.micros is None else work.micros
     sampling_s = profile.sample_s if sample_s is None else sample_s
     recomputed = profile.forward_s if recipe.gradient_checkpointing else 0.0
@@ -84,6 +111,7 @@ def estimate_from_profile(
         micro_count * (profile.train_s + recomputed)
         + work.forwards * profile.forward_s
         + work.samplings * sampling_s
+        + work.steps * profile.train_s * general_share(recipe, micros)
         + profile.setup_s
     )
     memory, memory_note = memory_estimate(
@@ -99,10 +127,12 @@ def estimate_from_profile(
     if work.samplings:
         parts.append(f"{work.samplings:,.0f} samplings at {sampling_s:.2f} s")
     parts += [work.note] if work.note else []
+    once_s = work.once * profile.forward_s + profile.setup_s
     return Estimate(
         steps=work.steps,
         minutes=seconds / 60,
         memory_gb=memory,
+        speed=Speed((seconds - once_s) / max(work.steps, 1), once_s, work.warm_up * profile.forward_s),
         reasons={
             "steps": f"{work.rows:,} rows, {recipe.batch_size} to a micro-batch, "
             f"{recipe.gradient_accumulation} micro-batches to a step",
@@ -112,9 +142,21 @@ def estimate_from_profile(
     )
 
 
-def evaluations(recipe: Recipe, steps: int) -> int:
-    """Largest number of evaluations in a run of so many steps: see `rl.training.early_stopping`."""
-    if recipe.patience == 0 and recipe.eval_steps == 0:
+GENERAL_TOKENS = 90
+"""Tokens of a general prompt with the answer that is rehearsed, padding included."""
+
+
+def general_share(recipe: Recipe, micros: Sequence[Sequence[EncodedResponse]]) -> float:
+    """Tokens of the general prompts that a step rehearses, by those of a micro-batch; 0 where it rehearses none."""
+    if not isinstance(recipe, AnswerRecipe) or not recipe.general_weight:
+        return 0.0
+    tokens = sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
+    return GENERAL_TOKENS * recipe.rehearsed_rows / tokens
+
+
+def evaluations(recipe: Recipe, steps: int, rows: int) -> int:
+    """Largest number of evaluations in a run of so many steps on so many rows: see `rl.training.early_stopping`."""
+    if not stops_early(recipe, round(rows * HELD_OUT_SHARE)) and recipe.eval_steps == 0:
         return 1
     return -(-steps // evaluation_interval(recipe, steps))
 
@@ -167,7 +209,12 @@ on a CPU grows by 20 MB a step at first, and levels off after about a hundred. P
 
 
 def dpo(
-    base_model: str, recipe: DPORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+    base_model: str,
+    recipe: DPORecipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    base: MeasuredBase | None = None,
 ) -> Estimate:
     """Steps, minutes and peak memory of `DPOTrainer.train(rows)`, training nothing and loading no weights.
 
@@ -197,21 +244,29 @@ def dpo(
     steps = recipe.steps(count)
     once = count / recipe.batch_size
     held_out = once * HELD_OUT_SHARE
-    looked = evaluations(recipe, steps) * held_out
+    looked = evaluations(recipe, steps, count) * held_out
     reference = (
         once + held_out if recipe.precompute_reference else steps * recipe.gradient_accumulation + looked
     )
+    warm_up = warm_up_forwards(recipe, 2 * count)
     work = ExtraWork(
         count,
         steps,
-        reference + looked + warm_up_forwards(recipe, 2 * count),
+        reference + looked + warm_up,
+        once=(once + held_out if recipe.precompute_reference else 0.0) + warm_up,
+        warm_up=warm_up,
         note="the reference counted in full: what earlier runs computed is kept",
     )
-    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True)
+    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True, base=base)
 
 
 def kto(
-    base_model: str, recipe: KTORecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+    base_model: str,
+    recipe: KTORecipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    base: MeasuredBase | None = None,
 ) -> Estimate:
     """The same of `KTOTrainer.train(rows)`."""
     hardware = hardware or detect()
@@ -231,17 +286,27 @@ def kto(
     cut = zip(batches(items, recipe.batch_size), batches(mismatched, recipe.batch_size), strict=True)
     micros = [[*own, *others] for own, others in cut]
     once = len(rows) / recipe.batch_size
+    warm_up = warm_up_forwards(recipe, len(rows))
+    reference = once * (1 + HELD_OUT_SHARE)
+    looked = evaluations(recipe, steps, len(rows)) * once * HELD_OUT_SHARE
     work = ExtraWork(
         len(rows),
         steps,
-        once + (1 + evaluations(recipe, steps)) * once * HELD_OUT_SHARE + warm_up_forwards(recipe, len(rows)),
+        reference + looked + warm_up,
+        once=reference + warm_up,
+        warm_up=warm_up,
         note="the reference counted in full: what earlier runs computed is kept",
     )  # fmt: skip
-    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True)
+    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True, base=base)
 
 
 def sft(
-    base_model: str, recipe: Recipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+    base_model: str,
+    recipe: Recipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    base: MeasuredBase | None = None,
 ) -> Estimate:
     """The same of `SFTTrainer.train(rows)`."""
     hardware = hardware or detect()
@@ -256,15 +321,22 @@ def sft(
     if not items:
         return estimate_zero("demonstration")
     steps = recipe.steps(len(rows))
-    looked = evaluations(recipe, steps) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
-    work = ExtraWork(len(rows), steps, looked)
+    once = len(rows) / recipe.batch_size
+    looked = evaluations(recipe, steps, len(rows)) * once * HELD_OUT_SHARE
+    reference = once * (1 + HELD_OUT_SHARE)
+    work = ExtraWork(len(rows), steps, reference + looked, once=reference)
     return estimate_from_profile(
-        shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False
+        shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False, base=base
     )
 
 
 def reward_model(
-    base_model: str, recipe: RewardModelRecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+    base_model: str,
+    recipe: RewardModelRecipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    base: MeasuredBase | None = None,
 ) -> Estimate:
     """The same of `RewardModelTrainer.train(rows)`."""
     if recipe.is_linear:
@@ -287,9 +359,11 @@ def reward_model(
     steps = recipe.steps(len(rows))
     # its scale is read off the training responses at the end, its accuracy off the held-out ones beside their loss
     once = min(len(rows), SCALE_ROWS) / recipe.batch_size
-    looked = (1 + evaluations(recipe, steps)) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
-    work = ExtraWork(len(rows), steps, once + looked)
-    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=causal, causal=causal)
+    looked = (1 + evaluations(recipe, steps, len(rows))) * len(rows) / recipe.batch_size * HELD_OUT_SHARE
+    work = ExtraWork(len(rows), steps, once + looked, once=once)
+    return estimate_from_profile(
+        shape, recipe, hardware, micros, work, packed=causal, causal=causal, base=base
+    )
 
 
 def _sample(rows: Sequence[T], recipe: Recipe) -> list[T]:

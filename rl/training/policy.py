@@ -217,7 +217,7 @@ def load_policy(
     if cache_dir is not None:
         encoder.cache = RowCache(Path(cache_dir) / TOKENS)
         policy.selftest_cache = SelftestCache(
-            RowCache(Path(cache_dir) / "findings.sqlite3", max_rows=10_000),
+            RowCache(Path(cache_dir) / FINDINGS, max_rows=10_000),
             policy.base_model_hash,
             policy.quantization,
             cpu_model(),
@@ -235,6 +235,9 @@ def load_policy(
     policy.model.train(trainable)
     return policy
 
+
+FINDINGS = "findings.sqlite3"
+"""File in a cache folder with what was found out about models: self-tests, speeds, the answers of base models."""
 
 TOKENS = "tokens.sqlite3"
 """File in a cache folder with the tokens of texts."""

@@ -9,6 +9,7 @@ writes freely is only told.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,22 +21,27 @@ from torch import distributed
 
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
+from rl.bundled_models import is_bundled
 from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.rewards.teachability import INSIST
 from rl.statistics import wilson_interval
 from rl.training.encoding import Encoder, prompt_messages, rows_writable
 from rl.training.hardware import Hardware
-from rl.training.loading import load_encoder, load_shape
+from rl.training.loading import load_encoder
 from rl.training.packed.row_cache import RowCache
 from rl.training.policy import TOKENS, LoadedPolicy, generate, load_policy
+from rl.training.profiler import ASKABLE, MeasuredBase
 from rl.training.progress import TrainListener
 from rl.training.result import TrainingRefused, TrainResult
 
 PROMPTS = 24
 """Prompts that are answered, spread over the rows: none valid of so many means less than 14 % are (95 %, Wilson)."""
 
-ASKABLE = 1_000_000_000
-"""Parameters up to which a dry run loads the base and asks it."""
+PLAN_PROMPTS = 8
+"""The same for a training that is only planned, of a base model other than the bundled one."""
+
+LEAST_ROOM = 32
+"""Fewest tokens that an answer is given."""
 
 LOW_VALID_SHARE = 0.5
 """Share of valid answers below which a warning is shown."""
@@ -103,24 +109,30 @@ def answer_check_of(
 
 
 def answers_check(
-    policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: str, *, within: bool = False
+    policy: LoadedPolicy,
+    rows: Sequence[Mapping[str, Any]],
+    agent: str,
+    *,
+    within: bool = False,
+    prompts: int = PROMPTS,
 ) -> AnswerCheck | None:
-    """Greedy answers to PROMPTS of the rows, free or `within` the form that the agent serves; None for an agent of free
-    text, or without a row."""
+    """Greedy answers to some of the rows' prompts, free or `within` the form that the agent serves; None for an agent
+    of free text, or without a row. An answer is cut at twice the tokens of the longest that was recorded."""
     definition = get_agent(agent or "assistant")
     if not definition.discrete:
         return None
     rows, _ = policy.encoder.written(rows)
     if not rows:
         return None
-    chosen = [rows[i] for i in sorted({len(rows) * i // PROMPTS for i in range(PROMPTS)})]
+    chosen = [rows[i] for i in sorted({len(rows) * i // prompts for i in range(prompts)})]
     was_training = policy.model.training
     policy.model.eval()
     try:
-        prompts = [prompt_messages(row, number) for number, row in enumerate(chosen)]
+        messages = [prompt_messages(row, number) for number, row in enumerate(chosen)]
         states = [row.get("state") for row in chosen]
         forms = [definition.form_served(state) for state in states] if within else None
-        made = generate(policy, prompts, max_new_tokens=definition.max_new_tokens, forms=forms)
+        room = _room(policy, rows, definition)
+        made = generate(policy, messages, max_new_tokens=room, forms=forms)
     finally:
         policy.model.train(was_training)
     listed = all(_has_options(definition, state) for state in states)
@@ -130,6 +142,15 @@ def answers_check(
         served=CHOICE if listed else WITHIN if within else FREE,
         tokens=sum(answer.tokens for answer in made) / len(made),
     )
+
+
+def _room(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: Agent) -> int:
+    """Tokens that an answer is given: what its agent allows, or twice the longest answer that was recorded."""
+    recorded = [row[side] for row in rows for side in ("completion", "chosen", "rejected") if side in row]
+    if not recorded or not all(isinstance(said, str) for said in recorded):
+        return agent.max_new_tokens
+    longest = len(policy.tokenizer(max(recorded, key=len))["input_ids"])
+    return min(agent.max_new_tokens, max(LEAST_ROOM, 2 * longest))
 
 
 def _has_options(agent: Agent, state: Any) -> bool:
@@ -257,24 +278,38 @@ def base_check(
 
 
 def plan_check(
-    base_model: str,
+    base: MeasuredBase,
     recipe: Recipe,
     rows: Sequence[Mapping[str, Any]],
     *,
     agent: str,
-    hardware: Hardware,
-    cache_dir: Path | None = None,
-    phase: Callable[[str], None] | None = None,
+    phase: Callable[[str], None],
 ) -> AnswerCheck | None:
     """Check for a training that is only planned; None for free text, a reward model, and a base of more than
-    ASKABLE parameters, which would take longer to load than a plan may. Raises TrainingRefused as `refusal_of`."""
-    if isinstance(recipe, RewardModelRecipe) or not get_agent(agent or "assistant").discrete or not rows:
+    ASKABLE parameters, which would take longer to load than a plan may. Raises TrainingRefused as `refusal_of`.
+
+    What the base answered to the same prompts before is taken from its cache.
+    """
+    definition = get_agent(agent or "assistant")
+    if isinstance(recipe, RewardModelRecipe) or not definition.discrete or not rows:
         return None
-    if load_shape(base_model)[2] > ASKABLE:
+    if base.parameters > ASKABLE:
         return None
-    check = base_check(
-        base_model, rows, agent=agent, recipe=recipe, hardware=hardware, cache_dir=cache_dir, phase=phase
-    )
+    prompts = PROMPTS if is_bundled(base.base_model) else PLAN_PROMPTS
+    start = str(recipe.as_dict().get("start_from", BASE))
+    asked = json.dumps([rows, agent, repr(definition), start, recipe.constrains, prompts], default=str)
+    key = base.key("answers", asked)
+    known = base.find(key) if start == BASE else None
+    if known is not None:
+        check: AnswerCheck | None = AnswerCheck(**known)
+    else:
+        phase("loading the model")
+        policy = base.policy
+        phase("asking the model a few prompts")
+        with start_policy(policy, recipe):
+            check = answers_check(policy, rows, agent, within=recipe.constrains, prompts=prompts)
+        if check is not None:
+            base.store(key, asdict(check))
     if fault := refusal_of(check, form_taught(recipe, check), agent):
         raise TrainingRefused(fault)
     return check

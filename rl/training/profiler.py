@@ -1,30 +1,46 @@
-"""Profiler of a training step: time and memory of micro-batches on a random model of the real shape, here and now."""
+"""Profiler of a training step: time and memory of micro-batches here and now.
+
+A base model of at most ASKABLE parameters is measured itself, once per machine; of a larger one, a few random layers of
+its shape.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from transformers import AutoModel, AutoModelForCausalLM
 
+from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
+from rl.training.loading import load_shape
+from rl.training.model_files import model_located
 from rl.training.packed.forward import packed_logps
-from rl.training.packed.logps import causal_model, collate, token_logps
+from rl.training.packed.logps import causal_model, collate, head_logps
 from rl.training.packed.packing import pack
+from rl.training.packed.row_cache import RowCache, row_key
 from rl.training.packed.selection import strategy_select
+from rl.training.packed.selftest_cache import packed_code
 from rl.training.packed.strategies import Strategy
-from rl.training.policy import LoadedPolicy, lora_config, matmul
+from rl.training.policy import FINDINGS, LoadedPolicy, load_policy, lora_config, matmul
 from rl.training.ppo.rollout import Sampling, generate_tokens
+
+ASKABLE = 1_000_000_000
+"""Parameters up to which a base model is loaded before a training, to be measured and asked."""
 
 WHOLE_LAYERS = 4
 """A model of at most so many layers is profiled whole; a deeper one through one and three, and the rest is
@@ -58,6 +74,52 @@ class MicroBatchProfile:
     """The same where only each layer's input is kept, and one layer whole."""
     strategy: str
 
+    def of_tokens(self, share: float) -> MicroBatchProfile:
+        """The times of micro-batches with `share` times as many tokens."""
+        return dataclasses.replace(self, train_s=share * self.train_s, forward_s=share * self.forward_s)
+
+
+class MeasuredBase:
+    """A base model on this machine, loaded once and only where something has to be measured or asked."""
+
+    def __init__(
+        self,
+        base_model: str,
+        hardware: Hardware,
+        *,
+        quantization: str = "none",
+        cache_dir: Path | None = None,
+    ) -> None:
+        self.base_model, self.hardware, self.quantization = base_model, hardware, quantization
+        self.cache_dir = cache_dir
+        self.findings = RowCache(cache_dir / FINDINGS, max_rows=10_000) if cache_dir is not None else None
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        return load_shape(self.base_model)[2]
+
+    @functools.cached_property
+    def policy(self) -> LoadedPolicy:
+        return load_policy(
+            self.base_model, hardware=self.hardware, quantization=self.quantization, cache_dir=self.cache_dir
+        )
+
+    def key(self, what: str, *parts: str) -> bytes:
+        """Key of a finding about this base on this machine by this version of the code."""
+        source = model_located(self.base_model)
+        hardware = self.hardware
+        machine = f"{hardware.device_name} {hardware.cores} {hardware.threads} {hardware.dtype}"
+        return row_key(what, base_hash(source), self.quantization, machine, packed_code(), *parts)
+
+    def find(self, key: bytes) -> Any:
+        """What was stored under a key; None where nothing was."""
+        stored = self.findings.get([key]).get(key) if self.findings is not None else None
+        return json.loads(stored) if stored is not None else None
+
+    def store(self, key: bytes, finding: Any) -> None:
+        if self.findings is not None:
+            self.findings.put({key: json.dumps(finding).encode()})
+
 
 @dataclass(frozen=True)
 class GenerationLoad:
@@ -71,6 +133,79 @@ class GenerationLoad:
 Micro = Sequence[EncodedResponse]
 
 
+def profile_base(
+    base: MeasuredBase, recipe: Recipe, micros: Sequence[Micro], *, packed: bool
+) -> MicroBatchProfile:
+    """Measure two micro-batches of a run, the longest and a middle one, on the base model itself.
+
+    What was measured on micro-batches about as long is taken from the cache. The self-test of packed rows is kept
+    there too: the training need not repeat it.
+    """
+    shared = Strategy.LAST_LAYER if packed else Strategy.STOCK
+    tokens = statistics.fmean(_tokens(micro, shared) for micro in micros)
+    # times grow evenly with the tokens within a factor of two
+    bucket = str(round(math.log2(tokens)))
+    longest = str(round(math.log2(max(_tokens(micro, Strategy.STOCK) for micro in micros))))
+    key = base.key("speed", str(packed), str(recipe.lora_r), bucket, longest)
+    known = base.find(key)
+    if known is None:
+        profile, measured = _measure_base(base.policy, recipe, micros, packed)
+        known = {"profile": dataclasses.asdict(profile), "tokens": measured}
+        base.store(key, known)
+    return MicroBatchProfile(**known["profile"]).of_tokens(tokens / known["tokens"])
+
+
+def _measure_base(
+    policy: LoadedPolicy, recipe: Recipe, micros: Sequence[Micro], packed: bool
+) -> tuple[MicroBatchProfile, int]:
+    """The profile of a middle micro-batch, with the memory of the longest, and its tokens."""
+    if not isinstance(policy.model, PeftModel):
+        policy.model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
+    strategy = Strategy.STOCK
+    with matmul(policy.hardware):
+        if packed:
+            items = [item for micro in micros for item in micro]
+            strategy = strategy_select(policy, items, gradients=True).strategy
+        run = _runner(policy, strategy, causal=True)
+        ordered = sorted(micros, key=lambda micro: _tokens(micro, strategy))
+        longest, middle = _cut(ordered[-1]), _cut(ordered[len(ordered) // 2])
+        saved_bytes, inputs = _saved_bytes(policy, lambda: run(longest))
+        whole = _tokens(ordered[-1], strategy) / _tokens(longest, strategy)
+        saved_bytes, inputs = whole * saved_bytes, whole * inputs
+        optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad])
+        began = _clock(policy.hardware)
+        run(middle).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        between = _clock(policy.hardware)
+        with torch.no_grad():
+            run(middle)
+        end = _clock(policy.hardware)
+    layers = int(policy.model.config.get_text_config().num_hidden_layers)
+    profile = MicroBatchProfile(
+        train_s=between - began,
+        forward_s=end - between,
+        sample_s=0.0,
+        setup_s=0.0,
+        saved_bytes=saved_bytes,
+        checkpoint_bytes=inputs * layers + saved_bytes / layers,
+        strategy=str(strategy),
+    )
+    return profile, _tokens(middle, Strategy.LAST_LAYER if packed else Strategy.STOCK)
+
+
+MEASURED_TOKENS = 640
+"""Tokens of a micro-batch, cut to whole rows, that are measured: time and memory grow evenly beyond."""
+
+
+def _cut(micro: Micro) -> Micro:
+    """The first rows of a micro-batch, as many as MEASURED_TOKENS hold."""
+    size = next(
+        (n for n in range(len(micro), 1, -1) if _tokens(micro[:n], Strategy.STOCK) <= MEASURED_TOKENS), 1
+    )
+    return micro[:size]
+
+
 def profile_micro_batches(
     config: Any,
     encoder: Encoder,
@@ -82,7 +217,7 @@ def profile_micro_batches(
     causal: bool = True,
     generation: GenerationLoad | None = None,
 ) -> MicroBatchProfile:
-    """Measure micro-batches of a run: `packed` as rows that share their prompt, else padded side by side.
+    """Measure micro-batches on random weights: `packed` as rows that share their prompt, else padded side by side.
 
     A model deeper than WHOLE_LAYERS is measured with one and three layers, and each figure taken to grow evenly.
     """
@@ -129,7 +264,7 @@ def _measure(
         saved_bytes, inputs = _saved_bytes(policy, lambda: run(largest))
         optimizer = torch.optim.AdamW([p for p in policy.model.parameters() if p.requires_grad])
         train_times, forwards = [], []
-        for number, micro in enumerate([largest, *2 * _spread(micros, MAX_TIMED_BATCHES)]):
+        for number, micro in enumerate(2 * _spread(micros, MAX_TIMED_BATCHES), 1):
             began = _clock(hardware)
             run(micro).backward()
             optimizer.step()
@@ -137,9 +272,8 @@ def _measure(
             between = _clock(hardware)
             with torch.no_grad():
                 run(micro)
-            if number:  # the first one packs weights and wakes the allocator
-                train_times.append(between - began)
-                forwards.append(_clock(hardware) - between)
+            train_times.append(between - began)
+            forwards.append(_clock(hardware) - between)
             if number >= FEWEST and sum(train_times) + sum(forwards) > TIMED_S:
                 break
         sample_s = 0.0
@@ -206,7 +340,13 @@ def _runner(policy: LoadedPolicy, strategy: Strategy, causal: bool) -> Callable[
             return -logps.sum()
         batch = {name: tensor.to(policy.device) for name, tensor in collate(micro, pad).items()}
         if causal:
-            return -token_logps(model, **batch).sum()
+            # as in training, the head computes the responses alone
+            inner = model.base_model(
+                batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+            )
+            said = batch["completion_mask"][:, 1:].bool()
+            hidden, targets = inner.last_hidden_state[:, :-1][said], batch["input_ids"][:, 1:][said]
+            return -head_logps(model, hidden, targets)[0].sum()
         hidden = policy.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         loss: torch.Tensor = hidden.last_hidden_state.float().square().mean()
         return loss
@@ -223,7 +363,8 @@ def _tokens(micro: Micro, strategy: Strategy) -> int:
 
 
 def _saved_bytes(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple[float, float]:
-    """Bytes that autograd keeps of one forward, weights aside, and those of one layer's input."""
+    """Bytes that autograd keeps of one forward, weights aside, and those of one layer's input. Its backward pass is
+    made too: the first one packs weights and wakes the allocator."""
     weights = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}
     storage_bytes: dict[int, int] = {}
     widest = 0
@@ -240,7 +381,8 @@ def _saved_bytes(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple
         widest = max(inputs, default=0)
         # while the graph still holds them: a freed address may come again
         total = float(sum(storage_bytes.values()))
-        del loss
+    loss.backward()
+    policy.model.zero_grad(set_to_none=True)
     return total, float(widest)
 
 

@@ -34,6 +34,8 @@ class RunOptions(TypedDict, total=False):
     """Go on from the newest whole checkpoint in the folder."""
     cache_dir: str | Path | None
     """Folder where the next run finds tokens, reference log-probabilities and self-tests; None keeps nothing."""
+    deadline: float | None
+    """Time on the monotonic clock at which training ends with the weights it has; None: after its last step."""
 
 
 @dataclass
@@ -49,6 +51,7 @@ class RunContext(Generic[RecipeT]):
     listener: TrainListener = field(default_factory=Silent)
     resume: bool = False
     cache_dir: Path | None = None
+    deadline: float | None = None
     notes: list[str] = field(default_factory=list)
     """Notes for readers of the result, in the order in which they came up."""
     details: list[str] = field(default_factory=list)
@@ -93,6 +96,7 @@ def run_context(
     listener: TrainListener | None = None,
     resume: bool = False,
     cache_dir: str | Path | None = None,
+    deadline: float | None = None,
 ) -> RunContext[RecipeT]:
     """The context of a run from a trainer's arguments (`RunOptions`), with hardware detected where none is given."""
     return RunContext(
@@ -104,6 +108,7 @@ def run_context(
         listener=listener or Silent(),
         resume=resume,
         cache_dir=Path(cache_dir) if cache_dir is not None else None,
+        deadline=deadline,
     )
 
 

@@ -24,6 +24,7 @@ from rl.training.callbacks import (
     EVALUATING,
     ListenerCallback,
     Randomness,
+    TimeLimit,
     history_columns,
     randomness_restore,
 )
@@ -216,6 +217,9 @@ def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any])
     if isinstance(context.recipe, AnswerRecipe) and context.recipe.general_weight > 0:
         trainer.rehearsal = rehearsal_begin(trainer, policy, context)
     trainer.add_callback(ListenerCallback(trainer, context.listener))
+    if context.deadline is not None:
+        trainer.time_limit = TimeLimit(context.deadline, context.recipe.minutes)
+        trainer.add_callback(trainer.time_limit)
     trainer.listener = context.listener if context.main_process else None
 
 
@@ -228,12 +232,8 @@ def rehearsal_begin(
         context.note("general prompts are not rehearsed: the model's weights are sharded over processes")
         return None
     context.phase("sampling the base model's answers to general prompts")
-    rows = max(1, recipe.batch_size * recipe.gradient_accumulation // ROWS_PER_REHEARSED)
-    return Rehearsal(policy, weight=recipe.general_weight, rows=rows, seed=recipe.seed)
+    return Rehearsal(policy, weight=recipe.general_weight, rows=recipe.rehearsed_rows, seed=recipe.seed)
 
-
-ROWS_PER_REHEARSED = 4
-"""Training rows of a step for each general prompt that is rehearsed beside them."""
 
 EPOCHS = "epochs"
 """Folder beside a run's checkpoints that holds the adapter of each whole epoch, where they are kept."""
@@ -282,6 +282,8 @@ class TokenizedTrainerMixin:
     """States of the random generators after the last whole step; None before it."""
     early_stopping: EarlyStopping | None = None
     """Watcher of the eval split; None: the run makes every step."""
+    time_limit: TimeLimit | None = None
+    """Watcher of the run's minutes; None: it has no limit."""
     lazy_metrics: LazyMetrics | None = None
     """Metrics that wait on the device until they are logged; None: they are read at once."""
     rehearsal: Rehearsal | None = None
@@ -349,8 +351,9 @@ class TokenizedTrainerMixin:
         return best_evaluation(self.state.log_history, self.args.metric_for_best_model)[0]
 
     def stopped_early(self) -> str:
-        """Reason why the eval split ended the run; empty where it did not."""
-        return self.early_stopping.reason if self.early_stopping is not None else ""
+        """Reason why the eval split or the limit of minutes ended the run; empty where neither did."""
+        watchers = (self.early_stopping, self.time_limit)
+        return next((watcher.reason for watcher in watchers if watcher is not None and watcher.reason), "")
 
     def training_step(self, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's, after the step's general prompts, whose gradient stands in the weights when that of the first

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,7 @@ def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> Warm
             listener=_WarmUpListener(context.listener),
             resume=begun,
             cache_dir=context.cache_dir,
+            deadline=_deadline(context),
         )
         trainer.measures_distance = False
         result = trainer.train(list(rows))
@@ -128,6 +130,12 @@ class _WarmUpListener(Silent):
 
     def release(self) -> None:
         self.listener.release()
+
+
+def _deadline(context: RunContext[Any]) -> float | None:
+    """The deadline of a warm-up: half of the time that the run has left."""
+    now = time.monotonic()
+    return None if context.deadline is None else now + (context.deadline - now) / 2
 
 
 def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:

@@ -9,6 +9,7 @@ from typing import Any
 from ratchet_mail.method import PreferredRecipe
 from rl.training.estimates import Estimate, sft
 from rl.training.hardware import Hardware
+from rl.training.profiler import MeasuredBase
 from rl.training.result import TrainResult
 from rl.training.sft import SFTTrainer
 
@@ -36,7 +37,12 @@ class PreferredTrainer(SFTTrainer):
 
 
 def preferred(
-    base_model: str, recipe: PreferredRecipe, rows: Sequence[Any], *, hardware: Hardware | None = None
+    base_model: str,
+    recipe: PreferredRecipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    base: MeasuredBase | None = None,
 ) -> Estimate:
     """Steps, minutes and memory of `PreferredTrainer.train(rows)`, for a dry run."""
-    return sft(base_model, recipe, demonstrations(rows, recipe), hardware=hardware)
+    return sft(base_model, recipe, demonstrations(rows, recipe), hardware=hardware, base=base)

@@ -48,6 +48,12 @@ class Command(RatchetCommand):
             help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
         )
         parser.add_argument(
+            "--minutes",
+            type=float,
+            metavar="N",
+            help="Most minutes of the training, as of train_<method>; 0 sets no limit. Example: --minutes 5",
+        )
+        parser.add_argument(
             "--set",
             action="append",
             default=[],
@@ -127,6 +133,8 @@ class Command(RatchetCommand):
             if not separator:
                 raise CommandError(f"expected --set KNOB=VALUE, found {assignment!r}")
             knobs[knob.strip()] = value.strip()
+        if options["minutes"] is not None:
+            knobs["minutes"] = options["minutes"]
         if options["reward"]:
             knobs["reward"] = ",".join(options["reward"])
         return knobs

@@ -71,7 +71,7 @@ def selftest_key(policy: CachedPolicy, *conditions: str) -> bytes | None:
         json.dumps(shapes),
         torch.cuda.get_device_name(policy.device) if cuda else cache.processor,
         str(torch.is_autocast_enabled(policy.device.type)),
-        _code(),
+        packed_code(),
         *conditions,
     )
 
@@ -97,7 +97,8 @@ def _attention(model: Any) -> str:
 
 
 @functools.cache
-def _code() -> str:
+def packed_code() -> str:
+    """Sum over the code that computes packed rows, and the versions of its libraries."""
     digest = hashlib.sha256()
     for library in LIBRARIES:
         digest.update(f"{library} {version(library)}\n".encode())

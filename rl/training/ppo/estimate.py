@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 
 from rl.recipes import GRPORecipe, PPORecipe
 from rl.rewards.catalogue import AUTO, MODEL
@@ -29,11 +29,10 @@ from rl.training.estimates import (
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.packed.logps import causal_model
-from rl.training.policy import load_policy, lora_config, matmul
+from rl.training.policy import lora_config, matmul
 from rl.training.ppo.prompts import Prompts, answer_forms
 from rl.training.ppo.rollout import Sampling, sample_responses
-from rl.training.preflight import ASKABLE
-from rl.training.profiler import GenerationLoad
+from rl.training.profiler import ASKABLE, GenerationLoad, MeasuredBase
 from rl.training.run_context import training_hardware
 
 ANSWER_SHARE = 0.5
@@ -62,6 +61,7 @@ def ppo(
     *,
     hardware: Hardware | None = None,
     agent: str = "",
+    base: MeasuredBase | None = None,
 ) -> Estimate:
     """Steps, minutes and peak memory of `PPOTrainer.train(rows)`, training nothing.
 
@@ -76,7 +76,7 @@ def ppo(
         return estimate_zero("prompt")
     samples = recipe.samples_per_prompt
     answers = _answers(
-        base_model, shape, recipe, prompts, recipe.batch_size // samples, samples, hardware, agent
+        base_model, shape, recipe, prompts, recipe.batch_size // samples, samples, hardware, agent, base
     )
     size = recipe.mini_batch_size // recipe.gradient_accumulation
     micros = batches(answers.items, size)
@@ -93,7 +93,7 @@ def ppo(
         samplings=steps + looked_at / recipe.batch_size,
         note="rewards that are no models not counted",
     )
-    return _estimate(shape, recipe, hardware, micros, work, answers)
+    return _estimate(shape, recipe, hardware, micros, work, answers, base)
 
 
 def grpo(
@@ -103,6 +103,7 @@ def grpo(
     *,
     hardware: Hardware | None = None,
     agent: str = "",
+    base: MeasuredBase | None = None,
 ) -> Estimate:
     """The same of `GRPOTrainer.train(rows)`, of both modes."""
     hardware = training_hardware(hardware or detect(), recipe)
@@ -124,10 +125,12 @@ def grpo(
         micros = [[item for group in batch for item in group] for batch in batches(encoded, recipe.groups)]
         # the base's pass, once for each micro-batch
         return estimate_from_profile(
-            shape, recipe, hardware, micros, ExtraWork(len(rows), steps, micro_count), packed=True
+            shape, recipe, hardware, micros, ExtraWork(len(rows), steps, micro_count), packed=True, base=base
         )
     at_once = recipe.groups * recipe.gradient_accumulation
-    answers = _answers(base_model, shape, recipe, prompts, at_once, recipe.num_generations, hardware, agent)
+    answers = _answers(
+        base_model, shape, recipe, prompts, at_once, recipe.num_generations, hardware, agent, base
+    )
     micros = batches(answers.items, recipe.batch_size)
     looked_at = _held_out_answers(recipe, len(rows), steps)
     models = sum(spec.strip().startswith((MODEL, AUTO)) for spec in recipe.reward.split(","))
@@ -145,12 +148,12 @@ def grpo(
         + looked_at / (recipe.batch_size * recipe.gradient_accumulation),
         note="rewards that are no models not counted",
     )
-    return _estimate(shape, recipe, hardware, micros, work, answers)
+    return _estimate(shape, recipe, hardware, micros, work, answers, base)
 
 
 def _held_out_answers(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> float:
     """Held-out prompts answered over a run: before the first step too."""
-    return (1 + evaluations(recipe, steps)) * min(recipe.eval_prompts, rows * HELD_OUT_SHARE)
+    return (1 + evaluations(recipe, steps, rows)) * min(recipe.eval_prompts, rows * HELD_OUT_SHARE)
 
 
 def _prompts(encoder: Encoder, rows: Sequence[Any], recipe: PPORecipe | GRPORecipe) -> Prompts:
@@ -169,6 +172,7 @@ def _answers(
     samples: int,
     hardware: Hardware,
     agent: str,
+    base: MeasuredBase | None,
 ) -> _SampledBatches:
     """Answers of the base to `at_once` prompts at a time, `samples` to each, with an adapter as a run has it."""
     order = itertools.cycle(random.Random(recipe.seed).sample(asked.ids, len(asked.ids)))
@@ -179,8 +183,11 @@ def _answers(
         items = [EncodedResponse(prompt, [0] * length) for prompt in batches[0] for _ in range(samples)]
         half = Sampling(length, recipe.temperature, recipe.top_k, recipe.top_p)
         return _SampledBatches(items, None, GenerationLoad(batches[0], samples, half))
-    policy = load_policy(base_model, hardware=hardware, quantization=recipe.quantization)
-    model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
+    base = base or MeasuredBase(base_model, hardware, quantization=recipe.quantization)
+    policy = base.policy
+    if not isinstance(policy.model, PeftModel):
+        policy.model = get_peft_model(policy.model, lora_config(recipe, policy.model))
+    model = policy.model.eval()
     forms = answer_forms(policy, agent, asked) if recipe.constrains else None
     generator = torch.Generator(policy.device).manual_seed(recipe.seed)
     sampled_items: list[EncodedResponse] = []
@@ -209,8 +216,17 @@ def _estimate(
     micros: list[list[EncodedResponse]],
     work: ExtraWork,
     answers: _SampledBatches,
+    base: MeasuredBase | None,
 ) -> Estimate:
     generation = answers.generation if answers.sample_s is None else None
     return estimate_from_profile(
-        shape, recipe, hardware, micros, work, packed=True, generation=generation, sample_s=answers.sample_s
+        shape,
+        recipe,
+        hardware,
+        micros,
+        work,
+        packed=True,
+        generation=generation,
+        sample_s=answers.sample_s,
+        base=base,
     )

@@ -22,7 +22,7 @@ from transformers import get_scheduler
 
 from rl.recipes import BASE, PPORecipe
 from rl.rewards.base import RewardFunction
-from rl.training.callbacks import TRAINING, history_columns
+from rl.training.callbacks import TRAINING, history_columns, is_over, limit_reason
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
 from rl.training.ppo.checkpoint import State, StepStart, checkpoint_read, checkpoint_write
@@ -171,6 +171,7 @@ class PPOTrainer:
         if state.step == 0 and self.eval_prompts.ids:
             self._log(self._evaluate() | {"step": 0.0})  # what it starts from, before anything is learnt
         while state.step < total:
+            step_began = time.monotonic()
             if remembers:
                 self._step_start = StepStart.of(self.base, self.optimizer, state)
                 listener.release()
@@ -197,6 +198,10 @@ class PPOTrainer:
                 self._save()
             if stop:
                 return not last
+            if not last and self.processes.agree(is_over(self.context.deadline, step_began)):
+                self.stopped_early = limit_reason(state.step, total, recipe.minutes)
+                self._save()
+                return False
         return False
 
     def _stop_kept(self) -> bool:

@@ -1,0 +1,198 @@
+"""Recipes fitted to rows, base model and minutes, in the knobs that nobody named. Pure.
+
+The preset `cpu` was tuned on the bundled model of 3M parameters, which learns language and task at once: many passes at
+a high rate. A model that knows its language needs fewer and smaller steps, and each of them takes longer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from rl.recipes.base import AdapterRecipe, Recipe
+from rl.recipes.dpo import DPORecipe
+from rl.recipes.grpo import GRPORecipe
+from rl.recipes.kto import KTORecipe
+from rl.recipes.ppo import PPORecipe
+from rl.recipes.reward_model import RewardModelRecipe
+from rl.recipes.sft import SFTRecipe
+
+MINUTES = 20.0
+"""Default limit of a training on a machine without an accelerator, for base models other than the bundled one."""
+
+STEPS: dict[type[Recipe], dict[str, int]] = {
+    SFTRecipe: {"min_steps": 24},
+    DPORecipe: {"min_steps": 30, "warm_up_steps": 24},
+    KTORecipe: {"min_steps": 36, "warm_up_steps": 24},
+    RewardModelRecipe: {"min_steps": 36},
+    GRPORecipe: {"min_steps": 24},
+    PPORecipe: {"min_steps": 16},
+}
+"""Recipe -> least steps on few rows. 300 rows of triage were learnt by SmolLM2 in 50 steps of SFT (`many_rows_factor`
+makes 48 of 24), and 131 pairs in 12 of DPO."""
+
+RATES = ("learning_rate", "warm_up_learning_rate", "value_learning_rate")
+
+LARGE = 2e9
+"""Parameters from which a LoRA of rank 8 has room enough for some thousand rows."""
+
+ACTIVATION_BYTES = 2e9
+"""Memory that the activations of one micro-batch may take."""
+
+TOKEN_BYTES = 1.2e6
+"""Activations of a token in float32 at REFERENCE_PARAMETERS, a model of 30 layers and width 576; they grow with the
+square root of the parameters (2.9e6 at 1B, 10.7e6 at 8B)."""
+
+REFERENCE_PARAMETERS = 135e6
+
+SHORTEST, LONGEST = 256, 2048
+"""Tokens that `max_length` is fitted within."""
+
+OVERHEAD = 0.12
+"""Share of the minutes for loading, for the answers before and after training, and for writing the result."""
+
+WARM_UP_SHARE = 0.3
+"""Share of the minutes that a warm-up may take."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Facts about the training rows and the base model that a recipe depends on."""
+
+    rows: int
+    tokens: float
+    """Mean tokens of a row: its prompt and all its responses."""
+    longest: int
+    """Tokens of the longest row, at most."""
+    parameters: int
+    """Parameters of the base model."""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a run, measured."""
+
+    step_s: float
+    """One optimiser step, with its share of the evaluations."""
+    once_s: float
+    """Passes over the rows before the first step: the reference, the warm-up."""
+    warm_up_s: float = 0.0
+    """Part of `once_s`: the warm-up."""
+
+
+def rate_scale(parameters: int) -> float:
+    """Factor on the learning rates of the preset `cpu`, which are right at 135M too where general prompts are rehearsed
+    (docs/training-sft.md). Beyond, the best rate of a LoRA falls with the width of the model as width^-0.78 (Schulman
+    et al. 2025, "LoRA Without Regret"), about the fourth root of its parameters: 0.61 at 1B, 0.36 at 8B."""
+    return min(1.0, (REFERENCE_PARAMETERS / parameters) ** 0.25)
+
+
+def recipe_fitted(recipe: Recipe, work: Workload, named: Collection[str] = ()) -> Recipe:
+    """The recipe with steps, batch, rate, rank and length that fit the rows and the base model, but `named` knobs.
+
+    A recipe for an accelerator is left alone: its preset was chosen by the memory of the device.
+    """
+    if work.device != "cpu" or not work.rows:
+        return recipe
+    knobs: dict[str, Any] = dict(_steps_of(recipe))
+    scale = rate_scale(work.parameters)
+    values = recipe.as_dict()
+    knobs |= {rate: float(f"{values[rate] * scale:.2g}") for rate in RATES if values.get(rate)}
+    if not recipe.whole and work.parameters >= LARGE:
+        knobs |= {"lora_r": 8, "lora_alpha": 16}
+    length = min(max(64 * math.ceil(work.longest / 64), SHORTEST), LONGEST)
+    knobs["max_length"] = length + values.get("max_new_tokens", 0)
+    knobs |= _batch_knobs(recipe, work)
+    knobs = {knob: value for knob, value in knobs.items() if knob not in named}
+    if {"batch_size", "mini_batch_size", "gradient_accumulation", "num_generations"} & set(named):
+        knobs.pop("batch_size", None)
+        knobs.pop("gradient_accumulation", None)
+    return dataclasses.replace(recipe, **knobs)
+
+
+def _steps_of(recipe: Recipe) -> dict[str, int]:
+    steps = next((steps for kind, steps in STEPS.items() if isinstance(recipe, kind)), {})
+    values = recipe.as_dict()
+    return {knob: min(number, values[knob]) for knob, number in steps.items() if values[knob]}
+
+
+def _batch_knobs(recipe: Recipe, work: Workload) -> dict[str, int]:
+    """Rows of a micro-batch whose activations fit, and as many micro-batches as the step had rows before."""
+    token_bytes = TOKEN_BYTES * math.sqrt(work.parameters / REFERENCE_PARAMETERS)
+    room = ACTIVATION_BYTES / token_bytes
+    if isinstance(recipe, PPORecipe):
+        rows = _rows_within(room / (work.tokens + recipe.max_new_tokens), 1, recipe.mini_batch_size)
+        return {"gradient_accumulation": recipe.mini_batch_size // rows}
+    step = recipe.batch_size * recipe.gradient_accumulation
+    if isinstance(recipe, GRPORecipe):
+        group = recipe.num_generations
+        tokens = work.tokens + group * recipe.max_new_tokens
+        groups = _rows_within(room / tokens, 1, step // group)
+        return {"batch_size": groups * group, "gradient_accumulation": step // (groups * group)}
+    # KTO computes each prompt with the response to another too, and compares rows of a micro-batch
+    is_kto = isinstance(recipe, KTORecipe)
+    rows = _rows_within(room / (work.tokens * (2 if is_kto else 1)), 4 if is_kto else 1, step)
+    return {"batch_size": rows, "gradient_accumulation": max(1, step // rows)}
+
+
+def _rows_within(room: float, least: int, most: int) -> int:
+    """The largest divisor of `most` that is at most `room`, at least `least`."""
+    return max(least, next((n for n in range(most, 0, -1) if most % n == 0 and n <= room), 1))
+
+
+@dataclass(frozen=True)
+class MinutesFit:
+    """A recipe within its minutes."""
+
+    recipe: Recipe
+    steps: int
+    rows: int
+    """Training rows that it reads."""
+    note: str = ""
+    """One sentence on what did not fit; empty where everything does."""
+
+
+def minutes_fitted(recipe: Recipe, rows: int, minutes: float, speed: Speed) -> MinutesFit:
+    """The recipe with as many passes over `rows` as fit into `minutes`; at less than one, some of the rows are left
+    out. Rows are passed over at least once by one step."""
+    wanted = recipe.steps(rows)
+    once_s = speed.once_s
+    seconds = 60 * minutes * (1 - OVERHEAD)
+    if (
+        isinstance(recipe, AdapterRecipe)
+        and speed.warm_up_s > WARM_UP_SHARE * seconds
+        and recipe.warm_up_steps
+    ):
+        kept = WARM_UP_SHARE * seconds / speed.warm_up_s
+        fewer = max(1, math.floor(kept * recipe.warm_up(2 * rows)))
+        recipe = dataclasses.replace(recipe, warm_up_steps=fewer)
+        once_s -= (1 - kept) * speed.warm_up_s
+    if not rows or once_s + wanted * speed.step_s <= seconds:
+        return MinutesFit(recipe, wanted, rows)
+    one_pass = dataclasses.replace(recipe, epochs=1.0, min_steps=0, max_steps=-1).steps(rows)
+    steps = math.floor((seconds - once_s) / speed.step_s)
+    if steps >= one_pass:
+        fitted = _passes(recipe, rows, steps, one_pass)
+        shown = rows
+        note = (
+            f"{minutes:g} minutes are enough for {steps:,} of {wanted:,} steps: {fitted.epochs:.2g} passes over "
+            f"{rows:,} rows"
+        )
+    else:
+        share = seconds / (once_s + one_pass * speed.step_s)
+        shown = min(rows, max(1, math.floor(share * rows)))
+        steps = max(1, math.floor(share * one_pass))
+        fitted = _passes(recipe, rows, steps, one_pass)
+        what = f"{shown:,} of {rows:,} rows, once each: {steps:,} of {wanted:,} steps"
+        note = f"{minutes:g} minutes are enough for {what}"
+    return MinutesFit(fitted, steps, shown, f"{note}; --minutes allows more")
+
+
+def _passes(recipe: Recipe, rows: int, steps: int, one_pass: int) -> Recipe:
+    # rounded down, so that it is no step more
+    passes = math.floor(1e4 * steps / one_pass) / 1e4
+    return dataclasses.replace(recipe, epochs=max(passes, 1e-4), min_steps=0)

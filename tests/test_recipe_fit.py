@@ -1,0 +1,129 @@
+"""Recipes fitted to rows, base model and minutes; training that ends at its limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from rl.jobs.stages import stage_limits
+from rl.jobs.trainer import rows_read
+from rl.recipes import RECIPES, Recipe, RecipeError, SFTRecipe
+from rl.recipes.fit import Speed, Workload, minutes_fitted, rate_scale, recipe_fitted
+from rl.training.profiler import MeasuredBase, profile_base
+from rl.training.sft import SFTTrainer
+from tests.support.dpo_runs import HARDWARE, some_pairs
+from tests.support.tiny_models import tiny_model
+
+SMALL = Workload(rows=191, tokens=110, longest=200, parameters=135_000_000)
+
+
+def fitted(method: str, work: Workload = SMALL, *named: str) -> Recipe:
+    recipe: Recipe = RECIPES[method]["cpu"]  # type: ignore[assignment]
+    return recipe_fitted(recipe, work, named)
+
+
+@pytest.mark.parametrize(("method", "steps"), [("sft", 48), ("dpo", 36), ("kto", 36), ("reward_model", 36)])
+def test_a_pretrained_model_gets_tens_of_steps(method: str, steps: int) -> None:
+    recipe, preset = fitted(method), RECIPES[method]["cpu"]
+    assert recipe.steps(191) == steps
+    assert preset.steps(191) >= 4 * steps or method == "reward_model"
+    assert recipe.learning_rate == pytest.approx(preset.learning_rate * rate_scale(135_000_000), rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto", "reward_model", "grpo", "ppo"])
+@pytest.mark.parametrize("tokens", [60, 900])
+@pytest.mark.parametrize("parameters", [30_000_000, 1_000_000_000, 8_000_000_000])
+def test_rows_of_a_step_do_not_depend_on_how_it_is_cut(method: str, tokens: int, parameters: int) -> None:
+    work = Workload(rows=300, tokens=tokens, longest=2 * tokens, parameters=parameters)
+    recipe, preset = fitted(method, work), RECIPES[method]["cpu"]
+    if method != "ppo":
+        assert (
+            recipe.batch_size * recipe.gradient_accumulation
+            == preset.batch_size * preset.gradient_accumulation
+        )
+    assert 256 <= recipe.max_length <= 2048 + 48
+
+
+def test_long_rows_and_large_models_get_small_micro_batches() -> None:
+    short = fitted("sft")
+    long = fitted("sft", dataclasses.replace(SMALL, tokens=800))
+    large = fitted("sft", dataclasses.replace(SMALL, parameters=8_000_000_000))
+    assert short.batch_size > long.batch_size > 0
+    assert short.batch_size > large.batch_size > 0
+    assert (short.lora_r, large.lora_r) == (16, 8)
+    assert short.learning_rate > large.learning_rate
+
+
+def test_named_knobs_win_and_an_accelerator_keeps_its_preset() -> None:
+    assert fitted("sft", SMALL, "learning_rate").learning_rate == RECIPES["sft"]["cpu"].learning_rate
+    named = fitted("dpo", dataclasses.replace(SMALL, tokens=2000), "batch_size")
+    assert (named.batch_size, named.gradient_accumulation) == (16, 1)
+    assert fitted("sft", dataclasses.replace(SMALL, device="cuda")) is RECIPES["sft"]["cpu"]
+
+
+def test_passes_are_cut_to_the_minutes() -> None:
+    recipe = fitted("sft")
+    enough = minutes_fitted(recipe, 191, 20, Speed(step_s=2.0, once_s=10.0))
+    assert (enough.recipe, enough.note) == (recipe, "")
+    fewer = minutes_fitted(recipe, 191, 1, Speed(step_s=2.0, once_s=10.0))
+    # 52.8 seconds are left of a minute, less ten: 21 steps, of 12 to a pass
+    assert (fewer.steps, fewer.rows, fewer.recipe.steps(191)) == (21, 191, 21)
+    assert "21 of 48 steps" in fewer.note
+
+
+def test_rows_are_left_out_where_not_even_one_pass_fits() -> None:
+    found = minutes_fitted(fitted("sft"), 400, 1, Speed(step_s=4.0, once_s=32.0))
+    assert found.rows < 200
+    assert f"{found.rows} of 400 rows" in found.note
+    assert found.recipe.steps(400) == found.steps
+    rows = list(range(400))
+    assert abs(len(rows_read(found.recipe, rows)) - found.rows) <= 16
+    assert rows_read(found.recipe, rows) == rows_read(found.recipe, rows)
+    assert rows_read(fitted("sft"), rows) == rows
+
+
+def test_a_warm_up_takes_a_part_of_the_minutes_at_most() -> None:
+    recipe = fitted("dpo")
+    found = minutes_fitted(recipe, 94, 2, Speed(step_s=3.0, once_s=110.0, warm_up_s=100.0)).recipe
+    assert 0 < found.warm_up_steps < recipe.warm_up_steps  # type: ignore[attr-defined]
+
+
+def test_stages_are_held_to_the_limits_of_their_run() -> None:
+    assert stage_limits({"max_steps": 2, "minutes": 20.0}) == {"max_steps": 2, "minutes": 5.0}
+    assert stage_limits({"max_steps": -1, "minutes": 0.0}) == {}
+
+
+def test_minutes_are_not_negative() -> None:
+    with pytest.raises(RecipeError, match="minutes"):
+        Recipe(minutes=-1)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("base"), "llama"))
+
+
+def test_training_ends_at_its_deadline_with_the_weights_it_has(base: str, tmp_path: Path) -> None:
+    rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in some_pairs(8)]
+    recipe = SFTRecipe(max_steps=50, batch_size=4, lora_r=2, lora_alpha=4, minutes=1)
+    result = SFTTrainer(
+        recipe, base, output_dir=tmp_path, hardware=HARDWARE, deadline=time.monotonic() - 1
+    ).train(rows)
+    assert (result.status, result.steps, result.total_steps) == ("succeeded", 1, 50)
+    assert "1 minutes were over" in result.stopped_early
+    assert (Path(result.checkpoint) / "adapter_model.safetensors").is_file()
+
+
+def test_a_speed_is_measured_once(base: str, tmp_path: Path) -> None:
+    measured = MeasuredBase(base, HARDWARE, cache_dir=tmp_path)
+    encoder = measured.policy.encoder
+    items = encoder.responses([(row["prompt"], row["chosen"]) for row in some_pairs(8)], 96, 32)
+    micros = [items[:4], items[4:]]
+    first = profile_base(measured, SFTRecipe(lora_r=2, lora_alpha=4), micros, packed=True)
+    again = MeasuredBase(base, HARDWARE, cache_dir=tmp_path)
+    assert profile_base(again, SFTRecipe(lora_r=2, lora_alpha=4), micros, packed=True) == first
+    assert "policy" not in vars(again)
+    assert first.train_s > first.forward_s > 0
