@@ -28,6 +28,7 @@ from rich.progress import (
 from backend.disks import disk_fault
 from backend.installation import PROGRAM, as_typed
 from backend.migration_state import migrations_waiting
+from backend.pace import Pace
 
 logger = logging.getLogger("rl.command")
 
@@ -63,6 +64,7 @@ class ProgressBar:
         self._writing = threading.Lock()
         self._live: Progress | None = None
         self._suffix = ""
+        self._pace = Pace()
         if stream.isatty():
             self._live = Progress(
                 TextColumn("{task.description}"),
@@ -85,7 +87,8 @@ class ProgressBar:
         if total != self.total:
             self.total, self._lines = total, 0  # the next stage of the same work
         self._suffix = suffix or self._suffix
-        self._state = f"{done} of {total} {self._suffix}".rstrip()
+        pace = self._pace.words(done, total)
+        self._state = ", ".join(filter(None, (f"{done} of {total} {self._suffix}".rstrip(), pace)))
         if self._live is not None:
             self._live.update(
                 self._task, description=self.label, completed=done, total=total, suffix=self._suffix
@@ -97,7 +100,7 @@ class ProgressBar:
     def _phase(self, name: str) -> None:
         if not name or name == self._state:
             return
-        self._state, self._suffix, self.total = name, "", 0
+        self._state, self._suffix, self.total, self._pace = name, "", 0, Pace()
         if self._live is not None:
             described = f"{self.label}: {name}"
             self._live.update(self._task, description=described, completed=0, total=None, suffix="")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from backend.pace import Pace
 from rl.jobs.lifecycle import StopRequest, stop_signals
 from rl.recipes import GRPORecipe, KTORecipe, PPORecipe, SFTRecipe
 from rl.training.callbacks import EVALUATING, TRAINING
@@ -268,3 +269,14 @@ def test_a_stop_in_the_last_evaluation_is_no_success(base: str, tmp_path: Path, 
     stop.asked = stop.held = False
     resumed = a_trainer(base, tmp_path / "run", recipe, listener=Interrupting(stop), resume=True)
     assert resumed.train(rows, rows[:4]).status == "succeeded"
+
+
+def test_counted_work_tells_its_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("backend.pace.time.monotonic", lambda: clock[0])
+    pace, said = Pace(), []
+    for done in (1, 2, 5, 100):
+        said.append(pace.words(done, 100))
+        clock[0] += 4.0
+    assert said == ["", "4.0 s each, 7 min left", "2.0 s each, 3 min left", ""]
+    assert pace.words(1, 50) == ""  # other work

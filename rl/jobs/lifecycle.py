@@ -26,6 +26,7 @@ from django_q.tasks import async_task
 
 from backend.installation import PROGRAM
 from backend.notifications import notify
+from backend.pace import Pace
 from rl.base_models.service import BaseModel, agent_base_model, base_model_given
 from rl.base_models.sources import SourceRefused
 from rl.models import RunMetric, TrainingRun
@@ -370,18 +371,20 @@ class PhaseRecorder:
         self.run, self.progress = run, progress
         self.name = self.words = self.written = ""
         self.written_at = 0.0
+        self.pace = Pace()
 
     def __call__(self, done: int, total: int, text: str = "") -> None:
         if self.progress is not None:
             self.progress(done, total, text)
         if not total:
-            self.name = text
+            self.name, self.pace = text, Pace()
         name = self.name or "at work"
         if total and text:
             # a stage of an export, whose total may be bytes: the stage says more than they do
             words = f"{name.partition(', ')[0]}, {text}"
         else:
-            words = f"{name}, {done:,} of {total:,}" if total else name
+            counted = (f"{name}, {done:,} of {total:,}", self.pace.words(done, total))
+            words = ", ".join(filter(None, counted)) if total else name
         self.words = words
         self._write(words, new=not total)
 
