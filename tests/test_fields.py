@@ -235,7 +235,7 @@ def policy() -> LinearPolicy:
 
 def test_few_combinations_of_two_fields_are_learnt_field_by_field() -> None:
     """Six combinations are a closed set, of which one is rare: each field alone has rows enough."""
-    made = [
+    made: list[dict[str, Any]] = [
         {
             "prompt": [
                 {"role": "user", "content": f"{queue} matter {number}, {'now' if urgent else 'please'}"}
