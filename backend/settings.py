@@ -453,7 +453,7 @@ SERVING_CONTEXT = int(_number("SERVING_CONTEXT", 4096, 64, 10_000_000))
 SERVING_CACHE_MB = int(_number("SERVING_CACHE_MB", 1024, 1, 1e6))
 # prometheus_client finds the folder in which all web processes count through the environment, when it is imported
 PROMETHEUS_MULTIPROC_DIR = os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", str(RATCHET_HOME / "metrics"))
-SERVING_QUANTIZATION = os.environ.get("SERVING_QUANTIZATION") or "f16"
+SERVING_QUANTIZATION = os.environ.get("SERVING_QUANTIZATION") or "auto"
 
 # --- Logging ----------------------------------------------------------------------------------------------
 LOGGING = {

@@ -241,7 +241,7 @@ def test_without_any_file_it_is_503_and_the_base_is_being_made(
 ) -> None:
     response = api.post("/v1/chat/completions", {"model": "support-bot", "messages": HELLO})
     assert (response.status_code, response["Retry-After"]) == (503, "15")
-    assert made == [["export_model", "--base-model", "bundled", "--format", "gguf", "--quantization", "f16"]]
+    assert made == [["export_model", "--base-model", "bundled", "--format", "gguf", "--quantization", "auto"]]
 
 
 def test_a_base_is_found_by_its_hash_before_its_name(served: None) -> None:
@@ -386,3 +386,17 @@ def test_counters_are_for_those_who_may_read(api: ApiClient, parrot: Parrot, set
         assert name in text
     assert Client().get("/metrics").status_code == 401
     assert ApiClient("ingest").get("/metrics").status_code == 403
+
+
+def test_the_file_that_was_chosen_serves_a_base_unless_a_quantisation_is_set(
+    tmp_path: Path, settings: Any
+) -> None:
+    folder = files.base_folder("sha256:" + "c" * 64)
+    folder.mkdir(parents=True)
+    for name in ("f16", "q8_0", "original"):
+        (folder / f"base-{name}.gguf").write_bytes(name.encode())
+    (folder / "base.json").write_text(json.dumps({"base_model": "some", "quantization": "original"}))
+    model = Model("base", "some", "sha256:" + "c" * 64)
+    for wanted, name in (("auto", "original"), ("q8_0", "q8_0"), ("q4_0", "f16")):
+        settings.SERVING_QUANTIZATION = wanted
+        assert files.base_file(model) == folder / f"base-{name}.gguf"

@@ -27,7 +27,7 @@ from rl.models.runs import RunRefused
 from rl.registry import service as registry
 from rl.registry.integrity import adapter_folder
 from rl.serving.base import BASE, Model
-from rl.serving.files import base_file, base_file_is_whole, base_folder
+from rl.serving.files import AUTO, base_file, base_file_is_whole, base_folder, serving_file
 
 if TYPE_CHECKING:
     from rl.export.artifact import ExportResult
@@ -229,21 +229,30 @@ def base_export(
 
     folder = base_folder(base_identity(base_model, source.base_folder(base_model)))
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"base-{quantization}.gguf"
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
+    llama_cpp_path = settings.LLAMA_CPP_PATH or None
     with file_lock(folder / "making.lock"):
         # whoever waited for the lock finds what it waited for: the folder is named by the identity of the base
-        if target.is_file() and base_file_is_whole(target):
-            result = ExportResult("gguf", [exported_file(target)], {}, ["it was there already"])
+        present = serving_file(folder) if quantization == AUTO else folder / f"base-{quantization}.gguf"
+        if present is not None and present.is_file() and base_file_is_whole(present):
+            result = ExportResult("gguf", [exported_file(present)], {}, ["it was there already"])
+            quantization = present.stem.removeprefix("base-")
+        elif quantization == AUTO:
+            from rl.export.serving_file import serving_file_write
+
+            quantization, result = serving_file_write(
+                base_model, folder, llama_cpp_path=llama_cpp_path, progress=report
+            )
         else:
             result = export_gguf(
                 base_model,
                 None,
-                target,
+                folder / f"base-{quantization}.gguf",
                 quantization=quantization,
-                llama_cpp_path=settings.LLAMA_CPP_PATH or None,
+                llama_cpp_path=llama_cpp_path,
                 progress=report,
             )
+        target = result.files[0].path
         facts = json.dumps({"base_model": base_model, "quantization": quantization})
         file_replace(folder / "base.json", facts)
         sums_write(folder, [target.name])

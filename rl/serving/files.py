@@ -23,6 +23,9 @@ from rl.serving.base import BASE, BackendFailed, Model
 
 logger = logging.getLogger("rl.serving")
 
+AUTO = "auto"
+"""SERVING_QUANTIZATION of a base: quantised where that agrees with the base (`rl.export.serving_file`), else f16."""
+
 ASK_AGAIN_S = 60.0
 """Between two times this process has the same file made."""
 
@@ -65,9 +68,32 @@ def base_file(model: Model) -> Path | None:
 
 
 def _file_in(folder: Path) -> Path | None:
-    wanted = folder / f"base-{settings.SERVING_QUANTIZATION}.gguf"
-    files = [wanted, *sorted(file for file in folder.glob("base-*.gguf") if file != wanted)]
+    wanted = serving_file(folder)
+    if settings.SERVING_QUANTIZATION != AUTO:
+        wanted = folder / f"base-{settings.SERVING_QUANTIZATION}.gguf"
+    files = [
+        *([wanted] if wanted else []),
+        *sorted(file for file in folder.glob("base-*.gguf") if file != wanted),
+    ]
     return next((file for file in files if file.is_file() and base_file_is_whole(file)), None)
+
+
+def serving_file(folder: Path) -> Path | None:
+    """The file that was chosen to serve a base, or written last by hand; None where none was."""
+    try:
+        facts = json.loads((folder / "base.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        logger.warning("%s cannot be read: %s", folder / "base.json", error)
+        return None
+    return folder / f"base-{facts['quantization']}.gguf" if "quantization" in facts else None
+
+
+def whole_quantization() -> str:
+    """Quantisation of a policy's one whole file, which nobody compared with another one."""
+    wanted: str = settings.SERVING_QUANTIZATION
+    return "f16" if wanted == AUTO else wanted
 
 
 def base_file_is_whole(file: Path) -> bool:

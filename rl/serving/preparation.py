@@ -28,7 +28,7 @@ from rl.models.serving import IN_PROCESS
 from rl.registry.integrity import adapter_folder, weights_name
 from rl.registry.signals import PreparationRefused
 from rl.serving.base import BASE, Model
-from rl.serving.files import base_file, base_source, files_present
+from rl.serving.files import base_file, base_source, files_present, whole_quantization
 
 logger = logging.getLogger("rl.serving")
 
@@ -43,7 +43,7 @@ def model_of(policy: Policy) -> Model:
     # of several whole files the one in the quantisation serving asks for, else the newest
     merged_files = sorted(
         (file for file in files if file.format == "gguf"),
-        key=lambda file: file.quantization != settings.SERVING_QUANTIZATION,
+        key=lambda file: file.quantization != whole_quantization(),
     )
     return Model(
         policy.name,
@@ -97,7 +97,7 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
         return [_artifact_register(policy, "gguf-lora", "", result)]
     except PreparationRefused as refusal:
         logger.warning("%s has no adapter file (%s); its whole file is written instead", policy.name, refusal)
-        quantization = settings.SERVING_QUANTIZATION
+        quantization = whole_quantization()
         options = ["--format", "gguf", "--quantization", quantization, "--output", str(folder)]
         try:
             result = _export([*checkpoint, *options], deadline)

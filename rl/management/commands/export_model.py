@@ -13,6 +13,7 @@ from rl.export.agreement import ExportAgreement
 from rl.export.exporters import EXPORTERS
 from rl.export.service import QUANTIZATIONS, ExportOrder, ExportOrderRefused, export, ollama_register
 from rl.management.base_model_option import base_model_given
+from rl.serving.files import AUTO
 
 
 class Command(RatchetCommand):
@@ -47,8 +48,9 @@ class Command(RatchetCommand):
         )
         add(
             "--quantization",
-            choices=QUANTIZATIONS,
-            help="Quantisation of a GGUF file (default q4_k_m). Example: --quantization q8_0",
+            choices=(*QUANTIZATIONS, AUTO),
+            help="Quantisation of a GGUF file (default q4_k_m); auto, of a base model alone: the one it is served in. "
+            "Example: --quantization q8_0",
         )
         add(
             "--output",
