@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Needs Python 3.11+, make and a C++ compiler.
+# Two commands: `make demo` and `make test`. `make demo MODEL=smollm2` runs the loop on a real model. Needs Python 3.11+, make and a C++ compiler.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 demo: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0
-	$(BIN)/python manage.py demo
+	$(BIN)/python manage.py demo $(if $(MODEL),--model $(MODEL))
 
 # Types are checked beside the tests: they take a minute of one core.
 test: $(STAMP)-dev

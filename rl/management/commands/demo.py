@@ -1,10 +1,10 @@
-"""The whole loop once, on the bundled base model."""
+"""The whole loop once, on the bundled base model or a real one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, CommandParser
 from rich.panel import Panel
 from rich.table import Table
 
@@ -12,15 +12,30 @@ from backend.command import RatchetCommand
 from backend.installation import as_typed
 from rl.management import demo
 from rl.management.commands.evaluate_model import share_text, verdict
+from rl.management.model_demo import DemoStopped, model_demo
 
 
 class Command(RatchetCommand):
     help = (
         "Run the whole loop once on the bundled base model: simulate decisions, rate them (simulated "
-        "raters), train, evaluate, register, export, answer. Example: manage.py demo"
+        "raters), train, evaluate, register, export, answer. With --model, on a real language model and a shop's "
+        "triage. Example: manage.py demo"
     )
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--model",
+            metavar="NAME_OR_PATH",
+            help="A real base model, named as for training (default: the bundled one). Example: --model smollm2",
+        )
+
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        if options["model"]:
+            try:
+                return model_demo(options["model"], self.bar).as_dict()
+            except DemoStopped as stop:
+                raise CommandError(str(stop)) from stop
         result = demo.demo(self.bar)
         if "evaluation" not in result:
             run = result["training"]["run"]
@@ -28,6 +43,34 @@ class Command(RatchetCommand):
         return result
 
     def show(self, result: dict[str, Any]) -> None:
+        if "simulation" in result:
+            self._show_bundled(result)
+        else:
+            self._show_model(result)
+
+    def _show_model(self, result: dict[str, Any]) -> None:
+        evaluation = result["evaluation"]
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_row("base model", result["model"])
+        table.add_row("policy", f"[bold]{result['policy']}[/bold]")
+        table.add_row("valid answers of the base", share_text(evaluation["comparison"]["valid_rate"]))
+        table.add_row("valid answers of the policy", share_text(evaluation["valid_rate"]))
+        table.add_row("promoted", "yes" if result["promoted"] else f"no: {result['refusal']}")
+        for one in result["answers"]:
+            table.add_row(
+                f"right through {one['served_as']}",
+                f"{one['taught']} of {one['of']} fresh messages, {one['new']} of {one['of']} in new wordings; "
+                f"{one['median_ms']:.0f} ms an answer",
+            )
+        for file in result["files"]:
+            table.add_row(f"GGUF, {file['form']}", f"{file['path']} ({file['bytes'] / 1e6:.1f} MB)")
+        took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result["seconds"].items())
+        table.add_row("took", took)
+        title = "the whole loop, once; the feedback is SIMULATED"
+        self.console.print(Panel(table, title=title, title_align="left", expand=False))
+        self.stdout.write(verdict(evaluation))
+
+    def _show_bundled(self, result: dict[str, Any]) -> None:
         simulated, training, evaluation = result["simulation"], result["training"], result["evaluation"]
         comparison, answer = evaluation["comparison"], result["answer"]
         file = result["export"]["files"][0]
