@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rl.base_models.sources import SOURCE_FILE, AddedModel
+from rl.base_models.sources import AddedModel
+from rl.bundled_models import ADDED_FILE
 from rl.export.artifact import ExportResult, Progress, exported_file, sha256_file, silent
 from rl.export.gguf import export_gguf
 from rl.export.gguf_runtime import llama_log_probabilities, llama_opened, quantise
@@ -89,7 +90,7 @@ def agreement(plain: Path, quantised: Path, texts: Sequence[Sequence[int]]) -> F
 
 def original_file(folder: Path) -> Path | None:
     """The GGUF file that a base's folder was de-quantised from; None where it has none, or another one by now."""
-    if not (folder / SOURCE_FILE).is_file():
+    if not (folder / ADDED_FILE).is_file():
         return None
     added = AddedModel.load(folder)
     file = folder / added.gguf

@@ -15,7 +15,8 @@ from typing import Any
 
 from feedback.transfer import import_
 from rl.base_models.service import base_model_given
-from rl.base_models.sources import SOURCE_FILE, AddedModel
+from rl.base_models.sources import AddedModel
+from rl.bundled_models import ADDED_FILE
 from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.export.service import ExportOrder, export
 from rl.jobs import train
@@ -93,7 +94,7 @@ def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, steps: int =
 
     began = time.monotonic()
     with bar(f"1/6 {model} and {decisions} decisions") as progress:
-        folder = base_model_given(model, lambda line: progress.update(0, 0, line))
+        base = base_model_given(model, lambda line: progress.update(0, 0, line))
         _decisions_import(decisions)
     timed("import", began)
     began = time.monotonic()
@@ -103,7 +104,7 @@ def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, steps: int =
                 agent=AGENT,
                 method="sft",
                 config="cpu",
-                base_model=folder,
+                base_model=base.name,
                 knobs={"max_steps": steps, "learning_rate": RATE, "seed": SEED},
                 actor="demo",
             ),
@@ -139,7 +140,7 @@ def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, steps: int =
         )
         adapter = next(file for file in exported["files"] if str(file["path"]).endswith(".gguf"))
         files.append({"form": "adapter", **adapter, "checked": exported["checked"]})
-        original = _original(folder)
+        original = _original(base.path)
         answers.append(_file_asked(f"adapter on {original.name}", original, Path(adapter["path"]), progress))
     timed("export", began)
     return ModelDemo(
@@ -200,7 +201,7 @@ def _asked(served_as: str, answer: Callable[[Ticket], str], progress: ProgressRe
 
 def _original(folder: str) -> Path:
     """The GGUF file that a base was made from, else the one that serves it."""
-    if (Path(folder) / SOURCE_FILE).is_file() and (file := AddedModel.load(Path(folder)).gguf):
+    if (Path(folder) / ADDED_FILE).is_file() and (file := AddedModel.load(Path(folder)).gguf):
         return Path(folder) / file
     found = base_file(Model(BASE, folder))
     assert found is not None  # exporting the adapter wrote it
