@@ -40,8 +40,12 @@ class Bar:
 
 @pytest.mark.slow
 @pytest.mark.training
+@pytest.mark.prepares
 @pytest.mark.django_db
-def test_the_loop_walks_from_decisions_to_an_adapter_on_the_bases_file(tmp_path: Path) -> None:
+def test_the_loop_walks_from_decisions_to_an_adapter_on_the_bases_file(
+    tmp_path: Path, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_HOME", str(ratchet_home))  # of the child that exports
     base = tiny_model(tmp_path / "base", "llama")
 
     @contextmanager
