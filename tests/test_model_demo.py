@@ -13,6 +13,7 @@ import pytest
 from rl.management.model_demo import model_demo
 from rl.management.triage import NEW, QUEUES, TAUGHT, decision_rows, tickets
 from rl.models import Policy
+from tests.support.serving import written_by_the_asking_thread  # noqa: F401
 from tests.support.tiny_models import tiny_model
 
 
