@@ -59,6 +59,7 @@ ENTRY_POINTS = [
     "rl.base_models.service",
     "rl.evaluation.benchmarks",
     "rl.evaluation.judges",
+    "rl.evaluation.quantised_base",
     "rl.evaluation.scorer_process",
     "rl.evaluation.service",
     "rl.export.deployment",

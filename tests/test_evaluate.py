@@ -348,6 +348,21 @@ def test_a_policy_that_chooses_well_is_not_shut_out_for_how_it_would_write() -> 
 
 
 @pytest.mark.usefixtures("made")
+def test_answers_on_a_quantised_base_stand_beside_those_in_full_precision() -> None:
+    seven = {f"q{i}" for i in range(7)}
+    asked: list[str] = []
+
+    def quantised(prompt: evaluate_answers.HeldOutPrompt) -> Generation:
+        asked.append(prompt.messages[-1]["content"])
+        return Generation(A if asked[-1] in seven else "no fruit", 3, "stop")
+
+    found = evaluate_policy(prefers(10), ROWS, agent=PICKER, quantised=quantised)["quantised"]
+    assert asked == [f"q{i}" for i in range(10)]
+    assert (found["same_answers"]["value"], found["same_answers"]["n"]) == (0.7, 10)
+    assert (found["valid_rate"]["value"], found["average_reward"]["value"]) == (0.7, 0.7)
+
+
+@pytest.mark.usefixtures("made")
 def test_progress_ends_at_its_total() -> None:
     seen: list[tuple[int, int]] = []
     evaluate_policy(

@@ -11,14 +11,18 @@ import llama_cpp
 import numpy as np
 import pytest
 
+from rl.agents.base import Agent
 from rl.base_models.dequantise import gguf_to_folder
 from rl.base_models.sources import AddedModel, model_add
+from rl.evaluation.quantised_base import quantised_answerer
 from rl.export import gguf_names
 from rl.export.agreement import Closeness, Expected, ExportAgreement, FloatArray, Measured, measured
 from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.source import original_of
+from rl.training.evaluate_answers import HeldOutPrompt, generate_answers
+from rl.training.policy import load_policy
 from tests.support.tiny_models import tiny_adapter, tiny_model
 
 
@@ -114,6 +118,20 @@ def test_an_adapter_fits_the_quantised_file_that_its_base_was_made_from(
     llama = llama_cpp.Llama(str(original), lora_path=str(file), n_ctx=64, verbose=False)
     assert llama("Where is my lamp?", max_tokens=2)["choices"][0]["finish_reason"] in ("stop", "length")
     llama.close()
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_a_policy_answers_on_the_quantised_file_as_in_full_precision(added: Path, adapter: Path) -> None:
+    agent = Agent(slug="talker", title="", description="", max_new_tokens=8)
+    prompts = [HeldOutPrompt(list(turns), {}) for turns in ASK]
+    own = generate_answers(load_policy(str(added), adapter), [one.messages for one in prompts], agent)
+    with quantised_answerer(str(added), adapter, agent) as (answer, file):
+        found = [answer(prompt) for prompt in prompts]
+    assert file == added.parent / "tiny.gguf"
+    # random weights are unsure of every token: most answers begin alike
+    assert sum(a.text[:1] == b.text[:1] for a, b in zip(own, found, strict=True)) >= 2
+    assert all(answer.finish_reason in ("stop", "length") for answer in found)
 
 
 @pytest.mark.slow

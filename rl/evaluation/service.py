@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -59,6 +60,10 @@ class EvaluationRefused(ValueError):
     """Nothing to judge, nothing to judge it on, or nothing to judge it against; the message says what to do."""
 
 
+GGUF = "gguf"
+"""Value of `quantization`: answers on the base's GGUF file beside those in full precision."""
+
+
 @dataclass(frozen=True)
 class EvaluationOrder:
     """Order of an evaluation: a registered policy or a checkpoint folder; on which evidence; against what."""
@@ -71,6 +76,7 @@ class EvaluationOrder:
     compare: str | None = None
     base_model: str | None = None
     quantization: str = "none"
+    """`none`, `4bit`, or GGUF: the same prompts are also answered by llama.cpp on the base's quantised file."""
     max_samples: int | None = None
     rewards: str = ""
     """Specs of rewards (`--reward`), separated by commas, that judge generated answers."""
@@ -124,7 +130,7 @@ def evaluate(
             base_model,
             adapter,
             hardware=hardware,
-            quantization=order.quantization,
+            quantization="none" if order.quantization == GGUF else order.quantization,
             cache_dir=settings.RATCHET_HOME / "cache",
         )
         loaded.scored = {}  # an answer is asked for by several figures
@@ -135,6 +141,8 @@ def evaluate(
     linear = is_linear(adapter)
     base_model = "" if linear else order.base_model or (policy.base_model if policy else base_of(adapter))
     report(0, 0, "loading the model")
+    if linear and order.quantization == GGUF:
+        raise EvaluationRefused("a linear policy has no base model: evaluate it without --quantization gguf")
     against: Any = None
     if rival is not None:
         against = load(adapter_folder(rival), rival.base_model)
@@ -144,20 +152,30 @@ def evaluate(
     side = load(adapter, base_model)
     report(0, 0, "scoring and answering the held-out prompts")
     baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, definition)
-    figures = evaluate_policy(
-        side,
-        held_out.rows.get(PAIRS, ()),
-        agent=definition,
-        others={kind: rows for kind, rows in held_out.rows.items() if kind != PAIRS},
-        checks=checks,
-        barred=exclusions,
-        needed=bounds.min_evidence,
-        against=against,
-        baseline=LinearSide(baseline, definition) if baseline is not None else None,
-        max_samples=order.max_samples,
-        spare=held_out.spare,
-        progress=lambda done, total: report(done, total, ""),
-    )
+    answerer, base_gguf = None, None
+    stack = ExitStack()
+    if order.quantization == GGUF:
+        from rl.evaluation.quantised_base import quantised_answerer
+
+        answerer, base_gguf = stack.enter_context(quantised_answerer(base_model, adapter, definition))
+    with stack:
+        figures = evaluate_policy(
+            side,
+            held_out.rows.get(PAIRS, ()),
+            agent=definition,
+            others={kind: rows for kind, rows in held_out.rows.items() if kind != PAIRS},
+            checks=checks,
+            barred=exclusions,
+            needed=bounds.min_evidence,
+            against=against,
+            baseline=LinearSide(baseline, definition) if baseline is not None else None,
+            max_samples=order.max_samples,
+            spare=held_out.spare,
+            progress=lambda done, total: report(done, total, ""),
+            quantised=answerer,
+        )
+    if base_gguf is not None:
+        figures["quantised"]["base_file"] = str(base_gguf)
     report(0, 0, "measuring the distance to the base and the estimates")
     evidence = figures.pop("held_out", {})
     if not isinstance(side, LinearSide) and side.adapter is not None and not is_bundled(base_model):

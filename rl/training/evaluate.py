@@ -19,6 +19,7 @@ from rl.gates.report import GateBounds
 from rl.training.encoding import NOT_TEXT
 from rl.training.evaluate_answers import (
     AnswerJudge,
+    HeldOutPrompt,
     Reward,
     Rows,
     errors_of,
@@ -33,6 +34,7 @@ from rl.training.evaluate_evidence import (
     rows_scored,
 )
 from rl.training.evaluate_figures import (
+    answers_compared,
     baseline_figures,
     comparison_figures,
     evidence_figures,
@@ -52,7 +54,7 @@ from rl.training.evaluate_sides import (
     side_measured,
 )
 from rl.training.linear_side import LinearSide
-from rl.training.policy import LoadedPolicy
+from rl.training.policy import Generation, LoadedPolicy
 from rl.training.result import TrainingRefused
 
 MAX_ANSWERS = 200
@@ -79,6 +81,7 @@ def evaluate_policy(
     needed: int = GateBounds.min_evidence,
     against: LoadedPolicy | LinearSide | str | None = None,
     baseline: LinearSide | None = None,
+    quantised: Callable[[HeldOutPrompt], Generation] | None = None,
     max_samples: int | None = None,
     generate_samples: int = MAX_ANSWERS,
     spare: Sequence[Mapping[str, Any]] = (),
@@ -109,6 +112,9 @@ def evaluate_policy(
     pairs and the rows of each other kind.
 
     baseline: a linear policy learnt from the same training rows; `baseline` then holds its figures on it.
+
+    quantised: answers a prompt as the policy does on its quantised base; `quantised` then holds the figures of these
+    answers, and how many are the policy's own.
 
     Shares are {"value", "low", "high", "n"} with 95 % intervals: Wilson for shares, Student's t for the reward and for
     votes that are shared.
@@ -229,6 +235,8 @@ def evaluate_policy(
         outcome["baseline"] = baseline_figures(
             baseline, work, other_rows, checks, policy_side, references[0], lead
         )
+    if quantised is not None:
+        outcome["quantised"] = answers_compared(work, policy_side, [quantised(one) for one in work.prompts])
     if reference is not None:
         outcome["comparison"] = comparison_figures(work, name, policy_side, reference, lead, evidence)
         outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.prompts, reference.answers)

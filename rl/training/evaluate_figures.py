@@ -18,6 +18,7 @@ from rl.training.evaluate_approval import liked_difference, liked_share
 from rl.training.evaluate_evidence import Check, OtherEvidence, hash_of, side_figure
 from rl.training.evaluate_sides import EvaluationInput, Side, Ticker, other_evidence, side_measured
 from rl.training.linear_side import LinearSide
+from rl.training.policy import Generation
 from rl.training.scoring import ResponseScore
 
 
@@ -55,6 +56,27 @@ def written_figures(work: EvaluationInput, side: Side) -> dict[str, Any]:
         "valid_rate": wilson_interval(problems.count(None), len(problems)).as_dict(),
         "average_reward": mean_interval(known or rewards, bounds=(0.0, 1.0)).as_dict(),
         "ground_truth": work.judge.ground_truth(prompts, texts),
+    }
+
+
+def answers_compared(work: EvaluationInput, side: Side, answers: Sequence[Generation]) -> dict[str, Any]:
+    """Figures of a side's answers given another way (on its quantised base), and the share that does the same."""
+    judge, prompts = work.judge, work.prompts
+    problems = [judge.problem(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    rewards = [
+        judge.reward(prompt, answer.text, problem)
+        for prompt, answer, problem in zip(prompts, answers, problems, strict=True)
+    ]
+    known = [reward for reward, is_known in zip(rewards, work.rewardable, strict=True) if is_known]
+    same = sum(
+        judge.action(own.text) == judge.action(other.text)
+        for own, other in zip(side.answers, answers, strict=True)
+    )
+    return {
+        "same_answers": wilson_interval(same, len(answers)).as_dict(),
+        "valid_rate": wilson_interval(problems.count(None), len(problems)).as_dict(),
+        "average_reward": mean_interval(known or rewards, bounds=(0.0, 1.0)).as_dict(),
+        "ground_truth": judge.ground_truth(prompts, answers),
     }
 
 

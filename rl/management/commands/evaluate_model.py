@@ -71,9 +71,10 @@ class Command(RatchetCommand):
         )
         add(
             "--quantization",
-            choices=["none", "4bit"],
+            choices=["none", "4bit", "gguf"],
             default="none",
-            help="Load the base model in 4-bit (default none). Example: --quantization 4bit",
+            help="Load the base model in 4-bit, or also answer the same prompts with llama.cpp on the base's GGUF "
+            "file (default none). Example: --quantization gguf",
         )
         add(
             "--max-samples",
@@ -147,6 +148,8 @@ class Command(RatchetCommand):
             if any(cells := [share_text((side.get("written") or {}).get(key)) for side in sides]):
                 table.add_row("... as free text", *cells)
         self.console.print(table)
+        if quantised := result.get("quantised"):
+            self.stdout.write(quantised_text(quantised))
         for kind in (LABELS, OUTCOMES):
             if knowledge := result["evidence"].get(kind, {}).get("probability_liked"):
                 self.stdout.write(knowledge_text(knowledge))
@@ -180,6 +183,16 @@ class Command(RatchetCommand):
 
     def next_step(self, result: dict[str, Any]) -> str:
         return next_after_evaluation(result)
+
+
+def quantised_text(found: dict[str, Any]) -> str:
+    """Answers on the quantised base beside those in full precision, in one sentence."""
+    right = f", right {share_text(found['ground_truth'])}" if found["ground_truth"] else ""
+    return (
+        f"On the quantised base ({Path(found['base_file']).name}, llama.cpp): the same answer to "
+        f"{share_text(found['same_answers'])}, valid {share_text(found['valid_rate'])}, average reward "
+        f"{share_text(found['average_reward'])}{right}."
+    )
 
 
 def look_text(look: int) -> str:
