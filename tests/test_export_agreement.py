@@ -51,20 +51,21 @@ def test_the_figures_are_those_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kl", "top1", "verdict"),
+    ("kl", "top1", "same", "verdict"),
     [
-        (0.004, 0.99, "same"),
-        (0.004, 0.95, "close"),
-        (0.05, 0.99, "close"),
-        (0.2, 0.99, "changed"),
-        (0.01, 0.5, "changed"),
+        (0.004, 0.99, 4, "same"),
+        (0.004, 0.99, 3, "close"),
+        (0.004, 0.95, 4, "close"),
+        (0.05, 0.99, 4, "close"),
+        (0.2, 0.99, 4, "changed"),
+        (0.01, 0.5, 4, "changed"),
     ],
 )
 def test_the_verdict_is_of_held_out_answers_where_there_are_some(
-    kl: float, top1: float, verdict: str
+    kl: float, top1: float, same: int, verdict: str
 ) -> None:
     off = Closeness(prompts=10, positions=100, kl=2.0, top1_agreement=0.4)
-    of = Closeness(prompts=4, positions=40, kl=kl, top1_agreement=top1, same_answers=3)
+    of = Closeness(prompts=4, positions=40, kl=kl, top1_agreement=top1, same_answers=same)
     found = ExportAgreement(policy=Measured(texts=off, held_out=of))
     assert (found.verdict, found.as_dict()["verdict"]) == (verdict, verdict)
     assert ExportAgreement.model_validate(found.as_dict()) == found

@@ -21,8 +21,9 @@ LogProbabilities: TypeAlias = Callable[[Sequence[int], int], FloatArray]
 
 Verdict: TypeAlias = Literal["same", "close", "changed"]
 
-SAME_KL, SAME_TOP1 = 0.01, 0.98
-"""Up to this KL divergence and from this top-1 agreement two models are hard to tell apart: 8 bits stay within it."""
+SAME_KL, SAME_TOP1, SAME_ANSWERS = 0.01, 0.98, 0.9
+"""Up to this KL divergence, and from this top-1 agreement and share of equal answers to held-out prompts, two models
+are hard to tell apart: 8 bits stay within it."""
 CLOSE_KL, CLOSE_TOP1 = 0.1, 0.9
 """What quantising to 4 or 5 bits usually costs."""
 
@@ -84,7 +85,8 @@ class ExportAgreement(BaseModel):
     @property
     def verdict(self) -> Verdict:
         found = self.policy.leading
-        if found.kl <= SAME_KL and found.top1_agreement >= SAME_TOP1:
+        answers = 1.0 if found.same_answers is None else found.same_answers / found.prompts
+        if found.kl <= SAME_KL and found.top1_agreement >= SAME_TOP1 and answers >= SAME_ANSWERS:
             return "same"
         return "close" if found.kl <= CLOSE_KL and found.top1_agreement >= CLOSE_TOP1 else "changed"
 
