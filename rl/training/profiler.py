@@ -139,7 +139,7 @@ def profile_base(
     """Measure two micro-batches of a run, the longest and a middle one, on the base model itself.
 
     What was measured on micro-batches about as long is taken from the cache. The self-test of packed rows is kept
-    there too: the training need not repeat it.
+    there too: the training need not repeat it. A speed that was measured beside other work is not stored.
     """
     shared = Strategy.LAST_LAYER if packed else Strategy.STOCK
     tokens = statistics.fmean(_tokens(micro, shared) for micro in micros)
@@ -149,9 +149,13 @@ def profile_base(
     key = base.key("speed", str(packed), str(recipe.lora_r), bucket, longest)
     known = base.find(key)
     if known is None:
-        profile, measured = _measure_base(base.policy, recipe, micros, packed)
+        policy = base.policy
+        began, used = time.perf_counter(), time.process_time()
+        profile, measured = _measure_base(policy, recipe, micros, packed)
+        wall, cpu = time.perf_counter() - began, time.process_time() - used
         known = {"profile": dataclasses.asdict(profile), "tokens": measured}
-        base.store(key, known)
+        if base.hardware.device != "cpu" or cpu >= QUIET_SHARE * wall * torch.get_num_threads():
+            base.store(key, known)
     return MicroBatchProfile(**known["profile"]).of_tokens(tokens / known["tokens"])
 
 
@@ -193,6 +197,9 @@ def _measure_base(
     )
     return profile, _tokens(middle, Strategy.LAST_LAYER if packed else Strategy.STOCK)
 
+
+QUIET_SHARE = 0.6
+"""Share of its threads' time that a measurement has on a machine with nothing else to do, at least."""
 
 MEASURED_TOKENS = 640
 """Tokens of a micro-batch, cut to whole rows, that are measured: time and memory grow evenly beyond."""
