@@ -107,3 +107,15 @@ def test_the_page_leafs_through_one_kind_of_outcome(client: Client) -> None:
 def test_a_policy_that_was_never_compared_says_so(client: Client) -> None:
     client.force_login(person("the-operator", "operator"))
     assert "not compared" in client.get(f"/policies/{make_policy('shop').name}/answers/").text
+
+
+@pytest.mark.django_db
+def test_the_page_of_a_policy_shows_how_closely_its_exports_answer(client: Client) -> None:
+    client.force_login(person("the-operator", "operator"))
+    policy = make_policy("shop")
+    of = {"prompts": 24, "positions": 321, "kl": 0.00291, "top1_agreement": 0.9875, "same_answers": 20}
+    agreement = {"policy": {"texts": of, "held_out": of}, "base": {"texts": of, "held_out": of}}
+    policy.artifacts.create(format="gguf", path="a.gguf", bytes=1, checked={"agreement": agreement})
+    policy.artifacts.create(format="lora", path="b", bytes=1, checked={"tensors": 3})
+    page = client.get(f"/policies/{policy.name}/").text
+    assert page.count("same answer to 20 of 24 held-out prompts, KL divergence 0.0029 nats per token") == 1

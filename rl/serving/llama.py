@@ -134,11 +134,8 @@ class LlamaPolicy:
     ) -> None:
         """cache_bytes: memory for caches of adapters, beside the weights."""
         self.context = LlamaContext(path, context=context, threads=threads, cache_bytes=cache_bytes)
-        template = self.context.model.metadata().get(TEMPLATE_KEY)
-        if not template:
-            self.context.close()
-            raise ServingRefused(f"expected a chat template in {path}, found none; export the model again")
-        self._base_template = str(template)
+        self._base_template = str(self.context.model.metadata().get(TEMPLATE_KEY) or "")
+        """Empty where the base's file has none: its adapters carry the one they were trained with."""
         self._chats: dict[str, Chat] = {}
         self._vocabularies: dict[int, GrammarVocabulary] = {}
         self._pieces: dict[int, bytes] = {}
@@ -152,6 +149,10 @@ class LlamaPolicy:
         """
         own = self.context.adapter_value(adapter, TEMPLATE_KEY) if adapter is not None else ""
         source = own or self._base_template
+        if not source:
+            raise ServingRefused(
+                f"expected a chat template in {adapter or 'the base model'}, found none; export the model again"
+            )
         if source not in self._chats:
             try:
                 template = ChatTemplate(source, self._special_tokens)
