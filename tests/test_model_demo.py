@@ -42,6 +42,7 @@ class Bar:
 @pytest.mark.slow
 @pytest.mark.training
 @pytest.mark.prepares
+@pytest.mark.usefixtures("written_at_once")
 @pytest.mark.django_db
 def test_the_loop_walks_from_decisions_to_an_adapter_on_the_bases_file(
     tmp_path: Path, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
