@@ -126,11 +126,9 @@ def test_a_stage_ends_with_the_run_that_is_cancelled() -> None:
         agent="a", method="reward_model", base_model="b", status="running", stage_of=parent
     )
     TrainingRun.objects.filter(pk=parent.pk).update(cancel_requested=True)
-    import threading
-
-    stop = threading.Event()
+    stop = lifecycle.StopRequest()
     lifecycle.RunListener(stage, stop, None).on_step(5, 5)
-    assert stop.is_set()
+    assert stop.asked
 
 
 def test_a_stage_whose_worker_died_is_left_to_its_run() -> None:

@@ -57,7 +57,7 @@ class GateBounds:
     """A fall of the share of valid answers by more than this must be ruled out (one-sided interval, 90 %)."""
     max_kl: float = 2.0
     """Nats per token of its own answers, to the base model; where corrections lead, beyond what people wrote."""
-    max_general_kl: float = 0.5
+    max_general_kl: float = 1.0
     """Nats per token to the base model on its answers to general prompts, which have nothing to do with the agent."""
     max_general_loss: float = 0.2
     """Share of the general prompts that the base answers in plain text and the policy may fail to."""

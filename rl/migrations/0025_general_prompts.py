@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='gatesettings',
             name='max_general_kl',
-            field=models.FloatField(default=0.5, help_text="Nats per token to the base model on general prompts, outside the agent's task"),
+            field=models.FloatField(default=1.0, help_text="Nats per token to the base model on general prompts, outside the agent's task"),
         ),
         migrations.AddField(
             model_name='gatesettings',
