@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -15,6 +17,7 @@ from rl.agents.base import Agent
 from rl.base_models.dequantise import gguf_to_folder
 from rl.base_models.sources import AddedModel, model_add
 from rl.evaluation.quantised_base import quantised_answerer
+from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.export import gguf_names
 from rl.export.agreement import Closeness, Expected, ExportAgreement, FloatArray, Measured, measured
 from rl.export.artifact import ExportRefused
@@ -133,6 +136,23 @@ def test_a_policy_answers_on_the_quantised_file_as_in_full_precision(added: Path
     # random weights are unsure of every token: most answers begin alike
     assert sum(a.text[:1] == b.text[:1] for a, b in zip(own, found, strict=True)) >= 2
     assert all(answer.finish_reason in ("stop", "length") for answer in found)
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_an_evaluation_can_be_asked_on_the_quantised_base(
+    added: Path, adapter: Path, tmp_path: Path, settings: Any
+) -> None:
+    settings.RATCHET_HOME = tmp_path
+    rows = [{"prompt": turns, "chosen": "yes", "rejected": "no"} for turns in ASK]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    order = EvaluationOrder(
+        checkpoint=adapter, agent="talker", base_model=str(added), test_data=tmp_path / "pairs.jsonl"
+    )
+    found = evaluate(replace(order, quantization="gguf"))["quantised"]
+    assert found["base_file"] == str(added.parent / "tiny.gguf")
+    assert (found["same_answers"]["n"], found["valid_rate"]["value"]) == (3, 1.0)
+    assert "quantised" not in evaluate(order)
 
 
 @pytest.mark.slow
