@@ -79,7 +79,7 @@ def enter(method: str, *, asked_by: str = "train", **more: Any) -> TrainingRun:
     run = TrainingRun.objects.create(
         agent=AGENT, method=method, base_model="bundled", asked_by=asked_by, status="running", worker="w"
     )
-    run.snapshot = dataset_of_claimed(run, order, recipe)
+    run.snapshot = dataset_of_claimed(run, order, recipe).snapshot
     run.save(update_fields=["snapshot"])
     return run
 

@@ -53,7 +53,7 @@ def test_what_is_new_is_tried(
     selection.strategy_select(kept("llama", tmp_path), some_items(40), gradients=True)
     policy = kept("llama", tmp_path)
     if new == "code":
-        monkeypatch.setattr(selftest_cache, "_code", lambda: "of another version")
+        monkeypatch.setattr(selftest_cache, "packed_code", lambda: "of another version")
     if new == "adapter":
         next(p for name, p in policy.model.named_parameters() if "lora_A" in name).requires_grad_(False)
     items = some_items(41 if new == "longer rows" else 40)

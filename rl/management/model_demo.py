@@ -45,7 +45,7 @@ Bar = Callable[[str], AbstractContextManager[ProgressReporter]]
 
 
 @dataclass(frozen=True)
-class Answers:
+class DemoAnswers:
     """Right answers to fresh messages, and how long they took."""
 
     served_as: str
@@ -69,7 +69,7 @@ class ModelDemo:
     """Why the gate kept the policy a candidate; empty where it was promoted."""
     training: dict[str, Any]
     evaluation: dict[str, Any]
-    answers: list[Answers]
+    answers: list[DemoAnswers]
     files: list[dict[str, Any]]
     seconds: dict[str, float]
     """Of each step."""
@@ -172,7 +172,7 @@ def _gateway_answer(name: str, ticket: Ticket) -> str:
     return str(complete(chat_request(body)).message.get("content") or "")
 
 
-def _file_asked(served_as: str, file: Path, adapter: Path | None, progress: ProgressReporter) -> Answers:
+def _file_asked(served_as: str, file: Path, adapter: Path | None, progress: ProgressReporter) -> DemoAnswers:
     with LlamaPolicy(file) as llama:
         return _asked(
             served_as,
@@ -181,7 +181,7 @@ def _file_asked(served_as: str, file: Path, adapter: Path | None, progress: Prog
         )
 
 
-def _asked(served_as: str, answer: Callable[[Ticket], str], progress: ProgressReporter) -> Answers:
+def _asked(served_as: str, answer: Callable[[Ticket], str], progress: ProgressReporter) -> DemoAnswers:
     known = {row["prompt"][-1]["content"] for row in decision_rows(DECISIONS, seed=SEED)}
     taught = (ticket for ticket in tickets(TAUGHT, seed=SEED + 1) if ticket.text not in known)
     times: list[float] = []
@@ -196,7 +196,7 @@ def _asked(served_as: str, answer: Callable[[Ticket], str], progress: ProgressRe
         return count
 
     seen, unseen = right(taught), right(tickets(NEW, seed=SEED + 2))
-    return Answers(served_as, seen, unseen, FRESH, round(statistics.median(times), 1))
+    return DemoAnswers(served_as, seen, unseen, FRESH, round(statistics.median(times), 1))
 
 
 def _original(folder: str) -> Path:

@@ -39,7 +39,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "base model of an agent",
-                "verbose_name_plural": "base models of agents",
+                "verbose_name_plural": "base models",
                 "ordering": ["agent"],
             },
         ),

@@ -26,7 +26,7 @@ class AgentBase(models.Model):
     class Meta:
         ordering = ["agent"]
         verbose_name = "base model of an agent"
-        verbose_name_plural = "base models of agents"
+        verbose_name_plural = "base models"
 
     def __str__(self) -> str:
         return f"{self.agent}: {self.base_model}"
