@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from rl.datasets.held_out_evidence import (
 from rl.evaluation.judges import Check, barred_reason, rewards_check, rewards_of_training, tests_check
 from rl.evaluation.linear_baseline import baseline_of
 from rl.evaluation.off_policy import logged_choices, off_policy
+from rl.export.service import base_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, PAIRS, REWARDS, TESTS
 from rl.gates.report import NEWER, OLDER
 from rl.jobs.hardware import hardware_detect
@@ -495,17 +495,3 @@ def _agent_of(checkpoint: Path | None) -> str:
 
     assert checkpoint is not None  # evaluate() checked
     return str(adapter_read(checkpoint).get("agent") or "assistant")
-
-
-def base_of(adapter: Path) -> str:
-    """The base model an adapter folder was trained on, by its own word. Raises PolicyLoadError."""
-    from rl.training.model_files import adapter_read
-
-    facts = adapter_read(adapter)
-    if "base_model" in facts:
-        return str(facts["base_model"])
-    # an adapter made elsewhere names its base in PEFT's own file
-    named = json.loads((adapter / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
-    if not named:
-        raise EvaluationRefused(f"{adapter} does not name its base model; give it with --base-model")
-    return str(named)

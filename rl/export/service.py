@@ -18,7 +18,6 @@ from rl.agents.base import Message
 from rl.bundled_models import base_named
 from rl.checksums import sums_write
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.evaluation.service import base_of
 from rl.export.exporters import ADAPTER, EXPORTERS, LINEAR, exporters_of
 from rl.jobs.lifecycle import follow_up_place
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
@@ -347,3 +346,17 @@ def _write(
             f"format {exporter.name}: expected the files that it names, found none at {', '.join(missing)}"
         )
     return replace(result, format=exporter.name)
+
+
+def base_of(adapter: Path) -> str:
+    """The base model an adapter folder was trained on, by its own word. Raises PolicyLoadError."""
+    from rl.training.model_files import PolicyLoadError, adapter_read
+
+    facts = adapter_read(adapter)
+    if "base_model" in facts:
+        return str(facts["base_model"])
+    # an adapter made elsewhere names its base in PEFT's own file
+    named = json.loads((adapter / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
+    if not named:
+        raise PolicyLoadError(f"{adapter} does not name its base model; give it with --base-model")
+    return str(named)
