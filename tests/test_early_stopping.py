@@ -208,6 +208,7 @@ def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
     assert same_weights(Path(result.checkpoint) / REFERENCE, tmp_path / "warm_up" / "adapter")
     near = kl_to_reference(policy, asked)
     shutil.rmtree(Path(result.checkpoint) / REFERENCE)
+    policy = load_policy(base, result.checkpoint, hardware=HARDWARE)  # a reference is loaded once
     far = kl_to_reference(policy, asked)
     assert near is not None
     assert far is not None
