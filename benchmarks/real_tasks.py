@@ -29,7 +29,7 @@ WORDS = 60
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt, the right answer, and a wrong one that an app might give."""
+    """A prompt with its right answer and a wrong answer."""
 
     prompt: list[dict[str, str]]
     right: str
@@ -237,7 +237,7 @@ NAMES = ("Anna", "Ben", "Carla", "Deniz", "Emil", "Farah", "Gus", "Hana")
 
 
 def shop(data: Path, random: Random) -> Task:
-    """Queue and urgency of a message as JSON; the reworded messages are worded as none that was rated."""
+    """Queue and urgency of a message as JSON. The reworded messages use wordings that no rated message has."""
     system = (
         'You sort messages of customers of a shop. Answer with JSON: {"queue": one of billing, shipping, returns, '
         'technical, account, "urgent": true or false}.'
