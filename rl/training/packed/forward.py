@@ -82,8 +82,10 @@ def common_tokens(model: Any, packed: PackedBatch) -> int:
     dropout = any(getattr(model.config, name, 0.0) for name in ("attention_dropout", "attn_pdrop"))
     if (model.training and dropout) or layer_compilation.is_compiled(model):
         return 0
-    equal = (ids == ids[:1]).all(0).long().cumprod(0).sum()
-    common = min(int(equal), int(packed.prompt_lengths.min()) - 1)
+    tokens = ids.numpy()
+    different = (tokens != tokens[:1]).any(0)
+    equal = int(different.argmax()) if different.any() else prompt
+    common = min(equal, int(packed.prompt_lengths.numpy().min()) - 1)
     return common if common >= COMMON_LEAST else 0
 
 
