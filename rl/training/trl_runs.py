@@ -369,7 +369,11 @@ class TokenizedTrainerMixin:
             loss = rehearsal.loss(self.model, self.state.global_step)
         # accelerate divides by the micro-batches of a step, of which this is none
         self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)
-        self._metrics["train"]["general_kl"].append(float(loss.detach()) / rehearsal.weight)
+        divergence = loss.detach() / rehearsal.weight
+        lazy = self.lazy_metrics
+        self._metrics["train"]["general_kl"].append(
+            float(divergence) if lazy is None else lazy.wrap(divergence).item()
+        )
 
     def loss_check(self, loss: torch.Tensor, advice: str) -> None:
         """Raises TrainingFailed for a loss that is not a number any more; with a lazy_metrics, when that is read."""
