@@ -17,7 +17,6 @@ import onnxruntime
 import psutil
 import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_errors
-from peft.utils.other import ModulesToSaveWrapper
 
 from rl.agents.base import Message
 from rl.checksums import sums_check
@@ -40,6 +39,7 @@ from rl.export.reference import (
     reference_make,
     torch_cores,
     transformers_quiet,
+    whole_weights_rounded,
 )
 from rl.export.source import Source, source_open
 from rl.training.hardware import detect
@@ -161,11 +161,7 @@ def _merge_adapter(source: Source) -> Iterator[Any]:
     except PolicyLoadError as error:
         raise ExportRefused(str(error)) from error
     if adapter is not None:
-        for copies in (m.modules_to_save for m in model.modules() if isinstance(m, ModulesToSaveWrapper)):
-            for (
-                weight
-            ) in copies.parameters():  # whole weights as they are served and merged: in the base's precision
-                weight.data = weight.data.to(source.weights.base.main_dtype).float()
+        whole_weights_rounded(model, source.weights.base.main_dtype)
         model = model.merge_and_unload()
     try:
         with torch_cores(cores_for(source.weights.base.total_bytes)):

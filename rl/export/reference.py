@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import torch
+from peft.utils.other import ModulesToSaveWrapper
 from transformers.utils import logging as transformers_logging
 
 from rl.agents.base import Message
@@ -177,6 +178,7 @@ def original_model(source: Source) -> Iterator[Any]:
             model = load_policy(str(source.base), adapter, hardware=hardware).model
     except PolicyLoadError as error:
         raise ExportRefused(str(error)) from error
+    whole_weights_rounded(model, base.main_dtype)
     for module in model.modules():
         if any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters(recurse=False)):
             _compute_in_float32(module)
@@ -186,6 +188,15 @@ def original_model(source: Source) -> Iterator[Any]:
     finally:
         del model
         gc.collect()
+
+
+def whole_weights_rounded(model: Any, served: torch.dtype) -> None:
+    """Round whole trained weights, in place, to the precision of the base: so they are served and merged."""
+    for copies in (
+        module.modules_to_save for module in model.modules() if isinstance(module, ModulesToSaveWrapper)
+    ):
+        for weight in copies.parameters():
+            weight.data = weight.data.to(served).to(weight.dtype)
 
 
 _machine = functools.cache(detect)
