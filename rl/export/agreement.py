@@ -6,7 +6,7 @@ reports; a mean over the vocabulary of the differences of log-probabilities woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -125,14 +125,17 @@ def measured(expected: Sequence[Expected], exported: LogProbabilities) -> Measur
     """Agreement of an exported model with what its original says of some texts."""
     held_out = [text for text in expected if text.held_out]
     return Measured(
-        texts=_measured([text for text in expected if not text.held_out], exported),
-        held_out=_measured(held_out, exported) if held_out else None,
+        texts=closeness([text for text in expected if not text.held_out], exported),
+        held_out=closeness(held_out, exported) if held_out else None,
     )
 
 
-def _measured(expected: Sequence[Expected], exported: LogProbabilities) -> Closeness:
+def closeness(expected: Iterable[Expected], exported: LogProbabilities) -> Closeness:
+    """Agreement on one kind of texts, which may be made one at a time: a row of logits is as long as the vocabulary."""
     divergence, agreements, kl_positions, top_positions, same = 0.0, 0, 0, 0, 0
+    prompts, held_out = 0, False
     for text in expected:
+        prompts, held_out = prompts + 1, text.held_out
         found = exported(text.ids, len(text.top))
         tops = found.argmax(-1) == np.array(text.top)
         agreements += int(tops.sum())
@@ -143,9 +146,9 @@ def _measured(expected: Sequence[Expected], exported: LogProbabilities) -> Close
         divergence += float((shares * (text.log_probs - found[len(found) - rows :])).sum())
         kl_positions += rows
     return Closeness(
-        prompts=len(expected),
+        prompts=prompts,
         positions=kl_positions,
         kl=max(divergence / kl_positions, 0.0) if np.isfinite(divergence) else float("inf"),
         top1_agreement=agreements / top_positions,
-        same_answers=same if expected[0].held_out else None,
+        same_answers=same if held_out else None,
     )
