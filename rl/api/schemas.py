@@ -204,7 +204,7 @@ COMPONENTS: dict[str, Schema] = {
                 "type": ["number", "null"],
                 "minimum": 0,
                 "maximum": 10_080,
-                "description": "Most minutes of the training with all its stages; 0 sets no limit",
+                "description": "Time limit of the training and its stages, in minutes; 0 sets no limit",
             },
             "learningRate": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
             "search": {

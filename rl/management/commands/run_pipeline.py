@@ -51,7 +51,7 @@ class Command(RatchetCommand):
             "--minutes",
             type=float,
             metavar="N",
-            help="Most minutes of the training, as of train_<method>; 0 sets no limit. Example: --minutes 5",
+            help="Time limit of the training in minutes, as in train_<method>; 0 sets no limit. Example: --minutes 5",
         )
         parser.add_argument(
             "--set",
