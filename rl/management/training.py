@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 SHARED_KNOBS = {
     "epochs": "Passes over the training rows; fractions allowed. Example: --epochs 2",
     "max_steps": "Number of optimiser steps, in place of --epochs; -1: by --epochs. Example: --max-steps 50",
-    "minutes": "Time limit of the training and its stages, in minutes. Training fits its passes and rows to the limit and "
-    "stops there; 0 sets no limit. Default: 20 on a machine without an accelerator, none on one with an accelerator and "
-    "none for the bundled model. Example: --minutes 5",
+    "minutes": "Time limit of the training and its stages, in minutes. Training fits its passes and rows to the limit "
+    "and stops there; 0 sets no limit. Default: 20 on a machine without an accelerator, none on one with an "
+    "accelerator and none for the bundled model. Example: --minutes 5",
     "batch_size": "Rows per micro-batch. Example: --batch-size 8",
     "learning_rate": "Peak learning rate. Example: --learning-rate 5e-5",
     "lora_r": "Rank of the LoRA adapter; 0 is full fine-tuning. Example: --lora-r 16",
