@@ -24,3 +24,4 @@ from rl.models.runs import Snapshot as Snapshot
 from rl.models.runs import TrainingRun as TrainingRun
 from rl.models.serving import ServingSettings as ServingSettings
 from rl.models.splits import PromptSplit as PromptSplit
+from rl.models.upstreams import Upstream as Upstream

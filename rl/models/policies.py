@@ -10,15 +10,17 @@ from django.db.models import Q
 from django.utils import timezone
 
 from rl.models.runs import Snapshot, TrainingRun
+from rl.models.upstreams import Upstream
 
 
 class Policy(models.Model):
-    """A registry entry named `<agent>-v<feedback count>`: base model and adapter, or a linear policy, which has no base
-    model."""
+    """Whatever can answer for an agent. Trained policies are named `<agent>-v<feedback count>`."""
 
     class Kind(models.TextChoices):
         ADAPTER = "adapter", "LoRA adapter"
         LINEAR = "linear", "linear"
+        HOSTED = "hosted", "hosted model"
+        RECORDED = "recorded", "recorded answers"
 
     class Stage(models.TextChoices):
         CANDIDATE = "candidate"
@@ -42,14 +44,35 @@ class Policy(models.Model):
     run = models.OneToOneField(
         TrainingRun, null=True, blank=True, on_delete=models.PROTECT, related_name="policy"
     )
-    base_model = models.CharField(max_length=500)
-    base_model_hash = models.CharField(max_length=100)
+    upstream = models.ForeignKey(
+        Upstream,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="policies",
+        help_text="Of a hosted policy: the endpoint that is asked",
+    )
+    parameters = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text='Of a hosted policy: parameters sent with each request, such as {"temperature": 0.2}',
+    )
+    recorded_as = models.CharField(
+        max_length=200,
+        blank=True,
+        help_text="Of a recorded policy: the policy name in its decisions; empty where they name none",
+    )
+    base_model = models.CharField(
+        max_length=500, blank=True, help_text="Of a hosted policy: the provider's model id"
+    )
+    base_model_hash = models.CharField(max_length=100, blank=True)
     adapter_path = models.CharField(
         max_length=500,
+        blank=True,
         help_text="Folder of the adapter or linear policy, relative to RATCHET_HOME where inside it",
     )
-    adapter_sha256 = models.CharField(max_length=64)
-    feedback_count = models.PositiveIntegerField()
+    adapter_sha256 = models.CharField(max_length=64, blank=True)
+    feedback_count = models.PositiveIntegerField(default=0)
     metrics = models.JSONField(default=dict, help_text="Figures of the newest evaluation on the holdout")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
@@ -65,11 +88,31 @@ class Policy(models.Model):
                 condition=Q(stage__in=["candidate", "challenger", "champion", "retired", "rejected"]),
                 name="policy_stage_known",
             ),
-            models.CheckConstraint(condition=Q(kind__in=["adapter", "linear"]), name="policy_kind_known"),
+            models.CheckConstraint(
+                condition=Q(kind__in=["adapter", "linear", "hosted", "recorded"]), name="policy_kind_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(upstream__isnull=False) | ~Q(kind="hosted"),
+                name="policy_hosted_has_upstream",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=["hosted", "recorded"]) | ~Q(adapter_path=""),
+                name="policy_trained_has_files",
+            ),
+            models.UniqueConstraint(
+                fields=["agent", "recorded_as"],
+                condition=Q(kind="recorded"),
+                name="policy_recorded_once_per_name",
+            ),
         ]
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def has_files(self) -> bool:
+        """True of policies trained here, which have an adapter or weights on disk."""
+        return self.kind in (self.Kind.ADAPTER, self.Kind.LINEAR)
 
 
 class Evaluation(models.Model):
