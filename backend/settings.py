@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import sys
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from dotenv import load_dotenv
 
 from backend import VERSION, limits
 from backend.admin_navigation import NAVIGATION
-from backend.home import home_private
+from backend.home import home_private, key_file
 from backend.installation import ROOT, bundled_folder, default_home, dotenv_file
 from backend.operator_file import OperatorFileError, operator_file
 from backend.plugins import left_out, plugins_load
@@ -97,32 +95,10 @@ CSRF_TRUSTED_ORIGINS = [o.strip() for o in os.environ.get("CSRF_TRUSTED_ORIGINS"
 
 
 def _secret_key() -> str:
-    """The key from the environment, or one made once and kept in RATCHET_HOME, readable by the owner alone."""
-    if key := os.environ.get("SECRET_KEY"):
-        return key
-    path = RATCHET_HOME / "secret_key"
-    with contextlib.suppress(FileNotFoundError):
-        if key := path.read_text().strip():
-            return key
+    """The key from the environment, or one made once and kept in RATCHET_HOME."""
     from django.core.management.utils import get_random_secret_key
 
-    RATCHET_HOME.mkdir(parents=True, exist_ok=True)
-    # written whole under another name: of processes that start at once one's becomes the key, and none is read half
-    descriptor, name = tempfile.mkstemp(prefix=".secret_key.", dir=RATCHET_HOME)
-    half = Path(name)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(get_random_secret_key())
-        try:
-            path.hardlink_to(half)
-        except FileExistsError:
-            if not path.read_text().strip():  # left empty by a full disk
-                half.replace(path)
-        except OSError:  # a file system without hard links
-            half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
-    return path.read_text().strip()
+    return os.environ.get("SECRET_KEY") or key_file(RATCHET_HOME / "secret_key", get_random_secret_key)
 
 
 try:
@@ -443,6 +419,8 @@ if GATEWAY_WITHOUT_RECORDING not in ("answer", "refuse"):
         f"GATEWAY_WITHOUT_RECORDING must be answer or refuse, found {GATEWAY_WITHOUT_RECORDING!r}"
     )
 SERVING_API_KEY = os.environ.get("SERVING_API_KEY") or ""
+# Reads the variable that an upstream names for its API key.
+UPSTREAM_KEY_OF = os.environ.get
 # What such a server calls a policy; {policy} stands for the policy's name.
 SERVING_MODEL = os.environ.get("SERVING_MODEL") or "{policy}"
 SERVING_TIMEOUT_S = _number("SERVING_TIMEOUT_S", 60.0, 0.1, 3600.0)

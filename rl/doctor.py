@@ -133,14 +133,15 @@ def folder_faults() -> Findings:
             f"{home} can be read by every user of this machine (mode {home.stat().st_mode & 0o777:o})",
             f"chmod 700 {home}",
         )  # fmt: skip
-    key = home / "secret_key"
-    if key.exists() and key.stat().st_mode & 0o077:
-        yield Diagnosis(
-            "data folder",
-            WRONG,
-            f"{key}, which signs sessions, can be read by other users",
-            f"chmod 600 {key}",
-        )
+    for name, use in (
+        ("secret_key", "signs sessions"),
+        ("upstream_key", "encrypts the API keys of upstreams"),
+    ):
+        key = home / name
+        if key.exists() and key.stat().st_mode & 0o077:
+            yield Diagnosis(
+                "data folder", WRONG, f"{key}, which {use}, can be read by other users", f"chmod 600 {key}"
+            )
 
 
 def disk_faults() -> Findings:

@@ -107,6 +107,7 @@ LAYERS = {
         "datasets",
         "training",
         "base_models registry",
+        "upstreams",
         "experiments",
         "serving",
         "reward_models",

@@ -60,7 +60,7 @@ def test_what_cannot_be_made_anew_is_taken_and_the_rest_is_not(
         "labels/a/1/m",
     ]
     left = ["cache/x", "metrics/counts.db", "uploads/y", "serving-exports.log", "spool/decisions/sender.lock",
-            "before-restore-1/old", "policies/a/.half"]  # fmt: skip
+            "upstream_key", "before-restore-1/old", "policies/a/.half"]  # fmt: skip
     for name in kept + left:
         write(ratchet_home, name)
     manifest = archive.backup(tmp_path / "b")

@@ -35,6 +35,8 @@ MANIFEST = "manifest.json"
 HOME = "home"
 REMADE = ("cache", "metrics", "uploads", "serving-exports.log")
 """In RATCHET_HOME, and left out: made anew when it is needed."""
+OWN = ("upstream_key",)
+"""In RATCHET_HOME, and left out: it decrypts the API keys in the database, which a backup must not give away."""
 ASIDE = "before-restore-"
 """Folder for the files that an overwriting restore moves aside."""
 BLOCK = 1024 * 1024
@@ -138,7 +140,7 @@ def _other_files(home: Path) -> Iterator[Path]:
     database = database_file()
     for path in sorted(home.iterdir()) if home.is_dir() else []:
         if (
-            path.name in (*REMADE, "spool")
+            path.name in (*REMADE, *OWN, "spool")
             or path.name.startswith(ASIDE)
             or (
                 database is not None
@@ -265,7 +267,7 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
 def _paths_in_use(home: Path) -> list[Path]:
     """Files that a restore would hide; not what every start makes anew, nor what a restore put aside."""
     database = database_file()
-    own = (*REMADE, "secret_key")
+    own = (*REMADE, *OWN, "secret_key")
     return [
         path
         for path in (sorted(home.iterdir()) if home.is_dir() else [])

@@ -54,7 +54,11 @@ def home_relative(path: str | Path) -> str:
 
 def policy_name_next(agent: str, feedback_count: int) -> str:
     """`<agent>-v<feedback count>`, with .2, .3, ... where the same feedback trained a policy before."""
-    name = f"{agent}-v{feedback_count}"
+    return policy_name_free(f"{agent}-v{feedback_count}")
+
+
+def policy_name_free(name: str) -> str:
+    """The name, with .2, .3, ... where a policy has it."""
     taken = set(Policy.objects.filter(name__startswith=name).values_list("name", flat=True))
     number, candidate = 1, name
     while candidate in taken:
@@ -262,6 +266,18 @@ def _gate_fault(policy: Policy, report: GateReport | None) -> str:
         else f"it was not compared with {rival} yet"
     )
     return f"{found}; run `{PROGRAM} evaluate_model --policy {policy.name} {option}`"
+
+
+def policy_instate(policy: Policy, *, actor: str, reason: str) -> bool:
+    """Make a hosted or recorded policy the champion without a gate: it is what answers today.
+
+    Returns False and changes nothing where the champion was trained here, or is this policy already.
+    """
+    champion = champion_of(policy.agent)
+    if champion is not None and (champion.has_files or champion == policy):
+        return False
+    _move(policy, Stage.CHAMPION, kind=Kind.PROMOTED, actor=actor, reason=reason)
+    return True
 
 
 def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:

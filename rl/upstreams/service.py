@@ -1,0 +1,166 @@
+"""Upstreams: add, change, list and remove the endpoints that hosted policies answer with."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from rl.models import Upstream
+from rl.upstreams.keys import UpstreamKeyMissing as UpstreamKeyMissing
+from rl.upstreams.keys import key_encrypted, key_env_fault
+from rl.upstreams.keys import upstream_key as upstream_key
+
+SETTINGS = (
+    "name", "url", "model", "dialect", "schemas", "key_env", "timeout_s", "connect_timeout_s", "concurrency",
+    "context_tokens", "forward_fields", "price_in", "price_cached", "price_out",
+)  # fmt: skip
+"""Fields of an upstream that are set and shown; its API key is set alone."""
+
+
+class UpstreamRefused(ValueError):
+    """An upstream that cannot be stored or removed; `fields` says why, field by field."""
+
+    def __init__(
+        self, message: str, fields: Mapping[str, str] | None = None, *, code: str = "invalid"
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.fields = dict(fields or {})
+
+
+def upstream_get(name: str) -> Upstream:
+    """The upstream of that name. Raises UpstreamRefused, naming those there are."""
+    found = Upstream.objects.filter(name=name).first()
+    if found is None:
+        names = ", ".join(Upstream.objects.values_list("name", flat=True)[:10])
+        there = (
+            f"there are {names}"
+            if names
+            else "there are none yet: `upstream add NAME --url URL --model MODEL`"
+        )
+        raise UpstreamRefused(f"no upstream is named {name[:80]!r}; {there}", code="not_found")
+    return found
+
+
+def upstream_add(values: Mapping[str, Any], key: str = "") -> Upstream:
+    """Store a new upstream with values of SETTINGS and its API key, if it has one. Raises UpstreamRefused."""
+    if Upstream.objects.filter(name=values.get("name", "")).exists():
+        raise UpstreamRefused(
+            f"an upstream {values['name']} exists: change it, or choose another name",
+            {"name": "exists already"}, code="conflict",
+        )  # fmt: skip
+    return _save(Upstream(), values, key)
+
+
+def upstream_change(upstream: Upstream, values: Mapping[str, Any], key: str = "") -> Upstream:
+    """Change an upstream; without `key` its API key stays. Raises UpstreamRefused."""
+    if values.get("name", upstream.name) != upstream.name:
+        raise UpstreamRefused(
+            "an upstream keeps its name: add another one, and remove this one", {"name": "cannot be changed"}
+        )
+    moved = urlsplit(values.get("url", upstream.url))[:2] != urlsplit(upstream.url)[:2]
+    if moved and upstream.key_encrypted and not key and not values.get("key_env"):
+        # a key that is never shown is never sent to a new address either, unless somebody who knows it says so
+        raise UpstreamRefused(
+            "key: the address changed, so enter the API key again",
+            {"key": "enter it again: the address changed"},
+        )
+    return _save(upstream, values, key)
+
+
+@transaction.atomic
+def upstream_remove(upstream: Upstream) -> None:
+    """Remove an upstream and its API key. Raises UpstreamRefused while a policy is answered by it."""
+    if names := list(upstream.policies.values_list("name", flat=True)[:4]):
+        raise UpstreamRefused(
+            f"{upstream.name} answers for {', '.join(names)}, whose history needs it: take away its key at your "
+            "provider, or change its address or model instead",
+            code="conflict",
+        )
+    upstream.delete()
+
+
+def url_warning(url: str) -> str:
+    """What is unsafe about an address; empty where nothing is."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or _is_this_machine(parts.hostname or ""):
+        return ""
+    return (
+        f"http://{parts.hostname} is not encrypted: prompts, answers and the API key can be read on the way. "
+        "Use https."
+    )
+
+
+def url_fault(url: str) -> str:
+    """Reason why an address cannot be a base URL; empty where it can."""
+    example = "an address such as https://api.openai.com/v1"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        return f"expected {example}: {error}"
+    if parts.username is not None or parts.password is not None:
+        return "expected an address without a user name or password: the API key has a field of its own"
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or any(mark in url for mark in "?# \t\r\n\x00")
+    ):
+        return f"expected {example}, without ? or #"
+    return ""
+
+
+def upstream_represent(upstream: Upstream) -> dict[str, Any]:
+    """An upstream as commands and REST show it: never its key, only where that is."""
+    return {
+        **{name: getattr(upstream, name) for name in SETTINGS},
+        "key": key_place(upstream),
+        "policies": list(upstream.policies.order_by("pk").values_list("name", flat=True)),
+        "warning": url_warning(upstream.url),
+    }
+
+
+def key_place(upstream: Upstream) -> str:
+    """Where an upstream's API key is: environment, stored or none."""
+    return "environment" if upstream.key_env else "stored" if upstream.key_encrypted else "none"
+
+
+def _save(upstream: Upstream, values: Mapping[str, Any], key: str) -> Upstream:
+    faults = {name: "unknown field" for name in values if name not in SETTINGS}
+    for name in values.keys() - faults.keys():
+        setattr(upstream, name, values[name])
+    key = key.strip()
+    if key and values.get("key_env"):
+        faults["key"] = "expected the key or the name of its environment variable, found both"
+    if key and (not key.isascii() or not key.isprintable() or " " in key or len(key) > 1000):
+        faults["key"] = "expected an API key: at most 1,000 letters, digits and signs, without spaces"
+    if upstream.url and (fault := url_fault(str(upstream.url))):
+        faults["url"] = fault
+    if upstream.key_env and (fault := key_env_fault(str(upstream.key_env))):
+        faults["key_env"] = fault
+    if key:
+        upstream.key_env, upstream.key_encrypted = "", key_encrypted(key)
+    elif upstream.key_env:
+        upstream.key_encrypted = ""
+    try:
+        upstream.full_clean()
+    except ValidationError as error:
+        faults = {name: " ".join(said) for name, said in error.message_dict.items()} | faults
+    if faults:
+        text = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+        raise UpstreamRefused(text, faults)
+    upstream.url = upstream.url.rstrip("/")
+    upstream.save()
+    return upstream
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
