@@ -23,18 +23,18 @@ upkeep = import_module('feedback.migrations.0012_upkeep')
 class Migration(migrations.Migration):
 
     replaces = [
-        ('feedback', '0001_initial'),
-        ('feedback', '0002_queue_keys_traces'),
-        ('feedback', '0003_roles'),
-        ('feedback', '0004_queue_worth'),
-        ('feedback', '0005_tag_index'),
-        ('feedback', '0006_arm_index'),
-        ('feedback', '0007_suggestions'),
-        ('feedback', '0008_queue_lanes'),
-        ('feedback', '0009_policy_newest'),
-        ('feedback', '0010_import_batches'),
-        ('feedback', '0011_rate_as'),
-        ('feedback', '0012_upkeep'),
+        ("feedback", "0001_initial"),
+        ("feedback", "0002_queue_keys_traces"),
+        ("feedback", "0003_roles"),
+        ("feedback", "0004_queue_worth"),
+        ("feedback", "0005_tag_index"),
+        ("feedback", "0006_arm_index"),
+        ("feedback", "0007_suggestions"),
+        ("feedback", "0008_queue_lanes"),
+        ("feedback", "0009_policy_newest"),
+        ("feedback", "0010_import_batches"),
+        ("feedback", "0011_rate_as"),
+        ("feedback", "0012_upkeep"),
     ]
 
     initial = True

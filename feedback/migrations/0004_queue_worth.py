@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0003_roles'),
+        ("feedback", "0003_roles"),
     ]
 
     operations = [

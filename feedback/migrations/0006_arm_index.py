@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0005_tag_index'),
+        ("feedback", "0005_tag_index"),
     ]
 
     operations = [

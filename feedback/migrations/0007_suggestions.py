@@ -22,7 +22,7 @@ def grant(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0006_arm_index'),
+        ("feedback", "0006_arm_index"),
     ]
 
     operations = [

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0008_queue_lanes'),
+        ("feedback", "0008_queue_lanes"),
     ]
 
     operations = [

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0009_policy_newest'),
+        ("feedback", "0009_policy_newest"),
     ]
 
     operations = [

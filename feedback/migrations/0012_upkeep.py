@@ -22,7 +22,7 @@ def grant(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0011_rate_as'),
+        ("feedback", "0011_rate_as"),
     ]
 
     operations = [

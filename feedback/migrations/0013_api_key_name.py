@@ -6,7 +6,7 @@ from django.db import migrations
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0001_squashed_0012_upkeep'),
+        ("feedback", "0001_squashed_0012_upkeep"),
     ]
 
     operations = [

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0014_annotation_priority'),
+        ("feedback", "0014_annotation_priority"),
     ]
 
     operations = [

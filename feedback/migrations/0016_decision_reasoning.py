@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('feedback', '0015_help_in_plain_words'),
+        ("feedback", "0015_help_in_plain_words"),
     ]
 
     operations = [

@@ -26,30 +26,30 @@ label_runs = import_module('rl.migrations.0012_label_runs')
 class Migration(migrations.Migration):
 
     replaces = [
-        ('rl', '0001_initial'),
-        ('rl', '0002_roles'),
-        ('rl', '0003_gates'),
-        ('rl', '0004_snapshot_kinds'),
-        ('rl', '0005_follow_up'),
-        ('rl', '0006_hash_length'),
-        ('rl', '0007_experiments'),
-        ('rl', '0008_rewards'),
-        ('rl', '0009_agent_definitions'),
-        ('rl', '0010_serving'),
-        ('rl', '0011_watching'),
-        ('rl', '0012_label_runs'),
-        ('rl', '0013_prompt_split'),
-        ('rl', '0014_reward_models'),
-        ('rl', '0015_learnt_use'),
-        ('rl', '0016_gate_intervals'),
-        ('rl', '0017_linear_policies'),
-        ('rl', '0018_benchmarks'),
+        ("rl", "0001_initial"),
+        ("rl", "0002_roles"),
+        ("rl", "0003_gates"),
+        ("rl", "0004_snapshot_kinds"),
+        ("rl", "0005_follow_up"),
+        ("rl", "0006_hash_length"),
+        ("rl", "0007_experiments"),
+        ("rl", "0008_rewards"),
+        ("rl", "0009_agent_definitions"),
+        ("rl", "0010_serving"),
+        ("rl", "0011_watching"),
+        ("rl", "0012_label_runs"),
+        ("rl", "0013_prompt_split"),
+        ("rl", "0014_reward_models"),
+        ("rl", "0015_learnt_use"),
+        ("rl", "0016_gate_intervals"),
+        ("rl", "0017_linear_policies"),
+        ("rl", "0018_benchmarks"),
     ]
 
     initial = True
 
     dependencies = [
-        ('feedback', '0001_squashed_0012_upkeep'),
+        ("feedback", "0001_squashed_0012_upkeep"),
         ('django_q', '0018_task_success_index'),
     ]
 

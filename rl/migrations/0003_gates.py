@@ -33,7 +33,7 @@ def grant(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0002_roles'),
+        ("rl", "0002_roles"),
     ]
 
     operations = [

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0004_snapshot_kinds'),
+        ("rl", "0004_snapshot_kinds"),
     ]
 
     operations = [

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0005_follow_up'),
+        ("rl", "0005_follow_up"),
     ]
 
     operations = [

@@ -36,7 +36,7 @@ def grant(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0006_hash_length'),
+        ("rl", "0006_hash_length"),
     ]
 
     operations = [

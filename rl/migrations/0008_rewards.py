@@ -40,7 +40,7 @@ def schedule(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0007_experiments'),
+        ("rl", "0007_experiments"),
         ('django_q', '0018_task_success_index'),
     ]
 

@@ -24,7 +24,7 @@ def grant(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0008_rewards'),
+        ("rl", "0008_rewards"),
     ]
 
     operations = [

@@ -23,7 +23,7 @@ def grant(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0009_agent_definitions'),
+        ("rl", "0009_agent_definitions"),
     ]
 
     operations = [

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0010_serving'),
+        ("rl", "0010_serving"),
     ]
 
     operations = [

@@ -21,7 +21,7 @@ def grant(apps, schema_editor):
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0011_watching'),
+        ("rl", "0011_watching"),
     ]
 
     operations = [

@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0017_linear_policies'),
+        ("rl", "0017_linear_policies"),
     ]
 
     operations = [

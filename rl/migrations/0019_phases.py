@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0001_squashed_0018_benchmarks'),
+        ("rl", "0001_squashed_0018_benchmarks"),
     ]
 
     operations = [

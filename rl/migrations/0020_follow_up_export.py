@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0019_phases'),
+        ("rl", "0019_phases"),
     ]
 
     operations = [

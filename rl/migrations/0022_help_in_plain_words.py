@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0021_export_as'),
+        ("rl", "0021_export_as"),
     ]
 
     operations = [

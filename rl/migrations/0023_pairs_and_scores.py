@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0022_help_in_plain_words'),
+        ("rl", "0022_help_in_plain_words"),
     ]
 
     operations = [

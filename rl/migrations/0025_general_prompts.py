@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0024_reward_model_weights_text'),
+        ("rl", "0024_reward_model_weights_text"),
     ]
 
     operations = [
