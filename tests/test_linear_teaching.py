@@ -76,8 +76,6 @@ def test_auto_has_a_classifier_teach_the_bundled_base_alone(monkeypatch: pytest.
     monkeypatch.setattr("rl.jobs.method_selection.FEWEST_TAUGHT", {CLOSED: 30, LISTED: 30})
     rated(60)
     chosen = method_chosen("tickets", base_model="bundled")
-    # the same model by its hash, and those beside it: they know as little
-    assert method_chosen("tickets", base_model="bundled@0123456789abcdef") == chosen
     assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "scores"})
     assert "answers are a choice" in chosen.reason
     # a model that knows what tickets say hears the thumbs by itself

@@ -79,7 +79,6 @@ def follow(policy: Policy) -> pipeline.PipelineResult:
     ("changes", "launcher", "here"),
     [
         ({}, [], True),
-        ({"base_model": "bundled@0123456789abcdef"}, [], True),
         ({"base_model": "", "method": "linear"}, [], True),
         ({"base_model": "org/model-8b"}, [], False),
         ({}, ["accelerate", "launch"], False),

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rl.bundled_models import ADDED_FILE, is_bundled
+from rl.bundled_models import ADDED_FILE, BUNDLED
 
 Kind: TypeAlias = Literal["bundled", "folder", "hub", "gguf", "ollama", "package"]
 Progress: TypeAlias = Callable[[str], None]
@@ -137,7 +137,7 @@ def source_of(text: str, home: Path) -> BaseModelSource:
     text = text.strip()
     if not text:
         raise SourceRefused("expected the name of a base model, found nothing; try `smollm2` or `bundled`")
-    if is_bundled(text):
+    if text == BUNDLED:
         return BaseModelSource("bundled", text, text)
     scheme, colon, rest = text.partition(":")
     if colon and scheme == "ollama":

@@ -16,7 +16,7 @@ from django.conf import settings
 from feedback.selectors import raters_by_prompt
 from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model
-from rl.bundled_models import is_bundled
+from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
 from rl.datasets.held_out_evidence import (
@@ -178,7 +178,7 @@ def evaluate(
         figures["quantised"]["base_file"] = str(base_gguf)
     report(0, 0, "measuring the distance to the base and the estimates")
     evidence = figures.pop("held_out", {})
-    if not isinstance(side, LinearSide) and side.adapter is not None and not is_bundled(base_model):
+    if not isinstance(side, LinearSide) and side.adapter is not None and base_model != BUNDLED:
         report(0, 0, "asking general prompts")
         figures["general"] = general_answers(side).as_dict()
         if evidence:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import gguf
 from gguf.utility import naming_convention, size_label
 
-from rl.bundled_models import is_bundled
+from rl.bundled_models import BUNDLED
 from rl.export.source import Source
 
 BUNDLED_NAME = "Ratchet-bundled"
@@ -92,7 +92,7 @@ def identity_of(source: Source, model_name: str | None = None) -> Identity:
 
 
 def _last_part(source: Source) -> str:
-    return BUNDLED_NAME if is_bundled(source.base_name) else source.base_name.rstrip("/").rpartition("/")[2]
+    return BUNDLED_NAME if source.base_name == BUNDLED else source.base_name.rstrip("/").rpartition("/")[2]
 
 
 def _plain(name: str) -> str:

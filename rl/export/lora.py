@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from rl.bundled_models import added_folder, base_named, is_bundled
+from rl.bundled_models import BUNDLED, added_folder
 from rl.export.artifact import (
     ExportedFile,
     ExportRefused,
@@ -98,13 +98,12 @@ def _readme(source: Source, checked: dict[str, Any]) -> str:
     config = source.adapter.config
     card = source.adapter.path / CARD
     text = card.read_text("utf-8") if card.is_file() else ""
-    named = base_named(source.base_name, str(source.adapter.facts.get("base_model_hash") or ""))
-    ours = is_bundled(source.base_name) or added_folder(source.base_name) is not None
+    ours = source.base_name == BUNDLED or added_folder(source.base_name) is not None
     return _README.format(
         # a card of ours says what it was trained on and how it was judged; PEFT's template says nothing of either
         card=text.rstrip() if CARD_TAG in text else f"# {source.name}",
         base=source.base_name,
-        load=f'resolve_base_model("{named}")' if ours else repr(source.base_name),
+        load=f'resolve_base_model("{source.base_name}")' if ours else repr(source.base_name),
         rank=config.get("r"),
         alpha=config.get("lora_alpha"),
         tensors=checked["tensors"],

@@ -15,7 +15,6 @@ from django.conf import settings
 from backend.disks import file_replace
 from backend.file_locks import file_lock
 from rl.agents.base import Message
-from rl.bundled_models import base_named
 from rl.checksums import sums_write
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.export.exporters import ADAPTER, EXPORTERS, LINEAR, exporters_of
@@ -130,7 +129,7 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
     result = _write(order, base_model, adapter, output, name, prompts, progress)
     report = _export_register(order, policy, adapter, base_model, result)
     if policy is not None and order.format == "gguf-lora" and base_file(_base_of(policy)) is None:
-        base_export(order.base_model or _base_name(policy), settings.SERVING_QUANTIZATION, progress)
+        base_export(order.base_model or policy.base_model, settings.SERVING_QUANTIZATION, progress)
     return report
 
 
@@ -201,10 +200,6 @@ def _export_register(
         "checked": result.equality,
         "notes": result.notes,
     }
-
-
-def _base_name(policy: Policy) -> str:
-    return base_named(policy.base_model, policy.base_model_hash)
 
 
 def _base_of(policy: Policy) -> Model:

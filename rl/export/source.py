@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from rl.base_models.sources import AddedModel, SourceRefused
-from rl.bundled_models import ADDED_FILE, base_named, resolve_base_model
+from rl.bundled_models import ADDED_FILE, resolve_base_model
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, template_read
 from rl.checksums import TEMPLATE_FILES, TOKENIZER_FILES, base_files, base_hash, file_sum
 from rl.export.artifact import ExportRefused
@@ -123,8 +123,7 @@ def source_open(base_model: str | None, adapter: Path | None) -> Source:
         raise ExportRefused(
             "expected a base model, found none named, not even by the adapter; name it with --base-model"
         )
-    expected = str(read.facts.get("base_model_hash") or "") if read is not None else ""
-    folder = base_folder(base_named(name, expected))
+    folder = base_folder(name)
     weights = BaseWeights(folder)
     if read is not None:
         _hash_check(read, name, folder)

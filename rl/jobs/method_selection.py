@@ -12,7 +12,7 @@ from django.conf import settings
 
 from rl.agents import AGENTS
 from rl.agents.base import names_values
-from rl.bundled_models import is_bundled
+from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.demonstrations import preferred_rows
 from rl.linear.distillation import SHOWN_PROMPTS
@@ -152,7 +152,7 @@ def method_chosen(
         _DemonstrationCounts.of(datasets["sft"]),
     )
     chosen = _of_pairs_and_singles(pairs, labels, shown)
-    if chosen and chosen.method in CLASSIFIER_FEEDBACK and is_bundled(base_model):
+    if chosen and chosen.method in CLASSIFIER_FEEDBACK and base_model == BUNDLED:
         feedback = CLASSIFIER_FEEDBACK[chosen.method]
         rows = datasets["dpo"] if chosen.method == "dpo" else prepare(feedback)
         if both := _of_both(prepare, source):
@@ -169,7 +169,7 @@ def method_chosen(
             f"{chosen.reason}; SFT on {shown.human:,} responses written by people{liked} comes first",
             {"start_from": SFT_STAGE},
         )
-    if chosen and chosen.method == "sft" and is_bundled(base_model):
+    if chosen and chosen.method == "sft" and base_model == BUNDLED:
         chosen = _with_recombination(agent, chosen, datasets["sft"])
     return (
         chosen
@@ -199,7 +199,7 @@ def _reward_model(
     if "objective" in configured:
         knobs, reason = {}, f"RATCHET_CONFIG asks for the objective {configured['objective']}"
     rows = prepared["pairs"] if objective == "pairwise" else prepared["scores"]
-    if "architecture" not in configured and is_bundled(base_model) and _is_read_by_words(agent, rows):
+    if "architecture" not in configured and base_model == BUNDLED and _is_read_by_words(agent, rows):
         knobs["architecture"] = AUTO_ARCHITECTURE
         reason += "; a linear one beside the bundled base's, and the better of both on the eval split is kept"
     return MethodChoice(REWARD_MODEL, reason, knobs)

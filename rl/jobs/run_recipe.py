@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from rl.agents import agent_resolve
-from rl.bundled_models import is_bundled
+from rl.bundled_models import BUNDLED
 from rl.datasets import PreparedDataset
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
@@ -75,7 +75,7 @@ GENERAL_WEIGHT = 1.0
 def _with_general_prompts(recipe: Any, order: TrainOrder, named: Collection[str]) -> Any:
     """The recipe with a rehearsal of general prompts, where nobody named the knob: not of the bundled model."""
     known = isinstance(recipe, AnswerRecipe) and "general_weight" not in named
-    if not known or is_bundled(base_model_for(order)):
+    if not known or base_model_for(order) == BUNDLED:
         return recipe
     return recipe.with_knobs(general_weight=GENERAL_WEIGHT)
 
@@ -99,7 +99,7 @@ def recipe_sized(
     base_model = base_model_for(order)
     named = {*order.knobs, *(settings.RATCHET_CONFIG.get(order.method) or {})}
     device = device or (hardware.device if hardware is not None else "")
-    parameters = base_parameters(base_model) if device == "cpu" and not is_bundled(base_model) else None
+    parameters = base_parameters(base_model) if device == "cpu" and base_model != BUNDLED else None
     if parameters is None or order.config or not isinstance(recipe, Recipe) or not rows:
         return recipe.fit_to_rows(rows)
     sizes = [_bytes(row) for row in dataset.rows("train")]

@@ -15,7 +15,7 @@ from django.utils import timezone
 from backend import next_steps
 from backend.installation import PROGRAM
 from backend.notifications import notify
-from rl.bundled_models import is_bundled
+from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.evaluation import benchmarks
@@ -88,7 +88,7 @@ def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> d
     """
     report = train.train_queued(run_id, progress, actor=actor)
     run = TrainingRun.objects.get(pk=run_id)
-    small = is_bundled(run.base_model) or not method_named(run.method).adapter
+    small = run.base_model == BUNDLED or not method_named(run.method).adapter
     # of a launch of several processes the others have ended by now, and this one still counts on them
     if run.is_followed and small and not settings.TRAIN_LAUNCHER:
         run_follow(run_id, progress)

@@ -14,7 +14,7 @@ from django.conf import settings
 
 from backend import notifications
 from backend.installation import PROGRAM
-from rl.bundled_models import BUNDLED_ALTERNATIVES, BUNDLED_MODEL, base_named, resolve_base_model
+from rl.bundled_models import BUNDLED_MODEL, resolve_base_model
 from rl.checksums import FileDamaged, base_fault, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, RewardModelVersion, Snapshot
@@ -84,8 +84,7 @@ def adapter_remedy(policy: Policy) -> str:
 
 def base_fault_of(policy: Policy) -> str:
     """Reason why a policy's base model is not the one it was trained on any more; empty where it is."""
-    named = base_named(policy.base_model, policy.base_model_hash)
-    source = str(Path(resolve_base_model(named)).expanduser())
+    source = str(Path(resolve_base_model(policy.base_model)).expanduser())
     return base_fault(policy.base_model, source, policy.base_model_hash)
 
 
@@ -149,12 +148,6 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
     yield _folder_finding(
         "the bundled base model", BUNDLED_MODEL, "check it out again: git checkout rl/bundled_model"
     )
-    for folder in sorted(BUNDLED_ALTERNATIVES.glob("*")):
-        yield _folder_finding(
-            f"the bundled base model {folder.name}",
-            folder,
-            "check it out again: git checkout rl/bundled_alternatives",
-        )
     for folder in sorted((settings.RATCHET_HOME / "exports" / "bases").glob("*")):
         yield _folder_finding(
             f"base {folder.name[:20]}", folder, "delete the file: it is written again when needed"

@@ -15,7 +15,7 @@ from django.conf import settings
 
 from backend.installation import command_arguments
 from rl.base_models.service import base_model_default
-from rl.bundled_models import base_named, resolve_base_model
+from rl.bundled_models import resolve_base_model
 from rl.checksums import FileDamaged, base_fault, base_hash, file_check, sums_read
 from rl.models.serving import IN_PROCESS
 from rl.registry.integrity import damage_notify
@@ -143,13 +143,14 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
     if (present := files_present(model)) is not None:
         return present
     base = base_file(model)
-    named = base_named(model.base_model, model.base_model_hash)
-    if base is None and (fault := base_fault(model.base_model, base_source(named), model.base_model_hash)):
+    if base is None and (
+        fault := base_fault(model.base_model, base_source(model.base_model), model.base_model_hash)
+    ):
         raise BackendFailed(f"{model.name} cannot answer: {fault}", kind="missing", retry_after_s=60.0)
     if base is None:
         _make(
             "--base-model",
-            named,
+            model.base_model,
             "--format",
             "gguf",
             "--quantization",

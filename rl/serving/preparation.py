@@ -20,7 +20,6 @@ from django.conf import settings
 
 from backend.installation import command_arguments
 from rl.base_models.service import base_model_default
-from rl.bundled_models import base_named
 from rl.checksums import FileDamaged, base_fault
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.models import Artifact, Policy, TrainingRun
@@ -114,15 +113,14 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
 
 def base_of(policy: Policy) -> str:
     """The name of a policy's base model; where its folder moved, another name of the same identity that is known."""
-    named = base_named(policy.base_model, policy.base_model_hash)
     if not policy.base_model_hash.startswith("sha256:"):
-        return named
+        return policy.base_model
     runs = TrainingRun.objects.filter(base_model_hash=policy.base_model_hash).order_by("-pk")
     others = runs.values_list("base_model", flat=True).distinct()[:20]
-    for name in (named, base_model_default().name, *others):
+    for name in (policy.base_model, base_model_default().name, *others):
         if not base_fault(name, base_source(name), policy.base_model_hash):
             return name
-    return named
+    return policy.base_model
 
 
 def _linear_check(policy: Policy) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rl.bundled_models import is_bundled
+from rl.bundled_models import BUNDLED
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.recipes import AdapterRecipe, DPORecipe, KTORecipe, Recipe, RewardModelRecipe
 from rl.recipes.base import AnswerRecipe
@@ -97,7 +97,7 @@ def estimate_from_profile(
         and not recipe.whole
         and generation is None
         and parameters <= ASKABLE
-        and not is_bundled(base.base_model)
+        and base.base_model != BUNDLED
     ):
         profile = profile_base(base, recipe, micros, packed=packed)
     else:

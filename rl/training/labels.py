@@ -25,7 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from rl.agents.base import Message
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.traces import share_to_raw
-from rl.training.model_files import base_check, base_of
+from rl.training.model_files import base_check
 from rl.training.packed.logps import causal_model, collate
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.result import TrainingRefused
@@ -264,7 +264,7 @@ class LearnedReward:
     def load(cls, folder: str | Path) -> LearnedReward:
         """Open the folder that `auto_label` left. Raises TrainingRefused, PolicyLoadError."""
         model, facts = LabelModel.load(Path(folder))
-        policy = load_policy(base_of(facts))
+        policy = load_policy(str(facts["base_model"]))
         base_check(f"the label model {folder}", facts, policy.base_model, policy.base_model_hash)
         return cls(model, policy)
 

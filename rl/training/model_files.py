@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from rl.bundled_models import base_named, resolve_base_model
+from rl.bundled_models import resolve_base_model
 from rl.checksums import FileDamaged, sums_check
 
 FACTS = "ratchet.json"
@@ -82,11 +82,6 @@ def base_changes(facts: Mapping[str, Any], files: Mapping[str, str]) -> str:
         return ""
     changed = [name for name in sorted(before.keys() | files.keys()) if before.get(name) != files.get(name)]
     return f" (changed since: {', '.join(changed[:4])})" if changed else ""
-
-
-def base_of(facts: Mapping[str, Any]) -> str:
-    """The name of the base that a reward or label model was trained on, of bundled ones by its hash."""
-    return base_named(str(facts["base_model"]), str(facts.get("base_model_hash") or ""))
 
 
 def model_located(base_model: str) -> str:

@@ -22,7 +22,6 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from rl.agents.base import Message
-from rl.bundled_models import base_named
 from rl.chat_templates import template_read
 from rl.checksums import TEMPLATE_FILES, base_files, base_hash, sums_write
 from rl.decoding.constraint import Constraint, GrammarVocabulary
@@ -188,8 +187,7 @@ def load_policy(
     """
     hardware = hardware or detect()
     facts = adapter_read(adapter) if adapter is not None else {}
-    # what was trained on a former bundled model stays on that
-    source = model_located(base_named(base_model, str(facts.get("base_model_hash") or "")))
+    source = model_located(base_model)
     notes: list[str] = []
     config, tokenizer = config_load(base_model, source), tokenizer_load(base_model, source)
     if adapter is not None and (template := template_read(Path(adapter))):

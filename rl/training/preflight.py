@@ -21,7 +21,7 @@ from torch import distributed
 
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
-from rl.bundled_models import is_bundled
+from rl.bundled_models import BUNDLED
 from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.rewards.teachability import INSIST
 from rl.statistics import wilson_interval
@@ -295,7 +295,7 @@ def plan_check(
         return None
     if base.parameters > ASKABLE:
         return None
-    prompts = PROMPTS if is_bundled(base.base_model) else PLAN_PROMPTS
+    prompts = PROMPTS if base.base_model == BUNDLED else PLAN_PROMPTS
     start = str(recipe.as_dict().get("start_from", BASE))
     asked = json.dumps([rows, agent, repr(definition), start, recipe.constrains, prompts], default=str)
     key = base.key("answers", asked)

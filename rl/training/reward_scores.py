@@ -24,7 +24,7 @@ from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape, without_bars
-from rl.training.model_files import PolicyLoadError, base_check, base_of, model_located
+from rl.training.model_files import PolicyLoadError, base_check, model_located
 from rl.training.policy import matmul
 from rl.training.reward_metrics import sigmoid
 from rl.training.score_trainer import pad_batch
@@ -61,7 +61,7 @@ class RewardModel:
                 return LinearRewardModel(LinearPolicy.load(path), facts, hardware)
             except LinearPolicyError as error:
                 raise PolicyLoadError(f"the reward model {path}: {error}") from error
-        base = base_of(facts)
+        base = str(facts["base_model"])
         model, encoder = backbone_load(base, facts["architecture"], hardware)
         found = base_hash(model_located(base), getattr(model.config, "_commit_hash", None))
         base_check(f"the reward model {path}", facts, facts["base_model"], found)
