@@ -96,6 +96,7 @@ def test_a_gguf_file_becomes_a_folder_that_computes_the_same(
         apart = (original(ids).logits.log_softmax(-1) - found(ids).logits.log_softmax(-1)).abs().max()
     assert float(apart) < 0.02
     assert tokenizer.chat_template == CHAT_TEMPLATE
+    assert len(tokenizer) == len(AutoTokenizer.from_pretrained(gguf_file.parent / "base"))
     # the same source again is not made again, and the name goes for the source
     before = (home / "tiny" / "model.safetensors").stat().st_mtime_ns
     assert service.base_model_given(str(gguf_file), print) == service.base_model_given("tiny", print)

@@ -18,8 +18,16 @@ from rl.base_models.dequantise import gguf_to_folder
 from rl.base_models.sources import AddedModel, model_add
 from rl.evaluation.quantised_base import quantised_answerer
 from rl.evaluation.service import EvaluationOrder, evaluate
-from rl.export import gguf_names
-from rl.export.agreement import Closeness, Expected, ExportAgreement, FloatArray, Measured, measured
+from rl.export import gguf_names, reference
+from rl.export.agreement import (
+    Closeness,
+    Expected,
+    ExportAgreement,
+    FloatArray,
+    Measured,
+    measured,
+    references_shared,
+)
 from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
@@ -122,6 +130,26 @@ def test_an_adapter_fits_the_quantised_file_that_its_base_was_made_from(
     llama = llama_cpp.Llama(str(original), lora_path=str(file), n_ctx=64, verbose=False)
     assert llama("Where is my lamp?", max_tokens=2)["choices"][0]["finish_reason"] in ("stop", "length")
     llama.close()
+
+
+@pytest.mark.slow
+def test_exports_of_one_policy_ask_its_original_once_where_they_share_what_it_said(
+    added: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    original = reference.original_model
+    monkeypatch.setattr(
+        reference, "original_model", lambda source: opened.append(source.name) or original(source)
+    )
+    with references_shared():
+        export_gguf_lora(str(added), adapter, tmp_path / "lora", prompts=ASK)
+        first = export_gguf(str(added), adapter, tmp_path, quantization="q8_0", prompts=ASK)
+        assert len(opened) == 1
+        export_gguf(str(added), adapter, tmp_path, quantization="q8_0", prompts=ASK[:1])
+        assert len(opened) == 2
+    again = export_gguf(str(added), adapter, tmp_path, quantization="q8_0", prompts=ASK)
+    assert len(opened) == 3
+    assert again.equality["agreement"] == first.equality["agreement"]
 
 
 @pytest.mark.slow

@@ -54,15 +54,15 @@ def test_the_loop_walks_from_decisions_to_an_adapter_on_the_bases_file(
     def bar(label: str) -> Any:
         yield Bar()
 
-    found = model_demo(str(base), bar, decisions=80, steps=3)
+    found = model_demo(str(base), bar, decisions=80, minutes=0.2)
     policy = Policy.objects.get()
     assert (found.policy, policy.agent) == (policy.name, "triage")
     assert found.promoted == (policy.stage == Policy.Stage.CHAMPION) == (not found.refusal)
     assert [one.served_as for one in found.answers] == [
         "the gateway",
+        "adapter on base-f16.gguf",
         "q4_k_m",
         "q8_0",
-        "adapter on base-f16.gguf",
     ]
-    assert [file["form"] for file in found.files] == ["q4_k_m", "q8_0", "adapter"]
+    assert [file["form"] for file in found.files] == ["adapter", "q4_k_m", "q8_0"]
     assert all(Path(file["path"]).stat().st_size == file["bytes"] for file in found.files)

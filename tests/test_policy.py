@@ -130,6 +130,18 @@ def test_an_answer_stops_at_the_turn_end_and_says_so(
     ]
 
 
+def test_the_head_multiplies_last_positions_in_one_piece(
+    llama: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    head = llama.model.get_output_embeddings()
+    forward = head.forward
+    monkeypatch.setattr(head, "forward", lambda x: seen.append(x.is_contiguous()) or forward(x))
+    generate(llama, [ASK, ASK], max_new_tokens=2)
+    assert seen
+    assert all(seen)
+
+
 def test_an_answer_that_does_not_end_says_length(llama: LoadedPolicy) -> None:
     (answer,) = generate(llama, [ASK], max_new_tokens=3)
     assert (answer.tokens, answer.finish_reason) == (3, "length")

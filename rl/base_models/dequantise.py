@@ -29,7 +29,7 @@ class ConversionRefused(ValueError):
 
 def gguf_to_folder(file: Path, target: Path, progress: Callable[[str], None]) -> tuple[str, int]:
     """Write `file` to the folder `target`; returns architecture and number of parameters. Raises ConversionRefused."""
-    template = chat_template_of(file)
+    template, size = _tokenizer_facts(file)
     folder, name = str(file.parent), file.name
     progress("reading the configuration and the tokenizer")
     try:
@@ -57,6 +57,7 @@ def gguf_to_folder(file: Path, target: Path, progress: Callable[[str], None]) ->
     if template:
         tokenizer.chat_template = template
     tokenizer.save_pretrained(target)
+    _added_tokens_cut(target / "tokenizer.json", size)
     sums_write(target)
     return str(config.model_type), sum(tensor.numel() for tensor in tensors.values())
 
@@ -100,11 +101,20 @@ def _generation_config(config: Any, tokenizer: Any) -> Any:
     return GenerationConfig(**{name: value for name, value in own.items() if value is not None})
 
 
-def chat_template_of(file: Path) -> str:
-    """The chat template in a GGUF file; "" where it has none. Raises ConversionRefused for a damaged file."""
+def _added_tokens_cut(file: Path, size: int) -> None:
+    """Remove tokens beyond the first `size`: transformers adds special tokens that the GGUF file does not have."""
+    facts = json.loads(file.read_text("utf-8"))
+    facts["added_tokens"] = [token for token in facts["added_tokens"] if token["id"] < size]
+    file.write_text(json.dumps(facts, ensure_ascii=False), "utf-8")
+
+
+def _tokenizer_facts(file: Path) -> tuple[str, int]:
+    """The chat template in a GGUF file, "" where it has none, and its number of tokens. Raises ConversionRefused for a
+    damaged file."""
     try:
-        field = GGUFReader(str(file)).fields.get("tokenizer.chat_template")
-        return "" if field is None else str(field.contents())
+        fields = GGUFReader(str(file)).fields
+        template, tokens = fields.get("tokenizer.chat_template"), fields.get("tokenizer.ggml.tokens")
+        return "" if template is None else str(template.contents()), 0 if tokens is None else len(tokens.data)
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise ConversionRefused(
             f"{file} is no whole GGUF file ({error}): copy or download it again"

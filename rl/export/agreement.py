@@ -6,7 +6,9 @@ reports; a mean over the vocabulary of the differences of log-probabilities woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -39,6 +41,24 @@ class Expected:
     log_probs: FloatArray
     """(positions, vocabulary), natural logarithm, of the last positions: those of `top`, or as many as memory holds."""
     held_out: bool = False
+
+
+_shared: ContextVar[dict[Any, Any] | None] = ContextVar("references", default=None)
+
+
+@contextmanager
+def references_shared() -> Iterator[None]:
+    """Inside, exports of one policy ask its original once: what it said of the texts stays in memory."""
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def references_kept() -> dict[Any, Any] | None:
+    """References by what was asked of which original; None outside `references_shared`."""
+    return _shared.get()
 
 
 class Closeness(BaseModel):

@@ -17,7 +17,7 @@ from peft.utils.other import ModulesToSaveWrapper
 from transformers.utils import logging as transformers_logging
 
 from rl.agents.base import Message
-from rl.export.agreement import Expected, FloatArray
+from rl.export.agreement import Expected, FloatArray, references_kept
 from rl.export.artifact import ExportRefused, Progress, silent
 from rl.export.source import Source
 from rl.training.encoding import Encoder, NotRenderable
@@ -115,8 +115,14 @@ def reference_make(
 ) -> Reference:
     """Ask the original; with_base: the base alone too. Memory: one copy of the weights as stored, and one module's in
     float32. Where the machine's free memory would not hold the original, nothing is loaded and `skip_reason` says so.
+    Within `references_shared` the original is asked once.
     """
-    base = source.weights.base
+    base, kept = source.weights.base, references_kept()
+    with_base = with_base and source.adapter is not None
+    key = (source.base, source.adapter and source.adapter.path, with_base, repr(prompts))
+    if kept is not None and key in kept:
+        found: Reference = kept[key]
+        return found
     largest = max(base.shape(name)[0] * base.shape(name)[-1] for name in base.names)
     needed = int(base.total_bytes * 1.1) + 8 * largest + POSITIONS_BYTES
     free = psutil.virtual_memory().available
@@ -126,16 +132,18 @@ def reference_make(
             skip_reason=f"comparing with the original needs {needed / 1e9:.1f} GB of memory, "
             f"{free / 1e9:.1f} GB are free",
         )
-    with_base = with_base and source.adapter is not None
     progress("loading the original", 0, 0)
     with original_model(source) as model:
-        kept = positions_retained(model, len(prompts) * (1 + with_base))
-        policy = _expected(model, prompts, kept, "asking the original", progress)
+        positions = positions_retained(model, len(prompts) * (1 + with_base))
+        policy = _expected(model, prompts, positions, "asking the original", progress)
         of_base = []
         if with_base:
             with model.disable_adapter():
-                of_base = _expected(model, prompts, kept, "asking the base model", progress)
-    return Reference(list(prompts), policy, of_base)
+                of_base = _expected(model, prompts, positions, "asking the base model", progress)
+    found = Reference(list(prompts), policy, of_base)
+    if kept is not None:
+        kept[key] = found
+    return found
 
 
 def _expected(

@@ -18,6 +18,7 @@ from rl.base_models.service import base_model_given
 from rl.base_models.sources import AddedModel
 from rl.bundled_models import ADDED_FILE
 from rl.evaluation.service import EvaluationOrder, evaluate
+from rl.export.agreement import references_shared
 from rl.export.service import ExportOrder, export
 from rl.jobs import train
 from rl.jobs.lifecycle import TrainOrder
@@ -33,8 +34,8 @@ from rl.serving.preparation import policy_prepare
 
 AGENT = "triage"
 DECISIONS = 300
-STEPS = 60
-RATE = 1e-3
+MINUTES = 10.0
+"""Default time limit of the training, on a machine without an accelerator."""
 FRESH = 20
 """Messages nobody rated that are asked, in taught and in new wordings each."""
 ANSWER_TOKENS = 24
@@ -82,7 +83,7 @@ class DemoStopped(Exception):
     """The training was stopped before its end; the message names the run to resume."""
 
 
-def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, steps: int = STEPS) -> ModelDemo:
+def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, minutes: float = MINUTES) -> ModelDemo:
     """Turn the ratchet once with the base model that `--model` would name. The feedback is SIMULATED.
 
     Raises DemoStopped, and what each step raises.
@@ -103,9 +104,8 @@ def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, steps: int =
             TrainOrder(
                 agent=AGENT,
                 method="sft",
-                config="cpu",
                 base_model=base.name,
-                knobs={"max_steps": steps, "learning_rate": RATE, "seed": SEED},
+                knobs={"minutes": minutes, "seed": SEED},
                 actor="demo",
             ),
             progress.update,
@@ -118,31 +118,27 @@ def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, steps: int =
         order = EvaluationOrder(policy=training["policy"], compare_base=True, actor="demo")
         evaluation = evaluate(order, progress.update)
     timed("evaluate", began)
-    began = time.monotonic()
-    with bar("4/6 promoting, and answering through the gateway") as progress:
-        refusal = _promoted(training["policy"])
-        name = training["policy"] if refusal else AGENT
-        answers = [_asked("the gateway", lambda ticket: _gateway_answer(name, ticket), progress)]
-    timed("promote and answer", began)
-    began = time.monotonic()
-    files: list[dict[str, Any]] = []
-    for quantization in QUANTIZATIONS:
-        with bar(f"5/6 exporting to GGUF, {quantization}") as progress:
-            order_ = ExportOrder(
-                policy=training["policy"], format="gguf", quantization=quantization, actor="demo"
-            )
-            exported = export(order_, progress.update)
-            files.append({"form": quantization, **exported["files"][0], "checked": exported["checked"]})
-            answers.append(_file_asked(quantization, Path(files[-1]["path"]), None, progress))
-    with bar("6/6 the adapter on the base's own file") as progress:
-        exported = export(
-            ExportOrder(policy=training["policy"], format="gguf-lora", actor="demo"), progress.update
-        )
-        adapter = next(file for file in exported["files"] if str(file["path"]).endswith(".gguf"))
-        files.append({"form": "adapter", **adapter, "checked": exported["checked"]})
-        original = _original(base.path)
-        answers.append(_file_asked(f"adapter on {original.name}", original, Path(adapter["path"]), progress))
-    timed("export", began)
+    with references_shared():
+        began = time.monotonic()
+        with bar("4/6 the adapter on the base's own file") as progress:
+            files = [_exported(training["policy"], "gguf-lora", "", progress)]
+        adapter, original = Path(files[0]["path"]), _original(base.path)
+        timed("adapter", began)
+        began = time.monotonic()
+        with bar("5/6 promoting, and answering through the gateway") as progress:
+            refusal = _promoted(training["policy"])
+            name = training["policy"] if refusal else AGENT
+            answers = [
+                _asked("the gateway", lambda ticket: _gateway_answer(name, ticket), progress),
+                _file_asked(f"adapter on {original.name}", original, adapter, progress),
+            ]
+        timed("promote and answer", began)
+        for quantization in QUANTIZATIONS:
+            began = time.monotonic()
+            with bar(f"6/6 exporting to GGUF, {quantization}") as progress:
+                files.append(_exported(training["policy"], "gguf", quantization, progress))
+                answers.append(_file_asked(quantization, Path(files[-1]["path"]), None, progress))
+            timed(quantization, began)
     return ModelDemo(
         model, training["policy"], not refusal, refusal, training, evaluation, answers, files, seconds
     )  # fmt: skip
@@ -155,6 +151,14 @@ def _decisions_import(count: int) -> None:
         rows = decision_rows(count, seed=SEED)
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
         import_.order_import(import_.ImportOrder(path, agent=AGENT, simulated=True))
+
+
+def _exported(policy: str, form: str, quantization: str, progress: ProgressReporter) -> dict[str, Any]:
+    """The GGUF file of an export, and what its check found."""
+    order = ExportOrder(policy=policy, format=form, quantization=quantization, actor="demo")
+    made = export(order, progress.update)
+    file = next(file for file in made["files"] if str(file["path"]).endswith(".gguf"))
+    return {"form": quantization or "adapter", **file, "checked": made["checked"]}
 
 
 def _promoted(name: str) -> str:

@@ -22,6 +22,7 @@ from rl.evaluation import benchmarks
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, candidates_compared, evaluate
 from rl.export import deployment
 from rl.export import service as export_service
+from rl.export.agreement import references_shared
 from rl.gates.report import GateReport
 from rl.jobs import train
 from rl.jobs.estimates import base_model_wanted, order_automatic
@@ -138,6 +139,7 @@ def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) ->
     return outcome
 
 
+@references_shared()
 def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = None) -> PipelineResult:
     """Judge a candidate against whom it must beat, and act on the verdict."""
     outcome = PipelineResult(policy.name)

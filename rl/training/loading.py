@@ -138,6 +138,8 @@ def model_load(base_model: str, source: str, config: Any, hardware: Hardware, qu
         raise PolicyLoadError(f"{base_model} cannot be loaded as a causal language model: {error}") from error
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    if (head := model.get_output_embeddings()) is not None:
+        head.register_forward_pre_hook(_contiguous)
     if quantized is None:
         return model.to(_device(hardware))
     for module in model.modules():
@@ -146,6 +148,12 @@ def model_load(base_model: str, source: str, config: Any, hardware: Hardware, qu
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
+
+
+def _contiguous(_: torch.nn.Module, states: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Hidden states [B, T, width] in one piece. Of a slice such as the last position of each prompt, torch multiplies
+    row by row with a copy of the head for each: 16 prompts copy 0.9 GB of SmolLM2's, in 4 s."""
+    return (states[0].contiguous(), *states[1:])
 
 
 @contextlib.contextmanager

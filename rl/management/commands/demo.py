@@ -10,9 +10,10 @@ from rich.table import Table
 
 from backend.command import RatchetCommand
 from backend.installation import as_typed
+from rl.export.agreement import ExportAgreement
 from rl.management import demo
 from rl.management.commands.evaluate_model import share_text, verdict
-from rl.management.model_demo import DemoStopped, model_demo
+from rl.management.model_demo import MINUTES, DemoStopped, model_demo
 
 
 class Command(RatchetCommand):
@@ -29,11 +30,18 @@ class Command(RatchetCommand):
             metavar="NAME_OR_PATH",
             help="A real base model, named as for training (default: the bundled one). Example: --model smollm2",
         )
+        parser.add_argument(
+            "--minutes",
+            type=float,
+            default=MINUTES,
+            metavar="N",
+            help=f"Time limit of the training with --model, in minutes (default {MINUTES:g}). Example: --minutes 5",
+        )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["model"]:
             try:
-                return model_demo(options["model"], self.bar).as_dict()
+                return model_demo(options["model"], self.bar, minutes=options["minutes"]).as_dict()
             except DemoStopped as stop:
                 raise CommandError(str(stop)) from stop
         result = demo.demo(self.bar)
@@ -64,6 +72,8 @@ class Command(RatchetCommand):
             )
         for file in result["files"]:
             table.add_row(f"GGUF, {file['form']}", f"{file['path']} ({file['bytes'] / 1e6:.1f} MB)")
+            if found := file["checked"].get("agreement"):
+                table.add_row("", " ".join(ExportAgreement.model_validate(found).words()))
         took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result["seconds"].items())
         table.add_row("took", took)
         title = "the whole loop, once; the feedback is SIMULATED"
