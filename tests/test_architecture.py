@@ -41,6 +41,7 @@ PURE = [
     "rl.datasets.feedback_types",
     "rl.datasets.holdout",
     "rl.datasets.judgements",
+    "rl.datasets.known_answers",
     "rl.datasets.pairs",
     "rl.datasets.replay",
     "rl.experiments.verdicts",

@@ -321,7 +321,11 @@ def test_prompts_that_nobody_judged_show_whether_answers_are_valid_and_no_more()
 def test_a_policy_that_chooses_well_is_not_shut_out_for_how_it_would_write() -> None:
     """Right in 61 of 100 against 20, and 93 % valid where it writes, of which it is never asked."""
     prompts = [
-        {"prompt": [{"role": "user", "content": f"k{i}"}], "state": {"fruits": FRUITS, "ripe": "apple"}}
+        {
+            "prompt": [{"role": "user", "content": f"k{i}"}],
+            "state": {"fruits": FRUITS, "ripe": "apple"},
+            "right": [A],
+        }
         for i in range(100)
     ]
     policy, rival = Made({}, {f"k{i}": A for i in range(100)}), Made({}, {f"k{i}": A for i in range(100)})

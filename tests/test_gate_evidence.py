@@ -20,7 +20,7 @@ from rl.datasets.feedback_types import Split
 from rl.datasets.held_out_evidence import evidence_counts
 from rl.evaluation.judges import barred_reason, rewards_of_training
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
-from rl.gates.evidence_kinds import LABELS
+from rl.gates.evidence_kinds import KNOWN
 from rl.management.commands.evaluate_model import kind_cells
 from rl.models import AgentDefinition, Policy, PromptSplit, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.django_db
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 
-KIND, RUDE = "Gladly, here is how that works.", "Find out for yourself, I am busy."
+KIND, RUDE = "Gladly, here is how that works.", "Find out for yourself."
 KNOBS: dict[str, Any] = {
     "batch_size": 8, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8, "max_length": 96,
     "max_completion_length": 32, "warmup_ratio": 0.0, "max_steps": 24,
@@ -111,20 +111,20 @@ def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     policy = registered("own-bot", base, learnt(base, rows, tmp_path / "run"))
     call_command("evaluate_model", policy=policy.name, compare_base=True, json=True)
     found = json.loads(capsys.readouterr().out)
-    assert found["carried_by"] == "labels"
+    assert found["carried_by"] == "known"
     assert found["preference_accuracy"] is None
     labels = found["evidence"]["labels"]
     assert labels["prompts"] == labels["responses"] == found["samples"] == 40
     assert labels["concordance"]["value"] > 0.9
     assert labels["probability_liked"]["log_loss"] < labels["probability_liked"]["against_log_loss"]
-    assert found["comparison"]["difference"]["low"] > 0.2
+    assert found["evidence"]["known"]["own"] == {**found["evidence"]["known"]["own"], "value": 1.0, "n": 40}
     # what a tiny model of random weights writes says nothing; the gate's other rules are not this test's
     evaluation = comparison_newest(policy)
     assert evaluation is not None
     assert evaluation.snapshot is not None
     assert evaluation.snapshot.kind == Snapshot.Kind.SCORES
     verdicts = {verdict.rule: verdict for verdict in policy_judge(policy).verdicts}  # type: ignore[union-attr]
-    assert (verdicts["evidence"].figures["prompts"], verdicts["evidence"].figures["kind"]) == (40, LABELS)
+    assert (verdicts["evidence"].figures["prompts"], verdicts["evidence"].figures["kind"]) == (40, KNOWN)
     assert verdicts["accuracy"].outcome == "passed"
     # one lower bound everywhere
     policy.refresh_from_db()
@@ -135,7 +135,8 @@ def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     assert said.startswith("People would like 100.0 % [83.9, 100.0] of its answers")
     assert (
         "own-bot: no held-out prompt has a preferred and a rejected answer, so there are no pairs. "
-        "Evaluated on labels instead, thumbs, stars and scores on single answers: 40 held-out prompts."
+        "Evaluated on known instead, prompts of which right or wrong answers are known: from people or from "
+        "the agent itself: 40 held-out prompts."
     ) in said
     assert "Better than base: +" in said
 
@@ -146,7 +147,7 @@ def test_shuffled_thumbs_promote_nothing(base: Path, tmp_path: Path) -> None:
     rated("own-bot", questions(40, "holdout"), shuffled=True)
     policy = registered("own-bot", base, learnt(base, rows, tmp_path / "run"))
     evaluate(EvaluationOrder(policy=policy.name, compare_base=True))
-    with pytest.raises(registry.RegistryRefused, match=r"not shown to be better: .* in concordance with"):
+    with pytest.raises(registry.RegistryRefused, match=r"not shown to be better: .* in right answers"):
         registry.policy_promote(policy, actor="test")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rl.gates import rules
 from rl.gates.effects import effect_of, items_of
-from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import OLDER, Case, Evidence, GateBounds, Item, RatedAnswer, RuleResult
 from rl.gates.rules import CHAMPION, REFUSED, gate_judge, rule_slices
 from tests.support.evidence_worlds import DRAWN, KindWorld, evidence_from, evidence_of, promoted_in
@@ -112,11 +112,11 @@ def test_a_loss_on_another_kind_of_evidence_closes_the_gate() -> None:
     assert gate_judge(evidence(labels=LIKED, tests=lost[:29]), BOUNDS).passed
 
 
-def test_a_base_that_finds_right_answers_likelier_and_does_not_give_them_is_beaten_by_corrections() -> None:
+def test_a_base_that_finds_right_answers_likelier_and_does_not_give_them_is_beaten_by_known_answers() -> None:
     # of 33 prompts the base orders 32 pairs rightly, as the right text is the shorter one, and answers 18 rightly
     pairs = [Case(1.0, 1.0)] * 32 + [Case(1.0, 0.0)]
     answers: list[Item] = [Case(1.0, 1.0)] * 18 + [Case(1.0, 0.0)] * 15
-    found = Evidence("base", pairs, other_kinds={CORRECTIONS: answers}, discrete=True)
+    found = Evidence("base", pairs, other_kinds={KNOWN: answers}, discrete=True)
     assert gate_judge(found, BOUNDS).passed
     assert not gate_judge(replace(found, discrete=False), BOUNDS).passed
 

@@ -56,7 +56,7 @@ def test_prompts_that_are_not_text_are_no_evidence() -> None:
             agent="helper", messages=[{"role": "user", "content": content}], response="a cat"
         ).row
         rating_submit(decision=shown, rater="ann", thumb="up")
-    assert evidence_counts("helper")[0]["labels"] == 3
+    assert evidence_counts("helper")[0]["known"] == 3
 
 
 @pytest.mark.django_db
@@ -91,16 +91,15 @@ def test_the_kind_that_carries_is_fixed_by_numbers_of_prompts(counts: dict[str, 
 @pytest.mark.parametrize(
     ("counts", "lead"),
     [
-        ({"pairs": 33, "labels": 47, "corrections": 33}, "corrections"),
-        ({"pairs": 90, "corrections": 40}, "pairs"),  # less than half of the most
-        ({"pairs": 33, "corrections": 29}, "pairs"),  # too few
+        ({"pairs": 33, "labels": 47, "corrections": 33, "known": 60}, "known"),
+        ({"pairs": 40, "tests": 90, "known": 30}, "known"),  # enough of them lead, however many others have
+        ({"pairs": 29, "labels": 28, "known": 29}, "known"),  # too few, and pairs are among them
+        ({"pairs": 33, "tests": 40, "known": 29}, "tests"),
+        ({"pairs": 29, "rewards": 100, "known": 29}, "rewards"),
     ],
 )
-def test_of_answers_that_are_the_same_or_not_corrections_go_before_pairs(
-    counts: dict[str, int], lead: str
-) -> None:
+def test_known_answers_lead_where_two_answers_are_the_same_or_not(counts: dict[str, int], lead: str) -> None:
     assert lead_kind(counts, 30, discrete=True) == lead
-    assert lead_kind(counts, 30) == "pairs"
 
 
 def test_the_length_of_good_answers_is_that_of_chosen_liked_and_written_ones() -> None:

@@ -83,7 +83,7 @@ def test_a_run_leaves_a_policy_that_is_judged_gated_and_promoted(trained: dict[s
         adapter_path=registry.home_relative(worse.save(folder.parent / "v0").parent), adapter_sha256="",
     )  # fmt: skip
     found = evaluate(EvaluationOrder(policy=policy.name, compare=rival.name))
-    assert (found["carried_by"], found["valid_rate"]["value"]) == ("labels", 1.0)
+    assert (found["carried_by"], found["valid_rate"]["value"]) == ("known", 1.0)
     assert found["evidence"]["labels"]["concordance"]["value"] > 0.8
     report = gate_evidence.policy_judge(policy)
     assert report is not None

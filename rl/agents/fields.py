@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rl.agents.base import Agent, InvalidResponse, answer_plain
+
 Path = tuple[str, ...]
 
 DEEPEST = 12
@@ -66,6 +68,16 @@ def plain(value: Any) -> str:
         inner = sorted((json.dumps(str(name)), plain(one)) for name, one in value.items())
         return f"{{{', '.join(f'{name}: {one}' for name, one in inner)}}}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def answer_action(agent: Agent, response: str) -> str:
+    """What a response does, as text: two responses of equal text are the same answer."""
+    if agent.structured:
+        try:
+            return plain(agent.deed(response))
+        except InvalidResponse:
+            pass  # compared as text: it can only equal itself
+    return answer_plain(response)
 
 
 def fields_right(answer: Any, right: Any) -> tuple[float, int]:

@@ -25,7 +25,8 @@ from rl.datasets.evidence import EvidenceSource
 from rl.datasets.examples import Example, examples_from_evidence
 from rl.datasets.feedback_types import NEUTRAL, SPLITS, Evidence, Split
 from rl.datasets.holdout import SplitCounts
-from rl.datasets.pairs import pairs_from_evidence
+from rl.datasets.known_answers import OF_PEOPLE, known_digest, known_rows
+from rl.datasets.pairs import Pair, pairs_from_evidence
 from rl.datasets.prompt_clusters import cluster_report, clusters_of
 from rl.datasets.prompt_files import holds_prompts
 from rl.datasets.rows import PROMPTS_AT_ONCE, clustered_prompts, recorded_prompts, source_opened
@@ -37,6 +38,7 @@ from rl.gates.evidence_kinds import (
     LABELS,
     OUTCOMES,
     PAIRS,
+    POOLED,
     REWARDS,
     TESTS,
     all_alike,
@@ -113,6 +115,24 @@ class HeldOut:
             for kind, rows in self.rows.items()
         }
 
+    @property
+    def known_digest(self) -> str:
+        """Digest of the lists of known answers; empty without any."""
+        return known_digest(self.rows[KNOWN]) if KNOWN in self.rows else ""
+
+    def pool(self, agent: Agent) -> None:
+        """Pool what people said into known answers."""
+        if known := known_rows(self.rows, agent):
+            self.rows[KNOWN] = known
+
+    def dataset(self, lead: str) -> str:
+        """The kind of dataset that holds most of the evidence of the leading kind."""
+        counts = self.counts()
+        kinds = [kind for kind in POOLED if counts.get(kind)]
+        if lead != KNOWN or not kinds:
+            return DATASETS[lead]
+        return DATASETS[max(kinds, key=counts.__getitem__)]
+
     def lead(self, needed: int, *, discrete: bool = False) -> str:
         """The kind that carries the accuracy rule (`rl.gates.evidence_kinds.lead_kind`)."""
         alike = [
@@ -138,9 +158,12 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
         prompts.spare,
     )
     held_out.clusters = cluster_report(clusters, prompts.sides)
+    served = agent_served(agent)
+    held_out.pool(served)
     if held_out.rows:
-        lead = held_out.lead(needed, discrete=agent_served(agent).discrete)
-        prepared = prepare_training_dataset(agent, DATASETS[lead], min_samples=1, for_training=False)
+        lead = held_out.lead(needed, discrete=served.discrete)
+        dataset = held_out.dataset(lead)
+        prepared = prepare_training_dataset(agent, dataset, min_samples=1, for_training=False)
         held_out.snapshot = prepared.snapshot
     return held_out
 
@@ -157,6 +180,7 @@ def held_out_of_file(
         found.trained_rows += len(whole) - len(unseen)
         if unseen:
             found.rows[kind] = unseen
+    found.pool(agent_served(agent))
     return found
 
 
@@ -165,8 +189,13 @@ def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldO
     changed."""
     rows = list(snapshot_rows(snapshot, HOLDOUT))
     spare = list(itertools.islice(snapshot_rows(snapshot, "eval"), SPARE))
-    found = _sorted_by_kind(str(snapshot.kind), rows, rewarded, get_agent(snapshot.agent))
-    return HeldOut(rows=found, snapshot=snapshot, spare=spare)
+    found = HeldOut(
+        rows=_sorted_by_kind(str(snapshot.kind), rows, rewarded, get_agent(snapshot.agent)),
+        snapshot=snapshot,
+        spare=spare,
+    )
+    found.pool(agent_served(snapshot.agent))
+    return found
 
 
 def eval_rows(agent: str) -> dict[str, Rows]:
@@ -309,10 +338,9 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
     knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
     scores = examples_from_evidence([*evidence, *rewarded], "scores", splits).rows
     demonstrations = examples_from_evidence(evidence, "corrections", splits).rows
+    pairs = pairs_from_evidence([*evidence, *rewarded], splits, **knobs).rows
     prompts = {
-        PAIRS: {
-            pair.prompt_hash for pair in pairs_from_evidence([*evidence, *rewarded], splits, **knobs).rows
-        },
+        PAIRS: {pair.prompt_hash for pair in pairs},
         LABELS: _hashes(row for row in scores if kind_of(row.source) == LABELS),
         OUTCOMES: _hashes(row for row in scores if kind_of(row.source) == OUTCOMES),
         CORRECTIONS: _hashes(row for row in demonstrations if row.source in WRITTEN_SOURCES),
@@ -320,7 +348,11 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
     hashes = evidence_source.prompt_hashes()
     splits.settle(hashes)
     held_out = [name for name in hashes if splits(name) == HOLDOUT]
-    prompts[TESTS], prompts[KNOWN], known = set(), set(), get_agent(agent)
+    known = agent_served(agent)
+    prompts[TESTS], prompts[KNOWN] = (
+        set(),
+        _pooled(scores, pairs, prompts[CORRECTIONS]) if known.discrete else set(),
+    )
     for start in range(0, len(held_out), PROMPTS_AT_ONCE):
         for name, prompt in evidence_source.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items():
             if testable(prompt.facts):
@@ -339,6 +371,16 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
         if all_alike(float(row.content["score"]) for row in scores if kind_of(row.source) == kind)
     ]
     return telling_counts(counts, alike), splits.tally
+
+
+def _pooled(scores: Iterable[Example], pairs: Iterable[Pair], written: Iterable[str]) -> set[str]:
+    """Prompts of which people said what is right or wrong, as `rl.datasets.known_answers` finds it in the rows."""
+    rated = {
+        row.prompt_hash
+        for row in scores
+        if kind_of(row.source) == LABELS and float(row.content["score"]) != NEUTRAL
+    }
+    return rated | {pair.prompt_hash for pair in pairs if pair.source in OF_PEOPLE} | set(written)
 
 
 def _all_evidence(given: EvidenceSource) -> Iterator[Evidence]:

@@ -221,7 +221,7 @@ def evaluate(
         "base_model": base_model,
         "seen_in_training": held_out.trained_rows,
         "simulated_share": _simulated_share(held_out.rows.get(figures["carried_by"], ())),
-        "order": _order_facts(order, adapter),
+        "order": {**_order_facts(order, adapter), "known": held_out.known_digest},
         "clusters": held_out.clusters,
         **figures,
     }

@@ -19,7 +19,7 @@ KINDS: dict[str, str] = {
     LABELS: "thumbs, stars and scores on single answers",
     CORRECTIONS: "answers that people wrote: corrections and demonstrations",
     TESTS: "prompts with tests that an answer passes or fails",
-    KNOWN: "prompts whose right answer is known to the agent",
+    KNOWN: "prompts of which right or wrong answers are known: from people or from the agent itself",
     OUTCOMES: "rewards of answers from their outcomes, where nobody rated them",
     REWARDS: "reward functions and reward models on generated answers",
 }
@@ -49,8 +49,11 @@ MEASURES = {
 UNITS = {CORRECTIONS: "nats per token", REWARDS: "of reward"}
 """Kind -> the unit of its figures where they are not shares."""
 
+POOLED = (PAIRS, LABELS, CORRECTIONS)
+"""Kinds that `known` has on its lists, where two answers of the agent are the same or not."""
+
 HALF = 0.5
-"""Share of the prompts of the largest other kind from which on a kind that goes before others carries the rule."""
+"""Pairs lead only if they cover this share of the largest kind's prompts."""
 
 
 def telling_counts(counts: Mapping[str, int], alike: Collection[str]) -> dict[str, int]:
@@ -73,20 +76,24 @@ def lead_kind(counts: Mapping[str, int], needed: int, *, discrete: bool = False)
     """The kind that carries the accuracy rule, by numbers of held-out prompts and the kind of agent alone, never by a
     policy's figures.
 
-    Pairs, where there are enough (`needed`) and at least half as many as of any other kind: the two answers of a pair
-    belong to one prompt, so nothing but the answers can tell them apart. Where the agent is `discrete`, corrections go
-    before them by the same numbers: what it answers is compared with the right answer, and not the likelihoods of two
-    texts that it may never write, of which the shorter is the likelier. Otherwise the kind with the most prompts, ties
-    in the order of KINDS. Reward functions carry it only where no other kind has enough: they can be asked about any
-    number of prompts, and are not what people said.
+    Known answers of `discrete` agents, where there are enough (`needed`), and always before what is on their lists
+    (POOLED): the answers themselves are compared, and not the likelihoods of texts that a policy may never write.
+    Else pairs, where there are enough and at least half as many as of any other kind: the two answers of a pair belong
+    to one prompt, so nothing but the answers can tell them apart. Otherwise the kind with the most prompts, ties in the
+    order of KINDS. Reward functions carry it only where no other kind has enough: they can be asked about any number of
+    prompts, and are not what people said.
     """
     known = {kind: counts.get(kind, 0) for kind in KINDS}
+    if discrete and known[KNOWN]:
+        if known[KNOWN] >= needed:
+            return KNOWN
+        for kind in POOLED:
+            known[kind] = 0
     machine = known.pop(REWARDS)
     most = max(known.values())
     if machine and most < needed and machine > most:
         return REWARDS
-    for kind in (CORRECTIONS, PAIRS) if discrete else (PAIRS,):
-        if known[kind] >= needed and known[kind] >= HALF * most:
-            return kind
+    if known[PAIRS] >= needed and known[PAIRS] >= HALF * most:
+        return PAIRS
     # max returns the first of equals, and KINDS is in the order of preference
     return max(known, key=known.__getitem__)

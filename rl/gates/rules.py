@@ -39,6 +39,7 @@ from rl.gates.evidence_kinds import (
     MEASURES,
     OUTCOMES,
     PAIRS,
+    POOLED,
     REWARDS,
     TESTS,
 )
@@ -159,12 +160,15 @@ def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Dif
 
 
 def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """No other kind of evidence with enough prompts shows a loss beyond chance; the 5 % are shared among them."""
+    """No other kind of evidence with enough prompts shows a loss beyond chance; the 5 % are shared among them. Kinds
+    that are on the lists of known answers are not asked again where these lead."""
     lead = lead_of(evidence, bounds)
+    asked = POOLED if lead == KNOWN and evidence.discrete else ()
     effects = {
         kind: effect
         for kind in KINDS
         if kind != lead
+        and kind not in asked
         and prompts_of(evidence.items(kind)) >= bounds.min_evidence
         and (effect := effect_of(kind, evidence.items(kind))) is not None
     }

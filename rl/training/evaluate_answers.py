@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import Agent, InvalidResponse, Message, answer_plain
-from rl.agents.fields import fields_right, json_read, plain
+from rl.agents.base import Agent, InvalidResponse, Message
+from rl.agents.fields import answer_action, fields_right, json_read
 from rl.datasets.feedback_types import NEUTRAL
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS
 from rl.statistics import wilson_interval
@@ -153,12 +153,7 @@ class AnswerJudge:
 
     def action(self, response: str) -> Any:
         """Action that a response stands for: two texts that do the same are the same answer."""
-        if self.agent.structured:
-            try:
-                return plain(self.agent.deed(response))
-            except InvalidResponse:
-                pass  # compared as text: it can only equal itself
-        return answer_plain(response)
+        return answer_action(self.agent, response)
 
     def fields_right(self, answer: str, rights: Sequence[str]) -> float | None:
         """Share of the fields of a right answer that an answer has as well, of the nearest of several; None where they
@@ -195,7 +190,11 @@ class AnswerJudge:
     def right(self, row: Mapping[str, Any], answer: str) -> bool | None:
         """True for a right answer; None where the agent does not know of that prompt."""
         truth = self.agent.truths(row.get("state"))
-        return self.action(answer) in {self.action(response) for response in truth} if truth else None
+        return self.does_one_of(answer, truth) if truth else None
+
+    def does_one_of(self, answer: str, responses: Sequence[str]) -> bool:
+        """True if an answer does what one of these does."""
+        return self.action(answer) in {self.action(response) for response in responses}
 
 
 SHORT_CHARS, LONG_CHARS = 400, 2000

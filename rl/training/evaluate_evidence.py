@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl.agents.base import Agent
+from rl.datasets.known_answers import RIGHT
 from rl.gates.effects import ConcordanceEffect, Effect, effect_of, items_of
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, REWARDS, TESTS
 from rl.statistics import mean_interval, wilson_interval
@@ -163,13 +164,11 @@ def field_figures(
 
 
 def right_answer_check(judge: AnswerJudge) -> Check:
-    """Check of an answer against the right one, where the agent knows it."""
+    """Check of an answer against the list of right ones of its row (`rl.datasets.known_answers`). An answer on neither
+    list is not right."""
 
     def check(rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float | None]:
-        return [
-            None if (right := judge.right(row, text)) is None else float(right)
-            for row, text in zip(rows, answers, strict=True)
-        ]
+        return [float(judge.does_one_of(text, row[RIGHT])) for row, text in zip(rows, answers, strict=True)]
 
     return check
 

@@ -1,0 +1,117 @@
+"""Made-up worlds of an app's model (the incumbent) and a candidate, whose answers to a closed set are known to be right
+or wrong. People rate the incumbent's answers; the gate knows what the lists of known answers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rl.gates.evidence_kinds import KNOWN
+from rl.gates.report import Case, Evidence, GateBounds, GateReport
+from rl.gates.rules import gate_judge
+
+ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class IncumbentWorld:
+    """Shares of right answers, and how people rate the incumbent's recorded ones."""
+
+    prompts: int = 150
+    """Held-out prompts with a recorded answer."""
+    incumbent: float = 0.7
+    gain: float = 0.0
+    """Right answers of the candidate minus the incumbent's, as a share of all prompts."""
+    correlation: float = 0.5
+    """Phi coefficient of being right: two models of one task err on the same hard prompts."""
+    answers: int = 5
+    """Size of the closed set; two wrong answers are the same by chance."""
+    rated_right: float = 1.0
+    """Probability that a right answer gets a thumb up."""
+    rated_wrong: float = 1.0
+    """Probability that a wrong answer gets a thumb down."""
+    corrected: float = 0.8
+    """Of thumbs down, those with a correction."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Columns over prompts."""
+
+    incumbent: np.ndarray
+    candidate: np.ndarray
+    same_wrong: np.ndarray
+    """True where both are wrong with one answer."""
+    rated: np.ndarray
+    corrected: np.ndarray
+
+    @property
+    def differ(self) -> np.ndarray:
+        found: np.ndarray = (self.incumbent != self.candidate) | (
+            ~self.incumbent & ~self.candidate & ~self.same_wrong
+        )
+        return found
+
+    @property
+    def settled(self) -> np.ndarray:
+        """Prompts whose right answer is known: it was liked, or written."""
+        found: np.ndarray = self.rated & (self.incumbent | self.corrected)
+        return found
+
+    def asked(self, prompts: np.ndarray) -> Answered:
+        """The same after somebody rated these prompts' answers and picked the right one where it was wrong."""
+        return replace(self, rated=self.rated | prompts, corrected=self.corrected | prompts)
+
+    def evidence(self, attempt: int = 1) -> Evidence:
+        """Known answers: an answer on neither list is not right."""
+        known = np.flatnonzero(self.rated)
+        own = self.candidate & (self.incumbent | self.corrected)
+        cases = [Case(float(own[i]), float(self.incumbent[i])) for i in known]
+        return Evidence("incumbent", (), other_kinds={KNOWN: cases}, discrete=True, attempt=attempt)
+
+
+def incumbent_of(world: IncumbentWorld, random: np.random.Generator) -> Answered:
+    """The incumbent's answers and their ratings, with a candidate like it in nothing yet."""
+    right = random.random(world.prompts) < world.incumbent
+    rated = random.random(world.prompts) < np.where(right, world.rated_right, world.rated_wrong)
+    corrected = rated & ~right & (random.random(world.prompts) < world.corrected)
+    return Answered(right, right, np.ones(world.prompts, bool), rated, corrected)
+
+
+def candidate_of(world: IncumbentWorld, found: Answered, random: np.random.Generator) -> Answered:
+    """A candidate's answers to the same prompts."""
+    q, p = world.incumbent, world.incumbent + world.gain
+    most = min(p, q) - p * q
+    shared = min(world.correlation * (p * (1 - p) * q * (1 - q)) ** 0.5, most)
+    if_right, if_wrong = p + shared / q, p - shared / (1 - q)
+    draw = random.random(world.prompts)
+    candidate = draw < np.where(found.incumbent, if_right, if_wrong)
+    # wrong models mostly fall into the same trap; else one of the other wrong answers
+    same = random.random(world.prompts) < world.correlation + (1 - world.correlation) / (world.answers - 1)
+    return replace(found, candidate=candidate, same_wrong=same)
+
+
+def judged(found: Answered, attempt: int = 1, bounds: GateBounds | None = None) -> GateReport:
+    return gate_judge(found.evidence(attempt), bounds or GateBounds())
+
+
+def opens(
+    world: IncumbentWorld,
+    seed: int,
+    after: Callable[[Answered, np.random.Generator], Answered] = lambda found, random: found,
+) -> bool:
+    """True if the gate opens to the first candidate; `after`: what people rate once it was compared."""
+    random = np.random.default_rng(seed)
+    found = candidate_of(world, incumbent_of(world, random), random)
+    return judged(after(found, random)).passed
+
+
+def opens_in_a_row(world: IncumbentWorld, seed: int) -> bool:
+    """True if the gate opens to any of ATTEMPTS candidates, tried on one holdout against one incumbent."""
+    random = np.random.default_rng(seed)
+    base = incumbent_of(world, random)
+    return any(
+        judged(candidate_of(world, base, random), attempt).passed for attempt in range(1, ATTEMPTS + 1)
+    )
