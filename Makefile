@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM = false
 # Servers, workers and trainings start sooner when the bytecode of the project is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-fast suite serve lint docs clean
+.PHONY: demo test test-all test-fast suite campaign serve lint docs clean
 
 demo: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0
@@ -21,13 +21,20 @@ demo: $(STAMP)-rl
 test: $(STAMP)-dev
 	$(MAKE) --jobs 2 lint suite
 
+# Also the campaigns: fuzzing, simulations, every export, installation from a wheel. Before a release, and in CI.
+test-all: test
+	$(MAKE) campaign
+
 # Units alone: no database, no training, no browser, nothing that takes a moment.
 test-fast: $(STAMP)-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal \
-	  -m "not slow and not django_db and not training and not browser and not postgres and not prepares"
+	  -m "not slow and not campaign and not django_db and not training and not browser and not postgres and not prepares"
 
 suite: $(STAMP)-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not campaign"
+
+campaign: $(STAMP)-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m campaign
 
 serve: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0

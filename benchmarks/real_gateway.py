@@ -208,7 +208,7 @@ def policy_made(server: Server, file: Path, adapter: Path | None) -> None:
         "shell", "-v", "0", "-c",
         "from rl.models import Policy; "
         f"policy = Policy.objects.create(name={POLICY!r}, agent='bench', base_model='bench', "
-        f"base_model_hash={BASE_HASH!r}, feedback_count=0); "
+        f"base_model_hash={BASE_HASH!r}, adapter_path='bench'); "
         f"policy.artifacts.create(format={form!r}, path={str(path)!r}, bytes={path.stat().st_size}, sha256='')",
     )  # fmt: skip
 

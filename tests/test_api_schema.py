@@ -129,7 +129,7 @@ def answers(record_property: Callable[[str, object], None]) -> Iterator[Counter[
     assert taken < seen.total(), f"it never refused anything: {seen}"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,

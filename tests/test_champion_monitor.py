@@ -91,7 +91,7 @@ def test_verdicts_without_spread_are_alike_or_surely_not() -> None:
     assert champion_monitor.worse_by_chance([0.0] * 20, [1.0] * 20) == 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_no_worse_is_seldom_rolled_back_over_five_looks() -> None:
     # made-up thumbs, both liked seven times in ten: at most 5 % of 400 worlds, and their spread
     rolled = 0

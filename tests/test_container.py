@@ -289,7 +289,7 @@ def test_a_command_that_loads_models_says_where_it_runs() -> None:
     assert set(TRAINING_PACKAGES) <= not_in_the_web_image()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.django_db
 def test_the_web_image_runs_behind_a_proxy_without_torch(tmp_path: Path) -> None:
     code, home = tmp_path / "code", tmp_path / "data"

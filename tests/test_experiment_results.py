@@ -138,7 +138,7 @@ def rule_of(**more: Any) -> Rule:
     return Rule(**{**given, **more})
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_equal_arms_are_rarely_told_apart_by_the_whole_rule() -> None:
     """Main metric and an error-rate guardrail without margin, looked at every 50 decisions: alpha for both together."""
     random = np.random.default_rng(11)
@@ -224,7 +224,7 @@ def test_nothing_is_done_before_there_are_units_enough() -> None:
     assert tick() == []
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_lost_decisions_hold_a_winner_back() -> None:
     experiment = running_of()
     expose([n for n in range(1200) if n % 2 or "control" in plan_of("filer").assign(f"user-{n}").arm])

@@ -184,7 +184,12 @@ def test_a_run_that_samples_within_the_form_needs_none_shown_but_takes_a_first_t
         finished_at=run.created_at, result={"preflight": {"before": look, "after": look}},
     )  # fmt: skip
     Policy.objects.create(
-        name="planner-form", agent="planner", base_model="base", run=stage, feedback_count=60
+        name="planner-form",
+        agent="planner",
+        base_model="base",
+        run=stage,
+        adapter_path="policies/planner-form",
+        feedback_count=60,
     )
     form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
     assert run.recipe["start_from"] == "planner-form"

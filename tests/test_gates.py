@@ -278,7 +278,7 @@ def test_bounds_outside_their_range_are_refused(bad: dict[str, Any]) -> None:
 # --- Worlds whose truth is known; the long form with more seeds is benchmarks/gates.py -------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_no_better_is_promoted_by_luck_in_twenty_attempts() -> None:
     got_through = sum(
         promoted_in_a_row(gate_worlds.EQUAL, [200] * 20, np.random.default_rng(seed)) is not None

@@ -125,6 +125,7 @@ def trained(base: Path, folder: Path, weight: float) -> GeneralAnswers:
     return general_answers(load_policy(str(base), result.checkpoint, hardware=HARDWARE), MEASURED[:8])
 
 
+@pytest.mark.campaign
 def test_a_trained_policy_stays_nearer_to_its_base_on_prompts_it_never_rehearsed(
     base: Path, tmp_path: Path
 ) -> None:

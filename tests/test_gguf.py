@@ -184,7 +184,7 @@ def agent_prompts(**counts: int) -> list[list[dict[str, str]]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path: Path) -> None:
     asked = agent_prompts(widgets=2, fixtures=1, filer=1)
     sizes, worst = {}, {}
@@ -207,7 +207,7 @@ def test_every_quantisation_of_the_bundled_model_opens_and_is_measured(tmp_path:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_bundled_model_answers_its_agents_as_before(tmp_path: Path) -> None:
     prompts = agent_prompts(widgets=14, fixtures=13, filer=13)
     checked = export_gguf(
@@ -362,7 +362,7 @@ def checkout(tmp_path: Path) -> Path:
     return script.parent
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_llama_cpp_checkout_converts_what_is_not_known_here(
     llama_lora: Path, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,7 +468,7 @@ print(peak_mb() - before, file=sys.stderr)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_memory_stays_near_one_copy_and_stdout_stays_silent(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "llama", hidden=768, layers=4, intermediate_size=3072)

@@ -61,7 +61,7 @@ def test_a_policys_own_name_says_what_it_was_trained_for(adapted: Source) -> Non
     assert identity_of(adapted, "my model").version == "v1.0"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_file_names_its_base_model_and_its_size(adapted: Source, tmp_path: Path) -> None:
     assert adapted.adapter is not None
     whole = export_gguf("bundled", adapted.adapter.path, tmp_path, quantization="f16").files[0].path

@@ -87,7 +87,7 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 0.925 <= covered / 400 <= 0.985
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("heavy", [False, True])
 def test_values_that_have_nothing_to_do_with_scores_are_called_a_gain_no_more_often_than_said(
     heavy: bool,

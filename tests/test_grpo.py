@@ -93,7 +93,7 @@ def test_a_run_tells_its_reward_its_kl_and_what_held_out_prompts_earn(
     assert any(note.startswith("forward split") for note in result.details), result.details
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_step_after_which_held_out_prompts_are_answered_keeps_its_own_row(
     trainer: Callable[..., GRPOTrainer],
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_prompt_is_read_once_for_its_group(
     assert asked == [(4, 4)]  # 16 responses of a step: four prompts, each answered four times
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_micro_batch_holds_whole_groups(
     trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_micro_batch_holds_whole_groups(
     assert prompts == [2] * 6
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_resumed_run_takes_the_same_steps(trainer: Callable[..., GRPOTrainer]) -> None:
     straight = trainer("straight", max_steps=4, save_steps=2).train(ROWS, ROWS[:2])
     first = trainer("broken", max_steps=4, save_steps=2, listener=ListenerCallback(stop_after=2)).train(

@@ -171,7 +171,7 @@ def test_a_trace_of_an_undone_import_goes_with_the_last_that_needed_it(tmp_path:
     assert tables() == before
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_every_example_of_a_format_is_taken_back_exactly() -> None:
     folder, formats_read = Path(__file__).parent / "formats", set()
     before = tables()

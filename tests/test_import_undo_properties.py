@@ -169,7 +169,7 @@ def test_any_import_taken_back_leaves_every_table_as_it_was(
     in_a_world_of_its_own(work)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @PROPERTY
 @given(one=histories(), other=histories(), seed=st.integers(0, 10**6))
 def test_two_imports_and_people_between_them_are_taken_back_in_either_order(

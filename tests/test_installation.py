@@ -58,7 +58,7 @@ def sources() -> list[str]:
     return [name for name in names if (ROOT / name).is_file()]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.django_db
 def test_a_wheel_installs_and_runs_from_another_directory(tmp_path: Path) -> None:
     source, wheels, target, elsewhere = (

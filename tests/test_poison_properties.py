@@ -133,7 +133,7 @@ def taken(row: Any) -> None:
             continue
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -185,7 +185,7 @@ def read_by_exports(good: list[Decision]) -> None:
             assert all(str(row.pk).encode() in text for row in good)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @settings(
     max_examples=max(EXAMPLES // 2, 2),
     deadline=None,
