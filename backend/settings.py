@@ -398,14 +398,15 @@ FEEDBACK_REMEMBER_S = 5.0
 FEEDBACK_RENEW_AHEAD = True
 
 # --- Serving ----------------------------------------------------------------------------------------------
-# Where answers come from, tried in this order: `in-process` (llama.cpp), or addresses of OpenAI-compatible servers.
-SERVING_BACKENDS = [
-    b.strip() for b in (os.environ.get("SERVING_BACKENDS") or "in-process").split(",") if b.strip()
+# Where policies trained here, and base models, are answered, tried in this order: `in-process` (llama.cpp), or
+# addresses of the team's own OpenAI-compatible servers. A hosted policy is answered by its upstream alone.
+LOCAL_BACKENDS = [
+    b.strip() for b in (os.environ.get("LOCAL_BACKENDS") or "in-process").split(",") if b.strip()
 ]
-for _backend in SERVING_BACKENDS:
+for _backend in LOCAL_BACKENDS:
     if _backend != "in-process" and not _backend.startswith(("http://", "https://")):
         raise ImproperlyConfigured(
-            f"SERVING_BACKENDS must list `in-process` and http(s) addresses such as http://localhost:11434/v1, "
+            f"LOCAL_BACKENDS must list `in-process` and http(s) addresses such as http://localhost:11434/v1, "
             f"found {_backend!r}"
         )
 # Agents the gateway may answer for although nobody set them up: slugs or patterns such as `team-*`; `*` is any.
@@ -418,11 +419,9 @@ if GATEWAY_WITHOUT_RECORDING not in ("answer", "refuse"):
     raise ImproperlyConfigured(
         f"GATEWAY_WITHOUT_RECORDING must be answer or refuse, found {GATEWAY_WITHOUT_RECORDING!r}"
     )
-SERVING_API_KEY = os.environ.get("SERVING_API_KEY") or ""
+LOCAL_API_KEY = os.environ.get("LOCAL_API_KEY") or ""
 # Reads the variable that an upstream names for its API key.
 UPSTREAM_KEY_OF = os.environ.get
-# What such a server calls a policy; {policy} stands for the policy's name.
-SERVING_MODEL = os.environ.get("SERVING_MODEL") or "{policy}"
 SERVING_TIMEOUT_S = _number("SERVING_TIMEOUT_S", 60.0, 0.1, 3600.0)
 # Seconds a promotion may take to write the files its policy is served from.
 SERVING_PREPARE_TIMEOUT_S = _number("SERVING_PREPARE_TIMEOUT_S", 600.0, 1.0, 86_400.0)

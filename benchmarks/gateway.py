@@ -168,7 +168,7 @@ def main() -> None:
     try:
         with cluster(settings=()) as url, tempfile.TemporaryDirectory(prefix="ratchet-bench-") as home:
             server = Server(url, Path(home), workers=options.workers, threads=options.threads)
-            server.environment["SERVING_BACKENDS"] = f"http://127.0.0.1:{port}/v1"
+            server.environment["LOCAL_BACKENDS"] = f"http://127.0.0.1:{port}/v1"
             server.environment["GATEWAY_NEW_AGENTS"] = "support-bot"
             server.migrate()
             key = server.key("ingest", "read")

@@ -160,13 +160,13 @@ def disk_faults() -> Findings:
 
 
 def llama_faults() -> Findings:
-    in_process = "in-process" in settings.SERVING_BACKENDS
+    in_process = "in-process" in settings.LOCAL_BACKENDS
     if in_process and importlib.util.find_spec("llama_cpp") is None:
-        alone = settings.SERVING_BACKENDS == ["in-process"]
+        alone = settings.LOCAL_BACKENDS == ["in-process"]
         yield Diagnosis(
             "llama.cpp", WRONG if alone else REMARK,
-            "SERVING_BACKENDS lists in-process, but llama_cpp is not installed",
-            "pip install -r requirements-rl.txt, or set SERVING_BACKENDS to the address of a server",
+            "LOCAL_BACKENDS lists in-process, but llama_cpp is not installed",
+            "pip install -r requirements-rl.txt, or set LOCAL_BACKENDS to the address of a server",
         )  # fmt: skip
     if settings.LLAMA_CPP_PATH and not (Path(settings.LLAMA_CPP_PATH) / "convert_hf_to_gguf.py").is_file():
         yield Diagnosis(

@@ -312,7 +312,7 @@ def test_the_web_image_runs_behind_a_proxy_without_torch(tmp_path: Path) -> None
             "RATCHET_HOME": str(home),
             "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"),
             "DATABASE_URL": database,
-            "SERVING_BACKENDS": stub.url,
+            "LOCAL_BACKENDS": stub.url,
         }
         (check,) = (line for line in stages()["web"][1] if line.startswith("RUN"))
         step = check.removeprefix("RUN ").split(" && ")[0].replace("/tmp/check", str(tmp_path / "check"))

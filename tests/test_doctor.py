@@ -58,7 +58,7 @@ def sound(
 ) -> Callable[[], list[Diagnosis]]:
     """Findings of an installation in which nothing is wrong, until a test changes that."""
     ratchet_home.chmod(0o700)
-    settings.SERVING_BACKENDS = ["http://localhost:1/v1"]
+    settings.LOCAL_BACKENDS = ["http://localhost:1/v1"]
     monkeypatch.setattr(doctor, "LITTLE_DISK_BYTES", 0)
     return lambda: diagnosis(port=served)
 
@@ -155,7 +155,7 @@ def test_a_port_that_another_program_has(sound: Any, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_llama_cpp_that_is_not_there(sound: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    settings.SERVING_BACKENDS = ["in-process", "http://localhost:1/v1"]
+    settings.LOCAL_BACKENDS = ["in-process", "http://localhost:1/v1"]
     settings.LLAMA_CPP_PATH = "/nowhere"
     assert parts(sound()) == [("llama.cpp", "wrong"), ("llama.cpp", "remark")]
 

@@ -54,7 +54,7 @@ def test_the_support_router_is_answered_by_what_its_tickets_taught(
     script = EXAMPLES / "support_router" / "support_router.py"
     with ModelServer() as stub:
         stub.said = '{"team": "billing"}'
-        settings.SERVING_BACKENDS = [stub.url]
+        settings.LOCAL_BACKENDS = [stub.url]
         run(monkeypatch, script, "--url", live_server.url, "--key", key, "--tickets", "60")
         base, right = capsys.readouterr().out.splitlines()[-1].split(": ")
         assert base == "base"

@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from feedback.accounts.api_keys import key_create
 from feedback.models import Decision, Rating
-from rl.serving import openai_server
+from rl.serving import endpoint
 from rl.serving.gateway import recorder
 from tests.support.server import free_port
 from tests.support.serving import support_bot_allowed  # noqa: F401
@@ -32,7 +32,7 @@ TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"ty
 @pytest.fixture
 def stub(settings: Any) -> Iterator[ModelServer]:
     with ModelServer() as server:
-        settings.SERVING_BACKENDS = [server.url]
+        settings.LOCAL_BACKENDS = [server.url]
         yield server
 
 
@@ -157,7 +157,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
 def test_an_answer_after_the_clients_retries_is_one_decision(
     client: openai.OpenAI, stub: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai_server, "RETRIES", 0)
+    monkeypatch.setattr(endpoint, "RETRIES", 0)
     stub.statuses = [503]  # the gateway's one try; it answers 503, and the client comes again
     answer = client.with_options(max_retries=2).chat.completions.create(model="support-bot", messages=HELLO)
     assert len(stub.bodies) == 2
@@ -220,7 +220,7 @@ def test_a_model_server_killed_in_the_middle_of_traffic(
     second = ModelServer(port)
     first.delay_s = second.delay_s = 0.01
     first.said, second.said = "first", "second"
-    settings.SERVING_BACKENDS = [first.url, second.url]
+    settings.LOCAL_BACKENDS = [first.url, second.url]
     key = key_create("app", ["ingest"])[1]
     results: list[tuple[int, str, str]] = []
 

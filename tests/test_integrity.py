@@ -229,7 +229,7 @@ def test_nobody_works_with_a_damaged_adapter(ratchet_home: Path, told: list[str]
     assert start_located(row.name) == str(ratchet_home / row.adapter_path)
     flip(ratchet_home / row.adapter_path / "adapter_model.safetensors")
     named = r"adapter_model\.safetensors is damaged.*restore it from a backup.*policy rollback widgets"
-    settings.SERVING_BACKENDS = ["in-process"]
+    settings.LOCAL_BACKENDS = ["in-process"]
     for work in (
         lambda: start_located(row.name),
         lambda: export(ExportOrder(policy=row.name, format="gguf-lora")),

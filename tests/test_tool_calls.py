@@ -125,7 +125,7 @@ def test_the_syntax_of_calls_is_read_off_the_template(template: str, syntax: Cal
 
 
 def test_a_template_without_tools_says_who_can(llama: LlamaPolicy) -> None:
-    with pytest.raises(BackendUnable, match="SERVING_BACKENDS") as refusal:
+    with pytest.raises(BackendUnable, match="LOCAL_BACKENDS") as refusal:
         renderer(PLAIN).render([USER], Tools.of(asked()))
     assert refusal.value.param == "tools"
 

@@ -257,7 +257,7 @@ SHAPES = [
 def stub(settings: Any) -> Iterator[ModelServer]:
     with ModelServer() as server:
         server.headers = {"x-request-id": "req-7"}
-        settings.SERVING_BACKENDS = [server.url]
+        settings.LOCAL_BACKENDS = [server.url]
         yield server
 
 

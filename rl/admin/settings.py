@@ -58,7 +58,7 @@ class AgentBaseAdmin(ModelAdmin):
 class ServingSettingsAdmin(ModelAdmin):
     """Serving settings of an agent: how it answers, and how much it tries out."""
 
-    list_display = ["agent", "choose_temperature", "epsilon", "temperature", "max_tokens"]
+    list_display = ["agent", "choose_temperature", "epsilon", "temperature", "max_tokens", "fallbacks"]
     search_fields = ["agent"]
 
 

@@ -132,6 +132,7 @@ def _routing_represent(made: Completion, extras: Extras = NO_EXTRAS) -> dict[str
         "recorded": made.recorded,
         **({"upstream": dict(extras.source)} if extras.source else {}),
         **({"other_choices": list(extras.choices)} if extras.choices else {}),
+        **({"left_out": list(extras.left_out)} if extras.left_out else {}),
     }
 
 
@@ -171,7 +172,7 @@ def _events(
         # the status is long sent: the clients raise what they find here
         yield _event(openai_body(503, f"the answer broke off: {failure}", code="unavailable"))
         return
-    routed = not completion.recorded or last.extras.source or last.extras.choices
+    routed = not completion.recorded or last.extras.source or last.extras.choices or last.extras.left_out
     own = {"ratchet": _routing_represent(completion, last.extras)} if routed else {}
     yield chunk(last, last.finish_reason, **own)
     usage = usage_of(answer_of([last], 0))

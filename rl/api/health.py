@@ -23,10 +23,10 @@ from rl.base_models.service import base_model_default
 from rl.models import TrainingRun
 from rl.serving import metrics
 from rl.serving.base import BASE, BackendFailed, Model
+from rl.serving.endpoint import EndpointBackend
 from rl.serving.fallback import backends
 from rl.serving.files import files_of
 from rl.serving.gateway import recorder
-from rl.serving.openai_server import OpenAIServer
 from rl.serving.recording_policy import refuses
 
 logger = logging.getLogger("rl.health")
@@ -107,7 +107,7 @@ def _queue() -> bool:
 def _model() -> bool:
     """True if a backend could answer with the base model."""
     for backend in backends():
-        if isinstance(backend, OpenAIServer):
+        if isinstance(backend, EndpointBackend):
             if backend.reachable():
                 return True
             continue

@@ -1,12 +1,14 @@
-"""Table of an agent's serving settings: temperatures, and the share of exploration."""
+"""Table of an agent's serving settings: temperatures, the share of exploration, and who steps in."""
 
 from __future__ import annotations
 
+from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
 
 from feedback.selectors import SLUG_PATTERN
+from rl.models.policies import Policy
 
 agent_slug = RegexValidator(SLUG_PATTERN)
 
@@ -34,6 +36,12 @@ class ServingSettings(models.Model):
     max_tokens = models.PositiveIntegerField(
         null=True, blank=True, help_text="Most tokens of an answer; empty: the agent's own limit"
     )
+    fallbacks = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Policies that step in where the champion fails, in this order, such as "
+        '["support-bot-v214", "base"]; empty: the base model, or nobody for a hosted champion',
+    )
 
     class Meta:
         ordering = ["agent"]
@@ -51,3 +59,15 @@ class ServingSettings(models.Model):
 
     def __str__(self) -> str:
         return self.agent
+
+    def clean(self) -> None:
+        named = self.fallbacks
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise ValidationError(
+                {"fallbacks": 'expected a list of names such as ["support-bot-v214", "base"]'}
+            )
+        able = Policy.objects.filter(agent=self.agent, name__in=named).exclude(kind=Policy.Kind.RECORDED)
+        known = {*able.values_list("name", flat=True), "base"}
+        if unknown := [name for name in named if name not in known]:
+            expected = f"expected policies of agent {self.agent} that can be asked, or base"
+            raise ValidationError({"fallbacks": f"{expected}; found {unknown[0]!r}"})

@@ -75,6 +75,8 @@ class Extras:
     """Further fields of the completion: system_fingerprint, service_tier, citations."""
     choices: Sequence[Mapping[str, Any]] = ()
     """Choices beside the first; one was asked for."""
+    left_out: tuple[str, ...] = ()
+    """Fields of the request that the server's dialect has none for."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class Answer:
     @property
     def text(self) -> str:
         return self.message.text
+
+    @property
+    def served_model(self) -> str:
+        """The server's own name of the model that answered, with its version; empty where it does not say."""
+        return str(self.extras.source.get("model") or "")
 
     @classmethod
     def of_text(
@@ -140,8 +147,37 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Prices:
+    """US dollars per million tokens, as the upstream's row says; None: the bundled price table."""
+
+    read: float | None = None
+    cached: float | None = None
+    written: float | None = None
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server that answers over HTTP: an upstream, or a server of the team's own that holds its policies."""
+
+    name: str
+    url: str
+    dialect: str = "openai"
+    schemas: str = "json_schema"
+    """How it is told the form of an answer; see `Upstream.Schemas`."""
+    key: str = field(default="", repr=False)
+    fault: str = ""
+    """Why it cannot be asked at all, such as a key that is missing."""
+    timeout_s: float | None = None
+    """Seconds an answer may take; None: what is left of SERVING_TIMEOUT_S."""
+    connect_timeout_s: float = 2.0
+    concurrency: int = 64
+    forward_fields: bool = False
+    prices: Prices = Prices()
+
+
+@dataclass(frozen=True)
 class Model:
-    """Weights that are to answer: a policy's adapter on its base, a base alone, or a linear policy."""
+    """What is to answer: a policy's adapter on its base, a base alone, a linear policy, or a hosted model."""
 
     name: str
     """The policy's name, or BASE."""
@@ -157,6 +193,15 @@ class Model:
     """Sums the two files were registered with; empty: not recorded."""
     kind: str = ""
     """`linear`: `adapter` is the file of a linear policy, which has no base model."""
+    endpoint: Endpoint | None = None
+    """Of a hosted policy: who answers; `base_model` is the provider's name of the model."""
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of a hosted policy: fields of each request, in the endpoint's own dialect; they win over the request's."""
+
+    @property
+    def is_the_apps(self) -> bool:
+        """True of models that were not trained here: what their answers look like is not inferred from records."""
+        return self.name == BASE or self.endpoint is not None
 
 
 class Backend(Protocol):

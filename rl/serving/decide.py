@@ -20,7 +20,7 @@ from rl.agents.base import UNREADABLE, Agent, InvalidResponse
 from rl.decoding.unique_items import items_repeated
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback
-from rl.serving.base import BASE, Answer, Ask, BackendUnable, ServingRefused
+from rl.serving.base import Answer, Ask, BackendUnable, ServingRefused
 from rl.serving.candidate_selection import choose
 from rl.serving.chat_request import check_metadata, read_messages
 from rl.serving.fallback import ServedAnswer
@@ -64,7 +64,7 @@ def decide(order: DecideOrder) -> RecordedChoice:
     """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers, RecordingImpossible."""
     began = time.perf_counter()
     target = target_of(order.agent, order.unit)
-    agent = get_agent(target.agent) if target.models[0].name == BASE else agent_served(target.agent)
+    agent = get_agent(target.agent) if target.models[0].is_the_apps else agent_served(target.agent)
     messages, listed = order_checked(agent, order)
     before_answer(recorder)
     if not listed and target.models[0].kind == LINEAR:
@@ -225,9 +225,11 @@ def _generate_response(
 ) -> dict[str, Any]:
     wanted = serving_settings(target.agent)
     schema = agent.response_schema(_state(order)) if agent.structured else None
+    # a hosted model may reason before it answers, which takes tokens of the same limit
+    most = None if target.models[0].endpoint is not None else agent.max_new_tokens
     ask = Ask(
         messages,
-        wanted.max_tokens or agent.max_new_tokens,
+        wanted.max_tokens or most,
         temperature=wanted.temperature,
         response_schema=schema,
         answers=agent.answers,

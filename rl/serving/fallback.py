@@ -7,8 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
+from urllib.parse import urlsplit
 
 from django.conf import settings
 
@@ -22,14 +23,15 @@ from rl.serving.base import (
     Backend,
     BackendFailed,
     BackendUnable,
+    Endpoint,
     Model,
     Piece,
     SentMessage,
 )
+from rl.serving.endpoint import EndpointBackend
 from rl.serving.files import files_present
 from rl.serving.in_process import InProcess
 from rl.serving.linear import LINEAR, LinearBackend
-from rl.serving.openai_server import OpenAIServer
 from rl.serving.routing import Target
 
 logger = logging.getLogger("rl.serving")
@@ -79,11 +81,11 @@ _making = threading.Lock()
 
 
 def backends() -> list[Backend]:
-    """The backends of SERVING_BACKENDS, made once per process."""
+    """The backends of LOCAL_BACKENDS, made once per process. Only policies trained here, and base models, are asked of
+    them."""
     key = (
-        tuple(settings.SERVING_BACKENDS),
-        settings.SERVING_API_KEY,
-        settings.SERVING_MODEL,
+        tuple(settings.LOCAL_BACKENDS),
+        settings.LOCAL_API_KEY,
         settings.SERVING_CONTEXT,
         settings.SERVING_CACHE_MB,
         settings.SERVING_QUEUE,
@@ -91,16 +93,29 @@ def backends() -> list[Backend]:
     )
     with _making:
         if key not in _backends:
-            _backends[key] = [_backend(name) for name in settings.SERVING_BACKENDS]
+            _backends[key] = [_backend(name) for name in settings.LOCAL_BACKENDS]
         return _backends[key]
 
 
 def backends_for(model: Model) -> list[Backend]:
-    """The backends that can answer for a model: a linear policy needs no server, and answers in this process."""
+    """The backends that may answer for a model: of a hosted one its upstream alone, which nothing else is asked of. A
+    linear policy needs no server, and answers in this process."""
+    if model.endpoint is not None:
+        return [upstream_backend(model.endpoint)]
     return [_linear] if model.kind == LINEAR else backends()
 
 
 _linear: Backend = LinearBackend()
+_upstreams: dict[str, EndpointBackend] = {}
+
+
+def upstream_backend(endpoint: Endpoint) -> EndpointBackend:
+    """The backend of an upstream, made once per process and anew where its row changed."""
+    with _making:
+        found = _upstreams.get(endpoint.name)
+        if found is None or found.endpoint != endpoint:
+            found = _upstreams[endpoint.name] = EndpointBackend(endpoint, waiting=settings.SERVING_QUEUE)
+        return found
 
 
 def _backend(name: str) -> Backend:
@@ -110,9 +125,8 @@ def _backend(name: str) -> Backend:
             waiting=settings.SERVING_QUEUE,
             cache_bytes=settings.SERVING_CACHE_MB * 1024**2,
         )
-    return OpenAIServer(
-        name, api_key=settings.SERVING_API_KEY, model=settings.SERVING_MODEL, waiting=settings.SERVING_QUEUE
-    )
+    endpoint = Endpoint(urlsplit(name).netloc.rpartition("@")[2], name, key=settings.LOCAL_API_KEY)
+    return EndpointBackend(endpoint, waiting=settings.SERVING_QUEUE, listed=True)
 
 
 def answer(target: Target, ask: Ask) -> ServedAnswer[Answer]:
@@ -144,23 +158,29 @@ def log_probabilities(
     target: Target, messages: Sequence[SentMessage], responses: Sequence[str]
 ) -> ServedAnswer[list[float]]:
     """log p of each response. Raises BackendUnable where no backend tells, ServingRefused, NobodyAnswers."""
+    meant = target.models[0]
+    if meant.endpoint is not None:
+        # no endpoint tells, and nobody steps in for a policy that can answer in words
+        target = replace(target, models=(meant,), standby=())
     return _first(target, lambda b, model, s: b.log_probabilities(messages, responses, model, s))
 
 
 def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> ServedAnswer[T]:
-    """First answer within SERVING_TIMEOUT_S in all: each try but the last may take half of the time left."""
-    deadline = time.monotonic() + settings.SERVING_TIMEOUT_S
+    """First answer. An upstream takes its own timeout; all other tries together take SERVING_TIMEOUT_S, each but the
+    last half of what is left."""
+    left = settings.SERVING_TIMEOUT_S
     pending = deque((model, backend) for model in target.models for backend in backends_for(model))
     fallbacks: list[Fallback] = []
     unable: BackendUnable | None = None
     retry_after_s: list[float] = []
     while pending:
         model, backend = pending.popleft()
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
+        own_timeout_s = model.endpoint.timeout_s if model.endpoint is not None else None
+        if own_timeout_s is None and left <= 0:
+            continue
+        began = time.monotonic()
         try:
-            result = call(backend, model, left / 2 if pending else left)
+            result = call(backend, model, own_timeout_s or (left / 2 if pending else left))
         except BackendUnable as refusal:
             unable = refusal
             continue
@@ -169,6 +189,8 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
             retry_after_s.append(failure.retry_after_s)
             metrics.FALLBACKS.labels(backend.name, failure.kind).inc()
             logger.warning("%s on %s failed to answer (%s)", model.name, backend.name, failure)
+            if own_timeout_s is None:
+                left -= time.monotonic() - began
             if failure.kind in FILE_FAULTS:
                 _stand_in_add(target, pending, backend, {fallback.policy for fallback in fallbacks})
             continue

@@ -166,7 +166,7 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
 
 def base_prepare() -> None:
     """Have the base model's file made where there is none, so that the first question finds it."""
-    if IN_PROCESS in settings.SERVING_BACKENDS:
+    if IN_PROCESS in settings.LOCAL_BACKENDS:
         with suppress(BackendFailed):  # says that it is being made, which is what is wanted
             files_of(Model(BASE, base_model_default().name))
 

@@ -26,8 +26,9 @@ from rl.agents import get_agent
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback, metrics
 from rl.serving.assembly import answer_of, delta_indexed
-from rl.serving.base import BASE, Answer, Ask, BackendFailed, Extras, Piece, ServingRefused
+from rl.serving.base import Answer, Ask, BackendFailed, Extras, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest
+from rl.serving.costs import cost_usd
 from rl.serving.fallback import ServedAnswer
 from rl.serving.recording_policy import RecordingImpossible, after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
@@ -168,7 +169,7 @@ def ask_of(request: ChatRequest, target: Target) -> Ask:
     """The question as the agent wants it answered: its schema and its settings where the request does not say."""
     meant, limits = target.models[0], serving_settings(target.agent)
     # what an agent's answers look like is only inferred for its policies: an app's own model answers as it pleases
-    agent = get_agent(target.agent) if meant.name == BASE else agent_served(target.agent)
+    agent = get_agent(target.agent) if meant.is_the_apps else agent_served(target.agent)
     schema, answers = request.ask.response_schema, agent.answers
     if request.has_format or request.ask.extra.get("tools"):
         answers = ()  # the caller says what an answer looks like
@@ -221,6 +222,8 @@ def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[
         metadata["serving"]["log_probability"] = answer.log_probability
     if target.arm_propensity is not None:
         metadata["arm_propensity"] = target.arm_propensity
+    if (cost := cost_usd(answer, served.model)) is not None:
+        metadata["serving"]["cost_usd"] = cost
     response = response_of([answer.message])
     text, metadata = completion_stored(storable(response.value), metadata)
     if len(text) > limits.TEXT_CHARACTERS:
@@ -254,6 +257,7 @@ def _serving_extras(answer: Answer, text: str, reasoning: str, metadata: Mapping
         "choice": dict(extras.choice),
         "completion": dict(extras.body),
         "other_choices": list(extras.choices),
+        "left_out_of_request": list(extras.left_out),
     }
     said = storable(dict(answer.said))
     if said != _message_again(text, reasoning, metadata):

@@ -62,7 +62,18 @@ class CircuitBreaker:
         self._clock = clock
         self._failed = 0
         self._again_at = 0.0
+        self._held_until = 0.0
         self._lock = threading.Lock()
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which `hold` asked to wait."""
+        return max(self._held_until - self._clock(), 0.0)
+
+    def hold(self, seconds: float) -> None:
+        """Keep the seconds that a server asked to be left alone for (`Retry-After`)."""
+        with self._lock:
+            self._held_until = max(self._held_until, self._clock() + seconds)
 
     @property
     def is_open(self) -> bool:

@@ -96,7 +96,7 @@ class InProcess:
             except ImportError as error:
                 raise BackendUnable(
                     "llama-cpp-python is not installed: pip install -r requirements-rl.txt, or name a server in "
-                    "SERVING_BACKENDS",
+                    "LOCAL_BACKENDS",
                     code="unsupported",
                 ) from error
             except ServingRefused as refusal:

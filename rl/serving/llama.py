@@ -397,7 +397,7 @@ def ask_check(ask: Ask) -> None:
         if name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
             raise BackendUnable(
                 f"{name}: not supported by llama.cpp in process; add an OpenAI-compatible server to "
-                "SERVING_BACKENDS",
+                "LOCAL_BACKENDS",
                 param=name,
                 code="unsupported",
             )
@@ -410,7 +410,7 @@ def _messages_read(messages: Sequence[SentMessage]) -> list[ChatMessage]:
         raise ServingRefused(str(error), param="messages") from error
     if not all(message.is_text for message in read):
         raise BackendUnable(
-            "messages: llama.cpp in process reads text only; add an OpenAI-compatible server to SERVING_BACKENDS",
+            "messages: llama.cpp in process reads text only; add an OpenAI-compatible server to LOCAL_BACKENDS",
             param="messages",
             code="unsupported",
         )

@@ -22,18 +22,27 @@ from backend.installation import command_arguments
 from rl.base_models.service import base_model_default
 from rl.checksums import FileDamaged, base_fault
 from rl.linear.model import LinearPolicy, LinearPolicyError
-from rl.models import Artifact, Policy, TrainingRun
+from rl.models import Artifact, Policy, TrainingRun, Upstream
 from rl.models.serving import IN_PROCESS
 from rl.registry.integrity import adapter_folder, weights_name
 from rl.registry.signals import PreparationRefused
-from rl.serving.base import BASE, Model
+from rl.serving.base import BASE, Endpoint, Model, Prices
 from rl.serving.files import base_file, base_source, files_present, whole_quantization
+from rl.upstreams.keys import UpstreamKeyMissing, upstream_key
 
 logger = logging.getLogger("rl.serving")
 
 
 def model_of(policy: Policy) -> Model:
-    """The model a policy is served as: its adapter file on its base, one whole file of both, or a linear policy."""
+    """The model a policy is served as: its adapter file on its base, one whole file of both, a linear policy, or an
+    upstream's model."""
+    if policy.upstream is not None:
+        return Model(
+            policy.name,
+            policy.base_model,
+            endpoint=endpoint_of(policy.upstream),
+            parameters=policy.parameters,
+        )
     if policy.kind == Policy.Kind.LINEAR:
         path = f"{policy.adapter_path}/{weights_name(policy.kind)}"
         return Model(policy.name, "", adapter=path, adapter_sha256=policy.adapter_sha256, kind=policy.kind)
@@ -55,17 +64,41 @@ def model_of(policy: Policy) -> Model:
     )
 
 
+def endpoint_of(upstream: Upstream) -> Endpoint:
+    """The endpoint of an upstream with its key, or with the reason why there is none."""
+    key, fault = "", ""
+    try:
+        key = upstream_key(upstream)
+    except UpstreamKeyMissing as missing:
+        fault = str(missing)
+    return Endpoint(
+        upstream.name,
+        upstream.url,
+        dialect=upstream.dialect,
+        schemas=upstream.schemas,
+        key=key,
+        fault=fault,
+        timeout_s=upstream.timeout_s,
+        connect_timeout_s=upstream.connect_timeout_s,
+        concurrency=upstream.concurrency,
+        forward_fields=upstream.forward_fields,
+        prices=Prices(upstream.price_in, upstream.price_cached, upstream.price_out),
+    )
+
+
 def policy_prepare(policy: Policy) -> list[Artifact]:
     """Write what a policy needs to answer in process: its adapter as GGUF and its base where there is none.
 
-    Returns the files written; none where they are there, or where `in-process` is no backend. A family whose adapter
+    Returns the files written; none where they are there, or where `in-process` is no backend. A hosted policy needs its
+    upstream's key. A family whose adapter
     has no converter is written as one whole file. Takes up to SERVING_PREPARE_TIMEOUT_S seconds. Raises
     PreparationRefused where nothing can be written and no other backend could answer.
     """
+    if policy.upstream is not None and (fault := endpoint_of(policy.upstream).fault):
+        raise PreparationRefused(fault)
     if policy.kind == Policy.Kind.LINEAR:
         _linear_check(policy)
-        return []
-    if IN_PROCESS not in settings.SERVING_BACKENDS:
+    if policy.kind != Policy.Kind.ADAPTER or IN_PROCESS not in settings.LOCAL_BACKENDS:
         return []
     model = model_of(policy)
     if files_present(model) is not None:
@@ -101,12 +134,12 @@ def policy_prepare(policy: Policy) -> list[Artifact]:
         try:
             result = _export([*checkpoint, *options], deadline)
         except PreparationRefused:
-            if len(settings.SERVING_BACKENDS) > 1:
+            if len(settings.LOCAL_BACKENDS) > 1:
                 logger.warning("%s cannot answer in process; the other backends may", policy.name)
                 return []
             raise PreparationRefused(
                 f"{policy.name} cannot answer: its file for llama.cpp could not be written ({refusal}). Fix "
-                "that, add a server to SERVING_BACKENDS, or promote it by force"
+                "that, add a server to LOCAL_BACKENDS, or promote it by force"
             ) from refusal
         return [_artifact_register(policy, "gguf", quantization, result)]
 

@@ -12,7 +12,7 @@ from rl.base_models.service import agent_base_model
 from rl.experiments.traffic import plan_of
 from rl.models import Policy, ServingSettings
 from rl.registry.service import champion_of, champions_before
-from rl.serving.base import BASE, Model, ServingRefused
+from rl.serving.base import BASE, BackendUnable, Model, ServingRefused
 from rl.serving.known_agents import AgentUnknown, agent_check, agent_names, nearest_names
 from rl.serving.preparation import model_of
 from rl.statistics.assignment import AssignmentPlan
@@ -39,8 +39,8 @@ class Target:
 
     agent: str
     models: tuple[Model, ...]
-    """The one that is meant; of an agent then its champion, then the base: each once. A policy asked for by name
-    stands alone: it answers or refuses."""
+    """The one that is meant; of an agent then its champion, then its fallbacks, else the base: each once. A policy
+    asked for by name stands alone: it answers or refuses."""
     arm: str = ""
     arm_propensity: float | None = None
     """Probability with which the arm was drawn for this unit."""
@@ -85,9 +85,27 @@ def _of_agent(agent: str, unit: str) -> Target:
     champion = champion_model(agent)
     base = base_model(agent, champion)
     meant = base if assigned.policy == BASE else policy_model(assigned.policy)
-    models = _distinct_models(meant, champion, base)
-    standby = () if champion is None else champions_standby(agent)
+    models = _distinct_models(meant, champion, *_fallbacks(agent, champion, base))
+    if not models:
+        raise BackendUnable(
+            f"none of agent {agent}'s fallbacks may answer: they are policies that were rejected, or are gone; name "
+            "others in its serving settings",
+            param="model",
+        )
+    standby = () if champion is None or serving_settings(agent).fallbacks else champions_standby(agent)
     return Target(agent, models, assigned.arm, assigned.propensity if assigned.arm else None, standby)
+
+
+def _fallbacks(agent: str, champion: Model | None, base: Model) -> list[Model | None]:
+    """Who steps in after the champion: the policies its settings name; without any, the base. A hosted model's answers
+    are nothing a small base could stand in for: it has the fallbacks that are named, or none."""
+    if named := serving_settings(agent).fallbacks:
+        return [base if name == BASE else _policy_of(agent, name) for name in named]
+    return [] if champion is not None and champion.endpoint is not None else [base]
+
+
+def _policy_of(agent: str, name: str) -> Model | None:
+    return policy_model(name) if _owner(name) == agent else None
 
 
 def _of_policy(name: str, agent: str = "") -> Target:
@@ -127,7 +145,7 @@ def _owner(name: str) -> str:
 
 
 def policy_model(name: str) -> Model | None:
-    """The model of a policy that was not rejected; None where there is none."""
+    """The model of a policy that was not rejected; None where there is none, or only its recorded answers are known."""
     return _models.get(
         name, lambda: _model(Policy.objects.filter(name=name).exclude(stage=Stage.REJECTED).first())
     )
@@ -138,19 +156,22 @@ def champion_model(agent: str) -> Model | None:
 
 
 def champions_standby(agent: str) -> tuple[Model, ...]:
-    """Up to STANDBY models of the agent's earlier champions, the last one first."""
-    return _standby.get(agent, lambda: tuple(model_of(policy) for policy in champions_before(agent, STANDBY)))
+    """Up to STANDBY models of the agent's earlier champions, the last one first. None is hosted: a local policy's
+    prompts go to a provider only where the agent's fallbacks name it."""
+    return _standby.get(
+        agent, lambda: tuple(model_of(one) for one in champions_before(agent, STANDBY) if one.has_files)
+    )
 
 
 def base_model(agent: str, champion: Model | None) -> Model:
-    """The base that an agent's champion stands on; without a champion, and of one without a base, the agent's own."""
-    if champion is None or not champion.base_model:
+    """The base that an agent's champion stands on; the agent's own where the champion has none, or there is none."""
+    if champion is None or champion.endpoint is not None or not champion.base_model:
         return _bases.get(agent, lambda: Model(BASE, agent_base_model(agent).name))
     return Model(BASE, champion.base_model, champion.base_model_hash)
 
 
 def _model(policy: Policy | None) -> Model | None:
-    return None if policy is None else model_of(policy)
+    return None if policy is None or policy.kind == Policy.Kind.RECORDED else model_of(policy)
 
 
 def serving_settings(agent: str) -> ServingSettings:
@@ -174,6 +195,7 @@ def models_listed() -> list[ListedModel]:
     """Every agent that is known, and every policy that may answer, newest first."""
     rows = list(
         Policy.objects.exclude(stage__in=(Stage.REJECTED, Stage.RETIRED))
+        .exclude(kind=Policy.Kind.RECORDED)
         .order_by("-pk")
         .values_list("name", "agent", "created_at")
     )

@@ -16,7 +16,7 @@ _NAME = "ratchet_probe"
 _CALL = re.compile(rf'\{{\s*"name":\s*"{_NAME}",\s*"(arguments|parameters)":\s*\{{[^{{}}]*\}}\s*\}}')
 _TAGGED = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
 ELSEWHERE = (
-    "add an OpenAI-compatible server to SERVING_BACKENDS, or take a base model whose template writes tools"
+    "add an OpenAI-compatible server to LOCAL_BACKENDS, or take a base model whose template writes tools"
 )
 
 

@@ -26,6 +26,8 @@ class ModelServer:
         self.sends: tuple[str, bytes] | None = None
         """Content type and body of every answer, whatever is asked for."""
         self.headers: dict[str, str] = {}
+        self.models = ["bundled", "support-bot", "widgets-v3"]
+        """What `GET /models` lists."""
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,7 +35,7 @@ class ModelServer:
             disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
-                self._json(200, {"object": "list", "data": []})
+                self._json(200, {"object": "list", "data": [{"id": name} for name in stub.models]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rl.agents import AGENTS
-from rl.serving import openai_server
-from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, ServingRefused
+from rl.serving import endpoint
+from rl.serving.base import Ask, BackendFailed, BackendUnable, Endpoint, Model, ServingRefused
+from rl.serving.endpoint import EndpointBackend
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
-from rl.serving.openai_server import OpenAIServer
 from tests.support.server import free_port
 from tests.support.stub_openai import ModelServer
 
@@ -30,16 +30,16 @@ def stub() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def backend(stub: ModelServer) -> OpenAIServer:
-    return OpenAIServer(stub.url, api_key="sk-1")
+def backend(stub: ModelServer) -> EndpointBackend:
+    return EndpointBackend(Endpoint("stub", stub.url, key="sk-1"))
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_server, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
 
 
-def test_an_answer_comes_with_its_counts(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_an_answer_comes_with_its_counts(backend: EndpointBackend, stub: ModelServer) -> None:
     answer = backend.answer(Ask(HELLO), POLICY, 5)
     assert (answer.text, answer.tokens_in, answer.tokens_out, answer.finish_reason) == (
         "hello there",
@@ -50,7 +50,7 @@ def test_an_answer_comes_with_its_counts(backend: OpenAIServer, stub: ModelServe
     assert stub.bodies == [{"model": "widgets-v3", "messages": HELLO}]
 
 
-def test_what_was_asked_for_is_sent_in_openais_words(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_what_was_asked_for_is_sent_in_openais_words(backend: EndpointBackend, stub: ModelServer) -> None:
     schema = {"type": "object"}
     ask = Ask(
         HELLO, 9, temperature=0.5, top_p=0.9, stop=["END"], seed=3, response_schema=schema,
@@ -74,13 +74,13 @@ def test_what_was_asked_for_is_sent_in_openais_words(backend: OpenAIServer, stub
     }
 
 
-def test_the_clients_own_format_is_sent_as_it_is(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_the_clients_own_format_is_sent_as_it_is(backend: EndpointBackend, stub: ModelServer) -> None:
     own = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
     backend.answer(Ask(HELLO, response_schema={}, extra={"response_format": own}), POLICY, 5)
     assert stub.bodies[0]["response_format"] == own
 
 
-def test_a_server_that_repeats_an_item_has_not_answered(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_a_server_that_repeats_an_item_has_not_answered(backend: EndpointBackend, stub: ModelServer) -> None:
     prioritizer, state = AGENTS["prioritizer"], {"goal": "go on", "tasks": list("abcdefgh")}
     ask = Ask(HELLO, response_schema=prioritizer.response_schema(state))
     stub.said = prioritizer.respond(list("aaaaaaaa"))
@@ -98,14 +98,18 @@ def test_a_server_that_repeats_an_item_has_not_answered(backend: OpenAIServer, s
     assert pieces[-1].finish_reason == "stop"
 
 
-def test_models_go_by_the_servers_names(stub: ModelServer) -> None:
-    backend = OpenAIServer(stub.url, model="ratchet/{policy}")
+def test_a_local_server_is_asked_only_for_models_on_its_list(stub: ModelServer) -> None:
+    stub.models = ["widgets-v3:latest", "Qwen/Qwen3-0.6B"]
+    backend = EndpointBackend(Endpoint("local", stub.url), listed=True)
     backend.answer(Ask(HELLO), POLICY, 5)
     backend.answer(Ask(HELLO), BASE_MODEL, 5)
-    assert [body["model"] for body in stub.bodies] == ["ratchet/widgets-v3", "Qwen/Qwen3-0.6B"]
+    assert [body["model"] for body in stub.bodies] == ["widgets-v3:latest", "Qwen/Qwen3-0.6B"]
+    with pytest.raises(BackendFailed) as failure:
+        backend.answer(Ask(HELLO), Model("filer-v9", "bundled"), 5)
+    assert (failure.value.kind, len(stub.bodies)) == ("unlisted", 2)
 
 
-def test_tool_calls_come_back(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_tool_calls_come_back(backend: EndpointBackend, stub: ModelServer) -> None:
     stub.tool_calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     answer = backend.answer(Ask(HELLO), POLICY, 5)
     assert (answer.text, answer.finish_reason, answer.said["tool_calls"]) == (
@@ -115,9 +119,8 @@ def test_tool_calls_come_back(backend: OpenAIServer, stub: ModelServer) -> None:
     )
 
 
-def test_a_spare_field_that_a_server_refuses_is_left_out_from_then_on(
-    backend: OpenAIServer, stub: ModelServer
-) -> None:
+def test_a_spare_field_that_a_server_refuses_is_left_out_from_then_on(stub: ModelServer) -> None:
+    backend = EndpointBackend(Endpoint("stub", stub.url, forward_fields=True))
     ask = Ask(HELLO, extra={"user": "ada", "metadata": {"a": "b"}, "store": True, "logit_bias": {"1": 2}})
     stub.statuses, stub.error = [400], {"message": "Unknown name 'user'"}
     assert backend.answer(ask, POLICY, 5).text == "hello there"
@@ -129,12 +132,14 @@ def test_a_spare_field_that_a_server_refuses_is_left_out_from_then_on(
         backend.answer(ask, POLICY, 5)
 
 
-def test_who_asks_is_told_to_a_server_only_where_it_stores(backend: OpenAIServer, stub: ModelServer) -> None:
+@pytest.mark.parametrize("forward", [False, True])
+def test_who_asks_is_told_only_to_an_endpoint_that_may_know(stub: ModelServer, forward: bool) -> None:
+    backend = EndpointBackend(Endpoint("stub", stub.url, forward_fields=forward))
     backend.answer(Ask(HELLO, extra={"user": "ada", "metadata": {"a": "b"}}), POLICY, 5)
-    assert not {"user", "metadata"} & stub.bodies[0].keys()
+    assert len({"user", "metadata"} & stub.bodies[0].keys()) == (2 if forward else 0)
 
 
-def test_a_stream_comes_in_pieces_with_usage_at_its_end(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_a_stream_comes_in_pieces_with_usage_at_its_end(backend: EndpointBackend, stub: ModelServer) -> None:
     pieces = list(backend.stream(Ask(HELLO), POLICY, 5))
     assert [piece.text for piece in pieces] == ["hello ", "there ", ""]
     last = pieces[-1]
@@ -142,7 +147,9 @@ def test_a_stream_comes_in_pieces_with_usage_at_its_end(backend: OpenAIServer, s
     assert stub.bodies[0]["stream_options"] == {"include_usage": True}
 
 
-def test_a_stream_that_is_cut_fails_after_its_first_pieces(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_a_stream_that_is_cut_fails_after_its_first_pieces(
+    backend: EndpointBackend, stub: ModelServer
+) -> None:
     stub.cut_stream = True
     pieces = backend.stream(Ask(HELLO), POLICY, 5)
     assert next(pieces).text == "hello "
@@ -151,20 +158,20 @@ def test_a_stream_that_is_cut_fails_after_its_first_pieces(backend: OpenAIServer
 
 
 @pytest.mark.parametrize("status", [0, 408, 429, 500, 502, 503, 504])
-def test_what_may_pass_is_tried_again(backend: OpenAIServer, stub: ModelServer, status: int) -> None:
+def test_what_may_pass_is_tried_again(backend: EndpointBackend, stub: ModelServer, status: int) -> None:
     stub.statuses = [status, status]
     assert backend.answer(Ask(HELLO), POLICY, 5).text == "hello there"
     assert len(stub.bodies) == 3
 
 
-def test_after_two_retries_it_has_failed(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_after_two_retries_it_has_failed(backend: EndpointBackend, stub: ModelServer) -> None:
     stub.statuses = [503] * 3
     with pytest.raises(BackendFailed, match="the stub says 503"):
         backend.answer(Ask(HELLO), POLICY, 5)
     assert len(stub.bodies) == 3
 
 
-def test_a_server_that_is_busy_keeps_the_circuit_closed(backend: OpenAIServer, stub: ModelServer) -> None:
+def test_a_server_that_is_busy_keeps_the_circuit_closed(backend: EndpointBackend, stub: ModelServer) -> None:
     for _ in range(3):
         stub.statuses = [429] * 3
         with pytest.raises(BackendFailed, match="429"):
@@ -173,7 +180,9 @@ def test_a_server_that_is_busy_keeps_the_circuit_closed(backend: OpenAIServer, s
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_the_callers_fault_is_not_tried_again(backend: OpenAIServer, stub: ModelServer, status: int) -> None:
+def test_the_callers_fault_is_not_tried_again(
+    backend: EndpointBackend, stub: ModelServer, status: int
+) -> None:
     stub.statuses = [status]
     with pytest.raises(ServingRefused, match=f"the stub says {status}") as refusal:
         backend.answer(Ask(HELLO), POLICY, 5)
@@ -183,7 +192,7 @@ def test_the_callers_fault_is_not_tried_again(backend: OpenAIServer, stub: Model
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_our_own_fault_is_for_another_backend_to_make_good(
-    backend: OpenAIServer, stub: ModelServer, status: int
+    backend: EndpointBackend, stub: ModelServer, status: int
 ) -> None:
     stub.statuses = [status]
     with pytest.raises(BackendFailed):
@@ -193,7 +202,7 @@ def test_our_own_fault_is_for_another_backend_to_make_good(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_slow_server_is_given_up_in_time(backend: OpenAIServer, stub: ModelServer, stream: bool) -> None:
+def test_a_slow_server_is_given_up_in_time(backend: EndpointBackend, stub: ModelServer, stream: bool) -> None:
     stub.delay_s = 2.0
     ask: Any = (lambda *a: next(backend.stream(*a))) if stream else backend.answer
     with pytest.raises(BackendFailed) as failure:
@@ -203,7 +212,7 @@ def test_a_slow_server_is_given_up_in_time(backend: OpenAIServer, stub: ModelSer
 
 
 def test_a_server_that_is_not_there_opens_the_circuit() -> None:
-    backend = OpenAIServer(f"http://127.0.0.1:{free_port()}/v1")
+    backend = EndpointBackend(Endpoint("gone", f"http://127.0.0.1:{free_port()}/v1"))
     for _ in range(2):
         with pytest.raises(BackendFailed):
             backend.answer(Ask(HELLO), POLICY, 5)
@@ -214,14 +223,14 @@ def test_a_server_that_is_not_there_opens_the_circuit() -> None:
 
 
 def test_an_answer_that_is_none_is_a_failure(
-    backend: OpenAIServer, stub: ModelServer, monkeypatch: Any
+    backend: EndpointBackend, stub: ModelServer, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(stub, "completion", lambda: {"choices": []})
     with pytest.raises(BackendFailed, match="no chat completion"):
         backend.answer(Ask(HELLO), POLICY, 5)
 
 
-def test_probabilities_of_what_was_not_written_are_not_to_be_had(backend: OpenAIServer) -> None:
+def test_probabilities_of_what_was_not_written_are_not_to_be_had(backend: EndpointBackend) -> None:
     with pytest.raises(BackendUnable):
         backend.log_probabilities(HELLO, ["a"], POLICY, 5)
 
@@ -229,7 +238,7 @@ def test_probabilities_of_what_was_not_written_are_not_to_be_had(backend: OpenAI
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="expected an address"):
-        OpenAIServer(url)
+        EndpointBackend(Endpoint("x", url))
 
 
 # --- Guards -------------------------------------------------------------------------------------------------

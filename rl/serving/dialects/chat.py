@@ -1,0 +1,182 @@
+"""OpenAI chat completions: the form in which every other dialect is written and read here too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl.decoding.unique_items import portable
+from rl.serving.assembly import Assembly, joined
+from rl.serving.base import Ask, BackendFailed, Extras, Piece
+from rl.serving.dialects.events import DONE, MALFORMED
+
+Object = Mapping[str, Any]
+
+READ = {"id", "object", "created", "model", "choices", "usage", "error"}
+"""Fields of a completion that are read here; every other one is passed on as it came."""
+CHOICE_READ = {"index", "delta", "message", "text", "finish_reason"}
+ABOUT_THE_CALLER = ("user", "metadata")
+"""Fields that say who asks. Ratchet records them itself; an endpoint gets them where its row says so."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request's body in a dialect, and the fields of the chat request that the dialect has none for."""
+
+    body: dict[str, Any]
+    left_out: tuple[str, ...] = ()
+
+
+def chat_body(ask: Ask, model: str, schemas: str, *, forward_fields: bool) -> dict[str, Any]:
+    """A chat request. schemas: how the endpoint is told the form of an answer, as `Upstream.Schemas` names it."""
+    extra = {key: value for key, value in ask.extra.items() if forward_fields or key not in ABOUT_THE_CALLER}
+    own_format = extra.pop("response_format", None)
+    body: dict[str, Any] = {**extra, "model": model, "messages": list(ask.messages)}
+    chosen: dict[str, Any] = {
+        ask.limit_field: ask.max_tokens,
+        "temperature": ask.temperature,
+        "top_p": ask.top_p,
+        "stop": list(ask.stop) or None,
+        "seed": ask.seed,
+        "response_format": _response_format(ask, own_format, schemas),
+    }
+    return body | {key: value for key, value in chosen.items() if value is not None}
+
+
+def _response_format(ask: Ask, own_format: Any, schemas: str) -> Any:
+    """The client's own format as it is where the endpoint takes schemas, else the agent's schema as it takes it."""
+    if schemas == "json_schema" and own_format is not None:
+        return own_format
+    if ask.response_schema is None or schemas == "none":
+        return None
+    schema = portable(ask.response_schema)
+    if schema and schemas == "json_schema":
+        return {"type": "json_schema", "json_schema": {"name": "response", "schema": schema, "strict": True}}
+    # llama.cpp's servers hold an answer to a schema that stands beside `json_object`
+    return {"type": "json_object", "schema": schema} if schema else {"type": "json_object"}
+
+
+def chat_whole(body: Object, name: str) -> Object:
+    """A whole completion, its first choice in front. Raises BackendFailed where it is none."""
+    choices = body.get("choices")
+    if isinstance(choices, list) and len(choices) > 1:
+        # the first is the one with index 0, wherever it stands
+        choices = sorted(choices, key=lambda one: one.get("index") != 0 if isinstance(one, Mapping) else True)
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(first, Mapping) or not any(
+        first.get(key) is not None for key in CHOICE_READ - {"index"}
+    ):
+        raise BackendFailed(f"{name} sent no chat completion: {str(body)[:200]}", kind=MALFORMED)
+    return {**body, "choices": choices}
+
+
+def chat_chunks(events: Iterable[Object], name: str) -> Iterator[Object]:
+    """The chunks of a stream. Raises BackendFailed where it breaks off before its end."""
+    has_reason = False
+    for chunk in events:
+        if chunk is DONE:
+            return
+        choices = chunk.get("choices")
+        has_reason = has_reason or any(
+            isinstance(one, Mapping) and one.get("finish_reason")
+            for one in (choices if isinstance(choices, list) else ())
+        )
+        yield chunk
+    if not has_reason:
+        raise BackendFailed(f"{name} closed the connection before the end of its answer")
+
+
+@dataclass
+class _Completion:
+    """What the chunks say beside the message."""
+
+    source: dict[str, Any]
+    usage: Object | None = None
+    reason: Any = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    of_choice: dict[str, Any] = field(default_factory=dict)
+    pending: dict[str, Any] = field(default_factory=dict)
+    """Fields of the completion that wait for a chunk with a choice."""
+
+    def read(self, chunk: Object) -> None:
+        named = {key: chunk.get(key) for key in ("id", "model")}
+        self.source |= {key: value for key, value in named.items() if isinstance(value, str) and value}
+        self.usage = _usage(chunk) or self.usage
+        more = {key: value for key, value in chunk.items() if key not in READ and value is not None}
+        # what every chunk repeats is passed on once
+        self.pending |= {key: value for key, value in more.items() if self.fields.get(key) != value}
+        self.fields |= more
+
+
+def pieces(
+    chunks: Iterable[Object], request_id: str, name: str, left_out: tuple[str, ...] = ()
+) -> Iterator[Piece]:
+    """The pieces that chunks come to, or one whole completion. Every field goes on with the piece it came with."""
+    assembly, others = Assembly(), {}  # type: ignore[var-annotated]
+    found = _Completion({"request_id": request_id} if request_id else {})
+    first = None
+    for chunk in chunks:
+        found.read(chunk)
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, Mapping):
+                continue
+            index = choice.get("index") or 0
+            first = index if first is None else first
+            said, whole = _said(choice)
+            if index != first:
+                other = others.setdefault(index, Assembly())
+                other.add(other.read(said, whole=whole))
+                continue
+            found.reason = choice.get("finish_reason") or found.reason
+            beside = {key: value for key, value in choice.items() if key not in CHOICE_READ}
+            beside = {key: value for key, value in beside.items() if value is not None}
+            found.of_choice |= {k: joined(k, found.of_choice.get(k), v) for k, v in beside.items()}
+            delta = assembly.read(said, whole=whole)
+            assembly.add(delta)
+            if any(value not in ("", None) for value in delta.values()) or beside or (whole and delta):
+                yield Piece(delta, beside, found.pending)
+                found.pending = {}
+    if first is None:
+        raise BackendFailed(f"{name} sent no chat completion: it holds no choice", kind=MALFORMED)
+    counts = found.usage or {}
+    yield Piece(
+        body=found.pending,
+        end=True,
+        finish_reason=found.reason if isinstance(found.reason, str) else None,
+        tokens_in=count_of(counts, "prompt_tokens", "input_tokens"),
+        tokens_out=count_of(counts, "completion_tokens", "output_tokens"),
+        extras=Extras(
+            found.source,
+            found.usage,
+            found.of_choice,
+            found.fields,
+            [other.message for other in others.values()],
+            left_out,
+        ),
+    )
+
+
+def _said(choice: Object) -> tuple[Any, bool]:
+    """The delta or the message of a choice, and whether it is a whole message."""
+    if isinstance(delta := choice.get("delta"), Mapping):
+        return delta, False
+    if isinstance(message := choice.get("message"), (Mapping, str)):
+        return ({"content": message} if isinstance(message, str) else message), True
+    return {"content": choice.get("text")}, False
+
+
+def _usage(chunk: Object) -> Object | None:
+    """Token counts of a chunk; Groq's stand in an object of its own."""
+    for holder in (chunk, chunk.get("x_groq")):
+        if isinstance(holder, Mapping) and isinstance(usage := holder.get("usage"), Mapping) and usage:
+            return usage
+    return None
+
+
+def count_of(usage: Object, *names: str) -> int | None:
+    """The first of these counts that is there; None where it is no count."""
+    found = next((usage[name] for name in names if name in usage), None)
+    is_count = isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found < 2**31
+    return int(found) if is_count else None  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""Read what a server sends: one JSON object, or an event stream of them. Every fault is a BackendFailed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from urllib3.exceptions import HTTPError
+
+from rl.serving.base import BackendFailed
+
+LONGEST_ANSWER = 16 * 1024**2
+"""Bytes of an answer, or of one line of a stream, at most."""
+MALFORMED = "malformed"
+"""Kind of a failure whose cause is what the server sent: it is up, and sent no answer."""
+DONE: Mapping[str, Any] = {}
+"""Stands for the line `data: [DONE]`; compared by identity."""
+EVENT_LINE = re.compile(r"$|:|(?:data|event|id|retry)\b")
+
+
+def body_read(response: Any, deadline: float) -> bytes:
+    """The rest of an answer. Raises BackendFailed where it is too long, or not there by the deadline."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while part := response.read1(65_536):
+            parts.append(part)
+            size += len(part)
+            if size > LONGEST_ANSWER or time.monotonic() > deadline:
+                response.close()
+                raise BackendFailed("the answer is too long, or takes too long to arrive", kind="timeout")
+    except (HTTPError, OSError) as error:
+        raise BackendFailed(f"the answer broke off: {error}") from error
+    return b"".join(parts)
+
+
+def object_read(data: str, name: str) -> Mapping[str, Any]:
+    """A JSON object. Raises BackendFailed where it is none, or an error."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BackendFailed(f"{name} sent what is not JSON: {data[:200]!r}", kind=MALFORMED) from error
+    if not isinstance(found, dict):
+        raise BackendFailed(f"{name} sent no JSON object: {data[:200]!r}", kind=MALFORMED)
+    if fault := found.get("error"):
+        said = fault.get("message") if isinstance(fault, Mapping) else fault
+        raise BackendFailed(f"{name} failed within its answer: {said or data[:200]}", kind=MALFORMED)
+    return found
+
+
+def events_read(response: Any, deadline: float, name: str) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects of an event stream, each as soon as it has arrived; DONE at `[DONE]`, and nothing after it."""
+    stray, events = "", 0
+    for line in _lines(response, deadline, name):
+        if not EVENT_LINE.match(line):
+            stray = stray or line
+        data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+        if data == "[DONE]":
+            yield DONE
+            return
+        if data:  # else a comment, another field of an event, or nothing
+            events += 1
+            yield object_read(data, name)
+    if stray and not events:
+        raise BackendFailed(f"{name} sent no event stream: {stray[:200]!r}", kind=MALFORMED)
+
+
+def _lines(response: Any, deadline: float, name: str) -> Iterator[str]:
+    held = b""
+    while part := response.read1(65_536):
+        if time.monotonic() > deadline:
+            raise BackendFailed(f"{name} takes too long", kind="timeout")
+        *whole, held = (held + part).split(b"\n")
+        if len(held) > LONGEST_ANSWER:
+            raise BackendFailed(f"{name} sent a line of more than {LONGEST_ANSWER:,} bytes", kind=MALFORMED)
+        for line in whole:
+            yield line.decode("utf-8", "replace").rstrip("\r")
+    if held:
+        yield held.decode("utf-8", "replace").rstrip("\r")

@@ -1,0 +1,495 @@
+"""Answer through a server: the upstream of a hosted policy, or the team's own server that holds its policies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+from django.utils import timezone
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    NewConnectionError,
+    ProxyError,
+    ReadTimeoutError,
+    SSLError,
+)
+
+from rl.decoding.unique_items import UniqueItems, items_repeated
+from rl.serving.assembly import answer_of, pieces_of
+from rl.serving.base import (
+    Answer,
+    Ask,
+    BackendFailed,
+    BackendUnable,
+    Endpoint,
+    Model,
+    Piece,
+    SentMessage,
+    ServingRefused,
+)
+from rl.serving.dialects import anthropic, chat, responses
+from rl.serving.dialects.chat import Object, Sent, chat_body, pieces
+from rl.serving.dialects.events import MALFORMED, body_read, events_read, object_read
+from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
+
+logger = logging.getLogger("rl.serving")
+
+RETRIES = 2
+FIRST_PAUSE_S = 0.1
+"""Before the first retry at most; doubled for the next. The pause itself is drawn from 0 to that (full jitter)."""
+LONGEST_WAIT_S = 5.0
+"""A `Retry-After` of up to this many seconds is waited for; a longer one is passed on to the caller at once."""
+LONGEST_HOLD_S = 60.0
+"""A model is asked again after this many seconds, whatever `Retry-After` said."""
+RETRY_STATUSES = {408, 425, 429, 500, 502, 503, 504, 529}
+"""HTTP statuses after which the same request may go through."""
+BUSY_STATUSES = {408, 425, 429, 529}
+OURS_TO_MEND = {401, 402, 403, 404, 405, 407}
+"""The key, the account, the address, or the model's name: another policy may answer meanwhile."""
+FORM = "form"
+"""Kind of a failure whose cause may be that the server does not know `json_schema`."""
+FORM_STATUSES = {500, 501}
+"""Statuses with which such servers answer without naming it; llama-cpp-python's answers 500."""
+WEAKER_S = 600.0
+"""Seconds until a model that did not know `json_schema` is asked for it again."""
+SPARE = {
+    "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "service_tier", "stream_options",
+}  # fmt: skip
+"""Fields that say nothing about the answer: left out for a model that once refused them by name."""
+LIST_S = 60.0
+"""Seconds for which a server's list of models is believed."""
+LIST_AGAIN_S = 2.0
+"""Seconds until a model that is not on the list is looked for again."""
+LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+"""Either name of the limit -> the other one; newer models of OpenAI refuse the first."""
+NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ProxyError, SSLError)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a chat request is written for an endpoint, and how its answer is read."""
+
+    path: str
+    headers: Callable[[str], dict[str, str]]
+    write: Callable[[Object], Sent]
+    whole: Callable[[Object, str], Object]
+    chunks: Callable[[Iterable[Object], str], Iterator[Object]]
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+DIALECTS = {
+    "openai": Dialect(
+        "chat/completions", _bearer, lambda body: Sent(dict(body)), chat.chat_whole, chat.chat_chunks
+    ),
+    "responses": Dialect("responses", _bearer, responses.request_write, responses.whole, responses.chunks),
+    "anthropic": Dialect(
+        "messages", anthropic.headers, anthropic.request_write, anthropic.whole, anthropic.chunks
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One request's model by the endpoint's name, that model's breaker, and the request's deadline."""
+
+    model: str
+    breaker: CircuitBreaker
+    deadline: float
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def is_held(self) -> bool:
+        """True while the server asked to be left alone for longer than a request waits."""
+        return self.breaker.held_s > min(LONGEST_WAIT_S, self.left_s)
+
+    def enter(self) -> None:
+        """Wait for the seconds the server asked for. Raises BackendFailed where they are too many, or the circuit is
+        open."""
+        if held := self.breaker.held_s:
+            if self.is_held():
+                raise BackendFailed(
+                    f"{self.breaker.name} asked to be left alone for {held:.3g} s more",
+                    kind="busy",
+                    retry_after_s=held,
+                )
+            time.sleep(held + random.uniform(0, FIRST_PAUSE_S))
+        self.breaker.enter()
+
+
+class EndpointBackend:
+    """One endpoint with its own connections, limit and circuit breakers.
+
+    `breaker` opens where no connection comes about. What goes wrong after that is the fault of a model: each has a
+    breaker of its own, so that one model's failures keep no other from answering.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, waiting: int = 64, listed: bool = False) -> None:
+        """listed: ask only for models on the server's own list: no prompt goes to a server without the policy."""
+        parts = urlsplit(endpoint.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"expected an address such as http://localhost:11434/v1, found {endpoint.url!r}")
+        self.endpoint, self.name, self.url = endpoint, endpoint.name, endpoint.url.rstrip("/")
+        self._dialect = DIALECTS[endpoint.dialect]
+        self._headers = {"Content-Type": "application/json", "User-Agent": "ratchet"}
+        self._headers |= self._dialect.headers(endpoint.key)
+        self._pool = urllib3.PoolManager(maxsize=endpoint.concurrency, retries=False)
+        self._turns = ConcurrencyLimiter(endpoint.concurrency, waiting, self.name)
+        self.breaker = CircuitBreaker(self.name)
+        self._breakers: dict[str, CircuitBreaker] = {}
+        """One for each model."""
+        self._refused_fields: dict[str, set[str]] = {}
+        """Model -> the fields of SPARE it does not take."""
+        self._limit_fields: dict[str, str] = {}
+        """Model -> its name for the most tokens of an answer."""
+        self._weaker_until: dict[str, float] = {}
+        """Model that does not know `json_schema` -> when it is asked for it again."""
+        self._list = ModelList(self) if listed else None
+
+    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
+        """A whole answer; asked for again where it repeats an item of a list that holds each once."""
+        deadline = time.monotonic() + timeout_s
+        for _ in range(1 + RETRIES):
+            start = time.perf_counter()
+            found = list(self._asked(ask, model, deadline, stream=False))
+            answer = answer_of(found, 1000 * (time.perf_counter() - start))
+            if not (repeated := items_repeated(ask.response_schema, answer.text)):
+                return answer
+            if time.monotonic() >= deadline or ask.temperature == 0 or ask.seed is not None:
+                break  # it would say the same again
+        raise BackendFailed(
+            f"{self.name} ignored uniqueItems: {repeated}; serve this agent in process", kind="repeated"
+        )
+
+    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        if UniqueItems.of(ask.response_schema) is not None:
+            # looked at whole: what was given cannot be taken back
+            yield from pieces_of(self.answer(ask, model, timeout_s))
+            return
+        yield from self._asked(ask, model, time.monotonic() + timeout_s, stream=True)
+
+    def log_probabilities(
+        self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
+    ) -> list[float]:
+        """Chat endpoints give log-probabilities of what was generated, not of what might have been."""
+        raise BackendUnable(
+            f"{self.name} cannot return the probabilities of listed responses; serve this agent in process",
+            param="candidates",
+            code="unsupported",
+        )
+
+    def reachable(self) -> bool:
+        """True if the server answers at all."""
+        try:
+            self.models_get(self.endpoint.connect_timeout_s)
+        except (HTTPError, OSError):
+            return False
+        return True
+
+    def models_get(self, timeout_s: float) -> Any:
+        """The response to `GET /models`. Raises HTTPError, OSError."""
+        return self._pool.request(
+            "GET", f"{self.url}/models", headers=self._headers, timeout=timeout_s, retries=False
+        )
+
+    def key_hidden(self, text: str) -> str:
+        """A text of the server's without the key: some repeat it in their errors."""
+        return text.replace(self.endpoint.key, "[hidden]") if self.endpoint.key else text
+
+    # --- Asking -------------------------------------------------------------------------------------------
+
+    def _asked(self, ask: Ask, model: Model, deadline: float, *, stream: bool) -> Iterator[Piece]:
+        """The pieces of an answer; one and a last one where the server sends it whole."""
+        if self.endpoint.fault:
+            raise BackendFailed(self.endpoint.fault, kind="refused")
+        named = model.base_model if model.is_the_apps else model.name
+        with self._turns.turn(max(deadline - time.monotonic(), 0.0)):
+            try:
+                if self._list is not None:
+                    named = self._list.name_of(named)
+                breaker = self._breakers.setdefault(named, CircuitBreaker(f"{named} on {self.name}"))
+                turn = _Turn(named, breaker, deadline)
+                response, sent = self._post_in_form(ask, model, turn, stream=stream)
+                yield from self._read(response, sent, turn)
+            except BackendFailed as failure:
+                failure.args = (self.key_hidden(str(failure)),)
+                raise
+            except ServingRefused as refusal:
+                refusal.args = (self.key_hidden(str(refusal)),)
+                raise
+
+    def _read(self, response: Any, sent: Sent, turn: _Turn) -> Iterator[Piece]:
+        kind = response.headers.get("Content-Type", "")
+        # some servers stream what was asked for whole, or the other way round; they say so
+        is_stream = "event-stream" in kind or (bool(sent.body.get("stream")) and "json" not in kind)
+        try:
+            found: Iterable[Object]
+            if is_stream:
+                found = self._dialect.chunks(events_read(response, turn.deadline, self.name), self.name)
+            else:
+                raw = body_read(response, turn.deadline).decode("utf-8", "replace")
+                found = [self._dialect.whole(object_read(raw, self.name), self.name)]
+            yield from pieces(found, _request_id(response), self.name, sent.left_out)
+        except (HTTPError, OSError) as error:
+            turn.breaker.record_failure()
+            raise BackendFailed(f"{self.name} closed the connection: {error}") from error
+        except BackendFailed as failure:
+            if failure.kind != MALFORMED:
+                turn.breaker.record_failure()
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BackendFailed(
+                f"{self.name} sent an answer of an unknown shape: {error!r}", kind=MALFORMED
+            ) from error
+        finally:
+            # what is left of a stream that nobody reads is not worth a connection
+            response.close() if is_stream else response.release_conn()
+        turn.breaker.record_success()
+
+    def _sent(self, ask: Ask, model: Model, named: str, *, stream: bool) -> Sent:
+        """The request's body for a model of this endpoint."""
+        is_weaker = self._weaker_until.get(named, 0.0) > time.monotonic()
+        schemas = "json_object" if is_weaker else self.endpoint.schemas
+        ask = dataclasses.replace(ask, limit_field=self._limit_fields.get(named, ask.limit_field))
+        body = chat_body(ask, named, schemas, forward_fields=self.endpoint.forward_fields)
+        sent = self._dialect.write(body)
+        if stream:
+            sent.body["stream"] = True
+            if self.endpoint.dialect == "openai":
+                sent.body["stream_options"] = {"include_usage": True}
+        refused = self._refused_fields.get(named, set())
+        left_out = sent.left_out + (("json_schema",) if is_weaker and "response_format" in body else ())
+        return Sent(
+            {key: value for key, value in sent.body.items() if key not in refused} | dict(model.parameters),
+            tuple(name for name in left_out if name not in model.parameters),
+        )
+
+    def _post_in_form(self, ask: Ask, model: Model, turn: _Turn, *, stream: bool) -> tuple[Any, Sent]:
+        """The answer with its head read. A server that does not know `json_schema` is asked for `json_object`."""
+        sent = self._sent(ask, model, turn.model, stream=stream)
+        try:
+            return self._post(sent.body, turn), sent
+        except BackendFailed as failure:
+            if failure.kind != FORM:
+                raise
+            reason = self.key_hidden(str(failure))
+        self._weaker_until[turn.model] = time.monotonic() + WEAKER_S
+        sent = self._sent(ask, model, turn.model, stream=stream)
+        try:
+            response = self._post(sent.body, turn)
+        except (BackendFailed, ServingRefused):
+            self._weaker_until.pop(turn.model, None)  # it was not the schema
+            raise
+        logger.warning(
+            "%s takes no json_schema; it gets json_object for %g s. Set its schemas to json_object (%s)",
+            turn.breaker.name, WEAKER_S, reason,
+        )  # fmt: skip
+        return response, sent
+
+    def _post(self, body: Mapping[str, Any], turn: _Turn) -> Any:
+        """Asks again without the spare fields a refusal names, or with the other name for the limit of tokens."""
+        try:
+            return self._post_retried(body, turn)
+        except ServingRefused as refusal:
+            named = {key for key in SPARE & body.keys() if _names(refusal, key)}
+            limit = next((key for key in LIMITS if key in body and _names(refusal, key)), "")
+            if not named and not limit:
+                raise
+        again = {key: value for key, value in body.items() if key not in named}
+        if limit:
+            other = LIMITS[limit]
+            again[other] = again.pop(limit)
+        response = self._post_retried(again, turn)
+        # it was these: the model answers without them
+        self._refused_fields.setdefault(turn.model, set()).update(named)
+        if limit:
+            self._limit_fields[turn.model] = other
+        return response
+
+    def _post_retried(self, body: Mapping[str, Any], turn: _Turn) -> Any:
+        """Tries again after a pause, or after the seconds the server asked for, while time is left."""
+        raw, form = json.dumps(body).encode(), _has_schema(body)
+        for attempt in range(RETRIES + 1):
+            self.breaker.enter()
+            turn.enter()
+            try:
+                return self._post_once(raw, turn, has_schema=form)
+            except BackendFailed as failure:
+                pause = random.uniform(0, FIRST_PAUSE_S * 2**attempt)
+                # a server that fails under a schema is asked twice before the schema is blamed
+                is_last = attempt == (1 if failure.kind == FORM else RETRIES)
+                if (
+                    is_last
+                    or failure.kind in ("timeout", "refused")
+                    or pause >= turn.left_s
+                    or turn.is_held()
+                ):
+                    raise
+                time.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _post_once(self, raw: bytes, turn: _Turn, *, has_schema: bool) -> Any:
+        left = max(turn.left_s, 0.001)
+        try:
+            response = self._pool.urlopen(
+                "POST",
+                f"{self.url}/{self._dialect.path}",
+                body=raw,
+                headers=self._headers,
+                timeout=urllib3.Timeout(connect=min(self.endpoint.connect_timeout_s, left), read=left),
+                retries=False,
+                preload_content=False,
+            )
+        except NO_CONNECTION as error:
+            self.breaker.record_failure()
+            raise BackendFailed(f"{self.name} cannot be reached: {error}") from error
+        except ReadTimeoutError as error:
+            turn.breaker.record_failure()
+            raise BackendFailed(f"{self.name} did not answer within {left:.2g} s", kind="timeout") from error
+        except (HTTPError, OSError) as error:
+            turn.breaker.record_failure()
+            raise BackendFailed(f"{self.name} closed the connection: {error}") from error
+        self.breaker.record_success()
+        if response.status == 200:
+            return response
+        try:
+            fault = self._fault_of(response, body_read(response, turn.deadline), turn, has_schema=has_schema)
+        finally:
+            response.release_conn()
+        raise fault
+
+    def _fault_of(
+        self, response: Any, raw: bytes, turn: _Turn, *, has_schema: bool
+    ) -> BackendFailed | ServingRefused:
+        """What a status other than 200 comes to; counted by the model's breaker."""
+        status, (message, code, param) = response.status, _error_of(raw)
+        text = f"{self.name} answered {status}: {message}"
+        refusal = ServingRefused(message, param=param, code=code or "invalid")
+        if has_schema and (status in FORM_STATUSES or (status in (400, 422) and _knows_no_schema(refusal))):
+            return BackendFailed(text, kind=FORM)
+        if status in RETRY_STATUSES:
+            wait = retry_after(response.headers)
+            if wait is not None:
+                turn.breaker.hold(min(wait, LONGEST_HOLD_S))
+            if status not in BUSY_STATUSES:
+                turn.breaker.record_failure()
+            kind = "busy" if status in BUSY_STATUSES else "failed"
+            return BackendFailed(text, kind=kind, retry_after_s=2.0 if wait is None else wait)
+        turn.breaker.record_success()
+        if status in OURS_TO_MEND or status < 400:
+            return BackendFailed(text, kind="refused")
+        return refusal
+
+
+class ModelList:
+    """Names of a server's models, as `GET /models` lists them."""
+
+    def __init__(self, server: EndpointBackend) -> None:
+        self._server = server
+        self._names: list[str] = []
+        self._at = -math.inf
+        self._lock = threading.Lock()
+
+    def name_of(self, wanted: str) -> str:
+        """The server's name of a model; Ollama adds `:latest`. Raises BackendFailed where it is not listed."""
+        with self._lock:
+            age = time.monotonic() - self._at
+            found = self._find(wanted)
+            if age > LIST_S or (found is None and age > LIST_AGAIN_S):
+                self._names, self._at = self._listed(), time.monotonic()
+                found = self._find(wanted)
+            if found is None:
+                there = ", ".join(self._names[:5]) or "no model"
+                raise BackendFailed(
+                    f"{self._server.name} does not have {wanted}: its list of models has {there}",
+                    kind="unlisted",
+                )
+            return found
+
+    def _find(self, wanted: str) -> str | None:
+        return next((name for name in (wanted, f"{wanted}:latest") if name in self._names), None)
+
+    def _listed(self) -> list[str]:
+        server = self._server
+        server.breaker.enter()
+        try:
+            response = server.models_get(server.endpoint.connect_timeout_s)
+            data = json.loads(response.data)["data"]
+            names = [str(row["id"]) for row in data]
+        except (HTTPError, OSError) as error:
+            server.breaker.record_failure()
+            raise BackendFailed(f"{server.name} cannot be reached: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise BackendFailed(
+                f"{server.name} answered {response.status} to GET {server.url}/models, and no list of models: "
+                f"{response.data[:200]!r}",
+                kind="refused",
+            ) from error
+        server.breaker.record_success()
+        return names
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds a server asked to wait, from a number of seconds or a date; None where it did not say."""
+    text = (headers.get("Retry-After") or "").strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    try:
+        return max((parsedate_to_datetime(text) - timezone.now()).total_seconds(), 0.0)
+    except (TypeError, ValueError):
+        return None
+
+
+def _has_schema(body: Mapping[str, Any]) -> bool:
+    form = body.get("response_format")
+    return isinstance(form, Mapping) and form.get("type") == "json_schema"
+
+
+def _knows_no_schema(refusal: ServingRefused) -> bool:
+    """True if a refusal is of `json_schema` itself, not of one schema."""
+    text = f"{refusal.param} {refusal}".lower()
+    return bool(re.search(r"response[_ ]format|json_schema", text)) and "invalid schema" not in text
+
+
+def _request_id(response: Any) -> str:
+    for name in ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid"):
+        if found := response.headers.get(name):
+            return str(found)[:200]
+    return ""
+
+
+def _names(refusal: ServingRefused, key: str) -> bool:
+    """True if a refusal names a field: as its parameter, or in quotation marks within its text."""
+    quoted = re.search(rf"""["'`]{key}["'`.]""", str(refusal))
+    return bool(quoted) or refusal.param.partition(".")[0].partition("[")[0] == key
+
+
+def _error_of(raw: bytes) -> tuple[str, str, str]:
+    """Message, code and parameter of an error body, or what was said instead."""
+    try:
+        error = json.loads(raw)["error"]
+        if isinstance(error, dict):
+            code = error.get("code") or error.get("type")
+            found = (error.get("message"), code, error.get("param"))
+            return str(found[0] or "no reason given"), str(found[1] or ""), str(found[2] or "")
+        return str(error), "", ""
+    except (ValueError, KeyError, TypeError):
+        return raw[:1000].decode("utf-8", "replace") or "no reason given", "", ""

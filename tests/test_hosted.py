@@ -1,0 +1,420 @@
+"""Hosted policies: answered by their upstream alone, in each dialect, recorded with model, tokens and cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from feedback.accounts.api_keys import key_create
+from feedback.models import Decision
+from rl.models import Policy, ServingSettings, Upstream
+from rl.serving import endpoint
+from rl.serving.gateway import recorder
+from tests.support.serving import policy_made
+from tests.support.stub_anthropic import KEY, AnthropicServer
+from tests.support.stub_openai import ModelServer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+LOOK: Any = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"q": {"type": "integer"}}}},
+}
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def stub() -> Iterator[ModelServer]:
+    with ModelServer() as server:
+        yield server
+
+
+@pytest.fixture
+def claude(monkeypatch: pytest.MonkeyPatch) -> Iterator[AnthropicServer]:
+    monkeypatch.setenv("CLAUDE_KEY", KEY)
+    with AnthropicServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(live_server: Any) -> Iterator[openai.OpenAI]:
+    key = key_create("app", ["ingest", "read", "rate"])[1]
+    with openai.OpenAI(base_url=f"{live_server.url}/v1", api_key=key, max_retries=0) as made:
+        yield made
+
+
+def hosted(
+    url: str, name: str = "bot-hosted", *, stage: str = "champion", parameters: Any = None, **upstream: Any
+) -> Policy:
+    """A hosted policy of agent `bot` on an upstream of its own."""
+    row = Upstream.objects.create(name=f"{name}-upstream", url=url, model="m-1", **upstream)
+    return Policy.objects.create(
+        name=name, agent="bot", kind="hosted", stage=stage, upstream=row, base_model=row.model,
+        parameters=parameters or {},
+    )  # fmt: skip
+
+
+def of_claude(claude: AnthropicServer, **more: Any) -> Policy:
+    return hosted(claude.url, dialect="anthropic", key_env="CLAUDE_KEY", **more)
+
+
+def recorded() -> list[Decision]:
+    assert recorder.drain(10)
+    return list(Decision.objects.order_by("created_at"))
+
+
+def ask(client: openai.OpenAI, model: str = "bot", **more: Any) -> Any:
+    return client.chat.completions.create(model=model, messages=HELLO, **more)
+
+
+# --- Who answers, and what is recorded ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_hosted_champion_answers_and_is_recorded_with_model_tokens_and_cost(
+    client: openai.OpenAI, stub: ModelServer, stream: bool
+) -> None:
+    hosted(stub.url, price_in=2.0, price_out=10.0, price_cached=1.0, parameters={"temperature": 0.2})
+    usage = {
+        "prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150,
+        "prompt_tokens_details": {"cached_tokens": 40}, "completion_tokens_details": {"reasoning_tokens": 30},
+    }  # fmt: skip
+    choice = {"index": 0, "finish_reason": "stop"}
+    said = {"role": "assistant", "content": "hi"}
+    whole = {"id": "c-9", "model": "m-1-2026-11-01", "usage": usage}
+    if stream:
+        event = {**whole, "choices": [{**choice, "delta": said}]}
+        stub.sends = ("text/event-stream", f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode())
+        assert [c.model for c in ask(client, stream=True)][-1] == "bot-hosted"
+    else:
+        body = {**whole, "choices": [{**choice, "message": said}]}
+        stub.sends = ("application/json", json.dumps(body).encode())
+        assert ask(client).model == "bot-hosted"
+    assert (stub.bodies[0]["model"], stub.bodies[0]["temperature"]) == ("m-1", 0.2)
+    (row,) = recorded()
+    serving = row.metadata["serving"]
+    assert (row.policy, row.tokens_in, row.tokens_out) == ("bot-hosted", 100, 50)
+    assert row.latency_ms is not None
+    assert serving["upstream"] == {"id": "c-9", "model": "m-1-2026-11-01"}
+    assert serving["usage"] == usage
+    assert serving["cost_usd"] == pytest.approx((60 * 2 + 40 * 1 + 50 * 10) / 1e6)
+
+
+def test_a_local_policys_prompt_never_goes_to_a_provider(client: openai.OpenAI, stub: ModelServer) -> None:
+    hosted(stub.url, stage="retired")  # an earlier champion
+    policy_made("bot-v3", agent="bot")
+    for model in ("bot", "bot-v3", "bot:bot-v3", "bot:base"):
+        with pytest.raises(openai.InternalServerError):  # no files here: nobody answers
+            ask(client, model)
+    assert stub.bodies == []
+
+
+def test_a_hosted_policys_prompt_goes_to_no_other_backend(
+    client: openai.OpenAI, stub: ModelServer, settings: Any
+) -> None:
+    with ModelServer() as local:
+        local.models += ["m-1", "bot-hosted"]
+        settings.LOCAL_BACKENDS = [local.url]
+        stub.statuses = [503] * 3
+        hosted(stub.url)
+        with pytest.raises(openai.InternalServerError):
+            ask(client)
+        assert local.bodies == []
+
+
+def test_fallbacks_are_named_ordered_and_said(client: openai.OpenAI, stub: ModelServer) -> None:
+    with ModelServer() as second, ModelServer() as third:
+        hosted(stub.url)
+        for server, name in ((second, "bot-second"), (third, "bot-third")):
+            hosted(server.url, name, stage="candidate")
+            server.said = name
+        row = ServingSettings(agent="bot", fallbacks=["bot-second", "bot-third"])
+        row.full_clean()
+        row.save()
+        stub.statuses, second.statuses = [401], [503] * 3
+        raw = client.chat.completions.with_raw_response.create(model="bot", messages=HELLO)
+    body = json.loads(raw.content)
+    assert body["choices"][0]["message"]["content"] == "bot-third"
+    assert (raw.headers["X-Ratchet-Policy"], raw.headers["X-Ratchet-Intended"]) == ("bot-third", "bot-hosted")
+    assert body["ratchet"]["stepped_in"] is True
+    (decision,) = recorded()
+    tried = [(one["policy"], one["kind"]) for one in decision.metadata["serving"]["fallbacks"]]
+    assert tried == [("bot-hosted", "refused"), ("bot-second", "failed")]
+    assert decision.policy == "bot-third"
+
+
+def test_a_key_that_is_missing_is_said_and_nobody_is_asked(client: openai.OpenAI, stub: ModelServer) -> None:
+    hosted(stub.url, key_env="NO_SUCH_KEY")
+    with pytest.raises(openai.InternalServerError, match="NO_SUCH_KEY"):
+        ask(client)
+    assert stub.bodies == []
+
+
+# --- Anthropic ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropic_answers_with_thinking_and_its_tokens(
+    client: openai.OpenAI, claude: AnthropicServer, stream: bool
+) -> None:
+    of_claude(claude, price_in=3.0, price_out=15.0)
+    claude.blocks = [
+        {"type": "thinking", "thinking": "they greet", "signature": "s1"},
+        {"type": "text", "text": "hello there", "citations": None},
+    ]
+    answer = ask(client, stream=stream, temperature=0.5, max_tokens=90, stop=["END"])
+    if stream:
+        said = "".join(c.choices[0].delta.content or "" for c in answer if c.choices)
+    else:
+        said = answer.choices[0].message.content
+        assert answer.model_extra["ratchet"]["left_out"] == ["temperature"]
+    assert said == "hello there"
+    (body,) = claude.bodies
+    assert body["system"] == "Be brief."
+    assert body["messages"] == [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    assert (body["max_tokens"], body["stop_sequences"], body["model"]) == (90, ["END"], "m-1")
+    (row,) = recorded()
+    serving = row.metadata["serving"]
+    assert (row.response, row.reasoning, row.tokens_in, row.tokens_out) == (
+        "hello there",
+        "they greet",
+        120,
+        5,
+    )
+    assert serving["upstream"] == {"id": "msg_1", "model": "claude-test-1-20261101", "request_id": "req_1"}
+    assert serving["usage"]["prompt_tokens_details"] == {"cached_tokens": 100, "cache_write_tokens": 8}
+    assert serving["cost_usd"] == pytest.approx((120 * 3 + 5 * 15) / 1e6)
+    assert serving["left_out_of_request"] == ["temperature"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_tools_are_called_and_their_results_sent(
+    client: openai.OpenAI, claude: AnthropicServer, stream: bool
+) -> None:
+    of_claude(claude)
+    claude.blocks = [
+        {"type": "text", "text": "let me look", "citations": None},
+        {"type": "tool_use", "id": "tu_1", "name": "look", "input": {"q": 1}},
+        {"type": "tool_use", "id": "tu_2", "name": "look", "input": {"q": 2}},
+    ]
+    claude.stop_reason = "tool_use"
+    answer = ask(client, tools=[LOOK], tool_choice="required", parallel_tool_calls=False, stream=stream)
+    if stream:
+        calls: dict[int, list[str]] = {}
+        for chunk in answer:
+            for call in chunk.choices[0].delta.tool_calls or () if chunk.choices else ():
+                calls.setdefault(call.index, ["", "", ""])
+                calls[call.index][0] += call.id or ""
+                calls[call.index][1] += call.function.name or ""
+                calls[call.index][2] += call.function.arguments or ""
+        found = [tuple(call) for call in calls.values()]
+    else:
+        found = [(c.id, c.function.name, c.function.arguments) for c in answer.choices[0].message.tool_calls]
+    assert found == [("tu_1", "look", '{"q": 1}'), ("tu_2", "look", '{"q": 2}')]
+    sent = claude.bodies[0]
+    assert sent["tools"] == [{"name": "look", "input_schema": LOOK["function"]["parameters"]}]
+    assert sent["tool_choice"] == {"type": "any", "disable_parallel_tool_use": True}
+    (row,) = recorded()
+    assert json.loads(row.response)[0]["tool_calls"][1]["function"]["name"] == "look"
+    if stream:
+        return
+    claude.blocks, claude.stop_reason = [{"type": "text", "text": "done", "citations": None}], "end_turn"
+    results: Any = [
+        {"role": "tool", "tool_call_id": id, "content": word} for id, word in (("tu_1", "a"), ("tu_2", "b"))
+    ]
+    messages = [*HELLO, answer.choices[0].message.to_dict(), *results]
+    client.chat.completions.create(model="bot", messages=messages, tools=[LOOK])
+    turns = claude.bodies[1]["messages"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
+    assert [block["type"] for block in turns[1]["content"]] == ["text", "tool_use", "tool_use"]
+    assert [(b["type"], b["tool_use_id"]) for b in turns[2]["content"]] == [
+        ("tool_result", "tu_1"), ("tool_result", "tu_2"),
+    ]  # fmt: skip
+
+
+def test_anthropic_gets_the_schema_and_pictures(client: openai.OpenAI, claude: AnthropicServer) -> None:
+    of_claude(claude)
+    parts: Any = [
+        {"type": "text", "text": "which?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+    ]
+    client.chat.completions.create(
+        model="bot", messages=[{"role": "user", "content": parts}], response_format=FORMAT
+    )
+    (body,) = claude.bodies
+    assert body["output_config"] == {"format": {"type": "json_schema", "schema": SCHEMA}}
+    assert [block.get("source") for block in body["messages"][0]["content"]][1:] == [
+        {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+        {"type": "url", "url": "https://example.com/a.png"},
+    ]
+    sound: Any = [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.chat.completions.create(model="bot", messages=[{"role": "user", "content": sound}])
+    assert refusal.value.param == "messages"
+
+
+def test_a_refused_key_is_nowhere_in_what_is_said_recorded_or_logged(
+    client: openai.OpenAI,
+    claude: AnthropicServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+    stub: ModelServer,
+) -> None:
+    monkeypatch.setenv("CLAUDE_KEY", "sk-ant-wrong-987654")
+    of_claude(claude)
+    hosted(stub.url, "bot-second", stage="candidate")
+    ServingSettings.objects.create(agent="bot", fallbacks=["bot-second"])
+    assert ask(client).model == "bot-second"
+    with pytest.raises(openai.InternalServerError) as failure:
+        ask(client, "bot-hosted")
+    said = [str(failure.value), caplog.text, *(json.dumps(row.metadata) for row in recorded())]
+    assert all("[hidden]" in text for text in said)
+    assert not any("987654" in text for text in said)
+
+
+# --- What goes wrong ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "answered"), [(429, 503), (529, 503), (500, 503), (400, 400)])
+def test_an_upstreams_fault_is_never_ours(
+    client: openai.OpenAI, claude: AnthropicServer, status: int, answered: int
+) -> None:
+    of_claude(claude)
+    claude.statuses = [status] * 3
+    with pytest.raises(openai.APIStatusError, match=f"the stub says {status}") as failure:
+        ask(client)
+    assert failure.value.status_code == answered
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["openai", "responses", "anthropic"])
+@pytest.mark.parametrize("sends", [b"<html>", b"[]", b"{}", b'{"choices": 7, "content": 7, "output": [7], "type": 3}',
+                                   b'{"type": "message", "content": [7], "output": 3}'])  # fmt: skip
+def test_what_is_no_answer_is_502_in_each_dialect(
+    client: openai.OpenAI, stub: ModelServer, dialect: str, stream: bool, sends: bytes
+) -> None:
+    hosted(stub.url, dialect=dialect)
+    stub.sends = ("text/event-stream", b"data: " + sends + b"\n\n") if stream else ("application/json", sends)
+    with pytest.raises(openai.APIStatusError) as failure:
+        list(ask(client, stream=True)) if stream else ask(client)
+    assert failure.value.status_code in ((502, 503) if stream else (502,))
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_cut_ends_in_an_error_and_is_recorded_as_far_as_it_came(
+    client: openai.OpenAI, claude: AnthropicServer
+) -> None:
+    of_claude(claude)
+    claude.cut_stream = True
+    chunks = ask(client, stream=True)
+    with pytest.raises(openai.APIError, match="broke off"):
+        list(chunks)
+    (row,) = recorded()
+    assert (row.response, row.metadata["serving"]["finish_reason"]) == ("hello there", "error")
+
+
+def test_a_slow_upstream_is_given_up_after_its_own_timeout(client: openai.OpenAI, stub: ModelServer) -> None:
+    hosted(stub.url, timeout_s=0.1)
+    stub.delay_s = 0.5
+    with pytest.raises(openai.InternalServerError, match=r"within 0\.1 s"):
+        ask(client)
+
+
+def test_retry_after_is_obeyed(client: openai.OpenAI, stub: ModelServer) -> None:
+    hosted(stub.url)
+    stub.statuses, stub.retry_after = [429], "30"
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError) as failure:
+            ask(client)
+        assert 28 <= int(failure.value.response.headers["Retry-After"]) <= 30
+    assert len(stub.bodies) == 1  # left alone meanwhile
+
+
+def test_a_short_retry_after_is_waited_for(client: openai.OpenAI, stub: ModelServer) -> None:
+    hosted(stub.url)
+    stub.statuses, stub.retry_after = [429], "0.05"
+    assert ask(client).model == "bot-hosted"
+    assert len(stub.bodies) == 2
+
+
+def test_one_models_failures_keep_no_other_from_answering(client: openai.OpenAI, stub: ModelServer) -> None:
+    policy = hosted(stub.url)
+    Policy.objects.create(
+        name="bot-other", agent="bot", kind="hosted", upstream=policy.upstream, base_model="m-2"
+    )
+    stub.statuses = [503] * 6
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError):
+            ask(client)
+    with pytest.raises(openai.InternalServerError, match="failed 5 times in a row"):
+        ask(client)
+    stub.statuses = []
+    assert ask(client, "bot-other").model == "bot-other"
+
+
+def test_client_errors_open_no_circuit(client: openai.OpenAI, stub: ModelServer) -> None:
+    hosted(stub.url)
+    stub.statuses = [400, 401, 403, 404, 413, 422] * 2
+    for _ in range(12):
+        with pytest.raises(openai.APIStatusError):
+            ask(client)
+    assert ask(client).model == "bot-hosted"
+
+
+def test_a_server_that_answers_500_to_a_schema_is_asked_for_json_without_it(
+    client: openai.OpenAI, stub: ModelServer
+) -> None:
+    hosted(stub.url)
+    stub.statuses, stub.said = [500, 500], '{"ok": true}'
+    answer = ask(client, response_format=FORMAT)
+    assert answer.model_extra["ratchet"]["left_out"] == ["json_schema"]
+    assert [body["response_format"]["type"] for body in stub.bodies] == ["json_schema"] * 2 + ["json_object"]
+    ask(client, response_format=FORMAT)
+    assert stub.bodies[3]["response_format"] == {"type": "json_object", "schema": SCHEMA}
+    other = hosted(stub.url, "bot-other", stage="candidate")
+    stub.statuses = [500] * 5  # it is down: the schema is not to blame
+    with pytest.raises(openai.InternalServerError):
+        ask(client, other.name, response_format=FORMAT)
+    ask(client, other.name, response_format=FORMAT)
+    assert stub.bodies[-1]["response_format"]["type"] == "json_schema"
+
+
+@pytest.mark.parametrize(
+    ("schemas", "sent"),
+    [("json_schema", FORMAT), ("json_object", {"type": "json_object", "schema": SCHEMA}), ("none", None)],
+)
+def test_the_form_is_said_as_the_upstream_takes_it(
+    client: openai.OpenAI, stub: ModelServer, schemas: str, sent: Any
+) -> None:
+    hosted(stub.url, schemas=schemas)
+    ask(client, response_format=FORMAT)
+    assert stub.bodies[0].get("response_format") == sent
+
+
+def test_the_limit_goes_by_the_name_the_model_knows(client: openai.OpenAI, stub: ModelServer) -> None:
+    hosted(stub.url)
+    stub.statuses = [400]
+    stub.error = {
+        "message": "Unsupported parameter: 'max_tokens' is not supported with this model.", "param": "max_tokens",
+    }  # fmt: skip
+    ask(client, max_tokens=9)
+    ask(client, max_tokens=9)
+    names = [next(key for key in body if key.startswith("max_")) for body in stub.bodies]
+    assert names == ["max_tokens", "max_completion_tokens", "max_completion_tokens"]
