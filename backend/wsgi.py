@@ -7,8 +7,11 @@ import scipy.stats  # noqa: F401  loaded now, as the rest below, and by no comma
 from django.core.wsgi import get_wsgi_application
 from django.urls import get_resolver
 
+from backend.database_connections import connections_limit
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "backend.settings")
 application = get_wsgi_application()
+connections_limit()
 
 # Everything is loaded now instead of with the first request, and then left alone by the garbage collector: going
 # through all of it, again and again, held up requests by 100 ms and more.

@@ -1,13 +1,17 @@
 """What the gateway adds to a model server's answer: recording on, gunicorn and PostgreSQL on this machine.
 
-    python benchmarks/gateway.py [--seconds 10] [--connections 50] [--workers 2] [--threads 32] [--delay-ms 50]
-                                 [--rates 100,200,400]
+    python benchmarks/gateway.py [--seconds 10] [--connections 50] [--workers 2] [--threads 256] [--delay-ms 50]
+                                 [--rates 100,200,400] [--upstream [--burst 100] [--burst-delay-ms 3000]]
 
 A stub answers every request after --delay-ms. First it is asked directly, then through the gateway, by one client
 process over keep-alive connections: at fixed rates (requests begin on schedule, spread over the connections, and are
 timed from that schedule) and in a closed loop (every connection asks again as soon as it has its answer, which is as
 fast as client, stub, gateway and database together go on the same cores). Prints one JSON object with the added
 milliseconds at the median and the 99th percentile.
+
+With --upstream the stub is the upstream of a hosted champion, with prices. Then --burst requests are sent at once to a
+second upstream that takes --burst-delay-ms, while /healthz, a page with queries and a page of static text are read ten
+times a second.
 """
 
 from __future__ import annotations
@@ -52,11 +56,16 @@ async def stub(port: int, delay_s: float) -> None:
     }
     raw = json.dumps(said).encode()
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
+    names = json.dumps({"data": [{"id": "bundled"}]}).encode()
+    listed = head.replace(str(len(raw)).encode(), str(len(names)).encode()) + names
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+                if lines[0].startswith(b"get "):
+                    writer.write(listed)
+                    continue
                 length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
                 await reader.readexactly(length)
                 await asyncio.sleep(delay_s)
@@ -71,8 +80,8 @@ async def stub(port: int, delay_s: float) -> None:
 class Connection:
     """One keep-alive connection to whoever speaks chat completions."""
 
-    def __init__(self, port: int, key: str) -> None:
-        self.port = port
+    def __init__(self, port: int, key: str, model: str = "support-bot") -> None:
+        self.port, self.model = port, model
         self.head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
 
     async def open(self) -> None:
@@ -85,7 +94,7 @@ class Connection:
             {"role": "user", "content": f"Order {number} has not arrived. What can I do about it? " * 3},
         ]
         body = json.dumps(
-            {"model": "support-bot", "messages": messages, "user": f"user-{number % 5000}"}
+            {"model": self.model, "messages": messages, "user": f"user-{number % 5000}"}
         ).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\n{self.head}Content-Length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)
@@ -141,6 +150,80 @@ def added(direct: dict[str, Any], through: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+HOSTED = """
+from rl.models import Policy, Upstream
+for agent, port in (("support-bot", {port}), ("slow-bot", {slow})):
+    row = Upstream.objects.create(
+        name=agent, url=f"http://127.0.0.1:{{port}}/v1", model="m-1", price_in=1.0, price_out=2.0
+    )
+    Policy.objects.create(
+        name=f"{{agent}}-hosted", agent=agent, kind="hosted", stage="champion", upstream=row, base_model="m-1"
+    )
+"""
+"""What is run in the server's shell: two agents with a hosted champion each."""
+
+
+SESSION = """
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.auth.models import User
+from django.contrib.sessions.backends.db import SessionStore
+user = User.objects.create_superuser("ada")
+session = SessionStore()
+session[SESSION_KEY] = str(user.pk)
+session[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
+session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+session.create()
+print(session.session_key)
+"""
+"""What is run in the server's shell: the session of a signed-in person."""
+
+
+async def page_s(port: int, path: str, cookie: str) -> float:
+    """Seconds until a page was read whole, over a connection of its own."""
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    head = (
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nCookie: sessionid={cookie}\r\n\r\n"
+    )
+    writer.write(head.encode())
+    raw = await reader.read(-1)
+    writer.close()
+    assert raw[9:12] == b"200", raw[:200]
+    return time.perf_counter() - began
+
+
+async def burst(port: int, key: str, cookie: str, count: int) -> dict[str, Any]:
+    """Seconds of so many answers asked for at once, and of pages read meanwhile."""
+    pages: dict[str, list[float]] = {"/healthz": [], "/decisions/": [], "/accounts/login/": []}
+    over = asyncio.Event()
+
+    async def look(path: str) -> None:
+        while not over.is_set():
+            pages[path].append(await page_s(port, path, cookie))
+            await asyncio.sleep(0.1)
+
+    async def one(number: int) -> float:
+        connection = Connection(port, key, "slow-bot")
+        await connection.open()
+        began = time.perf_counter()
+        status = await connection.ask(number)
+        assert status == 200, status
+        connection.writer.close()
+        return time.perf_counter() - began
+
+    looking = [asyncio.create_task(look(path)) for path in pages]
+    await asyncio.sleep(1)
+    seconds = sorted(await asyncio.gather(*(one(number) for number in range(count))))
+    over.set()
+    await asyncio.gather(*looking)
+    return {
+        "answers": len(seconds),
+        "answer_median_s": round(statistics.median(seconds), 2),
+        "answer_slowest_s": round(seconds[-1], 2),
+        **{f"{path} slowest_s": round(max(found), 3) for path, found in pages.items()},
+    }
+
+
 def cpu_seconds(process: psutil.Process) -> float:
     return sum(sum(p.cpu_times()[:2]) for p in [process, *process.children(recursive=True)])
 
@@ -152,25 +235,33 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=50)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=256)
     parser.add_argument("--delay-ms", type=float, default=50.0)
     parser.add_argument("--rates", default="100,200,400")
+    parser.add_argument("--upstream", action="store_true")
+    parser.add_argument("--burst", type=int, default=100)
+    parser.add_argument("--burst-delay-ms", type=float, default=3000.0)
     parser.add_argument("--stub", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.stub:
         asyncio.run(stub(options.stub, options.delay_ms / 1e3))
         return
-    port = free_port()
-    model = subprocess.Popen(
-        [sys.executable, __file__, "--stub", str(port), "--delay-ms", str(options.delay_ms)]
-    )
+    port, slow = free_port(), free_port()
+    models = [
+        subprocess.Popen([sys.executable, __file__, "--stub", str(at), "--delay-ms", str(delay_ms)])
+        for at, delay_ms in ((port, options.delay_ms), (slow, options.burst_delay_ms))
+    ]
     found: dict[str, Any] = {}
     try:
         with cluster(settings=()) as url, tempfile.TemporaryDirectory(prefix="ratchet-bench-") as home:
             server = Server(url, Path(home), workers=options.workers, threads=options.threads)
-            server.environment["LOCAL_BACKENDS"] = f"http://127.0.0.1:{port}/v1"
             server.environment["GATEWAY_NEW_AGENTS"] = "support-bot"
+            if not options.upstream:
+                server.environment["LOCAL_BACKENDS"] = f"http://127.0.0.1:{port}/v1"
             server.migrate()
+            if options.upstream:
+                server.manage("shell", "-v", "0", "-c", HOSTED.format(port=port, slow=slow))
+                cookie = server.manage("shell", "-v", "0", "-c", SESSION).split()[-1]
             key = server.key("ingest", "read")
             with server:
                 asyncio.run(
@@ -189,6 +280,8 @@ def main() -> None:
                     requests = through["requests_per_second"] * options.seconds
                     through["cpu_ms_per_request"] = round(1e3 * spent / requests, 2)
                     found["closed_loop" if rate is None else f"{rate:g}_per_second"] = added(direct, through)
+                if options.upstream:
+                    found["burst"] = asyncio.run(burst(server.port, key, cookie, options.burst))
                 time.sleep(1)
             recorded = server.manage(
                 "shell",
@@ -198,7 +291,8 @@ def main() -> None:
                 "from feedback.models import Decision; print(Decision.objects.count())",
             )
     finally:
-        model.kill()
+        for model in models:
+            model.kill()
     print(
         json.dumps(
             {

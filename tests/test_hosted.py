@@ -9,12 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from feedback.accounts.api_keys import key_create
 from feedback.models import Decision
 from rl.models import Policy, ServingSettings, Upstream
 from rl.serving import endpoint
 from rl.serving.gateway import recorder
-from tests.support.serving import policy_made
+from tests.support.serving import openai_client, policy_made  # noqa: F401
 from tests.support.stub_anthropic import KEY, AnthropicServer
 from tests.support.stub_openai import ModelServer
 
@@ -50,13 +49,6 @@ def claude(monkeypatch: pytest.MonkeyPatch) -> Iterator[AnthropicServer]:
     monkeypatch.setenv("CLAUDE_KEY", KEY)
     with AnthropicServer() as server:
         yield server
-
-
-@pytest.fixture
-def client(live_server: Any) -> Iterator[openai.OpenAI]:
-    key = key_create("app", ["ingest", "read", "rate"])[1]
-    with openai.OpenAI(base_url=f"{live_server.url}/v1", api_key=key, max_retries=0) as made:
-        yield made
 
 
 def hosted(

@@ -28,8 +28,8 @@ PORT_WAIT_S = 5.0
 """Seconds a port may still be held by a server that ends."""
 STOP_S = 30.0
 """Seconds the processes and their children have to end by themselves: a training keeps a checkpoint."""
-WEB_THREADS = 16
-"""Requests one web process has in hand at once: most of them wait for a model."""
+WEB_THREADS = 256
+"""Requests one web process has in hand at once: most of them wait for a model. A thread begins when it is needed."""
 PAUSE_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Before a process that died is started again, by how often it died in a row."""
 STEADY_S = 60.0

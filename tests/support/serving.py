@@ -8,8 +8,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
+import openai
 import pytest
 
+from feedback.accounts.api_keys import key_create
 from feedback.recording.ingest import decision_ingest
 from feedback.recording.recorder import Recorder, Storage
 from rl.checksums import base_hash
@@ -124,6 +126,14 @@ def policy_made(name: str, agent: str = "widgets", stage: str = "champion") -> P
         policy=policy, format="gguf-lora", path=f"exports/{name}-LoRA.gguf", bytes=1, sha256="0"
     )
     return policy
+
+
+@pytest.fixture(name="client")
+def openai_client(live_server: Any) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client against the running gateway, with a key that may ask, read and rate."""
+    key = key_create("app", ["ingest", "read", "rate"])[1]
+    with openai.OpenAI(base_url=f"{live_server.url}/v1", api_key=key, max_retries=0) as made:
+        yield made
 
 
 @pytest.fixture(name="support_bot")
