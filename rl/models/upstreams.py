@@ -42,7 +42,7 @@ class Upstream(models.Model):
     key_encrypted = models.TextField(blank=True, editable=False)
     timeout_s = models.FloatField(default=60.0, help_text="Seconds an answer may take")
     connect_timeout_s = models.FloatField(default=5.0, help_text="Seconds a connection may take")
-    concurrency = models.PositiveIntegerField(default=32, help_text="Requests at once, at most, per process")
+    concurrency = models.PositiveIntegerField(default=128, help_text="Requests at once, at most, per process")
     context_tokens = models.PositiveIntegerField(
         null=True, blank=True, help_text="Prompt and answer together, in tokens; empty: unknown"
     )
