@@ -345,7 +345,7 @@ FEEDBACK_NAMES = {"pairs": "pairs", "scores": "scores", "pairs_and_scores": "pai
 
 FEWEST_TAUGHT = {CLOSED: 60, LISTED: 150, FIELDS: 60}
 """Prompts below which a classifier finds too little of a rule. From 65 with one verdict each it taught 46 to 82 % liked
-answers in three made-up worlds, where it has 53 to 81 itself (DECISIONS, 2026-11-23); where answers come with the
+answers in three made-up worlds, where it has 53 to 81 itself (docs/decisions/29); where answers come with the
 prompts, no others can be made of these."""
 
 

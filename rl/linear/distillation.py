@@ -20,7 +20,7 @@ from rl.linear.rows import choices_of
 
 SHOWN_PROMPTS = 1_000
 """Prompts that are shown where so many can be made of the recorded ones. Of 190 recorded ones alone the base fell up to
-eight points short of its classifier, of these it did not (DECISIONS, 2026-11-23)."""
+eight points short of its classifier, of these it did not (docs/decisions/29)."""
 
 
 @dataclass(frozen=True)

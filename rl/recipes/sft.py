@@ -29,10 +29,10 @@ class SFTRecipe(AnswerRecipe):
 
     most_passes: ClassVar[int] = 60
     """More than preferences get: what people wrote is to be said as it stands. 46 answers taught 27 % of unseen prompts
-    in 12 passes and 79 % in 50 (DECISIONS, 2026-11-22)."""
+    in 12 passes and 79 % in 50 (docs/decisions/24)."""
     many_rows_factor: ClassVar[int] = 2
-    """700 answers were learnt to 79 to 89 % in 264 steps and to 91 to 97 % in 540 (three made-up worlds; DECISIONS,
-    2026-11-23)."""
+    """700 answers were learnt to 79 to 89 % in 264 steps and to 91 to 97 % in 540 (three made-up worlds;
+    docs/decisions/24)."""
     sources: str = ALL
     """Sources of demonstrations: `all`, or some of `correction`, `demonstration`, `teacher`, `ratings` and
     `reward`, with commas between. On one prompt only those of the first of these that it has are shown."""
