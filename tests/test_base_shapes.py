@@ -19,7 +19,7 @@ from rl.export.gguf import export_gguf
 from rl.recipes import Recipe
 from rl.training.model_files import PolicyLoadError
 from rl.training.policy import LoadedPolicy, generate, load_policy, lora_config
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import HARDWARE, tiny_model
 
 HELLO = [[{"role": "user", "content": "Where is my lamp?"}]]
 
@@ -129,8 +129,8 @@ def test_a_gguf_file_of_this_shape_learns_and_answers(tmp_path: Path, shape: str
     export_gguf(str(base), None, tmp_path / "tiny.gguf", quantization="f16")
     (tmp_path / "folder").mkdir()
     gguf_to_folder(tmp_path / "tiny.gguf", tmp_path / "folder", print)
-    policy = load_policy(str(tmp_path / "folder"))
-    original = load_policy(str(base))
+    policy = load_policy(str(tmp_path / "folder"), hardware=HARDWARE)
+    original = load_policy(str(base), hardware=HARDWARE)
     assert (
         policy.model.get_input_embeddings().weight.shape == original.model.get_input_embeddings().weight.shape
     )

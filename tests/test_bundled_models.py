@@ -9,12 +9,9 @@ import pytest
 from rl import bundled_models
 from rl.checksums import base_hash
 from rl.recipes import Recipe
-from rl.training.hardware import Hardware
 from rl.training.model_files import PolicyLoadError, base_check
 from rl.training.policy import adapter_save, load_policy
-from tests.support.tiny_models import tiny_model
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+from tests.support.tiny_models import HARDWARE, tiny_model
 
 
 @pytest.fixture

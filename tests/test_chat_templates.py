@@ -20,12 +20,9 @@ from rl.recipes import Recipe
 from rl.serving.base import Ask, ServingRefused
 from rl.serving.llama import Chat, LlamaPolicy
 from rl.training.encoding import Encoder, NotRenderable
-from rl.training.hardware import Hardware
 from rl.training.policy import adapter_save, load_policy
 from tests.support.serving import BUNDLED
-from tests.support.tiny_models import tiny_adapter, tiny_model
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+from tests.support.tiny_models import HARDWARE, tiny_adapter, tiny_model
 
 GEMMA = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"

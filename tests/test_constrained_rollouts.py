@@ -19,7 +19,6 @@ from rl.rewards.base import RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.grpo_trainer import GroupTrainer
-from rl.training.hardware import Hardware
 from rl.training.packed import logps
 from rl.training.packed.allowed_tokens import NO_CHOICE, AllowedTokens, allowed_logps
 from rl.training.packed.logps import causal_model, head_logps
@@ -31,9 +30,8 @@ from rl.training.ppo.shared_base import SharedBase
 from rl.training.preflight import WITHIN, answers_check
 from rl.training.result import TrainingRefused
 from rl.training.scoring import answer_forms, kl_encoded, score_pairs, score_responses
-from tests.support.tiny_models import TOKENIZERS, tiny_model
+from tests.support.tiny_models import HARDWARE, TOKENIZERS, tiny_model
 
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 QUICK = PPORecipe(lora_r=4, lora_alpha=8, max_length=160, max_new_tokens=96)
 NAMES = ("pump", "valve", "Zahnrad", "blue hose")
 LIST: dict[str, Any] = {

@@ -18,15 +18,12 @@ from rl.models import Evaluation
 from rl.registry.gate_evidence import evidence_of
 from rl.training import evaluate, evaluate_answers, evaluate_sides
 from rl.training.evaluate import evaluate_policy
-from rl.training.hardware import Hardware
 from rl.training.linear_side import LinearSide
 from rl.training.policy import Generation, LoadedPolicy, load_policy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore
 from tests.support.figures import figures_of
-from tests.support.tiny_models import tiny_adapter, tiny_model
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+from tests.support.tiny_models import HARDWARE, tiny_adapter, tiny_model
 
 
 class Picker(ChoiceAgent):

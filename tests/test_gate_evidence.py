@@ -29,17 +29,15 @@ from rl.registry.gate_evidence import comparison_newest, policy_judge
 from rl.rewards.base import RewardSample
 from rl.training.evaluate import evaluate_policy
 from rl.training.evaluate_distance import kl_to_reference, written_gain
-from rl.training.hardware import Hardware
 from rl.training.kto import KTOTrainer
 from rl.training.policy import load_policy
 from rl.training.scoring import score_encoded
 from rl.training.sft import SFTTrainer
 from tests.support.split_prompts import stand
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import HARDWARE, tiny_model
 
 pytestmark = pytest.mark.django_db
 
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 
 KIND, RUDE = "Gladly, here is how that works.", "Find out for yourself."
 KNOBS: dict[str, Any] = {

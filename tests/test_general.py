@@ -16,12 +16,10 @@ from rl.jobs.run_recipe import recipe_for
 from rl.recipes import SFTRecipe
 from rl.training.general import Rehearsal, base_answers, general_answers, plain_texts
 from rl.training.general_prompts import MEASURED, REHEARSED
-from rl.training.hardware import Hardware
 from rl.training.policy import LoadedPolicy, load_policy
 from rl.training.sft import SFTTrainer
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import HARDWARE, tiny_model
 
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 PROMPTS = REHEARSED[:8]
 
 

@@ -15,16 +15,13 @@ from rl.recipes import GRPORecipe, RecipeError
 from rl.rewards.base import RewardSample, RewardValue
 from rl.training import grpo_trainer
 from rl.training.grpo import GRPOTrainer
-from rl.training.hardware import Hardware
 from rl.training.packed import selection, selftest
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import load_policy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import score_responses
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import HARDWARE, tiny_model
 from tests.test_ppo import ROWS, Length, ListenerCallback, weights
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 
 QUICK = GRPORecipe(
     batch_size=8, num_generations=4, learning_rate=5e-3, lora_r=4, lora_alpha=8, max_length=96, max_new_tokens=8,

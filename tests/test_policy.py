@@ -15,13 +15,10 @@ from safetensors.torch import load_file, save_file
 from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.training import loading
-from rl.training.hardware import Hardware
 from rl.training.model_files import PolicyLoadError, adapter_read
 from rl.training.policy import Generation, LoadedPolicy, adapter_save, generate, load_policy
 from rl.training.scoring import score_responses
-from tests.support.tiny_models import TOKENIZERS, tiny_adapter, tiny_model
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+from tests.support.tiny_models import HARDWARE, TOKENIZERS, tiny_adapter, tiny_model
 
 ASK = [{"role": "user", "content": "Which widget?"}]
 

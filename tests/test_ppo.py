@@ -13,14 +13,11 @@ from safetensors.torch import load_file
 
 from rl.recipes import PPO_CONFIG, PPORecipe, RecipeError
 from rl.rewards.base import RewardSample, RewardValue
-from rl.training.hardware import Hardware
 from rl.training.policy import load_policy
 from rl.training.ppo import PPOConfig, PPOTrainer
 from rl.training.progress import Silent, checkpoint_is_whole
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
-from tests.support.tiny_models import tiny_model
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+from tests.support.tiny_models import HARDWARE, tiny_model
 
 QUICK = PPORecipe(
     batch_size=8, mini_batch_size=4, ppo_epochs=2, learning_rate=5e-3, lora_r=4, lora_alpha=8, max_length=96,

@@ -10,15 +10,13 @@ import torch
 
 from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.hardware import Hardware
 from rl.training.packed.logps import causal_model, collate, token_logps
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import load_policy
 from rl.training.ppo.rollout import Sampling, draw, generate_tokens, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase, adapter_of
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import HARDWARE, tiny_model
 
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 QUICK = PPORecipe(lora_r=4, lora_alpha=8, max_length=128, max_new_tokens=12)
 
 

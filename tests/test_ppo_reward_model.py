@@ -10,7 +10,6 @@ import torch
 
 from rl.recipes import PPORecipe, RewardModelRecipe
 from rl.rewards.base import RewardSample
-from rl.training.hardware import Hardware
 from rl.training.policy import load_policy
 from rl.training.ppo import PPOTrainer
 from rl.training.ppo.reward_role import SharedRewardModel, fits
@@ -18,9 +17,8 @@ from rl.training.ppo.reward_specs import rewards_of
 from rl.training.ppo.shared_base import POLICY, REWARD, VALUE, SharedBase, adapter_of
 from rl.training.result import TrainingRefused
 from rl.training.reward_model import RewardModel, train_reward_model
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import HARDWARE, tiny_model
 
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 QUICK = PPORecipe(
     batch_size=4,
     mini_batch_size=4,

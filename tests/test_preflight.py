@@ -13,7 +13,6 @@ from rl.recipes import DPO_CONFIG, GRPO_CONFIG, KTO_CONFIG, SFT_CONFIG, RewardMo
 from rl.rewards.base import RewardSample
 from rl.rewards.validity import reward_with_validity
 from rl.training import preflight
-from rl.training.hardware import Hardware
 from rl.training.policy import load_policy
 from rl.training.preflight import (
     AnswerCheck,
@@ -27,9 +26,8 @@ from rl.training.preflight import (
 from rl.training.probe import RewardProbe, probe_fault
 from rl.training.progress import Silent
 from rl.training.result import TrainingRefused, TrainResult
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import HARDWARE, tiny_model
 
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 STATE = {"document": "a letter", "folders": ["Mail", "Office"]}
 VALID, UNLISTED = '{"folder": "Mail"}', '{"folder": "Elsewhere"}'
 

@@ -12,7 +12,6 @@ import torch
 
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE
 from rl.training.encoding import EncodedResponse, Encoder
-from rl.training.hardware import Hardware
 from rl.training.packed.logps import causal_model, head_logps
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, load_policy
@@ -26,9 +25,14 @@ from rl.training.scoring import (
     score_pairs,
     score_responses,
 )
-from tests.support.tiny_models import CHAT_TEMPLATE, TOKENIZERS, tiny_adapter, tiny_model, tiny_tokenizer
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+from tests.support.tiny_models import (
+    CHAT_TEMPLATE,
+    HARDWARE,
+    TOKENIZERS,
+    tiny_adapter,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 ASK = [{"role": "system", "content": "Pick one."}, {"role": "user", "content": "Which widget, José?"}]
 

@@ -22,7 +22,6 @@ from rl.rewards.rows import rows_rewarded
 from rl.rewards.teachability import teaching_fault
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
-from rl.training.hardware import Hardware
 from rl.training.ppo import PPOTrainer
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.rollout import Rollout
@@ -30,12 +29,11 @@ from rl.training.probe import RewardProbe, probe_fault
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.watch import PATIENCE, Watch, repetition_of
 from tests.support.figures import figures_of
+from tests.support.tiny_models import HARDWARE
 from tests.test_commands import run
 from tests.test_train_ppo import base
 
 __all__ = ["base"]
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 
 
 def fault_of(names: list[str], rows: list[dict[str, Any]], agent: str) -> tuple[str, bool]:

@@ -14,6 +14,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from rl.training.hardware import Hardware
+
+HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+"""Computes in float32: a CPU with bfloat16 instructions would round otherwise."""
+
 CONTEXT = 2048
 """Positions every tiny model can read."""
 
