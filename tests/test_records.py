@@ -1,4 +1,4 @@
-"""Records of decisions (docs/decisions) have one shape and stand in the index; CHANGELOG.md names this version."""
+"""Records of decisions (docs/decisions) have one shape and stand in the index; CHANGELOG.md is a page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from backend import VERSION
-
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 HEAD = re.compile(
@@ -16,7 +14,7 @@ HEAD = re.compile(
     r" · Status: (?:accepted|proposed)\n"
 )
 SECTIONS = ["## Problem", "## Decision", "## Rejected", "## Consequences"]
-MOST_RECORDS, MOST_LINES = 40, 42
+MOST_RECORDS, MOST_LINES, MOST_CHANGES = 40, 42, 200
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
@@ -43,8 +41,7 @@ def test_every_record_has_its_number_once_and_stands_in_the_index_and_the_naviga
     assert re.findall(r"- docs/decisions/([0-9].+)", navigation) == names
 
 
-def test_the_changelog_has_a_section_for_this_version_below_what_is_not_released() -> None:
-    headings = [
-        line for line in (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines() if line.startswith("## ")
-    ]
-    assert [line.split()[1] for line in headings[:2]] == ["Unreleased", VERSION]
+def test_the_changelog_is_a_page_that_begins_with_what_is_not_released() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()
+    assert next(line for line in lines if line.startswith("## ")) == "## Unreleased"
+    assert len(lines) <= MOST_CHANGES
