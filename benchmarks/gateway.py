@@ -10,8 +10,7 @@ fast as client, stub, gateway and database together go on the same cores). Print
 milliseconds at the median and the 99th percentile.
 
 With --upstream the stub is the upstream of a hosted champion, with prices. Then --burst requests are sent at once to a
-second upstream that takes --burst-delay-ms, while /healthz, a page with queries and a page of static text are read ten
-times a second.
+second upstream that takes --burst-delay-ms, while /healthz and two pages are read ten times a second.
 """
 
 from __future__ import annotations
@@ -194,7 +193,7 @@ async def page_s(port: int, path: str, cookie: str) -> float:
 
 async def burst(port: int, key: str, cookie: str, count: int) -> dict[str, Any]:
     """Seconds of so many answers asked for at once, and of pages read meanwhile."""
-    pages: dict[str, list[float]] = {"/healthz": [], "/decisions/": [], "/accounts/login/": []}
+    pages: dict[str, list[float]] = {"/healthz": [], "/decisions/": [], "/start/": []}
     over = asyncio.Event()
 
     async def look(path: str) -> None:

@@ -9,39 +9,19 @@ from typing import Any
 import openai
 import pytest
 
-from feedback.models import Decision
-from rl.models import Policy, ServingSettings, Upstream
+from rl.models import Policy, ServingSettings
 from rl.serving import endpoint
-from rl.serving.gateway import recorder
+from tests.support.hosted import FORMAT, HELLO, LOOK, SCHEMA, ask, hosted, model_server, recorded  # noqa: F401
 from tests.support.serving import openai_client, policy_made  # noqa: F401
 from tests.support.stub_anthropic import KEY, AnthropicServer
 from tests.support.stub_openai import ModelServer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
-LOOK: Any = {
-    "type": "function",
-    "function": {"name": "look", "parameters": {"type": "object", "properties": {"q": {"type": "integer"}}}},
-}
-SCHEMA: Any = {
-    "type": "object",
-    "properties": {"ok": {"type": "boolean"}},
-    "required": ["ok"],
-    "additionalProperties": False,
-}
-FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA, "strict": True}}
-
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
-
-
-@pytest.fixture
-def stub() -> Iterator[ModelServer]:
-    with ModelServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -51,28 +31,8 @@ def claude(monkeypatch: pytest.MonkeyPatch) -> Iterator[AnthropicServer]:
         yield server
 
 
-def hosted(
-    url: str, name: str = "bot-hosted", *, stage: str = "champion", parameters: Any = None, **upstream: Any
-) -> Policy:
-    """A hosted policy of agent `bot` on an upstream of its own."""
-    row = Upstream.objects.create(name=f"{name}-upstream", url=url, model="m-1", **upstream)
-    return Policy.objects.create(
-        name=name, agent="bot", kind="hosted", stage=stage, upstream=row, base_model=row.model,
-        parameters=parameters or {},
-    )  # fmt: skip
-
-
 def of_claude(claude: AnthropicServer, **more: Any) -> Policy:
     return hosted(claude.url, dialect="anthropic", key_env="CLAUDE_KEY", **more)
-
-
-def recorded() -> list[Decision]:
-    assert recorder.drain(10)
-    return list(Decision.objects.order_by("created_at"))
-
-
-def ask(client: openai.OpenAI, model: str = "bot", **more: Any) -> Any:
-    return client.chat.completions.create(model=model, messages=HELLO, **more)
 
 
 # --- Who answers, and what is recorded ------------------------------------------------------------------------

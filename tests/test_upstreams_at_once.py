@@ -16,11 +16,11 @@ from rl.models import Policy, ServingSettings, Upstream
 from rl.serving import endpoint
 from rl.serving.gateway import recorder
 from rl.upstreams.service import upstream_add
+from tests.support.hosted import FORMAT, HELLO
 from tests.support.llama_server import llama_server
 from tests.support.serving import openai_client  # noqa: F401
 from tests.support.stub_anthropic import KEY, AnthropicServer
 from tests.support.stub_openai import ModelServer
-from tests.test_hosted import FORMAT, HELLO
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

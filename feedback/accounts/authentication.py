@@ -22,11 +22,13 @@ class KeyHolder(AnonymousUser):
 
 
 class KeyAuthentication(BaseAuthentication):
-    """`Authorization: Bearer <key>`."""
+    """`Authorization: Bearer <key>`, or `X-Api-Key: <key>` as Anthropic's clients send it."""
 
     def authenticate(self, request: Request) -> tuple[Any, Grant] | None:
         scheme, _, secret = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
         if scheme.lower() != "bearer":
+            secret = request.META.get("HTTP_X_API_KEY", "")
+        if not secret and scheme.lower() != "bearer":
             return None
         key = key_check(secret.strip())
         if key is None:

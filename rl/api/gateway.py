@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoints: chat completions, plain and streamed, and models."""
+"""The gateway's endpoints: chat completions, responses and messages, plain and streamed, and models."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rl.serving import metrics
 from rl.serving.assembly import answer_of
 from rl.serving.base import BackendFailed, Extras, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest, chat_request
+from rl.serving.dialects import from_anthropic, from_responses
 from rl.serving.fallback import NobodyAnswers
 from rl.serving.gateway import Completion, KeyReused, complete, complete_stream, usage_of
 from rl.serving.recording_policy import HEADER as RECORDED_HEADER
@@ -40,6 +41,13 @@ def openai_handler(error: Exception, context: dict[str, Any]) -> Response:
     """Any exception of a view under /v1/ as OpenAI's clients read it."""
     response = _refusal(error, context)
     metrics.REQUESTS.labels("", str(response.status_code)).inc()
+    return response
+
+
+def anthropic_handler(error: Exception, context: dict[str, Any]) -> Response:
+    """Any exception of `POST /v1/messages` as Anthropic's clients read it."""
+    response = openai_handler(error, context)
+    response.data = from_anthropic.error_write(response.status_code, response.data["error"])
     return response
 
 
@@ -70,12 +78,28 @@ class OpenAIView(ApiView):
 
 
 class ChatCompletions(OpenAIView):
+    """Chat completions. Other dialects say how their requests are read and what is made of a completion."""
+
     scopes = {"POST": "ingest"}
+
+    def read(self, body: Any) -> Any:
+        return body
+
+    def write(self, completion: dict[str, Any]) -> dict[str, Any]:
+        return completion
+
+    def events(self, chunks: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+        is_broken = False
+        for chunk in chunks:
+            is_broken = "error" in chunk
+            yield _event(chunk)
+        if not is_broken:
+            yield b"data: [DONE]\n\n"
 
     def post(self, request: Request) -> HttpResponseBase:
         began = time.perf_counter()
         chat = chat_request(
-            request.data,
+            self.read(request.data),
             unit=request.headers.get("X-Ratchet-Unit", ""),
             run_id=request.headers.get("X-Ratchet-Run", ""),
             caller=grant_of(request).ident,
@@ -86,15 +110,54 @@ class ChatCompletions(OpenAIView):
             pieces = complete_stream(chat, id=id, retried=is_retry)
             made = next(pieces)  # what goes wrong before the first word still has a status
             assert isinstance(made, Completion)
-            events = _events(chat, made, pieces, began)
             return StreamingHttpResponse(
-                events,
+                self.events(_chunks(chat, made, pieces, began)),
                 content_type="text/event-stream; charset=utf-8",
                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_headers(made)},
             )
         made = complete(chat, id=id, retried=is_retry)
         _count(made, made.usage, began)
-        return Response(completion_represent(made), headers=_headers(made))
+        return Response(self.write(completion_represent(made)), headers=_headers(made))
+
+
+class NamedEvents(ChatCompletions):
+    """A dialect whose events have names."""
+
+    def named(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
+
+    def events(self, chunks: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+        for event in self.named(chunks):
+            yield f"event: {event['type']}\n".encode() + _event(event)
+
+
+class ResponsesCreate(NamedEvents):
+    """OpenAI responses."""
+
+    def read(self, body: Any) -> Any:
+        return from_responses.request_read(body)
+
+    def write(self, completion: dict[str, Any]) -> dict[str, Any]:
+        return from_responses.answer_write(completion)
+
+    def named(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        return from_responses.events_write(chunks)
+
+
+class MessagesCreate(NamedEvents):
+    """Anthropic messages; the key may come as `x-api-key`."""
+
+    def read(self, body: Any) -> Any:
+        return from_anthropic.request_read(body)
+
+    def write(self, completion: dict[str, Any]) -> dict[str, Any]:
+        return from_anthropic.answer_write(completion)
+
+    def named(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        return from_anthropic.events_write(chunks)
+
+    def get_exception_handler(self) -> Callable[..., Response]:
+        return anthropic_handler
 
 
 def completion_represent(made: Completion) -> dict[str, Any]:
@@ -136,10 +199,11 @@ def _routing_represent(made: Completion, extras: Extras = NO_EXTRAS) -> dict[str
     }
 
 
-def _events(
+def _chunks(
     asked: ChatRequest, completion: Completion, pieces: Iterator[Completion | Piece], began: float
-) -> Iterator[bytes]:
-    """Server-sent events: every chunk under the decision's id, the first with the role, the last with the reason."""
+) -> Iterator[dict[str, Any]]:
+    """The chunks of a stream: each under the decision's id, the first with the role, the last with the reason. An error
+    is the last one where the answer broke off."""
     head = {
         "id": str(completion.id),
         "object": "chat.completion.chunk",
@@ -148,7 +212,7 @@ def _events(
     }
     more = {"usage": None} if asked.include_usage else {}
 
-    def chunk(piece: Piece, reason: str | None = None, **own: Any) -> bytes:
+    def chunk(piece: Piece, reason: str | None = None, **own: Any) -> dict[str, Any]:
         choice = {
             "index": 0,
             "delta": piece.delta,
@@ -156,7 +220,7 @@ def _events(
             **piece.choice,
             "finish_reason": reason,
         }
-        return _event({**piece.body, **head, "choices": [choice], **more, **own})
+        return {**piece.body, **head, "choices": [choice], **more, **own}
 
     yield chunk(Piece({"role": "assistant", "content": ""}), ratchet=_routing_represent(completion))
     last = Piece(end=True)
@@ -170,16 +234,15 @@ def _events(
                 yield chunk(piece)
     except BackendFailed as failure:
         # the status is long sent: the clients raise what they find here
-        yield _event(openai_body(503, f"the answer broke off: {failure}", code="unavailable"))
+        yield openai_body(503, f"the answer broke off: {failure}", code="unavailable")
         return
     routed = not completion.recorded or last.extras.source or last.extras.choices or last.extras.left_out
     own = {"ratchet": _routing_represent(completion, last.extras)} if routed else {}
     yield chunk(last, last.finish_reason, **own)
     usage = usage_of(answer_of([last], 0))
     if asked.include_usage and usage is not None:
-        yield _event({**head, "choices": [], "usage": usage})
+        yield {**head, "choices": [], "usage": usage}
     _count(completion, usage, began)
-    yield b"data: [DONE]\n\n"
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -20,13 +20,14 @@ from backend.outages import OutageLog
 from backend.rest.reading import parameters
 from backend.rest.views import ApiView
 from rl.base_models.service import base_model_default
-from rl.models import TrainingRun
+from rl.models import Policy, TrainingRun
 from rl.serving import metrics
 from rl.serving.base import BASE, BackendFailed, Model
 from rl.serving.endpoint import EndpointBackend
-from rl.serving.fallback import backends
+from rl.serving.fallback import backends, upstream_backend
 from rl.serving.files import files_of
 from rl.serving.gateway import recorder
+from rl.serving.preparation import endpoint_of
 from rl.serving.recording_policy import refuses
 
 logger = logging.getLogger("rl.health")
@@ -51,7 +52,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
         "database": "ok" if database else "away",
         "migrations": _migrations() if database else "unknown",
         "queue": "ok" if _queue() else "away",
-        "model": "ok" if _model() else "away",
+        "model": "ok" if (database and _upstream()) or _model() else "away",
     }
     disks = {"data": _disks(_data_folders()), "spool": _disks([recorder.outbox.folder])}
     ready = all(state == "ok" for state in parts.values()) and (recorder.recordable() or not refuses())
@@ -104,8 +105,15 @@ def _queue() -> bool:
         return False
 
 
+def _upstream() -> bool:
+    """True if a hosted champion's upstream can be connected to, as far as this process knows: a probe asks nobody."""
+    champions = Policy.objects.filter(kind=Policy.Kind.HOSTED, stage=Policy.Stage.CHAMPION)
+    endpoints = [endpoint_of(one.upstream) for one in champions.select_related("upstream") if one.upstream]
+    return any(not one.fault and not upstream_backend(one).breaker.is_open for one in endpoints)
+
+
 def _model() -> bool:
-    """True if a backend could answer with the base model."""
+    """True if a local backend could answer with the base model."""
     for backend in backends():
         if isinstance(backend, EndpointBackend):
             if backend.reachable():

@@ -94,8 +94,12 @@ def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
     rows, models, files = _snapshots_erase(marks, dry_run)
     models |= linear_models_redact(marks, dry_run)
     counts |= {"rows of snapshots": rows, "linear models": len(models), "snapshot files of no run": files}
+    folder = settings.RATCHET_HOME / "cache"
+    # an answer of a hosted model may repeat a prompt that no snapshot holds
+    for cache in sorted(folder.glob("hosted-answers.sqlite3*")) if not dry_run else ():
+        cache.unlink(missing_ok=True)
     if rows:
-        caches = sorted((settings.RATCHET_HOME / "cache").glob("*.sqlite3*"))
+        caches = sorted(folder.glob("*.sqlite3*"))
         counts["caches of tokens"] = len(caches)
         for cache in caches if not dry_run else ():
             cache.unlink(missing_ok=True)

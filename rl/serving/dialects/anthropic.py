@@ -13,7 +13,7 @@ from rl.serving.dialects.events import DONE, MALFORMED
 VERSION = "2023-06-01"
 MAX_TOKENS = 4096
 """Tokens of an answer where nobody says: the endpoint wants a number."""
-SAME = {"model", "stream", "service_tier"}
+SAME = {"model", "stream", "service_tier", "thinking"}
 """Fields that go by the same name in both dialects."""
 TRANSLATED = {
     "messages", "max_tokens", "max_completion_tokens", "stop", "tools", "tool_choice", "parallel_tool_calls",

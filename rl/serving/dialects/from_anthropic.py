@@ -1,0 +1,277 @@
+"""Anthropic messages at the gateway: read as a chat request, and written from a chat completion or its chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rl.serving.base import ServingRefused
+from rl.serving.dialects.anthropic import THINKING
+from rl.serving.dialects.chat import Object, count_of
+
+SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens", "service_tier", "thinking")
+"""Fields that go by the same name in both dialects."""
+ERROR_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+STOP_REASON = {
+    "stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal",
+}  # fmt: skip
+
+
+def request_read(body: Any) -> dict[str, Any]:
+    """The chat request of a messages request. Raises ServingRefused, naming the field."""
+    if not isinstance(body, Mapping):
+        raise ServingRefused(f"expected a JSON object, found {type(body).__name__}")
+    chat: dict[str, Any] = {key: body[key] for key in SAME if key in body}
+    system = body.get("system")
+    messages = [{"role": "system", "content": _parts(system, "system")}] if system else []
+    sent = body.get("messages")
+    if not isinstance(sent, list) or not sent:
+        raise ServingRefused("messages: expected a list of at least one {role, content}", param="messages")
+    for number, message in enumerate(sent):
+        messages += _message(message, f"messages[{number}]")
+    chat["messages"] = messages
+    if body.get("stop_sequences"):
+        chat["stop"] = body["stop_sequences"]
+    if tools := body.get("tools"):
+        chat["tools"] = [_tool(tool) for tool in _list(tools, "tools")]
+    if isinstance(choice := body.get("tool_choice"), Mapping):
+        named = {"type": "function", "function": {"name": choice.get("name")}}
+        kind = choice.get("type")
+        chat["tool_choice"] = named if kind == "tool" else "required" if kind == "any" else kind
+        if choice.get("disable_parallel_tool_use"):
+            chat["parallel_tool_calls"] = False
+    config = body.get("output_config")
+    if isinstance(config, Mapping):
+        if isinstance(form := config.get("format"), Mapping):
+            schema = {"name": "response", "schema": form.get("schema"), "strict": True}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if config.get("effort"):
+            chat["reasoning_effort"] = config["effort"]
+    if isinstance(metadata := body.get("metadata"), Mapping) and metadata.get("user_id"):
+        chat["user"] = metadata["user_id"]
+    if chat.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return chat
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise ServingRefused(f"{where}: expected a list of objects", param=where.partition("[")[0])
+    return value
+
+
+def _message(message: Any, where: str) -> list[dict[str, Any]]:
+    """A turn as chat messages: each result of a tool is one of its own."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if role not in ("user", "assistant", "system"):
+        raise ServingRefused(f"{where}: expected an object with the role user or assistant", param="messages")
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    blocks = _list(content, f"{where}.content")
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": block.get("tool_use_id"),
+            "content": _text(block.get("content"), f"{where}.content"),
+        }
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
+    made: dict[str, Any] = {"role": role}
+    calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    thoughts = [dict(block) for block in blocks if block.get("type") in ("thinking", "redacted_thinking")]
+    rest = [
+        block
+        for block in blocks
+        if block.get("type") not in ("tool_result", "tool_use", "thinking", "redacted_thinking")
+    ]
+    if calls:
+        made["tool_calls"] = calls
+    if thoughts:
+        made[THINKING] = thoughts
+        made["reasoning_content"] = "".join(str(block.get("thinking", "")) for block in thoughts)
+    if rest:
+        made["content"] = _parts(rest, f"{where}.content")
+    elif calls or thoughts:
+        made["content"] = None
+    else:
+        return results
+    return [*results, made]
+
+
+def _parts(content: Any, where: str) -> Any:
+    """A content as chat has it: one text where it is words alone."""
+    if isinstance(content, str):
+        return content
+    parts = [_part(block, where) for block in _list(content, where)]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(block: Object, where: str) -> dict[str, Any]:
+    kind, source = block.get("type"), block.get("source")
+    if kind == "text":
+        return {"type": "text", "text": str(block.get("text", ""))}
+    if kind in ("image", "document") and isinstance(source, Mapping):
+        url = source.get("url")
+        if source.get("type") == "base64":
+            url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        if kind == "image":
+            return {"type": "image_url", "image_url": {"url": url}}
+        return {"type": "file", "file": {"file_data": url, "filename": str(block.get("title") or "document")}}
+    raise ServingRefused(
+        f"{where}: blocks of type {kind!r} are not taken here", param=where.partition("[")[0]
+    )
+
+
+def _text(content: Any, where: str) -> Any:
+    return "" if content is None else _parts(content, where)
+
+
+def _call(block: Object) -> dict[str, Any]:
+    arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+    return {
+        "id": block.get("id"),
+        "type": "function",
+        "function": {"name": block.get("name"), "arguments": arguments},
+    }
+
+
+def _tool(tool: Object) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise ServingRefused(
+            f"tools: tools of type {tool['type']!r} run at their provider and are not taken here",
+            param="tools",
+        )
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+    return {
+        "type": "function",
+        "function": function | {k: tool[k] for k in ("description", "strict") if k in tool},
+    }
+
+
+# --- What goes back ---------------------------------------------------------------------------------------------
+
+
+def answer_write(completion: Object) -> dict[str, Any]:
+    """A chat completion as a message."""
+    choice = completion["choices"][0]
+    said, blocks = choice["message"], []
+    if thoughts := said.get(THINKING):
+        blocks += thoughts
+    elif words := said.get("reasoning_content") or said.get("reasoning"):
+        blocks.append({"type": "thinking", "thinking": str(words), "signature": ""})
+    if text := said.get("content") or said.get("refusal"):
+        blocks.append({"type": "text", "text": text, "citations": None})
+    for call in said.get("tool_calls") or ():
+        blocks.append({**_use(call), "input": _input(call["function"].get("arguments"))})
+    reason = "refusal" if said.get("refusal") else STOP_REASON.get(choice["finish_reason"], "end_turn")
+    return {
+        **_message_head(completion), "content": blocks, "stop_reason": reason, "stop_sequence": None,
+        "usage": _usage(completion.get("usage")), "ratchet": completion["ratchet"],
+    }  # fmt: skip
+
+
+def _message_head(completion: Object) -> dict[str, Any]:
+    return {"id": completion["id"], "type": "message", "role": "assistant", "model": completion["model"]}
+
+
+def _use(call: Object) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.get("id"), "name": (call.get("function") or {}).get("name")}
+
+
+def _input(arguments: Any) -> Any:
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
+def _usage(usage: Object | None) -> dict[str, Any]:
+    """Token counts as Anthropic has them; 0 where the server does not count, as the clients want numbers."""
+    sent = usage or {}
+    details = sent.get("prompt_tokens_details")
+    details = details if isinstance(details, Mapping) else {}
+    cached, stored = count_of(details, "cached_tokens") or 0, count_of(details, "cache_write_tokens") or 0
+    read = count_of(sent, "prompt_tokens", "input_tokens") or 0
+    return {
+        "input_tokens": max(read - cached - stored, 0),
+        "output_tokens": count_of(sent, "completion_tokens", "output_tokens") or 0,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": stored,
+    }
+
+
+def error_write(status: int, error: Object) -> dict[str, Any]:
+    """An error as Anthropic's clients read it."""
+    kind = ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error["message"], "code": error.get("code")}}
+
+
+def events_write(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
+    """The events of a message from the chunks of a chat completion."""
+    open_kind, index = None, -1
+    usage: Object | None = None
+    reason, refused = "stop", False
+    at: dict[Any, int] = {}
+
+    def begun(kind: Any, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        nonlocal open_kind, index
+        if open_kind is not None:
+            yield {"type": "content_block_stop", "index": index}
+        open_kind, index = kind, index + 1
+        yield {"type": "content_block_start", "index": index, "content_block": block}
+
+    for number, chunk in enumerate(chunks):
+        if "error" in chunk:
+            yield error_write(503, chunk["error"])
+            return
+        usage = chunk.get("usage") or usage
+        if number == 0:
+            message = {**_message_head(chunk), "content": [], "stop_reason": None, "stop_sequence": None}
+            yield {
+                "type": "message_start",
+                "message": {**message, "usage": _usage(None), "ratchet": chunk["ratchet"]},
+            }
+        for choice in chunk["choices"]:
+            delta, reason = choice["delta"], choice.get("finish_reason") or reason
+            thought = delta.get("reasoning_content") or delta.get("reasoning")
+            if isinstance(thought, str) and thought:
+                if open_kind != "thinking":
+                    yield from begun("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                yield _delta(index, {"type": "thinking_delta", "thinking": thought})
+            for block in delta.get(THINKING) or ():
+                if open_kind == "thinking" and block.get("signature"):
+                    yield _delta(index, {"type": "signature_delta", "signature": block["signature"]})
+            refused = refused or bool(delta.get("refusal"))
+            if text := delta.get("content") or delta.get("refusal"):
+                if open_kind != "text":
+                    yield from begun("text", {"type": "text", "text": "", "citations": None})
+                yield _delta(index, {"type": "text_delta", "text": text})
+            for call in delta.get("tool_calls") or ():
+                place = call.get("index", 0)
+                if place not in at:
+                    yield from begun(place, {**_use(call), "input": {}})
+                    at[place] = index
+                if part := (call.get("function") or {}).get("arguments"):
+                    yield _delta(at[place], {"type": "input_json_delta", "partial_json": part})
+    if open_kind is not None:
+        yield {"type": "content_block_stop", "index": index}
+    stop = "refusal" if refused else STOP_REASON.get(reason, "end_turn")
+    yield {
+        "type": "message_delta",
+        "delta": {"stop_reason": stop, "stop_sequence": None},
+        "usage": _usage(usage),
+    }
+    yield {"type": "message_stop"}
+
+
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
