@@ -280,7 +280,9 @@ def main() -> None:
                     through["cpu_ms_per_request"] = round(1e3 * spent / requests, 2)
                     found["closed_loop" if rate is None else f"{rate:g}_per_second"] = added(direct, through)
                 if options.upstream:
+                    before = cpu_seconds(gateway)
                     found["burst"] = asyncio.run(burst(server.port, key, cookie, options.burst))
+                    found["burst"]["gateway_cpu_s"] = round(cpu_seconds(gateway) - before, 2)
                 time.sleep(1)
             recorded = server.manage(
                 "shell",

@@ -58,8 +58,9 @@ def test_an_upstream_that_is_busy_is_waited_for(stub: ModelServer, monkeypatch: 
     policy = hosted(stub.url)
     with pytest.raises(HostedFailed, match="left alone"):  # the clock stands still here
         HostedSide(policy).answers(prompts("a"))
-    assert len(waits) == hosted_side.TRIES - 1
-    assert all(25 < wait <= 30 for wait in waits)
+    long = [wait for wait in waits if wait]  # the stub sleeps for 0 s
+    assert len(long) == hosted_side.TRIES - 1
+    assert all(25 < wait <= 30 for wait in long)
 
 
 def test_erasing_anything_removes_the_answers(stub: ModelServer, ratchet_home: Any) -> None:

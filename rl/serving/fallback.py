@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
+from backend.database_connections import connection_release
 from rl.models.serving import IN_PROCESS
 from rl.registry.integrity import stand_in_notify
 from rl.serving import metrics
@@ -178,6 +179,8 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
         own_timeout_s = model.endpoint.timeout_s if model.endpoint is not None else None
         if own_timeout_s is None and left <= 0:
             continue
+        if model.endpoint is not None:
+            connection_release()  # an upstream takes seconds
         began = time.monotonic()
         try:
             result = call(backend, model, own_timeout_s or (left / 2 if pending else left))

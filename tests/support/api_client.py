@@ -44,12 +44,15 @@ def error_of(response: HttpResponse) -> dict[str, Any]:
     """The error of a refusal, after checking that it has the shape of its address and is JSON."""
     assert response["Content-Type"] == "application/json", response.content[:200]
     body = json.loads(response.content)
-    assert set(body) == {"error"}
     request = getattr(response, "request", None)
-    if request is not None and request["PATH_INFO"].startswith("/v1/"):
+    if request is not None and request["PATH_INFO"] == "/v1/messages":
+        assert body.pop("type") == "error"
+        assert set(body["error"]) == {"message", "type", "code"}
+    elif request is not None and request["PATH_INFO"].startswith("/v1/"):
         assert set(body["error"]) == {"message", "type", "param", "code"}
     else:
         assert set(body["error"]) == {"code", "message", "fields"}
+    assert set(body) == {"error"}
     assert isinstance(body["error"]["message"], str)
     assert body["error"]["message"]
     error: dict[str, Any] = body["error"]

@@ -263,7 +263,7 @@ def _grown(
         yield {"type": "response.reasoning_summary_text.delta", "summary_index": 0, **place}
         return
     item["content"][0]["refusal" if kind == "refusal" else "text"] += text
-    logprobs = {"logprobs": []} if kind == "output_text" else {}
+    logprobs: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
     yield {"type": f"response.{kind}.delta", "content_index": 0, **logprobs, **place}
 
 
@@ -274,8 +274,8 @@ def _ended(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "response.function_call_arguments.done", **said, **place}
     elif item["type"] == "message":
         part = item["content"][0]
-        said = "refusal" if part["type"] == "refusal" else "text"
-        done = {said: part[said]} | ({"logprobs": []} if said == "text" else {})
+        name = "refusal" if part["type"] == "refusal" else "text"
+        done: dict[str, Any] = {name: part[name]} | ({"logprobs": []} if name == "text" else {})
         yield {"type": f"response.{part['type']}.done", "content_index": 0, **done, **place}
         yield {"type": "response.content_part.done", "content_index": 0, "part": part, **place}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
