@@ -24,6 +24,9 @@ from backend.plugins import left_out, plugins_load
 
 BASE_DIR = ROOT
 load_dotenv(dotenv_file(os.environ))
+# oneDNN keeps a kernel with its working memory for each shape of product, 1,024 of them by default. Rows of many lengths
+# then cost gigabytes. It reads this before the first product.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 # Child processes inherit the environment and run in BASE_DIR: a relative path would mean another file to them.
 for _name in ("RATCHET_HOME", "RATCHET_CONFIG", "LLAMA_CPP_PATH"):
     if os.environ.get(_name):

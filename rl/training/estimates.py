@@ -201,8 +201,8 @@ PROCESS_GB = {"cpu": 0.8, "cuda": 0.6}
 """Python with torch, transformers and Django; on a GPU, the CUDA context there."""
 
 KERNELS_GB = {True: 0.7, False: 0.2}
-"""oneDNN compiles a kernel for each shape of product it meets and keeps 1,024 of them: with rows of many lengths a run
-on a CPU grows by 20 MB a step at first, and levels off after about a hundred. Packed rows (true) have more."""
+"""oneDNN compiles a kernel for each shape of product it meets and keeps 64 of them (`backend.settings`): with rows of
+many lengths a run on a CPU grows in its first steps, then levels off. Packed rows (true) have more."""
 
 
 # --- Per method ---------------------------------------------------------------------------------------------
