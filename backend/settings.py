@@ -24,8 +24,8 @@ from backend.plugins import left_out, plugins_load
 
 BASE_DIR = ROOT
 load_dotenv(dotenv_file(os.environ))
-# oneDNN keeps a kernel with its working memory for each shape of product, 1,024 of them by default. Rows of many lengths
-# then cost gigabytes. It reads this before the first product.
+# oneDNN keeps a kernel with its working memory for each shape of product, 1,024 of them by default. With rows of many
+# lengths these take gigabytes. It reads the number at the first product.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 # Child processes inherit the environment and run in BASE_DIR: a relative path would mean another file to them.
 for _name in ("RATCHET_HOME", "RATCHET_CONFIG", "LLAMA_CPP_PATH"):

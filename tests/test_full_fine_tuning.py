@@ -26,6 +26,7 @@ from rl.models.runs import RunRefused
 from rl.recipes import (
     DPO_CONFIG,
     GRPO_CONFIG,
+    KTO_CONFIG,
     PPO_CONFIG,
     SFT_CONFIG,
     AdapterRecipe,
@@ -257,6 +258,15 @@ def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figu
     assert rates.value_learning_rate == pytest.approx(preset.value_learning_rate / 10)
     with pytest.raises(RunRefused, match="value_backbone=shared saves the second trained copy"):
         recipe_for(ppo, small)
+
+
+def test_memory_of_a_warm_up_counts_the_base_that_it_trains() -> None:
+    recipe = KTO_CONFIG["cpu"]
+    weights = [
+        memory_estimate._parts(SIZES["0.5B"], recipe.with_knobs(warm_up_steps=steps).as_dict(), 2, 4)[0]
+        for steps in (0, 24)
+    ]
+    assert weights[1] == 2 * weights[0] == 2 * 4 * 494_000_000
 
 
 def test_memory_of_ppo_counts_the_value_s_copy_and_what_stands_beside() -> None:

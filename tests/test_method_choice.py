@@ -235,7 +235,10 @@ def test_an_objective_that_is_configured_stands(settings: object) -> None:
 
 
 def test_a_run_that_starts_from_sft_has_it_trained_first_and_starts_from_its_policy() -> None:
-    run = TrainingRun.objects.create(agent=AGENT, method="kto", base_model="b", recipe={"start_from": "sft"})
+    limits = {"minutes": 20.0, "max_steps": 7}
+    run = TrainingRun.objects.create(
+        agent=AGENT, method="kto", base_model="b", recipe={"start_from": "sft", **limits}
+    )
     orders: list[TrainOrder] = []
 
     def enter(order: TrainOrder) -> TrainingRun:
@@ -259,7 +262,15 @@ def test_a_run_that_starts_from_sft_has_it_trained_first_and_starts_from_its_pol
     assert run.recipe["start_from"] == "shown"
     (order,) = orders
     assert (order.method, order.base_model, order.stage_of) == ("sft", "b", run.pk)
-    assert order.knobs["start_from"] == "base"
+    assert order.knobs == {"start_from": "base", "minutes": 10.0, "max_steps": 7}
+
+
+def test_limits_of_a_training_are_left_out_where_a_fit_takes_seconds() -> None:
+    triaged(30, lambda n: True)
+    order = order_automatic(AGENT, "linear", knobs={"minutes": 5.0, "max_steps": 9, "features": "words"})
+    assert order.method == "linear"
+    assert not {"minutes", "max_steps"} & set(order.knobs)
+    assert order.knobs["features"] == "words"
 
 
 @pytest.mark.parametrize(
@@ -307,9 +318,11 @@ def test_a_dry_run_of_the_pipeline_shows_each_training_with_its_reason(
 ) -> None:
     triaged(120, lambda n: n < 20)
     base = str(tiny_model(tmp_path / "base"))
-    call_command("run_pipeline", "--agent", AGENT, "--model", base, "--config", "cpu", "--dry-run", "--json")
+    limited = ("--config", "cpu", "--minutes", "4")
+    call_command("run_pipeline", "--agent", AGENT, "--model", base, *limited, "--dry-run", "--json")
     found = json.loads(capsys.readouterr().out)["trainings"]
     assert [one["method"] for one in found] == ["linear", "sft", "kto"]
     assert all(one["reason"] and one["samples"]["train"] and one["estimated_memory_gb"] for one in found)
     assert found[2]["recipe"]["start_from"] == "sft"
+    assert [one["recipe"]["minutes"] for one in found[1:]] == [2.0, 4.0]
     assert not TrainingRun.objects.exists()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rl.jobs.stages import stage_limits
+from rl.jobs.run_recipe import within_minutes
+from rl.jobs.stages import SFT_SHARE, stage_limits
 from rl.jobs.trainer import rows_read
-from rl.recipes import RECIPES, Recipe, RecipeError, SFTRecipe
+from rl.recipes import DPO_CONFIG, RECIPES, Recipe, RecipeError, SFTRecipe
 from rl.recipes.fit import Speed, Workload, minutes_fitted, rate_scale, recipe_fitted
 from rl.training import profiler
 from rl.training.profiler import MeasuredBase, profile_base
@@ -96,6 +97,10 @@ def test_a_warm_up_takes_a_part_of_the_minutes_at_most() -> None:
 def test_stages_are_held_to_the_limits_of_their_run() -> None:
     assert stage_limits({"max_steps": 2, "minutes": 20.0}) == {"max_steps": 2, "minutes": 5.0}
     assert stage_limits({"max_steps": -1, "minutes": 0.0}) == {}
+    assert stage_limits({"minutes": 20.0}, SFT_SHARE) == {"minutes": 10.0}
+    own = within_minutes(DPO_CONFIG["cpu"].with_knobs(minutes=20.0, start_from="sft"), 300, Speed(10.0, 0.0))
+    alone = within_minutes(DPO_CONFIG["cpu"].with_knobs(minutes=10.0), 300, Speed(10.0, 0.0))
+    assert own.steps == alone.steps
 
 
 def test_minutes_are_not_negative() -> None:

@@ -212,6 +212,10 @@ def base_model_wanted(agent: str, wanted: str, **more: Any) -> str:
     return base_model_for(TrainOrder(agent, REWARD_MODEL if wanted == REWARD_MODEL else "sft", **more))
 
 
+LIMITS = ("minutes", "max_steps")
+"""Knobs that limit a training by steps."""
+
+
 def order_automatic(
     agent: str,
     wanted: str = "auto",
@@ -231,6 +235,8 @@ def order_automatic(
     if chosen is None:
         chosen = method_chosen(agent, wanted, base_model=base_model_wanted(agent, wanted, **more))
     own = {**chosen.knobs, **(knobs or {})}
+    if not method_named(chosen.method).adapter:  # a fit takes seconds
+        own = {knob: value for knob, value in own.items() if knob not in LIMITS}
     named = "reward" in own or "reward" in settings.RATCHET_CONFIG.get(chosen.method, {})
     if rewards and method_named(chosen.method).rewarded and not named and own.get("mode") != "logged":
         own["reward"] = AUTO

@@ -123,6 +123,8 @@ def _rows(recipe: dict[str, Any]) -> int:
 def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> tuple[float, float, float]:
     """Bytes of the weights, of the adapter with its optimiser, and of what a micro-batch keeps; `size` of a number."""
     weights = shape.parameters * (0.65 if recipe.get("quantization") == "4bit" else size)
+    # a warm-up is trained on a base of its own, beside the run's
+    weights *= 2 if recipe.get("warm_up_steps") else 1
     rank = int(recipe["lora_r"])
     trained = (
         shape.layers * rank * (8 * shape.hidden_size + 3 * (shape.hidden_size + shape.middle))

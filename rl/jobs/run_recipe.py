@@ -14,12 +14,12 @@ from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.memory_estimate import base_parameters, memory_estimate
 from rl.jobs.method_selection import REWARD_MODEL, method_chosen
-from rl.jobs.stages import STAGE_SHARE
+from rl.jobs.stages import SFT_SHARE, STAGE_SHARE
 from rl.jobs.trainer import base_measured, import_reference
 from rl.jobs.warm_start import start_resolved
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
-from rl.recipes import Recipe, RewardModelRecipe, recipe_named
+from rl.recipes import SFT_STAGE, Recipe, RewardModelRecipe, recipe_named
 from rl.recipes.base import AnswerRecipe
 from rl.recipes.fit import MINUTES, MinutesFit, Speed, Workload, minutes_fitted, recipe_fitted
 from rl.recipes.methods import METHODS, method_named
@@ -138,6 +138,7 @@ def within_minutes(recipe: Recipe, rows: int, speed: Speed) -> MinutesFit:
     knobs = recipe.as_dict()
     tries = max(1, int(knobs.get("search", 0)))
     own = 1 - 2 * STAGE_SHARE if AUTO in str(knobs.get("reward", "")).split(",") else 1.0
+    own = 1 - SFT_SHARE if knobs.get("start_from") == SFT_STAGE else own
     return minutes_fitted(recipe, rows, own * recipe.minutes / tries, speed)
 
 

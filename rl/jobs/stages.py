@@ -27,14 +27,18 @@ class StageRunner:
 STAGE_SHARE = 0.25
 """Share of a run's minutes that each of its stages may take."""
 
+SFT_SHARE = 0.5
+"""Share of the SFT stage that a run starts from: it teaches what people wrote."""
 
-def stage_limits(knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Knobs of a stage by which the limits that a run's knobs name hold for it too: its steps and its minutes."""
+
+def stage_limits(knobs: Mapping[str, Any], share: float = STAGE_SHARE) -> dict[str, Any]:
+    """Knobs of a stage by which the limits that a run's knobs name hold for it too: its steps, and its `share` of the
+    minutes."""
     limits: dict[str, Any] = {}
     if (steps := knobs.get("max_steps")) is not None and int(steps) > 0:
         limits["max_steps"] = int(steps)
     if minutes := float(knobs.get("minutes") or 0.0):
-        limits["minutes"] = STAGE_SHARE * minutes
+        limits["minutes"] = share * minutes
     return limits
 
 

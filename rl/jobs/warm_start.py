@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl.checksums import FileDamaged
 from rl.jobs.lifecycle import TrainOrder, base_model_for
-from rl.jobs.stages import StageRunner, memory_release, stage_started, stage_trained
+from rl.jobs.stages import SFT_SHARE, StageRunner, memory_release, stage_limits, stage_started, stage_trained
 from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
 from rl.recipes import BASE, CHAMPION, SFT_STAGE, Recipe
@@ -58,7 +58,11 @@ def start_stage_run(run: TrainingRun, stage_runner: StageRunner) -> None:
                 "sft",
                 base_model=run.base_model,
                 # a run goes on from a LoRA with a LoRA, and from whole weights with whole weights
-                knobs={"start_from": BASE, **({"lora_r": 0} if run.recipe.get("lora_r") == 0 else {})},
+                knobs={
+                    "start_from": BASE,
+                    **({"lora_r": 0} if run.recipe.get("lora_r") == 0 else {}),
+                    **stage_limits(run.recipe, SFT_SHARE),
+                },
                 actor=f"run {run.pk}",
                 reason=f"first stage of run {run.pk}: what people wrote and liked",
                 stage_of=run.pk,

@@ -29,7 +29,7 @@ from rl.jobs.estimates import base_model_wanted, order_automatic
 from rl.jobs.lifecycle import PhaseRecorder, TrainOrder, pulse
 from rl.jobs.method_selection import LINEAR, MethodChoice, TrainingPlan, training_plan
 from rl.jobs.plan import train_plan
-from rl.jobs.stages import memory_release
+from rl.jobs.stages import SFT_SHARE, memory_release, stage_limits
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learner_config import learner_settings, retrain_knobs
 from rl.models.runs import RunRefused
@@ -228,10 +228,13 @@ class TrainingPipeline:
     def dry_run(self, progress: Progress | None = None) -> list[dict[str, Any]]:
         """Counts, steps, minutes and memory of each training of the plan, with its method and reason; trains
         nothing."""
-        plans = []
-        for training in self.plan.trainings:
-            expected = train_plan(self.order(training), _phase_progress(progress, training.method))
-            plans.append({"method": training.method, "reason": training.reason, **expected})
+        plans: list[dict[str, Any]] = []
+        for training in reversed(self.plan.trainings):  # the run first, as its limits hold for its stage
+            order = self.order(training)
+            if plans and training.method == "sft":
+                order.knobs.update(stage_limits(plans[0]["recipe"], SFT_SHARE))
+            expected = train_plan(order, _phase_progress(progress, training.method))
+            plans.insert(0, {"method": training.method, "reason": training.reason, **expected})
         return plans
 
     def train(self, progress: Progress | None = None) -> dict[str, Any]:

@@ -164,12 +164,15 @@ class DPOTrainer:
         weights = [row["weight"] for row in train.rows]
         collator = PairCollator(policy.tokenizer.pad_token_id, weight_scale=len(weights) / math.fsum(weights))
         special_tokens_settle(policy)
-        recipe = self.warm_up.start_recipe(self.recipe) if self.warm_up is not None else self.recipe
+        recipe, train_rows, eval_rows = self.recipe, dataset(train), dataset(held_out)
+        if self.warm_up is not None:
+            recipe = self.warm_up.start_recipe(recipe)
+            self.warm_up.release()
         trainer = PairTrainer(
             model=policy.model,
             args=arguments,
-            train_dataset=dataset(train),
-            eval_dataset=dataset(held_out),
+            train_dataset=train_rows,
+            eval_dataset=eval_rows,
             processing_class=policy.tokenizer,
             data_collator=collator,
             peft_config=lora_config_of(recipe, policy),
@@ -194,6 +197,7 @@ class DPOTrainer:
             ]
             reference, cache = policy, reference_cache(self.context)
             if self.warm_up is not None:
+                assert self.warm_up.reference is not None  # until the rows of all splits are made
                 reference, cache = self.warm_up.reference, self.warm_up.cache
             self.context.phase("reference pass")
             logps, computed = reference_logps(

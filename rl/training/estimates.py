@@ -179,7 +179,10 @@ def memory_estimate(
     number = 4 if hardware.dtype == "float32" else 2
     four_bit = recipe.quantization == "4bit" and hardware.supports_4bit
     # NF4 with double quantisation takes 4.127 bits a weight (Dettmers et al. 2023); embeddings stay as they are
-    weights = parameters * (0.65 if four_bit else number)
+    bases = (
+        2 if isinstance(recipe, AdapterRecipe) and recipe.warm_up_steps else 1
+    )  # a warm-up is trained on its own
+    weights = bases * parameters * (0.65 if four_bit else number)
     trained = parameters if recipe.whole else layers * recipe.lora_r * (8 * hidden + 3 * (hidden + middle))
     # float32 weight, gradient, two moments; of a reference the weight alone
     lora = trained * (16 * recipe.trained_copies + 4 * recipe.has_adapter_reference)

@@ -153,11 +153,16 @@ class KTOTrainer:
                 self.context.note(self.warm_up.note)
                 recipe = self.warm_up.start_recipe(recipe)
             special_tokens_settle(policy)
+            train, evaluated = (
+                self._dataset(policy, arguments, rows) if rows else None for rows in (items, held_out)
+            )
+            if self.warm_up is not None:
+                self.warm_up.release()
             trainer = _KTOTrainer(
                 model=policy.model,
                 args=arguments,
-                train_dataset=self._dataset(policy, arguments, items),
-                eval_dataset=self._dataset(policy, arguments, held_out) if held_out else None,
+                train_dataset=train,
+                eval_dataset=evaluated,
                 processing_class=policy.tokenizer,
                 data_collator=KTOCollator(policy.tokenizer.pad_token_id),
                 peft_config=lora_config_of(recipe, policy),
@@ -215,6 +220,7 @@ class KTOTrainer:
         score_items = [*items, *mismatches] if has_reference_point else items
         reference, cache = policy, reference_cache(self.context)
         if self.warm_up is not None:
+            assert self.warm_up.reference is not None  # until the rows of all splits are made
             reference, cache = self.warm_up.reference, self.warm_up.cache
         self.context.phase("reference pass")
         logps, computed = reference_logps(

@@ -33,12 +33,12 @@ from rl.training.sft import SFTTrainer
 PHASE = "warm-up on the responses that were judged"
 
 
-@dataclass(frozen=True)
+@dataclass
 class WarmUp:
     """Outcome of a warm-up."""
 
-    reference: LoadedPolicy
-    """The base with the adapter of the warm-up: what the preference loss measures against."""
+    reference: LoadedPolicy | None
+    """The base with the adapter of the warm-up: what the preference loss measures against; None once released."""
     adapter: Path
     note: str
     cache: RowCache
@@ -47,6 +47,11 @@ class WarmUp:
     def store(self, adapter: Path) -> None:
         """Copy the reference into the folder of the policy that was measured against it."""
         shutil.copytree(self.adapter, adapter / REFERENCE, dirs_exist_ok=True)
+
+    def release(self) -> None:
+        """Free the second copy of the base, once the reference log-probabilities are known."""
+        self.reference = None
+        gc.collect()
 
     def start_recipe(self, recipe: AdapterRecipe) -> AdapterRecipe:
         """The recipe, starting from the warm-up where it would start from the base."""
