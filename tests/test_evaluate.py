@@ -373,8 +373,8 @@ def test_progress_ends_at_its_total() -> None:
         against=prefers(3),
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert [total for _, total in seen] == [40] * len(seen)
-    assert [done for done, _ in seen] == [10, 20, 30, 40]
+    assert [total for _, total in seen] == [60] * len(seen)
+    assert [done for done, _ in seen] == [10, 20, 30, 40, 50, 60]
 
 
 def test_no_pairs_are_refused() -> None:

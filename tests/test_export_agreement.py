@@ -81,6 +81,10 @@ def test_the_verdict_is_of_held_out_answers_where_there_are_some(
     assert (found.verdict, found.as_dict()["verdict"]) == (verdict, verdict)
     assert ExportAgreement.model_validate(found.as_dict()) == found
     assert ExportAgreement(policy=Measured(texts=off)).verdict == "changed"
+    alone = [off.model_copy(update={"kl": kl, "top1_agreement": share}) for share in (0.96, 0.94)]
+    expected = "same" if kl <= 0.01 else "close" if kl <= 0.1 else "changed"
+    assert ExportAgreement(policy=Measured(texts=alone[0])).verdict == expected
+    assert ExportAgreement(policy=Measured(texts=alone[1])).verdict == expected.replace("same", "close")
 
 
 # --- an adapter on the quantised file that its base was made from -------------------------------------------------

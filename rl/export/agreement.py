@@ -26,6 +26,9 @@ Verdict: TypeAlias = Literal["same", "close", "changed"]
 SAME_KL, SAME_TOP1, SAME_ANSWERS = 0.01, 0.98, 0.9
 """Up to this KL divergence, and from this top-1 agreement and share of equal answers to held-out prompts, two models
 are hard to tell apart: 8 bits stay within it."""
+SAME_TOP1_TEXTS = 0.95
+"""Top-1 agreement in its place on the check texts alone. Many of their tokens are nearly tied: SmolLM2's own Q4_1 file
+has 97.9 and its q8_0 file 96.3 % there, at a KL divergence of 0.005 and 0.008."""
 CLOSE_KL, CLOSE_TOP1 = 0.1, 0.9
 """What quantising to 4 or 5 bits usually costs."""
 
@@ -106,7 +109,8 @@ class ExportAgreement(BaseModel):
     def verdict(self) -> Verdict:
         found = self.policy.leading
         answers = 1.0 if found.same_answers is None else found.same_answers / found.prompts
-        if found.kl <= SAME_KL and found.top1_agreement >= SAME_TOP1 and answers >= SAME_ANSWERS:
+        top1 = SAME_TOP1 if self.policy.held_out else SAME_TOP1_TEXTS
+        if found.kl <= SAME_KL and found.top1_agreement >= top1 and answers >= SAME_ANSWERS:
             return "same"
         return "close" if found.kl <= CLOSE_KL and found.top1_agreement >= CLOSE_TOP1 else "changed"
 

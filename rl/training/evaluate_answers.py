@@ -101,12 +101,16 @@ def generate_answers(
 
 
 def answers_written(
-    policy: LoadedPolicy, prompts: Sequence[Sequence[Message]], agent: Agent, *, batch_size: int = 16
+    policy: LoadedPolicy,
+    prompts: Sequence[Sequence[Message]],
+    agent: Agent,
+    *,
+    room: int,
+    batch_size: int = 16,
 ) -> list[Generation]:
-    """Greedy free-text answers, without a list to choose from and without a grammar."""
-    if not prompts:
-        return []
-    return generate(policy, prompts, max_new_tokens=agent.max_new_tokens, batch_size=batch_size)
+    """Greedy free-text answers of at most `room` tokens, without a list to choose from and without a grammar."""
+    tokens = min(room, agent.max_new_tokens)
+    return generate(policy, prompts, max_new_tokens=tokens, batch_size=batch_size)
 
 
 def _likeliest_choices(

@@ -35,6 +35,9 @@ from rl.training.linear_side import LinearSide, Options, choice_scores
 from rl.training.policy import Generation, LoadedPolicy
 from rl.training.scoring import ResponseScore, head_check, score_pairs, score_responses
 
+WRITTEN_ROOM = 2
+"""Tokens of an answer that is written without its list or schema, as a multiple of the longest served answer."""
+
 CHUNK = 64
 """Pairs or prompts worked on between two calls of `progress`."""
 
@@ -114,7 +117,7 @@ class EvaluationInput:
 
     @property
     def size(self) -> int:
-        return len(self.rows) + len(self.score_rows) + len(self.prompts)
+        return len(self.rows) + len(self.score_rows) + len(self.prompts) + len(self.constrained_numbers)
 
 
 def answered_prompts(
@@ -182,10 +185,15 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
         for prompt, answer, problem in zip(prompts, answers, problems, strict=True)
     ]
     written: dict[int, Generation] = {}
-    if not isinstance(policy, LinearSide):
-        at = work.constrained_numbers
-        texts = answers_written(policy, [prompts[i].messages for i in at], judge.agent, batch_size=batch_size)
-        written = dict(zip(at, texts, strict=True))
+    at = work.constrained_numbers
+    room = WRITTEN_ROOM * max((answers[i].tokens for i in at), default=0)
+    for start in range(0, len(at), CHUNK):
+        chosen = at[start : start + CHUNK]
+        if not isinstance(policy, LinearSide):
+            asked = [prompts[i].messages for i in chosen]
+            texts = answers_written(policy, asked, judge.agent, room=room, batch_size=batch_size)
+            written |= dict(zip(chosen, texts, strict=True))
+        tick(len(chosen))
     return Side(scores, responses, answers, problems, rewards, written)
 
 

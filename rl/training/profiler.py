@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel, get_peft_model
@@ -37,7 +37,9 @@ from rl.training.packed.selection import strategy_select
 from rl.training.packed.selftest_cache import packed_code
 from rl.training.packed.strategies import Strategy
 from rl.training.policy import FINDINGS, LoadedPolicy, load_policy, lora_config, matmul
-from rl.training.ppo.rollout import Sampling, generate_tokens
+
+if TYPE_CHECKING:
+    from rl.training.ppo.rollout import Sampling
 
 ASKABLE = 1_000_000_000
 """Parameters up to which a base model is loaded before a training, to be measured and asked."""
@@ -201,7 +203,7 @@ def _measure_base(
 QUIET_SHARE = 0.6
 """Share of its threads' time that a measurement has on a machine with nothing else to do, at least."""
 
-MEASURED_TOKENS = 640
+MEASURED_TOKENS = 384
 """Tokens of a micro-batch, cut to whole rows, that are measured: time and memory grow evenly beyond."""
 
 
@@ -285,6 +287,9 @@ def _measure(
                 break
         sample_s = 0.0
         if generation is not None:
+            # PPO and GRPO alone need it, and it takes a second
+            from rl.training.ppo.rollout import generate_tokens
+
             policy.model.eval()
             generator = torch.Generator(policy.device).manual_seed(0)
             prompts = [[token % vocabulary for token in prompt] for prompt in generation.prompts]
