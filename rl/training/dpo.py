@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import trl
 from datasets import Dataset
 
-from rl.recipes import DPORecipe
+from rl.recipes import AdapterRecipe, DPORecipe
 from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder, reasoning_check
 from rl.training.folder import folder_prepare, same_run_check
 from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
@@ -164,7 +164,8 @@ class DPOTrainer:
         weights = [row["weight"] for row in train.rows]
         collator = PairCollator(policy.tokenizer.pad_token_id, weight_scale=len(weights) / math.fsum(weights))
         special_tokens_settle(policy)
-        recipe, train_rows, eval_rows = self.recipe, dataset(train), dataset(held_out)
+        recipe: AdapterRecipe = self.recipe
+        train_rows, eval_rows = dataset(train), dataset(held_out)
         if self.warm_up is not None:
             recipe = self.warm_up.start_recipe(recipe)
             self.warm_up.release()
