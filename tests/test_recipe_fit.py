@@ -28,11 +28,11 @@ def fitted(method: str, work: Workload = SMALL, *named: str) -> Recipe:
     return recipe_fitted(recipe, work, named)
 
 
-@pytest.mark.parametrize(("method", "steps"), [("sft", 48), ("dpo", 36), ("kto", 36), ("reward_model", 36)])
+@pytest.mark.parametrize(("method", "steps"), [("sft", 96), ("dpo", 36), ("kto", 36), ("reward_model", 36)])
 def test_a_pretrained_model_gets_tens_of_steps(method: str, steps: int) -> None:
     recipe, preset = fitted(method), RECIPES[method]["cpu"]
     assert recipe.steps(191) == steps
-    assert preset.steps(191) >= 4 * steps or method == "reward_model"
+    assert preset.steps(191) >= 2.5 * steps or method == "reward_model"
     assert recipe.learning_rate == pytest.approx(preset.learning_rate * rate_scale(135_000_000), rel=0.05)
 
 
@@ -74,7 +74,7 @@ def test_passes_are_cut_to_the_minutes() -> None:
     fewer = minutes_fitted(recipe, 191, 1, Speed(step_s=2.0, once_s=10.0))
     # 52.8 seconds are left of a minute, less ten: 21 steps, of 12 to a pass
     assert (fewer.steps, fewer.rows, fewer.recipe.steps(191)) == (21, 191, 21)
-    assert "21 of 48 steps" in fewer.note
+    assert "21 of 96 steps" in fewer.note
 
 
 def test_rows_are_left_out_where_not_even_one_pass_fits() -> None:

@@ -34,7 +34,7 @@ from rl.serving.preparation import policy_prepare
 
 AGENT = "triage"
 DECISIONS = 300
-MINUTES = 10.0
+MINUTES = 15.0
 """Default time limit of the training, on a machine without an accelerator."""
 FRESH = 20
 """Messages nobody rated that are asked, in taught and in new wordings each."""

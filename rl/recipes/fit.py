@@ -24,15 +24,16 @@ MINUTES = 20.0
 """Default limit of a training on a machine without an accelerator, for base models other than the bundled one."""
 
 STEPS: dict[type[Recipe], dict[str, int]] = {
-    SFTRecipe: {"min_steps": 24},
+    SFTRecipe: {"min_steps": 48},
     DPORecipe: {"min_steps": 30, "warm_up_steps": 24},
     KTORecipe: {"min_steps": 36, "warm_up_steps": 24},
     RewardModelRecipe: {"min_steps": 36},
     GRPORecipe: {"min_steps": 24},
     PPORecipe: {"min_steps": 16},
 }
-"""Recipe -> least steps on few rows. 300 rows of triage were learnt by SmolLM2 in 50 steps of SFT (`many_rows_factor`
-makes 48 of 24), and 131 pairs in 12 of DPO."""
+"""Recipe -> least steps on few rows; `many_rows_factor` doubles them for SFT on many. On 182 rows of triage, which it
+rehearsed general prompts beside, SmolLM2's loss still fell at step 48 of SFT, on held-out rows as on training rows. 131
+pairs were learnt in 12 steps of DPO."""
 
 RATES = ("learning_rate", "warm_up_learning_rate", "value_learning_rate")
 
