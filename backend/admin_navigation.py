@@ -27,6 +27,7 @@ NAVIGATION: list[dict[str, Any]] = [
             _item("rl_policy", "Policies", "verified", "Every version of every agent, with its stage and its moves"),
             _item("rl_policyevent", "Policy events", "history", "Who promoted, rejected or retired what, and why"),
             _item("rl_evaluation", "Evaluations", "balance", "Measurements of a policy on held-out prompts"),
+            _item("rl_judginground", "Judging rounds", "rate_review", "Answers that people compared side by side"),
             _item("rl_artifact", "Artifacts", "inventory_2", "Exported files, with size and SHA-256"),
             _item("rl_benchmarkresult", "Benchmark results", "speed", "Scores on public tasks, beside the base's"),
             _item("rl_goldencase", "Golden cases", "star", "Prompts that a policy must answer rightly to be promoted"),

@@ -6,14 +6,16 @@ import dataclasses
 import logging
 from typing import Any
 
+from django.conf import settings
 from django.utils import timezone
 
 from backend.notifications import notify
 from rl.datasets.reward_records import rewards_calculate
+from rl.evaluation.judging import round_opened
 from rl.jobs import base_models
 from rl.jobs.child_process import command_run
 from rl.jobs.lifecycle import run_failed_notify, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
-from rl.models import TrainingRun
+from rl.models import JudgingRound, TrainingRun
 from rl.models.runs import run_folder
 from rl.online import learner
 
@@ -63,6 +65,18 @@ def follow_up(run_id: int) -> str:
 def base_model_add(text: str) -> str:
     """Add a base model that a page or REST named: see `rl.jobs.base_models`."""
     return base_models.base_model_add(text)
+
+
+def judging_round_answer(round_id: int) -> str:
+    """Generate the answers of a judging round in a process of its own. Returns the round's status."""
+    log = settings.RATCHET_HOME / "cache" / "judging" / f"{round_id}.log"
+    status = command_run(["judging_round", "answer", str(round_id), "--json"], log)
+    judging = JudgingRound.objects.get(pk=round_id)
+    if status < 0:
+        judging = round_opened(
+            judging, f"the process that generated the answers was ended by signal {-status}"
+        )
+    return str(judging.status)
 
 
 def tick() -> list[str]:

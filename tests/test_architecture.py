@@ -61,6 +61,7 @@ ENTRY_POINTS = [
     "rl.evaluation.benchmarks",
     "rl.evaluation.hosted_side",
     "rl.evaluation.judges",
+    "rl.evaluation.judging",
     "rl.evaluation.quantised_base",
     "rl.evaluation.scorer_process",
     "rl.evaluation.service",

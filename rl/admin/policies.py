@@ -20,6 +20,7 @@ from rl.models import (
     Artifact,
     BenchmarkResult,
     Evaluation,
+    JudgingRound,
     Policy,
     PolicyEvent,
 )
@@ -172,6 +173,24 @@ class EvaluationAdmin(FactAdmin):
     def accuracy(self, evaluation: Evaluation) -> str:
         leading = headline(evaluation.figures)
         return _headline_text({"headline": leading} if leading else evaluation.figures)
+
+
+@admin.register(JudgingRound)
+class JudgingRoundAdmin(FactAdmin):
+    """Rounds and their results. Pairs and judgements are not shown: whoever judges must stay blind."""
+
+    list_display = ["page", "agent", "policy", "opponent_name", "status", "verdict", "created"]
+    list_filter = [ByAgent, "status", "verdict"]
+    search_fields = ["policy__name", "opponent__name", "created_by", "reason"]
+    ordering = ["-id"]
+    readonly_fields = ["created_at"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[JudgingRound]:
+        return super().get_queryset(request).select_related("policy", "opponent")
+
+    @display(description="round", ordering="id")
+    def page(self, judging: JudgingRound) -> str:
+        return f"judging round {judging.pk}"
 
 
 @admin.register(PolicyEvent)

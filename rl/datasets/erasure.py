@@ -16,13 +16,24 @@ from feedback.erasure.places import columns_erase
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.linear_erasure import linear_models_erase, linear_models_redact
 from rl.datasets.snapshots import file_store, rows_write, temporary_file
-from rl.models import Evaluation, GoldenCase, LabelRun, Policy, RewardRecord, Snapshot, TrainingRun
+from rl.models import (
+    Evaluation,
+    GoldenCase,
+    JudgedPair,
+    LabelRun,
+    Policy,
+    RewardRecord,
+    Snapshot,
+    TrainingRun,
+)
 
 
 def decisions_forget(decisions: Sequence[uuid.UUID]) -> None:
-    """Remove what is kept of decisions that are forgotten: their rewards, whose parts may quote them."""
+    """Remove what is kept of decisions that are forgotten: their rewards, whose parts may quote them, and the pairs of
+    judging rounds on their prompts."""
     gone = RewardRecord.objects.filter(decision__in=decisions)
     gone._raw_delete(gone.db)  # a chain of records points to itself
+    JudgedPair.objects.filter(decision__in=decisions).delete()
 
 
 def snapshots_containing(
@@ -74,6 +85,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "rl.RewardModelVersion": ("ranking",),
     "rl.RewardModelEvent": ("reason", "figures"),
     "rl.ExperimentEvent": ("reason", "figures"),
+    "rl.JudgingRound": ("reason",),
+    "rl.JudgedPair": ("answer", "other_answer"),
     "rl.Snapshot": ("query", "left_out"),
     "rl.GoldenCase": ("messages", "state", "accepted", "forbidden"),
 }

@@ -6,6 +6,9 @@ from rl.models.benchmarks import BenchmarkResult as BenchmarkResult
 from rl.models.experiments import Arm as Arm
 from rl.models.experiments import Experiment as Experiment
 from rl.models.experiments import ExperimentEvent as ExperimentEvent
+from rl.models.judging import JudgedPair as JudgedPair
+from rl.models.judging import JudgingRound as JudgingRound
+from rl.models.judging import PairJudgement as PairJudgement
 from rl.models.labels import LabelRun as LabelRun
 from rl.models.learning import GateSettings as GateSettings
 from rl.models.learning import GoldenCase as GoldenCase

@@ -1,0 +1,119 @@
+"""Judging rounds from a terminal: create, list, show, stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from backend.command import RatchetCommand
+from rl.evaluation.judging import INCUMBENT, MOST_PROMPTS, PROMPTS, round_answer, round_create
+from rl.models import JudgingRound
+from rl.registry import service as registry
+from rl.registry.judging import round_get, round_represent, round_stop
+
+ACTOR = "judging_round"
+
+
+class Command(RatchetCommand):
+    help = (
+        "Compare a policy's answers with its opponent's, side by side: people judge blind pairs at /rate/pairs/ until "
+        "a test gives a verdict that holds whenever the round is stopped. Examples: manage.py judging_round create "
+        "--policy support-bot-v73; manage.py judging_round list --agent support-bot; manage.py judging_round show "
+        "3; manage.py judging_round stop 3 --reason enough"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add = parser.add_argument
+        add("action", choices=["create", "list", "show", "stop", "answer"], help=(
+            "What to do; answer generates the answers of a round that waits for a worker. Example: create"
+        ))  # fmt: skip
+        add("number", nargs="?", type=int, help="Number of the round, for show, stop and answer. Example: 3")
+        add("--policy", metavar="NAME", help="Policy to judge, for create. Example: --policy support-bot-v73")
+        add(
+            "--against",
+            default=INCUMBENT,
+            metavar="NAME",
+            help="Opponent: incumbent (default: the agent's champion, else its base model), base, or a policy. "
+            "Example: --against base",
+        )
+        add(
+            "--prompts",
+            type=int,
+            default=PROMPTS,
+            metavar="N",
+            help=f"Prompts that both answer, at most {MOST_PROMPTS} (default {PROMPTS}). Example: --prompts 100",
+        )
+        add(
+            "--raters",
+            type=int,
+            default=1,
+            metavar="N",
+            help="People who judge each prompt (default 1: different people share the prompts). Example: --raters 3",
+        )
+        add(
+            "--margin",
+            type=float,
+            default=0.1,
+            metavar="SHARE",
+            help="Loss of win share below one half that still counts as not worse (default 0.1). "
+            "Example: --margin 0.05",
+        )
+        add(
+            "--agent",
+            metavar="SLUG",
+            help="Only rounds of this agent, for list. Example: --agent support-bot",
+        )
+        add("--reason", default="", help='Why it is stopped, kept on record. Example: --reason "enough"')
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        action = options["action"]
+        if action == "list":
+            rows = JudgingRound.objects.select_related("policy", "opponent")
+            if options["agent"]:
+                rows = rows.filter(agent=options["agent"])
+            return {"rounds": [round_represent(row) for row in rows]}
+        if action == "create":
+            if not options["policy"]:
+                raise CommandError("judging_round create: expected --policy NAME, found none")
+            judging = round_create(
+                registry.policy_get(options["policy"]),
+                against=options["against"],
+                prompts=options["prompts"],
+                raters=options["raters"],
+                margin=options["margin"],
+                actor=ACTOR,
+            )
+            return round_represent(self._answered(judging))
+        if options["number"] is None:
+            raise CommandError(f"judging_round {action}: expected the number of a round, found none")
+        judging = round_get(options["number"])
+        if action == "answer":
+            judging = self._answered(judging)
+        if action == "stop":
+            judging = round_stop(judging, actor=ACTOR, reason=options["reason"])
+        return round_represent(judging)
+
+    def _answered(self, judging: JudgingRound) -> JudgingRound:
+        with self.bar(f"judging round {judging.pk}") as bar:
+            return round_answer(judging, bar.update)
+
+    def show(self, result: dict[str, Any]) -> None:
+        if result.get("rounds") == []:
+            self.stdout.write("No judging rounds yet.")
+        for row in result.get("rounds", [result]):
+            self.stdout.write(f"Round {row['id']} ({row['status']}): {row['words']}")
+        if "rounds" not in result:
+            counts = ("wins", "losses", "ties", "same", "both_bad", "waiting", "judgements", "raters")
+            self.stdout.write(", ".join(f"{name.replace('_', ' ')} {result[name]}" for name in counts))
+            for name in ("further", "reason"):
+                if result[name]:
+                    self.stdout.write(f"{name}: {result[name]}")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        if "rounds" in result:
+            return "python manage.py judging_round create --policy NAME"
+        if result["status"] == JudgingRound.Status.ENDED:
+            return f"/policies/{result['policy']}/ (make serve)"
+        return f"judge the pairs at {result['address']} (make serve)"

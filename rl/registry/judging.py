@@ -1,0 +1,322 @@
+"""Judging rounds: which pair a rater sees next, what is stored of an answer, and where a round stands.
+
+A prompt is the unit: it counts once it has as many judgements as the round asks for, by the sign of their sum. The
+round ends with the first verdict "better" or "worse", or when all its prompts are judged.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Count, Exists, OuterRef, QuerySet
+from django.utils import timezone
+from django.utils.crypto import salted_hmac
+
+from feedback.models import Decision
+from rl.models import JudgedPair, JudgingRound, PairJudgement
+from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
+
+SECONDS_PER_ANSWER = 10
+"""Seconds that a side-by-side judgement takes, about."""
+
+Preference = PairJudgement.Preference
+Status = JudgingRound.Status
+
+WORTH = {Preference.POLICY: 1, Preference.OPPONENT: -1, Preference.TIE: 0, Preference.BOTH_BAD: 0}
+
+
+class JudgingRefused(ValueError):
+    """A round or a judgement that is not possible; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class RoundCounts:
+    """Counts of a round, over its prompts."""
+
+    wins: int = 0
+    losses: int = 0
+    ties: int = 0
+    """Prompts whose raters called it equal or both bad, or outweighed each other."""
+    same: int = 0
+    """Prompts with equal answers, which nobody is asked about."""
+    both_bad: int = 0
+    """Prompts among the ties that every rater called both bad."""
+    waiting: int = 0
+    """Prompts that need further judgements."""
+    judgements: int = 0
+    raters: int = 0
+    """People who judged."""
+
+
+@dataclass(frozen=True)
+class RoundStanding:
+    """Where a round stands: its counts, the interval of the win share, the verdict."""
+
+    counts: RoundCounts
+    share: WinShare
+    verdict: str
+    raters_each: int
+
+    @property
+    def further(self) -> int | None:
+        """Further answers of people until a verdict, about, at most what is left; None where the prompts that are left
+        will not bring one."""
+        decided = self.share.further
+        if decided is None:
+            return None
+        counts = self.counts
+        # of prompts that people judged, one more of each kind: no rate is 0
+        rate = (self.share.decided + 2) / (self.share.decided + counts.ties + 2)
+        prompts = math.ceil(decided / rate)
+        return min(prompts, counts.waiting) * self.raters_each if prompts <= 2 * counts.waiting else None
+
+    @property
+    def minutes(self) -> int:
+        """Minutes for the further answers, about."""
+        return minutes_of(self.further or 0)
+
+    def words(self, policy: str, opponent: str) -> str:
+        """The verdict in a sentence, with its figures."""
+        counts, share = self.counts, self.share
+        if share.value is None:
+            found = "No prompt is decided yet."
+        else:
+            interval = (
+                f"{100 * share.confidence:.3g} % interval {100 * share.low:.0f} to {100 * share.high:.0f} %"
+            )
+            found = (
+                f"{policy} was preferred in {counts.wins} of {share.decided} decided prompts "
+                f"({100 * share.value:.0f} %, {interval})."
+            )
+        return f"{VERDICT_WORDS[self.verdict].format(opponent=opponent, margin=100 * share.margin)} {found}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and interval as they are stored and answered."""
+        share = self.share
+        return {
+            **asdict(self.counts),
+            "share": {"value": share.value, "low": share.low, "high": share.high, "n": share.decided},
+            "confidence": share.confidence,
+        }
+
+
+VERDICT_WORDS = {
+    BETTER: "Better than {opponent}.",
+    NOT_WORSE: "Not worse than {opponent} by more than {margin:.0f} points, and not shown to be better.",
+    WORSE: "Worse than {opponent}.",
+    OPEN: "No verdict against {opponent} yet.",
+}
+
+
+def minutes_of(answers: int) -> int:
+    return max(1, round(answers * SECONDS_PER_ANSWER / 60))
+
+
+# --- Rounds ---------------------------------------------------------------------------------------------------
+
+
+def round_get(pk: int) -> JudgingRound:
+    """The round of that number. Raises JudgingRefused."""
+    found = (
+        JudgingRound.objects.select_related("policy", "opponent").filter(pk=pk).first()
+        if pk < 2**63
+        else None
+    )
+    if found is None:
+        raise JudgingRefused(f"there is no judging round {pk}; `judging_round list` shows those there are")
+    return found
+
+
+def round_standing(judging: JudgingRound) -> RoundStanding:
+    """Counts of a round with its verdict: as stored where it ended, else of what was judged so far."""
+    counts = (
+        RoundCounts(**{name: judging.result[name] for name in asdict(RoundCounts())})
+        if judging.status == Status.ENDED and judging.result
+        else _counts(judging)
+    )
+    share = WinShare(counts.wins, counts.losses, counts.ties, judging.alpha, judging.margin)
+    return RoundStanding(counts, share, judging.verdict or share.verdict, judging.raters)
+
+
+def _counts(judging: JudgingRound) -> RoundCounts:
+    votes: dict[uuid.UUID, list[str]] = {}
+    raters: set[str] = set()
+    rows = PairJudgement.objects.filter(pair__round=judging).order_by("id")
+    for pair, rater, preference in rows.values_list("pair", "rater", "preference"):
+        votes.setdefault(pair, []).append(preference)
+        raters.add(rater)
+    found: Counter[str] = Counter()
+    shown = set(_standing_pairs(judging).values_list("pk", flat=True))
+    for pair, same in judging.pairs.order_by().values_list("pk", "same"):
+        # two raters may open the last place of a prompt at once: the first judgement has it
+        given = votes.get(pair, [])[: judging.raters]
+        if same:
+            found["same"] += 1
+        elif len(given) < judging.raters:
+            found["waiting"] += pair in shown
+        else:
+            total = sum(WORTH[Preference(one)] for one in given)
+            found["wins" if total > 0 else "losses" if total < 0 else "ties"] += 1
+            found["both_bad"] += set(given) == {Preference.BOTH_BAD.value}
+    return RoundCounts(**found, judgements=sum(map(len, votes.values())), raters=len(raters))
+
+
+def round_close_if_settled(judging: JudgingRound) -> bool:
+    """End a round that has its verdict, or nothing left to judge. Returns True where it ended."""
+    with transaction.atomic():
+        row = JudgingRound.objects.select_for_update().get(pk=judging.pk)
+        if not row.is_open:
+            return row.status == Status.ENDED
+        standing = round_standing(row)
+        settled = standing.verdict in (BETTER, WORSE)
+        used_up = row.status == Status.RUNNING and not standing.counts.waiting
+        if settled or used_up:
+            _end(row, standing, "a verdict is reached" if settled else "all prompts are judged")
+        return settled or used_up
+
+
+def round_stop(judging: JudgingRound, *, actor: str, reason: str = "") -> JudgingRound:
+    """End a round with the verdict it has now, which holds whenever it is stopped. Raises JudgingRefused."""
+    with transaction.atomic():
+        row = JudgingRound.objects.select_for_update().get(pk=judging.pk)
+        if row.status in (Status.ENDED, Status.FAILED):
+            raise JudgingRefused(f"judging round {row.pk} is {row.status} already")
+        _end(row, round_standing(row), f"stopped by {actor}{f': {reason}' if reason else ''}")
+    return round_get(judging.pk)
+
+
+def _end(row: JudgingRound, standing: RoundStanding, reason: str) -> None:
+    row.status, row.verdict, row.result = Status.ENDED, standing.verdict, standing.as_dict()
+    row.ended_at = timezone.now()
+    row.reason = "; ".join(filter(None, (row.reason, reason)))
+    row.save(update_fields=["status", "verdict", "result", "ended_at", "reason"])
+
+
+# --- Pairs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShownPair:
+    """A pair as one rater sees it: the decision that holds the prompt, and the answers on their sides."""
+
+    pair: JudgedPair
+    decision: Decision
+    left: str
+    right: str
+
+
+def pair_next(judging: JudgingRound, rater: str, skip: Collection[str] = ()) -> ShownPair | None:
+    """The next pair for a rater: never one they judged, nor one that has its judgements.
+
+    Pairs that others began come first, so that prompts become complete; of the rest each rater starts at another one.
+    """
+    if not judging.is_open:
+        return None
+    passed = set(skip)
+    rows = _standing_pairs(judging).exclude(judgements__rater=rater).annotate(given=Count("judgements"))
+    waiting = [
+        (-given, _secret(rater, pk, "turn"), pk)
+        for pk, given in rows.filter(given__lt=judging.raters).order_by().values_list("pk", "given")
+        if str(pk) not in passed
+    ]
+    return pair_shown(judging.pairs.get(pk=min(waiting)[2]), rater) if waiting else None
+
+
+def _standing_pairs(judging: JudgingRound) -> QuerySet[JudgedPair]:
+    """Pairs to be judged: with different answers, to the prompt of a decision that was not withdrawn."""
+    standing = Decision.objects.filter(pk=OuterRef("decision"), withdrawal=None)
+    return judging.pairs.filter(Exists(standing), same=False)
+
+
+def pair_get(judging: JudgingRound, pk: str, rater: str) -> ShownPair | None:
+    """A pair of the round by its id; None where it has none of that id."""
+    try:
+        pair = judging.pairs.filter(pk=uuid.UUID(pk), same=False).first()
+    except ValueError:
+        return None
+    return pair_shown(pair, rater) if pair is not None else None
+
+
+def pair_shown(pair: JudgedPair, rater: str) -> ShownPair | None:
+    """The pair on the sides on which this rater sees it; None where its decision was withdrawn or erased."""
+    decision = Decision.objects.filter(pk=pair.decision, withdrawal=None).first()
+    if decision is None:
+        return None
+    answers = (pair.answer, pair.other_answer)
+    left, right = reversed(answers) if _swapped(pair.pk, rater) else answers
+    return ShownPair(pair, decision, left, right)
+
+
+def judgement_submit(pair: JudgedPair, rater: str, preference: str) -> PairJudgement:
+    """Store what a rater said of a pair: left, right, tie or both_bad, by the sides they saw.
+
+    Ends the round where that settles it. Raises JudgingRefused for a pair they judged before, and for a round that is
+    over.
+    """
+    judging = pair.round
+    if preference not in ("left", "right", "tie", "both_bad"):
+        raise JudgingRefused(f"expected left, right, tie or both_bad, found {preference[:40]!r}")
+    if not judging.is_open:
+        raise JudgingRefused("this judging round has ended; your answer was not needed any more")
+    if preference in ("left", "right"):
+        first = (preference == "left") != _swapped(pair.pk, rater)
+        preference = Preference.POLICY if first else Preference.OPPONENT
+    try:
+        with transaction.atomic():
+            judgement = PairJudgement.objects.create(pair=pair, rater=rater, preference=preference)
+    except IntegrityError as error:
+        raise JudgingRefused("you judged this pair already") from error
+    round_close_if_settled(judging)
+    return judgement
+
+
+def judgement_undo(judging: JudgingRound, rater: str) -> JudgedPair | None:
+    """Take back the rater's newest judgement of an open round. Returns its pair; None where there is none."""
+    if not judging.is_open:
+        return None
+    rows = PairJudgement.objects.filter(pair__round=judging, rater=rater).select_related("pair")
+    newest = rows.order_by("-id").first()
+    if newest is None:
+        return None
+    newest.delete()
+    return newest.pair
+
+
+def _swapped(pair: uuid.UUID, rater: str) -> bool:
+    """True where this rater sees the opponent's answer on the left: by a keyed hash, which nobody can work out."""
+    return _secret(rater, pair, "side") % 2 == 1
+
+
+def _secret(rater: str, pair: uuid.UUID, use: str) -> int:
+    return int(salted_hmac(f"judging {use}", f"{rater}\n{pair}", algorithm="sha256").hexdigest()[:12], 16)
+
+
+def round_represent(judging: JudgingRound) -> dict[str, Any]:
+    """A round as the API and the command answer it."""
+    standing = round_standing(judging)
+    return {
+        "id": judging.pk,
+        "agent": judging.agent,
+        "policy": judging.policy.name,
+        "against": judging.opponent_name,
+        "status": str(judging.status),
+        "prompts": judging.prompts,
+        "pairs": judging.pairs.count(),
+        "raters_each": judging.raters,
+        "margin": judging.margin,
+        "attempt": judging.attempt,
+        "verdict": standing.verdict,
+        "words": standing.words(judging.policy.name, judging.opponent_name),
+        **standing.as_dict(),
+        "further": standing.further,
+        "reason": judging.reason,
+        "address": f"/rate/pairs/?round={judging.pk}",
+        "created_at": judging.created_at.isoformat(),
+        "ended_at": judging.ended_at.isoformat() if judging.ended_at else None,
+    }
