@@ -382,6 +382,10 @@ FEEDBACK_FORGET = "rl.datasets.erasure.decisions_forget"
 # are kept elsewhere, as feedback.erasure.marks.Marks knows them.
 FEEDBACK_ERASURE = "rl.datasets.erasure.copies_erase"
 
+# Dotted path of the module with the page of `/rate/pairs/?round=` and the rounds that wait for a rater, as
+# feedback.rating.pair_views.JudgingPages; empty: there are no rounds.
+FEEDBACK_JUDGING = "rl.views.judging"
+
 # Dotted path of a callable [decision ids] -> {id: raw reward in [-2, 2]}, for `export_training_data --min-reward`; of a
 # decision without one, and of all where this is empty, the mean of what raters said.
 FEEDBACK_REWARDS = "rl.datasets.reward_records.raw_rewards"

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from django.urls import path
 
-from rl.views import agents, experiments, playground, policies, policy_answers, reward_models, runs, start
+from rl.views import (
+    agents,
+    experiments,
+    judging,
+    playground,
+    policies,
+    policy_answers,
+    reward_models,
+    runs,
+    start,
+)
 
 urlpatterns = [
     path("", runs.home, name="home"),
@@ -32,5 +42,8 @@ urlpatterns = [
     path("policies/<str:name>/", policies.policy, name="policy"),
     path("policies/<str:name>/answers/", policy_answers.policy_answers, name="policy-answers"),
     path("policies/<str:name>/follow-up/", policies.policy_follow_up, name="policy-follow-up"),
+    path("policies/<str:name>/judge/", judging.policy_judge, name="policy-judge"),
+    path("judging/<int:pk>/", judging.judging_round, name="judging-round"),
+    path("judging/<int:pk>/stop/", judging.judging_stop, name="judging-stop"),
     path("policies/<str:name>/move/", policies.policy_move, name="policy-move"),
 ]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Protocol, cast
 from urllib.parse import urlencode
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required, permission_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
@@ -17,11 +20,22 @@ from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.page_context import filter_context, preview_context
 from feedback.explorer.search import DecisionFilter
 from feedback.rating.forms import ComparisonForm, rating_id
-from feedback.rating.pair_queue import QueuedPair, compared_today, pair_get, pair_key, pairs_waiting
+from feedback.rating.pair_queue import QueuedPair, compared_today, pair_get, pairs_waiting
 from feedback.rating.service import comparison_undo
 from feedback.rating.session import SKIP_LIMIT, UNDO_LIMIT, SessionIds
 from feedback.rating.views import NOTICES, queue_filter, wants_card
 from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit
+
+
+class JudgingPages(Protocol):
+    """Interface of the module FEEDBACK_JUDGING names."""
+
+    def rounds_waiting(self, rater: str, agent: str) -> Sequence[tuple[int, str, int | None]]:
+        """Rounds with a pair for this rater: number, agent, and about how many answers they need."""
+
+    def round_pairs(self, request: HttpRequest) -> HttpResponse:
+        """The page of `/rate/pairs/?round=`."""
+
 
 UNDO, SKIPPED = SessionIds("pairs_undo", UNDO_LIMIT), SessionIds("pairs_skipped", SKIP_LIMIT)
 SAVED_NOTICES = {
@@ -40,7 +54,12 @@ def pairs(request: HttpRequest) -> HttpResponse:
     """Two responses at a time. GET shows them, POST stores which one is better and goes on.
 
     Filters: `?agent=&policy=&tag=&since=&until=`. `?pair=` shows this one; `?after=`, for our script, what follows it.
+    `?round=` shows the pairs of a judging round instead.
     """
+    if "round" in request.GET:
+        if (judging := _judging_pages()) is None:
+            raise Http404("there are no judging rounds")
+        return judging.round_pairs(request)
     within = queue_filter(request)
     if request.method == "POST":
         return _store(request, within)
@@ -104,6 +123,11 @@ def _store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     return _next_response(request, within, form.cleaned_data["preference"])
 
 
+def _judging_pages() -> JudgingPages | None:
+    path: str = settings.FEEDBACK_JUDGING
+    return cast(JudgingPages, import_module(path)) if path else None
+
+
 def _pair_or_404(text: str) -> QueuedPair:
     """Two ids with ~ between, left and right as they are shown."""
     left, _, right = text.partition("~")
@@ -124,6 +148,10 @@ def _next_response(request: HttpRequest, within: DecisionFilter, said: str) -> H
         # our script had the next pair already and shows it
         pair = _pair_or_404(shown)
     return _card(request, within, pair, said=SAVED_NOTICES.get(said) or NOTICES.get(said, ""))
+
+
+def _query(within: DecisionFilter) -> str:
+    return f"?{within.query}" if within.query else ""
 
 
 def _to_page(within: DecisionFilter, **query: str) -> HttpResponseRedirect:
@@ -148,6 +176,8 @@ def _card(
     today = compared_today(rater, within.agent)
     context: dict[str, Any] = {
         "within": within,
+        "action": f"{reverse('pairs')}{_query(within)}",
+        "rounds": judging.rounds_waiting(rater, within.agent) if (judging := _judging_pages()) else [],
         "pair": pair,
         "today": today,
         "waiting": waiting.count,
@@ -162,9 +192,9 @@ def _card(
     if pair is not None:
         sides = [preview_context(pair.left), preview_context(pair.right)]
         context |= {
-            "rating_id": rating_id(),
+            "hidden": [("id", rating_id()), ("left", pair.left.pk), ("right", pair.right.pk)],
             "shown": f"{pair.left.pk}~{pair.right.pk}",
-            "after": pair_key(pair.left.pk, pair.right.pk),
+            "next_card": f"{reverse('pairs')}?{urlencode({'after': pair.key, **within.parts})}",
             "sides": [("A", "left", sides[0]), ("B", "right", sides[1])],
             "top": sides[0],
             "brief": all(side["preview"].brief for side in sides),

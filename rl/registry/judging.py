@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
+from feedback.explorer.previews import turns_of
 from feedback.models import Decision
 from rl.models import JudgedPair, JudgingRound, PairJudgement
 from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
@@ -251,6 +252,29 @@ def pair_shown(pair: JudgedPair, rater: str) -> ShownPair | None:
     answers = (pair.answer, pair.other_answer)
     left, right = reversed(answers) if _swapped(pair.pk, rater) else answers
     return ShownPair(pair, decision, left, right)
+
+
+@dataclass(frozen=True)
+class ComparedPair:
+    """A pair that people judged, with what came of it: win, loss or tie of the policy."""
+
+    turns: Sequence[Any]
+    answer: str
+    other_answer: str
+    outcome: str
+
+
+def pairs_judged(judging: JudgingRound) -> list[ComparedPair]:
+    """The pairs of a round that were judged by as many raters as it asked for, losses first."""
+    found = []
+    for pair in judging.pairs.filter(same=False).prefetch_related("judgements"):
+        given = [WORTH[Preference(row.preference)] for row in pair.judgements.all()][: judging.raters]
+        decision = Decision.objects.filter(pk=pair.decision, withdrawal=None).first()
+        if len(given) == judging.raters and decision is not None:
+            outcome = "win" if sum(given) > 0 else "loss" if sum(given) < 0 else "tie"
+            turns = turns_of(decision.messages)
+            found.append(ComparedPair(turns, pair.answer, pair.other_answer, outcome))
+    return sorted(found, key=lambda one: ("loss", "win", "tie").index(one.outcome))
 
 
 def judgement_submit(pair: JudgedPair, rater: str, preference: str) -> PairJudgement:

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('rl', '0027_incumbents'),
+        ("rl", "0028_upstream_fallbacks"),
     ]
 
     operations = [
