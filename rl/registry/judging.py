@@ -20,7 +20,7 @@ from django.utils.crypto import salted_hmac
 
 from feedback.explorer.previews import turns_of
 from feedback.models import Decision
-from rl.models import JudgedPair, JudgingRound, PairJudgement
+from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy
 from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
 
 SECONDS_PER_ANSWER = 10
@@ -132,6 +132,11 @@ def round_get(pk: int) -> JudgingRound:
     if found is None:
         raise JudgingRefused(f"there is no judging round {pk}; `judging_round list` shows those there are")
     return found
+
+
+def rounds_of(policy: Policy) -> QuerySet[JudgingRound]:
+    """The rounds of a policy, newest first."""
+    return JudgingRound.objects.filter(policy=policy).select_related("opponent").order_by("-pk")
 
 
 def round_standing(judging: JudgingRound) -> RoundStanding:

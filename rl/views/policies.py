@@ -21,7 +21,7 @@ from rl.registry import service as registry
 from rl.registry.checklist import promotion_of
 from rl.registry.diff import policy_diff
 from rl.registry.gate_evidence import comparison_newest
-from rl.registry.judging import round_standing
+from rl.registry.judging import round_standing, rounds_of
 from rl.selectors import (
     policy_ancestors,
     policy_charts,
@@ -107,7 +107,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "may_work": may and policy_row.run is not None,
             "working": policy_row.run is not None and policy_row.run.is_followed,
             "compared": comparison_newest(policy_row) is not None,
-            "judging_rounds": [(one, round_standing(one)) for one in policy_row.judging_rounds.all()[:5]],
+            "judging_rounds": [(one, round_standing(one)) for one in rounds_of(policy_row)[:5]],
             "may_judge": may and policy_row.kind != Policy.Kind.RECORDED,
             "export_forms": export_forms(policy_row) if may else {},
         },

@@ -29,6 +29,7 @@ from rl.models import (
     Experiment,
     GateSettings,
     GoldenCase,
+    JudgingRound,
     LabelRun,
     LearnerSettings,
     Policy,
@@ -40,8 +41,10 @@ from rl.models import (
     TrainingRun,
 )
 from rl.registry import service as registry
+from rl.registry.judging import judgement_submit
 from tests.support.evaluations import judged
 from tests.support.experiments import expose, policy_of, running_of
+from tests.support.judging import preference, round_of
 
 AGENT = "support-router"
 QUEUES = ["billing", "delivery and returns", "technical problems with the device", "other"]
@@ -81,6 +84,7 @@ def world_recorded(decisions: int = 24) -> Decision:
     _settings()
     _policies()
     _experiment()
+    _judging()
     _people_and_tasks()
     return whole
 
@@ -213,6 +217,18 @@ def _policies() -> None:
          heartbeat_at=timezone.now())  # fmt: skip
 
 
+def _judging() -> None:
+    """A round that runs, and one that has ended."""
+    running = round_of(30, agent=AGENT, policy=Policy.objects.filter(agent=AGENT).latest("pk"))
+    for wanted in ("policy", "opponent", "tie"):
+        pair, side = preference(running, "ada", wanted)
+        judgement_submit(pair, "ada", side)
+    ended = round_of(6, same=2, agent=AGENT, policy=running.policy)
+    for wanted in ("policy", "policy", "opponent", "tie"):
+        pair, side = preference(ended, "bob", wanted)
+        judgement_submit(pair, "bob", side)
+
+
 def _experiment() -> None:
     policy_of("filer-v1", "champion")
     policy_of("filer-v2")
@@ -274,6 +290,11 @@ def user_pages(whole: Decision) -> Iterator[str]:
     yield from (f"/policies/{first.name}/", f"/policies/compare/?left={first.name}&right={policy.name}")
     yield from ("/reward-models/", f"/reward-models/{AGENT}-rm-v100/")
     yield from ("/experiments/", f"/experiments/{experiment.pk}/")
+    yield from (
+        address
+        for one in JudgingRound.objects.all()
+        for address in (f"/judging/{one.pk}/", f"/rate/pairs/?round={one.pk}")
+    )
 
 
 def admin_pages() -> Iterator[str]:
