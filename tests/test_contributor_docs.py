@@ -116,8 +116,7 @@ def test_the_glossary_has_its_terms_in_order_each_with_a_page() -> None:
     terms = [term for term, _, _ in rows]
     assert len(terms) >= 40
     assert terms == sorted(set(terms), key=str.lower)
-    sentences = {term: meaning.replace("et al.", "et al") for term, meaning, _ in rows}
-    assert [term for term, text in sentences.items() if not text.endswith(".") or ". " in text] == []
+    assert [term for term, text, _ in rows if not text.endswith(".") or len(text.split()) > 40] == []
 
 
 def test_hooks_before_a_commit_run_the_pinned_programs_alone() -> None:
