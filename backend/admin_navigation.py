@@ -33,6 +33,7 @@ NAVIGATION: list[dict[str, Any]] = [
             _item("rl_goldencase", "Golden cases", "star", "Prompts that a policy must answer rightly to be promoted"),
             _item("rl_gatesettings", "Gate settings", "rule", "What a policy of an agent has to show to be promoted"),
             _item("rl_servingsettings", "Serving settings", "forum", "How an agent's policies answer: limits"),
+            _item("rl_upstream", "Upstreams", "cloud", "Endpoints of providers: address, API key, timeouts, prices"),
         ],
     },
     {

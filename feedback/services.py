@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from feedback.models import (
+    AgentSettings,
     Comparison,
     Decision,
     RaterKind,
@@ -76,6 +78,11 @@ def _clash(row: Any) -> FeedbackConflict:
         f"{type(row).__name__.lower()} {row.pk} was recorded before with a different body",
         {"id": "already used for another write"},
     )
+
+
+def agent_set_up(agent: str) -> None:
+    """Make an agent known before its first decision, with the usual settings."""
+    AgentSettings.objects.get_or_create(agent=agent, defaults=settings.FEEDBACK_AGENT_DEFAULTS)
 
 
 def decision_record(**facts: Any) -> WriteResult:

@@ -14,11 +14,14 @@ from rl.views import (
     reward_models,
     runs,
     start,
+    upstreams,
 )
 
 urlpatterns = [
     path("", runs.home, name="home"),
     path("start/", start.start, name="start"),
+    path("start/connect/", start.start_connect, name="start-connect"),
+    path("start/key/", start.start_key, name="start-key"),
     path("start/bring/", start.start_bring, name="start-bring"),
     path("start/take/", start.start_take, name="start-take"),
     path("agents/<str:slug>/", agents.agent, name="agent"),
@@ -37,6 +40,8 @@ urlpatterns = [
     path("reward-models/", reward_models.reward_models, name="reward-models"),
     path("reward-models/<str:name>/", reward_models.reward_model, name="reward-model"),
     path("reward-models/<str:name>/move/", reward_models.reward_model_move, name="reward-model-move"),
+    path("upstreams/", upstreams.upstreams, name="upstreams"),
+    path("upstreams/<str:name>/", upstreams.upstream_act, name="upstream"),
     path("policies/", policies.policies, name="policies"),
     path("policies/compare/", policies.policies_compared, name="policies-compared"),
     path("policies/<str:name>/", policies.policy, name="policy"),

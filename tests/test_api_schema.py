@@ -33,9 +33,10 @@ from feedback.accounts.api_keys import key_create
 from feedback.models import ImportBatch, Withdrawal
 from feedback.services import decision_record, rating_submit
 from rl.evaluation import scorer
-from rl.models import Experiment, RewardModelVersion, TrainingRun
+from rl.models import Experiment, RewardModelVersion, TrainingRun, Upstream
 from rl.registry.service import policy_promote, policy_register
-from rl.serving import fallback
+from rl.serving import fallback, upstream_test
+from rl.serving.base import Ask, Model
 from tests.support.campaign_scale import CAMPAIGN, scaled
 from tests.support.serving import Parrot, written_by_the_asking_thread  # noqa: F401
 
@@ -103,6 +104,9 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
         name="judge", agent="0", stage="champion", base_model="bundled", path="nowhere", sha256="",
         objective="binary", feedback_count=1,
     )  # fmt: skip
+    for name in ("second", "third"):
+        Upstream.objects.create(name=name, url="http://127.0.0.1:1/v1", model="m")
+    monkeypatch.setattr(upstream_test, "_asked", lambda *_: Parrot().answer(Ask([]), Model("m", ""), 1.0))
     monkeypatch.setattr(
         scorer, "_ask", lambda call: dict.fromkeys(("scores", "rewards"), [0.5] * len(call["responses"]))
     )
@@ -156,6 +160,8 @@ def sent_whole(case: Any) -> bool:
 def point_at_what_is_there(case: Any) -> None:
     policy = "second" if "rollback" in case.operation.path else "third"
     numbered = any(word in case.operation.path for word in ("runs", "experiments", "imports", "withdrawals"))
+    if "upstreams" in case.operation.path:
+        policy = "second" if case.operation.method.upper() == "DELETE" else "third"
     there = {"id": RUN if numbered else KNOWN, "agent": "0", "name": policy}
     if not case.meta.is_negative_at(ParameterLocation.PATH):
         for name in case.path_parameters:
@@ -170,6 +176,10 @@ def point_at_what_is_there(case: Any) -> None:
         case.body = {"agent": "0"}
     if case.operation.label == "POST /api/imports/" and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"name": "x.csv", "content": "prompt,response,rating\nq,a,up\n", "agent": "0"}
+    if case.operation.label == "POST /api/upstreams/" and not case.meta.is_negative_at(
+        ParameterLocation.BODY
+    ):
+        case.body = {"name": "new", "url": "http://127.0.0.1:1/v1", "model": "m", "key": "sk-1"}
     if "score" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"agent": "0", "prompt": "hello", "responses": ["yes", "no"]}
     if "decide" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):

@@ -13,7 +13,6 @@ from django.utils import timezone
 from django.utils.html import escape
 from django_q.models import OrmQ
 
-from feedback.accounts.roles import role_give
 from feedback.cache import forget_all
 from feedback.models import Decision, Lease, Rating
 from feedback.services import decision_record, rating_submit
@@ -139,7 +138,7 @@ def test_who_comes_back_goes_on_where_they_were(operator: Client) -> None:
 
 def test_an_earlier_step_can_be_looked_at_and_a_later_one_cannot(operator: Client) -> None:
     rated(10)
-    assert operator.get("/start/?agent=shop&step=bring").context["shown"].key == "bring"
+    assert operator.get("/start/?agent=shop&step=connect").context["shown"].key == "connect"
     assert operator.get("/start/?agent=shop&step=promote").context["shown"].key == "train"
 
 
@@ -241,15 +240,6 @@ def test_lines_belong_to_who_tried_them(operator: Client) -> None:
     other.force_login(person("another", "operator"))
     assert other.post("/start/take/", {"token": tried.context["upload"].token}).status_code == 400
     assert Decision.objects.count() == 0
-
-
-def test_the_call_to_wrap_names_this_server_and_leads_to_a_key(operator: Client) -> None:
-    admin = person("the-admin", "admin")
-    role_give(admin, "admin")
-    operator.force_login(admin)
-    page = operator.get("/start/").text
-    assert 'base_url="http://testserver/v1"' in page
-    assert "/admin/feedback/apikey/add/" in page
 
 
 # --- Rating and training in place ---------------------------------------------------------------------------

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
+from django.test import Client
 
+from feedback.accounts.roles import role_give
 from rl.models import Policy, PolicyEvent, Upstream
 from rl.registry.service import champion_of, policy_promote, policy_rollback
+from rl.serving.upstream_test import upstream_test
 from rl.upstreams.hosted import hosted_policy_create
-from rl.upstreams.keys import KEY_FILE, UpstreamKeyMissing, key_env_fault, key_hidden, upstream_key
+from rl.upstreams.keys import KEY_FILE, UpstreamKeyMissing, key_env_fault, upstream_key
 from rl.upstreams.service import (
     UpstreamRefused,
     upstream_add,
@@ -22,6 +30,9 @@ from rl.upstreams.service import (
     url_fault,
     url_warning,
 )
+from tests.support.api_client import ApiClient, error_of, person
+from tests.support.stub_openai import ModelServer
+from tests.test_commands import run
 from tests.test_pages import make_policy
 
 pytestmark = pytest.mark.django_db
@@ -160,11 +171,6 @@ def test_a_stored_key_is_not_sent_to_a_new_address_by_who_does_not_know_it() -> 
     assert upstream_change(upstream, {"url": "https://elsewhere.example/v1"}, KEY).key_encrypted
 
 
-def test_what_an_upstream_says_loses_the_key_it_repeats() -> None:
-    assert key_hidden(f"Incorrect API key provided: {KEY}.", KEY) == "Incorrect API key provided: [hidden]."
-    assert key_hidden("no key", "") == "no key"
-
-
 # --- Hosted policies ----------------------------------------------------------------------------------------
 
 
@@ -214,3 +220,223 @@ def test_an_upstream_that_answers_for_a_policy_stays() -> None:
     spare = upstream_add({**VALUES, "name": "spare"})
     upstream_remove(spare)
     assert list(Upstream.objects.values_list("name", flat=True)) == ["openai"]
+
+
+# --- The command, REST, the page and the admin --------------------------------------------------------------
+
+
+@pytest.fixture
+def provider() -> Iterator[ModelServer]:
+    server = ModelServer()
+    server.said = "ready"
+    yield server
+    server.close()
+
+
+def test_the_command_adds_lists_tests_and_removes(
+    provider: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{KEY}\n"))
+    added = json.loads(
+        run("upstream", "add", "stub", "--url", provider.url, "--model", "m-1", "--key", "--json")
+    )
+    assert (added["key"], added["model"], added["policies"]) == ("stored", "m-1", [])
+    assert upstream_key(upstream_get("stub")) == KEY
+    tested = json.loads(run("upstream", "test", "stub", "--json"))
+    assert (tested["answer"], tested["model"], tested["schemas"]) == ("ready", "m-1", "none")
+    assert tested["latency_ms"] > 0
+    listed = run("upstream", "list", "--json") + run("upstream", "list")
+    assert "stub" in listed
+    assert KEY not in listed
+    assert json.loads(run("upstream", "remove", "stub", "--json")) == {"removed": "stub"}
+
+
+@pytest.mark.parametrize(("statuses", "form"), [([], "json_schema"), ([200, 500, 500], "json_object")])
+def test_a_test_finds_out_which_form_of_json_works(
+    provider: ModelServer, statuses: list[int], form: str
+) -> None:
+    """A server that does not know schemas answers 500, or refuses the request; its objects are taken then."""
+    provider.said = '{"ready": true}'
+    provider.statuses = statuses
+    provider.error = {"message": "response_format is unknown", "param": "response_format"}
+    upstream = upstream_add({"name": "stub", "url": provider.url, "model": "m-1"})
+    assert upstream_test(upstream).schemas == form
+    assert upstream_get("stub").schemas == form
+
+
+def test_the_command_connects_an_agent(provider: ModelServer) -> None:
+    options = ["--url", provider.url, "--model", "m-1", "--agent", "shop", "--json"]
+    added = json.loads(run("upstream", "add", "stub", *options))
+    assert (added["policy"], added["stage"]) == ("shop-m-1", "champion")
+    with pytest.raises(CommandError, match="shop-m-1"):
+        run("upstream", "remove", "stub")
+    assert json.loads(run("upstream", "change", "stub", "--model", "m-2", "--json"))["model"] == "m-2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["add", "stub"], "--url and --model"),
+        (["test"], "expected a name"),
+        (["list", "stub"], "expected no name"),
+        (["test", "nobody"], "there are none yet"),
+        (["add", "stub", "--url", "ftp://h", "--model", "m"], "url: expected"),
+        (["add", "stub", "--url", "http://h", "--model", "m", "--key"], "found nothing"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(CommandError, match=said) as refused:
+        run("upstream", *arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_rest_takes_a_key_and_never_gives_it_back(provider: ModelServer) -> None:
+    api = ApiClient("operate")
+    added = api.post("/api/upstreams/", {"name": "stub", "url": provider.url, "model": "m-1", "key": KEY})
+    assert (added.status_code, added.json()["key"]) == (201, "stored")
+    changed = api.client.patch(
+        "/api/upstreams/stub/", json.dumps({"price_in": 0.25}), content_type="application/json"
+    )
+    tested = api.post("/api/upstreams/stub/test/", {})
+    listed, read = api.get("/api/upstreams/"), api.get("/api/upstreams/stub/")
+    assert (changed.json()["price_in"], tested.json()["answer"]) == (0.25, "ready")
+    assert [one["name"] for one in listed.json()["results"]] == ["stub"]
+    for response in (added, changed, tested, listed, read):
+        assert response.status_code < 300
+        assert KEY not in response.text
+    assert upstream_key(upstream_get("stub")) == KEY
+    assert api.client.delete("/api/upstreams/stub/").status_code == 204
+    assert error_of(api.get("/api/upstreams/stub/"))["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ({"name": "stub"}, {"url", "model"}),
+        ({**VALUES, "timeout_s": "soon"}, {"timeout_s"}),
+        ({**VALUES, "timeout_s": True}, {"timeout_s"}),
+        ({**VALUES, "dialect": "gemini", "concurrency": -1}, {"dialect", "concurrency"}),
+        ({**VALUES, "key_encrypted": "x"}, {"key_encrypted"}),
+        ({**VALUES, "model": "a\u0000b"}, {"model"}),
+        ({**VALUES, "url": "https://user:secret@h/v1"}, {"url"}),
+    ],
+)
+def test_rest_names_the_fields_it_refuses(body: dict[str, Any], fields: set[str]) -> None:
+    response = ApiClient("operate").post("/api/upstreams/", body)
+    assert response.status_code == 400
+    assert set(error_of(response)["fields"]) == fields
+    assert not Upstream.objects.exists()
+
+
+def test_an_upstream_that_fails_says_why_without_its_key(provider: ModelServer) -> None:
+    upstream_add({"name": "stub", "url": provider.url, "model": "m-1"}, KEY)
+    provider.statuses = [401]
+    provider.error = {"message": f"Incorrect API key provided: {KEY}", "code": "invalid_api_key"}
+    response = ApiClient("operate").post("/api/upstreams/stub/test/", {})
+    assert response.status_code == 409
+    assert "Incorrect API key provided: [hidden]" in error_of(response)["message"]
+
+
+@pytest.fixture
+def operator(client: Client) -> Client:
+    client.force_login(person("the-operator", "operator"))
+    return client
+
+
+def test_the_page_adds_changes_tests_and_removes(operator: Client, provider: ModelServer) -> None:
+    sent = {"name": "stub", "url": provider.url, "model": "m-1", "dialect": "openai", "key": KEY}
+    added = operator.post("/upstreams/", sent, follow=True)
+    assert (added.status_code, key_of("stub")) == (200, KEY)
+    operator.post("/upstreams/stub/", {"act": "change", "model": "m-2", "key": ""})
+    assert (upstream_get("stub").model, key_of("stub")) == ("m-2", KEY)
+    tested = operator.post("/upstreams/stub/", {"act": "test"}, follow=True)
+    assert "ready" in tested.text
+    assert KEY not in added.text + tested.text
+    operator.post("/upstreams/stub/", {"act": "remove"})
+    assert not Upstream.objects.exists()
+    assert operator.post("/upstreams/stub/", {"act": "remove"}).status_code == 404
+
+
+def key_of(name: str) -> str:
+    return upstream_key(upstream_get(name))
+
+
+def test_a_fault_on_the_page_keeps_what_was_typed_but_the_key(operator: Client) -> None:
+    page = operator.post("/upstreams/", {**VALUES, "dialect": "openai", "url": "nonsense", "key": KEY})
+    assert page.status_code == 400
+    assert page.context["fields"].keys() == {"url"}
+    assert "gpt-5-mini" in page.text
+    assert KEY not in page.text
+
+
+def test_the_page_is_for_operators(client: Client) -> None:
+    client.force_login(person("the-rater", "rater"))
+    assert client.get("/upstreams/").status_code == 403
+    assert client.post("/upstreams/", VALUES).status_code == 403
+    assert not Upstream.objects.exists()
+
+
+def test_the_admin_keeps_a_key_it_does_not_show(client: Client, ratchet_home: Path) -> None:
+    staff = person("the-operator", "operator")
+    role_give(staff, "operator")
+    client.force_login(staff)
+    usual = dict.fromkeys(("context_tokens", "price_in", "price_cached", "price_out", "key_env"), "")
+    usual |= {
+        "dialect": "openai",
+        "schemas": "json_schema",
+        "timeout_s": 60,
+        "connect_timeout_s": 5,
+        "concurrency": 8,
+    }
+    added = client.post("/admin/rl/upstream/add/", {**usual, **VALUES, "key": KEY})
+    assert added.status_code == 302
+    row = upstream_get("openai")
+    assert (upstream_key(row), row.concurrency) == (KEY, 8)
+    address = f"/admin/rl/upstream/{row.pk}/change/"
+    assert KEY not in client.get(address).text
+    assert row.key_encrypted not in client.get(address).text
+    changed = client.post(address, {**usual, **VALUES, "model": "m-2", "key": ""})
+    assert changed.status_code == 302
+    assert (upstream_get("openai").model, key_of("openai")) == ("m-2", KEY)
+    moved = client.post(address, {**usual, **VALUES, "url": "https://elsewhere.example/v1"})
+    assert moved.status_code == 200
+    assert "enter the API key again" in moved.text
+    named = client.post(address, {**usual, **VALUES, "key_env": "OPENAI_API_KEY"})
+    assert (named.status_code, upstream_get("openai").key_encrypted) == (302, "")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT change_message FROM django_admin_log")
+        assert KEY not in str(cursor.fetchall())
+
+
+def test_a_key_stands_in_no_log_page_export_or_dump(
+    operator: Client, provider: ModelServer, caplog: pytest.LogCaptureFixture, capfd: Any
+) -> None:
+    """Whatever goes wrong: an error within a page, a refusal, a failing upstream."""
+    operator.raise_request_exception = False
+    with caplog.at_level(logging.DEBUG):
+        upstream_add({"name": "stub", "url": provider.url, "model": "m-1"}, KEY)
+        hosted_policy_create("shop", upstream_get("stub"), actor="eve")
+        seen = operator.post("/upstreams/", {**VALUES, "key": f"{KEY} "}).text
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rl.views.upstreams.upstream_add", lambda values, key: 1 / 0)
+            broken = operator.post("/upstreams/", {**VALUES, "key": KEY})
+            assert broken.status_code == 500
+            seen += broken.text
+        provider.statuses = [500, 500, 500]
+        provider.error = {"message": f"no such key: {KEY}"}
+        seen += operator.post("/upstreams/stub/", {"act": "test"}, follow=True).text
+        for address in (
+            "/upstreams/",
+            "/policies/",
+            "/policies/shop-m-1/",
+            "/agents/shop/",
+            "/admin/rl/upstream/",
+        ):
+            seen += operator.get(address).text
+    dump = io.StringIO()
+    call_command("dumpdata", "rl", "feedback", "admin", stdout=dump)
+    out, err = capfd.readouterr()
+    assert KEY not in seen + caplog.text + dump.getvalue() + out + err

@@ -6,6 +6,7 @@ from backend.rest.schema import Schema, add_components, list_schema
 from feedback.api.schemas import DECISION_SHOWN, SENT_ID, request_schema, with_fields
 from feedback.selectors import SLUG_PATTERN
 from rl.api.experiment_schemas import EXPERIMENT_COMPONENTS
+from rl.api.upstreams import UPSTREAM_COMPONENTS
 from rl.evaluation.scorer import MAX_RESPONSES
 from rl.jobs.method_selection import RLHF
 from rl.recipes.methods import METHODS
@@ -591,4 +592,4 @@ COMPONENTS: dict[str, Schema] = {
     },
 }
 
-hook = add_components({**COMPONENTS, **EXPERIMENT_COMPONENTS})
+hook = add_components({**COMPONENTS, **EXPERIMENT_COMPONENTS, **UPSTREAM_COMPONENTS})

@@ -13,6 +13,7 @@ from rl.api.loop import Cancel, Online, Promote, Registry, Rollback, Runs, Verif
 from rl.api.reward_models import RewardModels, Score
 from rl.api.rewards import CalculatePending
 from rl.api.training import Policies, RunOne, TrainPolicy
+from rl.api.upstreams import UpstreamOne, Upstreams, UpstreamTested
 
 urlpatterns = [
     path("agents/<str:agent>/base-model/", AgentBaseModel.as_view(), name="api-agent-base-model"),
@@ -33,5 +34,8 @@ urlpatterns = [
     path("online/<str:agent>/", Online.as_view(), name="api-online"),
     path("suggestions/<str:agent>/", Suggestions.as_view(), name="api-suggestions"),
     path("training/calculate-pending", CalculatePending.as_view(), name="api-calculate-pending"),
+    path("upstreams/", Upstreams.as_view(), name="api-upstreams"),
+    path("upstreams/<str:name>/", UpstreamOne.as_view(), name="api-upstream"),
+    path("upstreams/<str:name>/test/", UpstreamTested.as_view(), name="api-upstream-test"),
     path("runs/<int:pk>/", RunOne.as_view(), name="api-run"),
 ]

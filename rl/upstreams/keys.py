@@ -15,7 +15,6 @@ KEY_FILE = "upstream_key"
 """File in RATCHET_HOME that encrypts the stored API keys. A backup leaves it out."""
 OTHERS_SECRETS = re.compile(r"SECRET|PASSWORD|DATABASE|_URL$|_DSN$", re.IGNORECASE)
 """Environment variables that are never sent to an upstream: whoever may set one up could read them there."""
-HIDDEN = "[hidden]"
 
 
 class UpstreamKeyMissing(ValueError):
@@ -46,11 +45,6 @@ def upstream_key(upstream: Upstream) -> str:
 def key_encrypted(key: str) -> str:
     """An API key as it is stored."""
     return _cipher().encrypt(key.encode()).decode()
-
-
-def key_hidden(text: str, key: str) -> str:
-    """A text, such as an upstream's error message, without the API key it may repeat."""
-    return text.replace(key, HIDDEN) if key else text
 
 
 def key_env_fault(name: str) -> str:

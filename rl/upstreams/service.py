@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,10 @@ SETTINGS = (
 """Fields of an upstream that are set and shown; its API key is set alone."""
 
 
+TITLES = {"url": "Address", "key": "API key", "key_env": "Environment variable", "__all__": "Values"}
+"""Field -> its title on a page, where that is not its name."""
+
+
 class UpstreamRefused(ValueError):
     """An upstream that cannot be stored or removed; `fields` says why, field by field."""
 
@@ -31,6 +36,12 @@ class UpstreamRefused(ValueError):
         super().__init__(message)
         self.code = code
         self.fields = dict(fields or {})
+
+    @property
+    def page_text(self) -> str:
+        """The refusal as a page says it: with the titles of its form's fields."""
+        named = [f"{TITLES.get(name, name.capitalize())}: {fault}." for name, fault in self.fields.items()]
+        return " ".join(named) or f"{str(self)[:1].upper()}{str(self)[1:]}."
 
 
 def upstream_get(name: str) -> Upstream:
@@ -54,23 +65,53 @@ def upstream_add(values: Mapping[str, Any], key: str = "") -> Upstream:
             f"an upstream {values['name']} exists: change it, or choose another name",
             {"name": "exists already"}, code="conflict",
         )  # fmt: skip
-    return _save(Upstream(), values, key)
+    return upstream_change(Upstream(), values, key)
 
 
 def upstream_change(upstream: Upstream, values: Mapping[str, Any], key: str = "") -> Upstream:
     """Change an upstream; without `key` its API key stays. Raises UpstreamRefused."""
-    if values.get("name", upstream.name) != upstream.name:
-        raise UpstreamRefused(
-            "an upstream keeps its name: add another one, and remove this one", {"name": "cannot be changed"}
-        )
-    moved = urlsplit(values.get("url", upstream.url))[:2] != urlsplit(upstream.url)[:2]
-    if moved and upstream.key_encrypted and not key and not values.get("key_env"):
+    changed = upstream_fill(upstream, values, key)
+    changed.save()
+    return changed
+
+
+def upstream_fill(upstream: Upstream, values: Mapping[str, Any], key: str = "") -> Upstream:
+    """A copy of an upstream with values of SETTINGS and a new API key, not saved yet. Raises UpstreamRefused."""
+    faults = {name: "unknown field" for name in values if name not in SETTINGS}
+    before, upstream = upstream, copy(upstream)
+    for name in values.keys() - faults.keys():
+        setattr(upstream, name, values[name])
+    key = key.strip()
+    if upstream.pk and upstream.name != before.name:
+        faults["name"] = "cannot be changed: add another upstream, and remove this one"
+    if upstream.url and (fault := url_fault(str(upstream.url))):
+        faults["url"] = fault
+    elif before.key_encrypted and not (key or upstream.key_env) and _moved(before.url, upstream.url):
         # a key that is never shown is never sent to a new address either, unless somebody who knows it says so
-        raise UpstreamRefused(
-            "key: the address changed, so enter the API key again",
-            {"key": "enter it again: the address changed"},
+        faults["key"] = "the address changed: enter the API key again"
+    if key and values.get("key_env"):
+        faults["key"] = "expected the key or the name of its environment variable, found both"
+    if key and (not key.isascii() or not key.isprintable() or " " in key or len(key) > 1000):
+        faults["key"] = "expected an API key: at most 1,000 letters, digits and signs, without spaces"
+    if upstream.key_env and (fault := key_env_fault(str(upstream.key_env))):
+        faults["key_env"] = fault
+    if key:
+        upstream.key_env, upstream.key_encrypted = "", key_encrypted(key)
+    elif upstream.key_env:
+        upstream.key_encrypted = ""
+    try:
+        upstream.full_clean()
+    except ValidationError as error:
+        said = {name: " ".join(texts).rstrip(".") for name, texts in error.message_dict.items()}
+        faults = (
+            said
+            | {name: "expected a value, found none" for name in said if not getattr(upstream, name, 1)}
+            | faults
         )
-    return _save(upstream, values, key)
+    if faults:
+        raise UpstreamRefused("; ".join(f"{name}: {fault}" for name, fault in faults.items()), faults)
+    upstream.url = upstream.url.rstrip("/")
+    return upstream
 
 
 @transaction.atomic
@@ -130,33 +171,9 @@ def key_place(upstream: Upstream) -> str:
     return "environment" if upstream.key_env else "stored" if upstream.key_encrypted else "none"
 
 
-def _save(upstream: Upstream, values: Mapping[str, Any], key: str) -> Upstream:
-    faults = {name: "unknown field" for name in values if name not in SETTINGS}
-    for name in values.keys() - faults.keys():
-        setattr(upstream, name, values[name])
-    key = key.strip()
-    if key and values.get("key_env"):
-        faults["key"] = "expected the key or the name of its environment variable, found both"
-    if key and (not key.isascii() or not key.isprintable() or " " in key or len(key) > 1000):
-        faults["key"] = "expected an API key: at most 1,000 letters, digits and signs, without spaces"
-    if upstream.url and (fault := url_fault(str(upstream.url))):
-        faults["url"] = fault
-    if upstream.key_env and (fault := key_env_fault(str(upstream.key_env))):
-        faults["key_env"] = fault
-    if key:
-        upstream.key_env, upstream.key_encrypted = "", key_encrypted(key)
-    elif upstream.key_env:
-        upstream.key_encrypted = ""
-    try:
-        upstream.full_clean()
-    except ValidationError as error:
-        faults = {name: " ".join(said) for name, said in error.message_dict.items()} | faults
-    if faults:
-        text = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
-        raise UpstreamRefused(text, faults)
-    upstream.url = upstream.url.rstrip("/")
-    upstream.save()
-    return upstream
+def _moved(before: str, now: str) -> bool:
+    """True if two addresses have another scheme, host or port."""
+    return urlsplit(before)[:2] != urlsplit(now)[:2]
 
 
 def _is_this_machine(host: str) -> bool:

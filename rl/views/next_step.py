@@ -69,7 +69,7 @@ class GuideStep(NamedTuple):
 
 
 GUIDE = (
-    ("bring", "Bring decisions", "You see how each line is read and import it; then you rate.", "a minute"),
+    ("connect", "Connect your app", "Its answers are recorded as decisions; then you rate them.", "two minutes"),
     ("rate", "Rate", "A first training needs {needed} ratings.", "5 seconds a rating"),
     ((
         "train"
@@ -94,7 +94,7 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
         # between a champion and a newer candidate it is the candidate that is led on
         answers = champion and (newest == card.policy or newest is None or newest.stage in FINAL_STAGES)
         steps_done |= {
-            "bring": card.counts.decisions > 0,
+            "connect": card.counts.decisions > 0,
             "rate": newest is not None or card.works or card.counts.evidence >= feedback_minimum(),
             "train": trained,
             "compare": is_evaluated or (trained and answers),

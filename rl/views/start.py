@@ -1,4 +1,4 @@
-"""The guided start: from lines of one's own to the answer of a new policy, one step at a time."""
+"""The guided start: from an app's own model to the answer of a new policy, one step at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
+from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
+from feedback.accounts.api_keys import KeyRefused
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.cache import StampedCache
 from feedback.rating.views import card_in_place
@@ -34,6 +36,8 @@ from rl.registry.checklist import promotion_of
 from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_newest_paired
 from rl.registry.service import rollback_possible
 from rl.selectors import AgentCard, agent_cards
+from rl.upstreams.service import UpstreamRefused
+from rl.views.connect import MAKE_KEYS, agent_connect, app_key_create, connect_context, connecting_agent
 from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, feedback_minimum, guide_of, step_next
 
 OPERATE, MOVE = SCOPE_PERMISSIONS["operate"], "rl.change_policy"
@@ -55,7 +59,17 @@ LINES_MISSING = "These lines are no longer here: paste them again."
 def start(request: HttpRequest) -> HttpResponse:
     """The step an agent is at; `?agent=` says which, `?step=` shows an earlier one again, `?agent=` alone begins with
     a new one."""
-    return _page(request, _current_card(request))
+    card = _current_card(request)
+    if card is None and (slug := connecting_agent(request)):
+        return connect_page(request, slug)
+    return _page(request, card)
+
+
+def connect_page(request: HttpRequest, slug: str, *, status: int = 200, **more: Any) -> HttpResponse:
+    """The first step for an agent that may have decided nothing yet; an empty slug begins with a new one."""
+    cards = {card.facts.slug: card for card in agent_cards(slug)}
+    more = {**connect_context(request, slug), "slug": slug, **more}
+    return _page(request, cards.get(slug), status=status, step="connect", **more)
 
 
 def start_address(agent: str, **more: str) -> str:
@@ -109,8 +123,8 @@ def _page(
 
 def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dict[str, Any]:
     """Context of a step's card beyond the agent."""
-    if key == "bring" or card is None:
-        return _bring_context(request, card)
+    if key == "connect" or card is None:
+        return {**_bring_context(request, card), **connect_context(request, card.facts.slug if card else "")}
     watching = card.works or (card.run is not None and card.run.is_followed)
     if key == "rate" or (key == "train" and not watching):
         return _rate_context(request, card)
@@ -143,6 +157,44 @@ def _question(policy: Policy) -> str:
     evaluation = evaluation_newest_paired(policy)
     messages = next((one.messages for one in answers_compared(evaluation)), ()) if evaluation else ()
     return str(messages[-1].get("content", "")) if messages else ""
+
+
+# --- Connecting ---------------------------------------------------------------------------------------------
+
+
+@sensitive_post_parameters("key")
+@never_cache
+@login_required
+@permission_required(OPERATE, raise_exception=True)
+@require_POST
+def start_connect(request: HttpRequest) -> HttpResponse:
+    """Set an agent up as the form says, and show its snippets."""
+    given = {name: str(value).strip() for name, value in request.POST.items() if name != "key"}
+    try:
+        policy = agent_connect(given, request.POST.get("key", ""), actor=request.user.get_username())
+    except UpstreamRefused as refusal:
+        return connect_page(request, "", status=400, given=given, fault=refusal.page_text)
+    agent = given["agent"].lower()
+    if policy is not None and policy.stage != Policy.Stage.CHAMPION:
+        messages.warning(request, f"{policy.name} is a candidate: a policy trained here answers for {agent}.")
+    return redirect(start_address(agent, step="connect"))
+
+
+@never_cache
+@login_required
+@permission_required([OPERATE, MAKE_KEYS], raise_exception=True)
+@require_POST
+def start_key(request: HttpRequest) -> HttpResponse:
+    """Make a key for an agent's app, and show it in the snippets once."""
+    agent = request.POST.get("agent", "")
+    if not re.fullmatch(SLUG_PATTERN, agent):
+        return connect_page(
+            request, "", status=400, fault="Agent: expected a short name such as support-bot."
+        )
+    try:
+        return connect_page(request, agent, app_key=app_key_create(agent))
+    except KeyRefused as refusal:
+        return connect_page(request, agent, status=400, fault=str(refusal))
 
 
 # --- Rating -------------------------------------------------------------------------------------------------
@@ -229,9 +281,8 @@ def _bring_context(request: HttpRequest, card: AgentCard | None) -> dict[str, An
     return {
         "example": EXAMPLE,
         "given": request.POST,
+        "bringing": request.GET.get("by") == "lines",
         "agent_given": request.POST.get("agent", card.facts.slug if card else ""),
-        "base_url": request.build_absolute_uri("/v1"),
-        "may_make_keys": request.user.is_staff and request.user.has_perm("feedback.add_apikey"),
     }
 
 
@@ -279,7 +330,7 @@ def _as_file(text: str) -> UploadedFile:
 
 
 def _bring_again(request: HttpRequest, fault: str) -> HttpResponse:
-    return _page(request, _current_card(request), status=400, step="bring", fault=fault)
+    return _page(request, _current_card(request), status=400, step="connect", fault=fault, bringing=True)
 
 
 def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") -> HttpResponse:
@@ -289,7 +340,7 @@ def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") ->
         return _bring_again(request, trial.fault)
     request.session[UPLOAD_KEY] = upload.as_dict()
     more = {"take_url": reverse("start-take"), "again_url": reverse("start-bring")}
-    context = {**trial.context, **more, "other_url": f"{reverse('start')}?agent=&step=bring"}
+    context = {**trial.context, **more, "other_url": f"{reverse('start')}?agent=&by=lines"}
     return render(request, "rl/start_tried.html", context, status=400 if trial.fault else 200)
 
 

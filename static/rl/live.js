@@ -1,4 +1,5 @@
 // A region marked data-live is asked for again while something moves in it; without scripts the page reloads itself.
+// It is asked for at its data-live-from, else at the page's own address.
 // What somebody opened or shut (details with an id) stays so. Charts hear of it by the events live:leaving and live:updated.
 "use strict";
 (() => {
@@ -12,7 +13,7 @@
     if (!region || region.dataset.live !== "on") return;
     if (!document.hidden && !busy(region)) {
       try {
-        const answer = await fetch(location.href, { headers: { "X-Live": "1" }, credentials: "same-origin" });
+        const answer = await fetch(region.dataset.liveFrom || location.href, { headers: { "X-Live": "1" }, credentials: "same-origin" });
         if (answer.ok) {
           const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-live]");
           if (fresh && !busy(region)) {

@@ -270,7 +270,7 @@ def user_pages(whole: Decision) -> Iterator[str]:
         "/export/",
     )
     yield from (
-        f"/start/?agent={AGENT}&step={step}" for step in ("bring", "rate", "train", "compare", "promote")
+        f"/start/?agent={AGENT}&step={step}" for step in ("connect", "rate", "train", "compare", "promote")
     )
     yield from (f"/rate/?agent={AGENT}", f"/rate/pairs/?agent={AGENT}", f"/agreement/?agent={AGENT}")
     yield from (

@@ -1,0 +1,158 @@
+"""Upstreams from a terminal: add, change, list, test and remove the endpoints that hosted policies answer with."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from backend.command import RatchetCommand
+from rl.models import Upstream
+from rl.serving.upstream_test import upstream_test
+from rl.upstreams.hosted import hosted_policy_create
+from rl.upstreams.service import (
+    upstream_add,
+    upstream_change,
+    upstream_get,
+    upstream_remove,
+    upstream_represent,
+)
+
+ACTOR = "upstream"
+
+
+class Command(RatchetCommand):
+    help = (
+        "Add, change, list, test and remove upstreams: the endpoints of providers that answer for your agents. "
+        "Examples: manage.py upstream add openai --url https://api.openai.com/v1 --model gpt-5-mini --key-env "
+        "OPENAI_API_KEY --agent support-bot; manage.py upstream test openai"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "action",
+            choices=["add", "change", "list", "test", "remove"],
+            help="What to do. Example: add",
+        )
+        parser.add_argument("name", nargs="?", default="", help="Name of the upstream. Example: openai")
+        parser.add_argument("--url", help="Base URL. Example: --url https://api.openai.com/v1")
+        parser.add_argument("--model", help="The provider's model id. Example: --model gpt-5-mini")
+        parser.add_argument(
+            "--dialect",
+            choices=Upstream.Dialect.values,
+            help="API of the endpoint: openai (chat completions), responses (OpenAI responses) or anthropic (messages) "
+            "(default: openai). Example: --dialect anthropic",
+        )
+        parser.add_argument(
+            "--schemas",
+            choices=Upstream.Schemas.values,
+            help="How the endpoint is told the form of an answer (default: json_schema; `upstream test` finds out). "
+            "Example: --schemas json_object",
+        )
+        key = parser.add_mutually_exclusive_group()
+        key.add_argument(
+            "--key-env",
+            metavar="VAR",
+            help="Environment variable that holds the API key. Example: --key-env OPENAI_API_KEY",
+        )
+        key.add_argument(
+            "--key",
+            action="store_true",
+            help="Read the API key from standard input, or ask for it on a terminal, and store it encrypted. It is "
+            "never an argument, which other users could see. Example: --key < key.txt",
+        )
+        parser.add_argument(
+            "--timeout-s", type=float, metavar="S", help="Seconds an answer may take (default: 60)."
+        )
+        parser.add_argument(
+            "--context-tokens",
+            type=int,
+            metavar="N",
+            help="Tokens of prompt and answer together (default: unknown).",
+        )
+        for name, what in (("in", "prompt"), ("cached", "cached prompt"), ("out", "answered")):
+            parser.add_argument(
+                f"--price-{name}", type=float, metavar="USD",
+                help=f"US dollars per million {what} tokens (default: the bundled price table).",
+            )  # fmt: skip
+        parser.add_argument(
+            "--agent",
+            metavar="SLUG",
+            help="Let this upstream answer for an agent from now on, unless a policy trained here does. Example: "
+            "--agent support-bot",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        action, name = options["action"], options["name"]
+        if (action == "list") != (not name):
+            raise CommandError(
+                f"upstream {action}: expected {'no name' if action == 'list' else 'a name'}, found {name or 'none'}"
+            )
+        if action == "list":
+            return {"upstreams": [upstream_represent(one) for one in Upstream.objects.all()]}
+        if action == "add":
+            missing = [f"--{option}" for option in ("url", "model") if not options[option]]
+            if missing:
+                raise CommandError(f"upstream add: expected {' and '.join(missing)}")
+            return self._added(upstream_add({"name": name, **_values(options)}, _key(options)), options)
+        upstream = upstream_get(name)
+        if action == "change":
+            return self._added(upstream_change(upstream, _values(options), _key(options)), options)
+        if action == "test":
+            with self.bar(f"asking {name}") as bar:
+                return asdict(upstream_test(upstream, lambda line: bar.update(0, 0, line)))
+        upstream_remove(upstream)
+        return {"removed": name}
+
+    def _added(self, upstream: Upstream, options: dict[str, Any]) -> dict[str, Any]:
+        if not options["agent"]:
+            return upstream_represent(upstream)
+        policy = hosted_policy_create(options["agent"], upstream, actor=ACTOR)
+        return {**upstream_represent(upstream), "policy": policy.name, "stage": policy.stage}
+
+    def show(self, result: dict[str, Any]) -> None:
+        if "upstreams" in result:
+            for one in result["upstreams"]:
+                self.stdout.write(
+                    f"{one['name']:16} {one['dialect']:10} {one['model']:28} key: {one['key']:12} {one['url']}"
+                )
+            if not result["upstreams"]:
+                self.stdout.write("no upstream was added yet")
+        elif "removed" in result:
+            self.stdout.write(f"{result['removed']} removed")
+        elif "answer" in result:
+            self.stdout.write(
+                f"{result['model']} answered {result['answer']!r} in {result['latency_ms']:,.0f} ms"
+            )
+            self.stdout.write(f"form of answers: {result['schemas']}")
+        else:
+            self.stdout.write(f"{result['name']}: {result['model']} at {result['url']}, key: {result['key']}")
+            if result["warning"]:
+                self.note(result["warning"])
+            if "policy" in result:
+                self.stdout.write(f"{result['policy']} is {result['stage']}")
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        return f"manage.py upstream test {result['name']}" if "url" in result else ""
+
+
+def _values(options: dict[str, Any]) -> dict[str, Any]:
+    names = (
+        "url", "model", "dialect", "schemas", "key_env", "timeout_s", "context_tokens",
+        "price_in", "price_cached", "price_out",
+    )  # fmt: skip
+    return {name: options[name] for name in names if options[name] is not None}
+
+
+def _key(options: dict[str, Any]) -> str:
+    """The API key: typed without echo on a terminal, else the first line of standard input."""
+    if not options["key"]:
+        return ""
+    key = (getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+    if not key:
+        raise CommandError("--key: expected the API key on standard input, found nothing")
+    return key

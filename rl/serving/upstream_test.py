@@ -1,0 +1,83 @@
+"""Test of an upstream: one short answer, its latency and model, and the form of JSON answers that works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rl.models import Upstream
+from rl.serving.base import Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
+from rl.serving.endpoint import EndpointBackend
+from rl.serving.preparation import endpoint_of
+from rl.upstreams.service import UpstreamRefused
+
+QUESTION = "Answer with the one word: ready"
+FORM_QUESTION = 'Answer with a JSON object that has one field, "ready", which is true.'
+FORM = {
+    "type": "object",
+    "properties": {"ready": {"type": "boolean"}},
+    "required": ["ready"],
+    "additionalProperties": False,
+}
+ANSWER_TOKENS = 500
+"""Reasoning models think before they answer."""
+TIMEOUT_S = 30.0
+"""Longest wait for an answer: somebody waits for the page."""
+
+
+@dataclass(frozen=True)
+class UpstreamTest:
+    """What an upstream answered, and what it took."""
+
+    name: str
+    answer: str
+    latency_ms: float
+    model: str
+    """Model and version as the provider names them."""
+    schemas: str
+    """Form of JSON answers that works; see `Upstream.Schemas`."""
+
+
+def upstream_test(upstream: Upstream, progress: Callable[[str], None] = lambda line: None) -> UpstreamTest:
+    """Ask an upstream, and store the form of JSON answers that works on it. Raises UpstreamRefused."""
+    endpoint = endpoint_of(upstream)
+    if endpoint.fault:
+        raise UpstreamRefused(endpoint.fault, {"key": endpoint.fault}, code="conflict")
+    progress("one short answer")
+    try:
+        answer = _asked(endpoint, upstream.model, QUESTION)
+    except (BackendFailed, ServingRefused) as fault:
+        raise UpstreamRefused(f"{upstream.name} did not answer: {fault}", code="conflict") from None
+    progress("an answer in a form")
+    upstream.schemas = _form_that_works(endpoint, upstream.model)
+    Upstream.objects.filter(pk=upstream.pk).update(schemas=upstream.schemas)
+    said = EndpointBackend(endpoint).key_hidden(answer.text.strip())
+    return UpstreamTest(
+        upstream.name, said[:200], round(answer.latency_ms, 1), answer.served_model or upstream.model, upstream.schemas
+    )  # fmt: skip
+
+
+def _form_that_works(endpoint: Endpoint, model: str) -> str:
+    """The strongest form of JSON answers in which the endpoint answers as it is told."""
+    for form in (Upstream.Schemas.JSON_SCHEMA, Upstream.Schemas.JSON_OBJECT):
+        try:
+            answer = _asked(replace(endpoint, schemas=form), model, FORM_QUESTION, FORM)
+            found = json.loads(answer.text)
+        except (BackendFailed, ServingRefused, ValueError):
+            continue
+        # a server that does not know a schema was asked for an object instead: that is the weaker form
+        if (
+            isinstance(found, dict)
+            and set(found) == {"ready"}
+            and "json_schema" not in answer.extras.left_out
+        ):
+            return form
+    return Upstream.Schemas.NONE
+
+
+def _asked(endpoint: Endpoint, model: str, question: str, schema: Mapping[str, Any] | None = None) -> Answer:
+    ask = Ask([{"role": "user", "content": question}], max_tokens=ANSWER_TOKENS, response_schema=schema)
+    timeout_s = min(endpoint.timeout_s or TIMEOUT_S, TIMEOUT_S)
+    return EndpointBackend(endpoint).answer(ask, Model(endpoint.name, model, endpoint=endpoint), timeout_s)
