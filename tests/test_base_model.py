@@ -158,7 +158,7 @@ def test_prompts_are_short_enough_to_be_quick(policy, slug):
     assert max(map(len, ids)) <= 130
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("slug", CHOOSERS)
 def test_answers_are_valid_in_at_least_95_of_100(policy, slug, temperature):
@@ -184,7 +184,7 @@ def told(slug: str, count: int) -> list:
     return scenarios_of(AGENTS[slug], TEAM, count, seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("prompts", [asked, told])
 @pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.95), (1.0, 0.9)])
 def test_every_built_in_agent_is_answered(policy, temperature, least, prompts):

@@ -48,6 +48,7 @@ def test_a_dataset_of_the_only_agent_needs_no_name() -> None:
         prepare_training_dataset(source="db")
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_a_pipeline_runs_as_it_is_written_and_keeps_epochs_that_can_be_exported(
     base: Path, settings: Any, admin_client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -160,7 +160,7 @@ def as_uuid(value: Any) -> uuid.UUID:
     return value if isinstance(value, uuid.UUID) else uuid.UUID(value)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_many_raters_at_once(server: Server, record_property: Callable[[str, object], None]) -> None:
     decisions, raters = rated(server)
     record_property("tried", sum(len(rater.statuses) for rater in raters))
@@ -173,7 +173,7 @@ def test_many_raters_at_once(server: Server, record_property: Callable[[str, obj
     check_everything_is_stored_once(server, decisions, raters)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_many_raters_through_a_kill_and_a_restart(server: Server) -> None:
     """Killed once a third of the writes was sent, as by a power cut, and started again while all of them try."""
     third = threading.Semaphore(RATERS * DECISIONS * 2 // 3)
@@ -218,7 +218,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_raters_at_once_are_never_shown_the_same_card(server: Server) -> None:
     """Eight people at the rating page until nothing is left: each decision was shown to one of them alone."""
     raters, decisions = 8, 40

@@ -310,6 +310,7 @@ def test_an_agent_whose_form_the_base_does_not_write_is_taught_by_its_rewards(
     assert reward_of(load_policy("bundled", result.checkpoint, hardware=HARDWARE)) > before + 0.5
 
 
+@pytest.mark.campaign
 def test_packed_and_stock_rows_give_one_probability_among_allowed_tokens(
     base_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

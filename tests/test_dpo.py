@@ -172,7 +172,7 @@ def test_4_bit_weights_pass_gradients_on_after_they_have_been_scored_with(base: 
     torch.testing.assert_close(x.grad, weight.sum(0).expand(3, -1), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

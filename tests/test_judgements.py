@@ -93,6 +93,7 @@ def test_a_larger_sample_of_both_holds_a_smaller() -> None:
     assert judgements_sampled(made, 4) is made
 
 
+@pytest.mark.campaign
 def test_a_classifier_learns_from_pairs_what_they_say_and_from_scores_the_rest() -> None:
     """Pairs speak of billing and network alone, thumbs of accounts alone: neither knows all three queues."""
     pairs, scores = [], []

@@ -55,7 +55,7 @@ def test_figures_by_hand() -> None:
     assert found.curve == [{"stated": 0.2, "observed": 0.0, "n": 2}, {"stated": 0.9, "observed": 0.5, "n": 2}]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_stated_probabilities_come_true_where_a_plain_classifier_is_too_sure() -> None:
     # as many features as a small model's embedding has, and few labels: the plain fit learns its noise by heart
     x, good, _ = made_up(400, 150)
@@ -205,7 +205,7 @@ def test_a_reward_model_that_helps_on_held_out_prompts_is_stacked_on_top() -> No
     assert ((stated > 0.5) == good[:50]).mean() > 0.75
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_reward_model_that_only_knows_its_own_prompts_is_not_believed() -> None:
     def by_heart(good: np.ndarray, draw: Any, hashes: list[str]) -> np.ndarray:
         trained = np.array([split_by_hash(key) == "train" for key in hashes])

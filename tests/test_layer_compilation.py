@@ -78,7 +78,7 @@ def test_padding_to_a_width_changes_nothing_but_the_padding() -> None:
 # --- Layers -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_compiled_layers_agree_and_are_compiled_once_for_each_width() -> None:
     strategy = Strategy.LAST_LAYER
     policy, buckets = a_policy("llama"), Buckets((32, 64), (24,))

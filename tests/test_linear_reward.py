@@ -159,6 +159,7 @@ def test_thumbs_of_one_kind_and_rows_of_another_are_refused(tmp_path: Path) -> N
         RewardModelRecipe(architecture="tree")
 
 
+@pytest.mark.campaign
 def test_of_two_judges_the_one_that_ranks_more_of_the_eval_split_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +232,7 @@ def test_free_text_keeps_the_score_head_of_the_base() -> None:
     assert method_chosen("writer", "reward_model", base_model="bundled").knobs == {"objective": "binary"}
 
 
+@pytest.mark.campaign
 @pytest.mark.django_db
 def test_the_command_without_an_objective_takes_what_the_feedback_asks_for(
     ratchet_home: Path, capsys: pytest.CaptureFixture[str]

@@ -179,7 +179,7 @@ def test_a_policys_own_log_is_its_mean(bandit: Any) -> None:
 # --- Choose mode --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["4 candidates", "10 candidates, one in thirty succeeds"])
 def test_intervals_hold_the_truth_as_often_as_they_say(name: str) -> None:
     """Where rewards are rare, Student's intervals held it in 78 %; the long form is benchmarks/off_policy.py."""

@@ -55,6 +55,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return World(tmp_path_factory.mktemp(request.param), request.param)
 
 
+@pytest.mark.campaign
 def test_a_session_is_opened_of_whole_files_alone(world: World, tmp_path: Path) -> None:
     assert [put.name for put in session_open(world.output).get_inputs()] == ["input_ids", "attention_mask"]
     copy = shutil.copytree(world.output, tmp_path / "copy")

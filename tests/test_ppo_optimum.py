@@ -164,7 +164,7 @@ def test_a_bandit_without_a_price_takes_the_best_arm() -> None:
     assert found[1, 0] > 0.97
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_reward_at_the_end_of_two_tokens_teaches_both() -> None:
     """r = 1 if the second token repeats the first, and 0.5 more if the first is 0."""
     reference, beta = torch.tensor([[0.5, 0.3, 0.2]]), 0.5
@@ -187,7 +187,7 @@ def test_a_reward_at_the_end_of_two_tokens_teaches_both() -> None:
     assert float(table.value[0, 0].detach()) == pytest.approx(float(worth), abs=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_constant_reward_moves_nothing_far() -> None:
     table = Table(REFERENCE, length=1)
     learn(table, lambda r: 1.0, beta=1.0, steps=60, rate=0.05)

@@ -63,7 +63,7 @@ def base(base_path: Path) -> SharedBase:
 SAMPLES = [RewardSample(asks(i), text, "widgets") for i, text in enumerate(("line_chart", "table", "x " * 9))]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_on_the_shared_base_it_says_what_it_says_alone(judge: Any, base: SharedBase) -> None:
     alone, path = judge
     assert fits(path, base)

@@ -284,7 +284,7 @@ def test_stock_restores_the_stock_forward() -> None:
 # --- Attention and LoRA -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,7 +107,7 @@ def behind(run: TrainingRun) -> set[uuid.UUID]:
     return found | set(Comparison.objects.filter(left__prompt_hash__in=prompts).values_list("pk", flat=True))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(6))
 def test_learnt_never_exceeds_the_snapshots_and_nothing_is_lost(seed: int) -> None:
     chance = random.Random(f"runs {seed}")

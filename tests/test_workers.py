@@ -163,7 +163,7 @@ while not (home / "stop").exists():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_web_and_worker_write_one_sqlite_file_at_once(tmp_path: Path) -> None:
     import http.client
 
