@@ -169,6 +169,7 @@ BEFORE = {"experiments.md": _better, "registry.md": _better}
 """Page -> what happened before what it says."""
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_the_commands_of_the_pages_run(
