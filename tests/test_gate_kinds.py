@@ -31,7 +31,7 @@ def thumbs(up: list[float], down: list[float], **facts: Any) -> list[Item]:
 
 
 def evidence(**others: list[Item]) -> Evidence:
-    return Evidence("old", (), other_kinds=others)
+    return Evidence("base", (), other_kinds=others)
 
 
 def verdict(rule: rules.Rule, found: Evidence, to: str = rules.CHAMPION, **bounds: Any) -> RuleResult:
@@ -49,7 +49,7 @@ def test_thumbs_carry_the_gate_where_there_are_no_pairs() -> None:
     assert (report.verdicts[0].figures["prompts"], report.verdicts[0].figures["kind"]) == (40, LABELS)
     said = report.verdicts[1]
     assert said.words.startswith(
-        "+50.0 points in concordance with thumbs, stars and scores against old, lower bound "
+        "+50.0 points in concordance with thumbs, stars and scores against base, lower bound "
     )
     assert said.figures["kind"] == LABELS
     assert (said.figures["accuracy"], said.figures["against_accuracy"]) == (1.0, 0.5)
@@ -95,7 +95,7 @@ def test_log_likelihood_of_what_people_wrote_is_told_in_nats_per_token() -> None
     said = verdict(rules.rule_accuracy, evidence(corrections=written))
     assert said.passed
     # differences 0.5 + i / 100, mean 0.695
-    assert said.words.startswith("+0.695 nats per token in agreement with what people wrote against old")
+    assert said.words.startswith("+0.695 nats per token in agreement with what people wrote against base")
 
 
 def test_a_loss_on_another_kind_of_evidence_closes_the_gate() -> None:
@@ -125,7 +125,7 @@ def test_a_reward_model_does_not_judge_what_was_trained_on_it() -> None:
     better = [Case(0.9, 0.1 + i / 100) for i in range(40)]
     assert gate_judge(evidence(rewards=better), BOUNDS).passed
     barred = Evidence(
-        "old", (), other_kinds={REWARDS: better}, exclusions={REWARDS: "it was trained on them"}
+        "base", (), other_kinds={REWARDS: better}, exclusions={REWARDS: "it was trained on them"}
     )
     report = gate_judge(barred, BOUNDS)
     assert not report.passed
@@ -255,7 +255,7 @@ def test_a_slice_of_pairs_is_judged_by_its_own_pairs() -> None:
     ]
     cases = [item for item in items_of(stored) if isinstance(item, Case)]
     assert len(cases) == 40
-    found = rule_slices(Evidence("champion", cases), BOUNDS, CHAMPION)
+    found = rule_slices(Evidence("base", cases), BOUNDS, CHAMPION)
     assert found.outcome == REFUSED
     assert found.figures["preferred:longer"] == {"value": -1.0, "n": 40}
 

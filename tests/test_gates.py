@@ -41,7 +41,7 @@ def cases(both: int = 0, wins: int = 0, losses: int = 0, neither: int = 0, **fac
 
 
 def evidence(held_out: list[Case] | None = None, **facts: Any) -> Evidence:
-    return Evidence("old", cases(20, 12, 1, 7) if held_out is None else held_out, **facts)
+    return Evidence("base", cases(20, 12, 1, 7) if held_out is None else held_out, **facts)
 
 
 def answered(n: int = 20, **facts: Any) -> list[AnswerPair]:
@@ -141,7 +141,7 @@ def aged(wins: int, losses: int) -> Evidence:
     """Thirty older prompts, of which so many were won and lost, and forty newer ones, all won."""
     older = [(True, False)] * wins + [(False, True)] * losses + [(True, True)] * (30 - wins - losses)
     return Evidence(
-        "champion",
+        "base",
         [Case(own, other, (OLDER,)) for own, other in older]
         + [Case(True, False, (NEWER,)) for _ in range(40)],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from django.core.management import call_command
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw
 from rl.checksums import file_sum
 from rl.datasets.erasure import decisions_forget
+from rl.evaluation.hosted_side import HostedFailed, HostedSide
 from rl.evaluation.judging import round_answer, round_create, round_opened
 from rl.linear.model import CLOSED, WEIGHTS, LinearPolicy
-from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy, PromptSplit
+from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy, PromptSplit, Upstream
 from rl.registry.judging import (
     JudgingRefused,
     ShownPair,
@@ -26,6 +28,8 @@ from rl.registry.judging import (
     round_stop,
 )
 from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE
+from rl.training.evaluate_answers import HeldOutPrompt
+from rl.training.policy import Generation
 from tests.support.experiments import policy_of
 from tests.support.judging import AGENT, decision_of, incumbent_of, preference, round_of
 
@@ -232,6 +236,36 @@ def test_an_opponent_with_files_is_asked(home: Path) -> None:
     judging = round_answer(round_create(linear_policy("v2", home, says="B"), prompts=3, actor="olga"))
     assert set(judging.pairs.values_list("answer", "other_answer", "same")) == {("B", "A", False)}
     assert judging.pairs.count() == 3
+
+
+def test_a_hosted_opponent_is_asked_what_it_has_not_answered(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = Upstream.objects.create(name="provider", url="http://127.0.0.1:9/v1", model="m")
+    Policy.objects.create(name="hosted", agent=AGENT, kind="hosted", stage="champion", upstream=upstream)
+    recorded, other = decision_of(0, policy="hosted"), decision_of(1, policy="an-app")
+    asked: list[str] = []
+
+    def answers(side: HostedSide, prompts: Sequence[HeldOutPrompt]) -> list[Generation]:
+        asked.extend(prompt.messages[-1]["content"] for prompt in prompts)
+        return [Generation("Asked again.", 2, "stop") for _ in prompts]
+
+    monkeypatch.setattr(HostedSide, "answers", answers)
+    policy = linear_policy("v1", home, says="B")
+    judging = round_answer(round_create(policy, actor="olga"))
+    assert asked == [other.messages[-1]["content"]]
+    assert dict(judging.pairs.values_list("decision", "other_answer")) == {
+        recorded.pk: recorded.response, other.pk: "Asked again.",
+    }  # fmt: skip
+
+    def fails(side: HostedSide, prompts: Sequence[HeldOutPrompt]) -> list[Generation]:
+        raise HostedFailed("the provider is busy")
+
+    monkeypatch.setattr(HostedSide, "answers", fails)
+    round_stop(judging, actor="olga")
+    with pytest.raises(JudgingRefused, match="busy"):
+        round_answer(round_create(policy, actor="olga"))
+    assert JudgingRound.objects.latest("pk").status == "failed"
 
 
 def test_near_identical_prompts_are_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from rl.datasets import messages_plain
 from rl.datasets.held_out_evidence import trained_prompts
 from rl.datasets.prompt_clusters import MIN_PROMPTS, clusters_of
 from rl.datasets.rows import recorded_prompts
+from rl.evaluation.hosted_side import HostedFailed, HostedSide
 from rl.gates.rules import alpha_of_attempt
 from rl.jobs.hardware import hardware_detect
 from rl.linear.model import LinearPolicy
@@ -216,8 +217,16 @@ def _answers(policy: Policy | None, agent: Agent, prompts: Sequence[AskedPrompt]
     """Texts of a policy's answers, AT_ONCE prompts at a time; of the agent's base model where `policy` is None."""
     if not prompts:
         return
-    from rl.training.evaluate_answers import generate_answers
+    from rl.training.evaluate_answers import HeldOutPrompt, generate_answers
 
+    if policy is not None and policy.kind == Policy.Kind.HOSTED:
+        for batch in _batches(prompts, AT_ONCE):
+            asked = [HeldOutPrompt(prompt.messages, {"state": prompt.state}) for prompt in batch]
+            try:
+                yield [answer.text if answer else "" for answer in HostedSide(policy).answers(asked)]
+            except HostedFailed as failure:
+                raise JudgingRefused(str(failure)) from failure
+        return
     side = _side(policy, agent)
     for batch in _batches(prompts, AT_ONCE):
         found = generate_answers(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from rl.gates.evidence_kinds import PAIRS
 from rl.statistics import Difference
+from rl.statistics.win_shares import WinShare
 
 PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
 
@@ -20,6 +21,7 @@ OLDER, NEWER = "feedback:older", "feedback:newer"
 RULE_TITLES = {
     "evidence": "Enough held-out prompts",
     "accuracy": "Better than what it replaces",
+    "compared": "Answers were compared",
     "other_evidence": "Not worse by other kinds of evidence",
     "raters": "Gain does not depend on one rater",
     "reward": "Reward does not fall",
@@ -224,6 +226,33 @@ class GeneralAnswers:
 
 
 @dataclass(frozen=True)
+class JudgingEvidence:
+    """Newest judging round of the policy against what it would replace."""
+
+    round: int
+    verdict: str
+    share: WinShare
+    words: str
+    """The verdict in a sentence, with its figures."""
+    ended: bool
+    further: int | None
+    """Answers of people until a verdict, about; None where the pairs that are left will not bring one."""
+    minutes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures of a report; value, low and high are the win share less one half."""
+        share = self.share
+        interval = {} if share.value is None else {
+            "value": share.value - 0.5, "low": share.low - 0.5, "high": share.high - 0.5, "n": share.decided,
+        }  # fmt: skip
+        return {
+            **interval, "round": self.round, "verdict": self.verdict, "ended": self.ended, "wins": share.wins,
+            "losses": share.losses, "ties": share.ties, "confidence": share.confidence, "further": self.further,
+            "minutes": self.minutes,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Evidence of one evaluation: a policy and what it was compared to, on the same prompts."""
 
@@ -259,6 +288,8 @@ class Evidence:
     no fields or nobody knows."""
     fields: str = ""
     """Share of the fields that are right, in words; empty where answers have none."""
+    judging: JudgingEvidence | None = None
+    """Answers that people compared side by side; None without a round."""
     benchmarks: Mapping[str, BenchmarkCases] = field(default_factory=dict)
     """Listed task -> its newest result."""
     no_benchmarks: str = ""

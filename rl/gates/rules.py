@@ -23,6 +23,7 @@ from rl.gates.answers import (
     rule_valid,
 )
 from rl.gates.benchmarks import rule_benchmarks
+from rl.gates.compared import needs_judging, rule_compared
 from rl.gates.effects import (
     Effect,
     TableEffect,
@@ -104,7 +105,8 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
 
 
 def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Better than the champion on the same prompts, beyond the luck of repeated attempts (challenger: not worse).
+    """Better than the champion on the same prompts, beyond the luck of repeated attempts (challenger: not worse; where
+    likelihoods lead, not worse is enough for a champion too, as compared answers decide: `rule_compared`).
 
     Judged on the kind of evidence that leads (`lead_of`). The lower bound is that of the paired difference at one-sided
     confidence 1 - alpha_k; the exact test of the kind must agree that it is no chance, because at small alpha_k the
@@ -138,9 +140,10 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     if isinstance(effect, TableEffect):
         figures |= {"wins": effect.wins, "losses": effect.losses}
     gain = f"{amount(effect, bound.value)} {MEASURES[lead]} against {evidence.against}"
-    if to == CHALLENGER:
+    if to == CHALLENGER or needs_judging(evidence, bounds, to):
         worse = effect.worse(bounds.alpha) <= bounds.alpha
         words = f"worse than {evidence.against}: {gain}" if worse else f"not worse: {gain}"
+        words += "; compared answers decide" if to == CHAMPION and not worse else ""
         return RuleResult("accuracy", REFUSED if worse else PASSED, words, figures)
     limit = (
         f"lower bound {amount(effect, bound.low)} (comparison {evidence.attempt} on these held-out prompts)"
@@ -312,6 +315,7 @@ Rule = Callable[[Evidence, GateBounds, str], RuleResult]
 RULES: tuple[Rule, ...] = (
     rule_evidence,
     rule_accuracy,
+    rule_compared,
     rule_other_evidence,
     rule_raters,
     rule_reward,

@@ -3,8 +3,9 @@ away it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from backend.installation import PROGRAM
 from feedback.cache import CostAwareCache
@@ -13,10 +14,12 @@ from rl.datasets.gate_distance import Distance, gate_distances_cached
 from rl.datasets.holdout import SplitCounts, prompts_until, share_held_out
 from rl.gates.outlook import MAX_PROMPTS, prompts_for_gain
 from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, GateBounds, GateReport, RuleResult
-from rl.gates.rules import CHALLENGER, CHAMPION
+from rl.gates.rules import CHALLENGER, CHAMPION, alpha_of_attempt
 from rl.models import Evaluation, Policy
 from rl.registry.gate_evidence import comparison_newest, gate_bounds, policy_judge, rival_name
+from rl.registry.judging import minutes_of, rounds_state
 from rl.registry.service import MOVES, rollback_possible
+from rl.statistics.win_shares import WinShare
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def gate_checklist(policy: Policy, to: str, evaluation: Evaluation | None) -> Ga
         command = f"{PROGRAM} evaluate_model --policy {policy.name} {option}"
         return GateChecklist(to, rival, [item], command=command, ratings=ratings)
     bounds = gate_bounds(policy.agent)
-    key = (policy.pk, evaluation.pk, to, str(bounds.as_dict()))
+    key = (policy.pk, evaluation.pk, to, str(bounds.as_dict()), rounds_state(policy))
     report = _reports.get(key, lambda: policy_judge(policy, to))
     return _of_report(report, to, rival, bounds, distance) if report else GateChecklist(to, rival, [])
 
@@ -149,6 +152,8 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
     """Rated prompts that a rule is away from passing, about, and the same in words."""
     if not result.waits:
         return 0, "More ratings will not change this. Train again with other knobs or other data."
+    if result.rule == "compared":
+        return 0, _answers_missing(result.figures)
     if result.rule == "evidence":
         if distance is not None and distance.reached:
             return 0, f"{distance.available:,} held-out prompts are rated now: evaluate again."
@@ -173,6 +178,22 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
             f"{ratings:,} more rated prompts; then evaluate again."
         )
     return 0, "Rate more, then evaluate again."
+
+
+def _answers_missing(figures: Mapping[str, Any]) -> str:
+    """Answers of people that a judging round still needs, as something to do."""
+    if "round" not in figures:
+        share = WinShare(0, 0, 0, alpha_of_attempt(GateBounds().alpha, 1), 0.0).further or 0
+        return (
+            f"Compare its answers side by side below: about {share} answers ({minutes_of(share)} minutes) where "
+            "7 of 10 prompts are won."
+        )
+    if figures["ended"]:
+        return "The round has ended: train again, or begin another round, whose verdict takes more answers."
+    address = f"/rate/pairs/?round={figures['round']}"
+    if not figures["further"]:
+        return f"Compare answers side by side at {address}; the pairs that are left may not bring a verdict."
+    return f"Compare {figures['further']:,} answers side by side at {address} (about {figures['minutes']} minutes)."
 
 
 def rated_until(wanted: int, held_out: int, min_evidence: int) -> int:

@@ -20,6 +20,7 @@ from rl.gates.report import (
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
 from rl.models import Evaluation, GateSettings, Policy
 from rl.registry.benchmark_results import gate_benchmarks
+from rl.registry.judging import round_evidence
 from rl.registry.looks import attempt_of
 from rl.statistics import Difference
 
@@ -91,6 +92,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         good_chars=(good["value"], good["n"]) if (good := body.get("good_chars")) else None,
         golden=[GoldenResult(**case) for case in body.get("golden", ())],
         off_policy=Difference(**off_policy) if off_policy else None,
+        judging=round_evidence(evaluation.policy, evaluation.against) if evaluation.policy else None,
         attempt=attempt_of(evaluation),
         near_identical=cluster_text(evaluation.figures.get("clusters") or {}),
         discrete=body.get("discrete", False),

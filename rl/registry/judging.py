@@ -20,7 +20,9 @@ from django.utils.crypto import salted_hmac
 
 from feedback.explorer.previews import turns_of
 from feedback.models import Decision
+from rl.gates.report import JudgingEvidence
 from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy
+from rl.statistics.assignment import BASE
 from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
 
 SECONDS_PER_ANSWER = 10
@@ -202,6 +204,31 @@ def _end(row: JudgingRound, standing: RoundStanding, reason: str) -> None:
     row.ended_at = timezone.now()
     row.reason = "; ".join(filter(None, (row.reason, reason)))
     row.save(update_fields=["status", "verdict", "result", "ended_at", "reason"])
+
+
+def rounds_state(policy: Policy) -> str:
+    """Text that changes whenever a round of the policy does."""
+    newest = rounds_of(policy).values_list("pk", "status", "ended_at").first()
+    return f"{newest} {PairJudgement.objects.filter(pair__round__policy=policy).count()}"
+
+
+def round_evidence(policy: Policy, rival: str) -> JudgingEvidence | None:
+    """What a gate reads of the policy's newest round against the rival; one that ended goes before those that run."""
+    opponent = {"opponent": None} if rival == BASE else {"opponent__name": rival}
+    rows = rounds_of(policy).filter(**opponent).exclude(status=Status.FAILED)
+    judging = rows.filter(status=Status.ENDED, result__judgements__gt=0).first() or rows.first()
+    if judging is None:
+        return None
+    standing = round_standing(judging)
+    return JudgingEvidence(
+        round=judging.pk,
+        verdict=standing.verdict,
+        share=standing.share,
+        words=standing.words(policy.name, rival),
+        ended=judging.status == Status.ENDED,
+        further=standing.further,
+        minutes=standing.minutes,
+    )
 
 
 # --- Pairs ----------------------------------------------------------------------------------------------------

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl.models import Evaluation, Policy
+from django.utils import timezone
+
+from rl.models import Evaluation, JudgingRound, Policy
+from rl.registry.judging import RoundCounts, RoundStanding
 from rl.registry.service import policy_evaluated
 from rl.statistics import mcnemar_exact, paired_difference, wilson_interval
+from rl.statistics.win_shares import WinShare
 
 
 def evidence_stored(
@@ -21,6 +25,16 @@ def evidence_stored(
         for number, (own, other) in enumerate(sides)
     ]
     return {"cases": cases, "answers": [], **more}
+
+
+def round_ended(policy: Policy, rival: Policy | None, wins: int, losses: int) -> JudgingRound:
+    """A judging round with these counts, over since a moment ago."""
+    share = WinShare(wins, losses, 0, 1 / 30, 0.1)
+    standing = RoundStanding(RoundCounts(wins, losses, judgements=wins + losses), share, share.verdict, 1)
+    return JudgingRound.objects.create(
+        agent=policy.agent, policy=policy, opponent=rival, status="ended", verdict=share.verdict, attempt=1,
+        alpha=share.alpha, prompts=max(1, wins + losses), result=standing.as_dict(), ended_at=timezone.now(),
+    )  # fmt: skip
 
 
 def judged(
@@ -55,6 +69,8 @@ def judged(
         figures=figures,
         evidence=evidence_stored(both, wins, losses, neither, **more),
     )
+    if (rival := Policy.objects.filter(name=against).first()) is not None:
+        round_ended(policy, rival, wins, losses)
     policy_evaluated(policy, evaluation, actor="test")
     policy.refresh_from_db()
     return evaluation

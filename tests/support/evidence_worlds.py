@@ -210,8 +210,8 @@ def evidence_of(world: KindWorld, random: np.random.Generator, attempt: int = 1)
 def evidence_from(kind: str, drawn: Drawn, attempt: int = 1) -> Evidence:
     if kind == PAIRS:
         cases = [item for item in drawn.items if isinstance(item, Case)]
-        return Evidence("champion", cases, attempt=attempt)
-    return Evidence("champion", (), attempt=attempt, other_kinds={kind: drawn.items})
+        return Evidence("base", cases, attempt=attempt)
+    return Evidence("base", (), attempt=attempt, other_kinds={kind: drawn.items})
 
 
 def shuffled(drawn: Drawn, random: np.random.Generator) -> Drawn:

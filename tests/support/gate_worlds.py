@@ -129,7 +129,7 @@ def evidence_from(world: World, found: Outcomes, random: np.random.Generator, at
         )
         for i in range(min(64, n))
     ]
-    return Evidence("champion", cases, answered, kl=0.3, attempt=attempt)
+    return Evidence("base", cases, answered, kl=0.3, attempt=attempt)
 
 
 def promoted_in_a_row(

@@ -134,4 +134,4 @@ def looks_at(growth: Growth, seed: int, draw: Draw = as_ratchet_does) -> Iterato
             cases.append(Case(float(own), float(luck < 0.7)))
             groups.append("" if growth.group == 1 else seen[name])
         found = [item for item in one_per_cluster(cases, groups) if isinstance(item, Case)]
-        yield Evidence("champion", found, attempt=look)
+        yield Evidence("base", found, attempt=look)

@@ -1,0 +1,145 @@
+"""The rule `compared`: likelihoods open the challenger stage; a champion's answers were compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl.gates.compared import needs_judging, rule_compared
+from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, REWARDS, TESTS
+from rl.gates.report import Case, Evidence, GateBounds, JudgingEvidence, RatedAnswer
+from rl.gates.rules import CHALLENGER, CHAMPION, gate_judge
+from rl.models import JudgingRound, Policy
+from rl.registry import service as registry
+from rl.registry.checklist import gate_checklists
+from rl.registry.judging import judgement_submit, round_evidence, round_stop
+from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
+from tests.support.evaluations import judged, round_ended
+from tests.support.experiments import policy_of
+from tests.support.judging import AGENT, preference, round_of
+
+BOUNDS = GateBounds()
+CASES = [Case(1, 0)] * 20 + [Case(1, 1)] * 20
+
+
+def round_with(wins: int, losses: int, *, ended: bool = True) -> JudgingEvidence:
+    share = WinShare(wins, losses, 0, 1 / 30, 0.1)
+    return JudgingEvidence(7, share.verdict, share, "words", ended, 25, 4)
+
+
+def found(to: str = CHAMPION, against: str = "old", **facts: Any) -> Any:
+    return rule_compared(Evidence(against, facts.pop("cases", CASES), **facts), BOUNDS, to)
+
+
+@pytest.mark.parametrize(
+    ("judging", "outcome", "waits"),
+    [
+        (None, "refused", True),
+        (round_with(3, 2, ended=False), "refused", True),
+        (round_with(12, 0, ended=False), "refused", True),
+        (round_with(20, 18), "refused", True),
+        (round_with(250, 240), "refused", True),
+        (round_with(40, 12), "passed", False),
+        (round_with(2, 20), "refused", False),
+    ],
+    ids=["none", "open", "not ended", "no verdict", "not worse", "better", "worse"],
+)
+def test_a_champion_by_likelihoods_needs_a_round_it_won(
+    judging: JudgingEvidence | None, outcome: str, waits: bool
+) -> None:
+    result = found(judging=judging)
+    assert (result.outcome, result.waits) == (outcome, waits)
+    assert result.figures.get("round") == (7 if judging else None)
+
+
+def test_the_rounds_have_the_verdicts_they_stand_for() -> None:
+    verdicts = [round_with(*counts).verdict for counts in ((20, 18), (250, 240), (40, 12), (2, 20))]
+    assert verdicts == [OPEN, NOT_WORSE, BETTER, WORSE]
+
+
+def test_a_challenger_and_a_first_champion_need_none() -> None:
+    assert found(CHALLENGER).outcome == found(against="base").outcome == "not_applicable"
+    assert found(CHALLENGER, judging=round_with(2, 20)).outcome == "refused"
+
+
+@pytest.mark.parametrize(
+    ("kind", "discrete", "needed"),
+    [
+        (KNOWN, True, False),
+        (TESTS, False, False),
+        (REWARDS, False, False),
+        (CORRECTIONS, True, False),
+        (CORRECTIONS, False, True),
+        (LABELS, False, True),
+    ],
+)
+def test_what_compares_answers(kind: str, discrete: bool, needed: bool) -> None:
+    rated = [RatedAnswer(str(number), number % 2, 0.1 * number) for number in range(40)]
+    items = rated if kind == LABELS else CASES
+    evidence = Evidence("old", (), other_kinds={kind: items}, discrete=discrete)
+    assert needs_judging(evidence, BOUNDS, CHAMPION) == needed
+    assert rule_compared(evidence, BOUNDS, CHAMPION).passed == (not needed)
+
+
+def test_the_report_asks_likelihoods_for_no_loss_and_people_for_the_gain() -> None:
+    slight = [Case(1, 0)] * 6 + [Case(0, 1)] * 5 + [Case(1, 1)] * 20
+    report = gate_judge(Evidence("old", slight, judging=round_with(40, 12)), BOUNDS)
+    outcomes = {one.rule: one.outcome for one in report.verdicts}
+    assert (outcomes["accuracy"], outcomes["compared"]) == ("passed", "passed")
+    assert report.passed
+    lost = [Case(0, 1)] * 20 + [Case(1, 1)] * 20
+    assert not gate_judge(Evidence("old", lost, judging=round_with(40, 12)), BOUNDS).passed
+
+
+# --- In the registry ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def candidate(db: None) -> Policy:
+    champion, policy = policy_of("v1", "champion", AGENT), policy_of("v2", "candidate", AGENT)
+    judged(policy, champion.name)
+    JudgingRound.objects.all().delete()
+    return policy
+
+
+def missing(policy: Policy) -> str:
+    unmet = {item.rule: item.missing for item in gate_checklists(policy, ["champion"])[0].unmet}
+    return unmet.get("compared", "")
+
+
+def test_a_refusal_says_where_to_compare(candidate: Policy) -> None:
+    with pytest.raises(registry.RegistryRefused):
+        registry.policy_promote(candidate, actor="ann")
+    assert "side by side" in missing(candidate)
+    judging = round_of(60, policy=candidate)
+    assert f"/rate/pairs/?round={judging.pk}" in missing(candidate)
+    before = missing(candidate)
+    for _ in range(4):
+        pair, side = preference(judging, "ada", "policy")
+        judgement_submit(pair, "ada", side)
+    assert missing(candidate) != before
+    round_stop(judging, actor="ann")
+    assert "ended" in missing(candidate)
+    assert registry.policy_promote(candidate, "challenger", actor="ann").stage == "challenger"
+
+
+def test_a_round_that_was_won_opens_the_gate(candidate: Policy) -> None:
+    champion = Policy.objects.get(name="v1")
+    round_ended(candidate, champion, 40, 12)
+    assert registry.policy_promote(candidate, actor="ann").stage == "champion"
+
+
+def test_the_gate_reads_the_newest_round_against_the_rival_that_was_judged(candidate: Policy) -> None:
+    champion = Policy.objects.get(name="v1")
+    assert round_evidence(candidate, "v1") is None
+    first = round_ended(candidate, champion, 40, 12)
+    round_ended(candidate, None, 2, 30)
+    round_of(3, policy=candidate)
+    round_ended(candidate, champion, 0, 0)
+    found = round_evidence(candidate, "v1")
+    assert found is not None
+    assert (found.round, found.verdict, found.ended) == (first.pk, BETTER, True)
+    against_base = round_evidence(candidate, "base")
+    assert against_base is not None
+    assert against_base.verdict == WORSE
