@@ -49,7 +49,9 @@ def after_challenge(policy: str, agent: str) -> str:
 
 
 def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
-    """kind: of the policy; a linear one has a single format."""
+    """kind: of the policy; a linear one has a single format, and a recorded one is asked by its app alone."""
+    if kind == "recorded":
+        return f"have the app ask its own model again: this server answers for {agent} with the base model"
     form = "" if kind == "linear" else " --format gguf --quantization q4_k_m"
     return (
         f'ask it: POST /v1/chat/completions with "model": "{agent}" (make serve, docs/gateway.md); or export it '

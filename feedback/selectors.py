@@ -71,6 +71,59 @@ def decisions_of(agent: str) -> QuerySet[Decision]:
     return Decision.objects.filter(agent=agent, withdrawal=None)
 
 
+NOT_FROM_APPS = ("simulation", "gateway", "decide", "shadow")
+"""Sources of decisions whose answer is not of the app's own model: made up, or given by Ratchet itself."""
+
+
+class AppAnswer(NamedTuple):
+    """An answer that an app recorded, with the policy name it sent; empty where it sent none."""
+
+    prompt_hash: str
+    policy: str
+    response: str
+
+
+def app_answers(
+    agent: str, *, newest: int | None = None, prompt_hashes: Sequence[str] | None = None
+) -> Iterator[AppAnswer]:
+    """Answers of an app's own model, the newest first: among its `newest` decisions, or those to certain prompts.
+
+    Left out are answers that no user got: simulated ones, those that Ratchet gave, those that people or a teacher wrote
+    (IMITATION_TAGS), and the two sides of an imported comparison.
+    """
+    rows = decisions_of(agent).order_by("-created_at", "-id")
+    if prompt_hashes is not None:
+        for start in range(0, len(prompt_hashes), IDS):
+            yield from _app_answers(rows.filter(prompt_hash__in=prompt_hashes[start : start + IDS]))
+    else:
+        yield from _app_answers(rows[:newest])
+
+
+def policy_answers(agent: str, policy: str, prompt_hashes: Sequence[str]) -> Iterator[AppAnswer]:
+    """Answers of a policy by name to certain prompts, the newest first."""
+    rows = decisions_of(agent).filter(policy=policy).order_by("-created_at", "-id")
+    for start in range(0, len(prompt_hashes), IDS):
+        some = rows.filter(prompt_hash__in=prompt_hashes[start : start + IDS])
+        yield from map(AppAnswer._make, some.values_list("prompt_hash", "policy", "response"))
+
+
+def _app_answers(rows: QuerySet[Decision]) -> Iterator[AppAnswer]:
+    columns = ("pk", "import_batch", "source", "tags", "prompt_hash", "policy", "response")
+    found = [
+        row
+        for row in rows.values_list(*columns)
+        if row[2] not in NOT_FROM_APPS and not set(IMITATION_TAGS) & set(row[3] or ())
+    ]
+    imported = [row[0] for row in found if row[1] is not None]
+    compared: set[uuid.UUID] = set()
+    for start in range(0, len(imported), IDS):
+        some = imported[start : start + IDS]
+        for side in ("left", "right"):
+            pairs = Comparison.objects.filter(import_batch__isnull=False, **{f"{side}__in": some}).order_by()
+            compared |= set(pairs.values_list(f"{side}_id", flat=True))
+    yield from (AppAnswer(*row[4:]) for row in found if row[0] not in compared)
+
+
 def decision_get(pk: uuid.UUID | str) -> Decision | None:
     return Decision.objects.filter(pk=pk).first()
 
@@ -457,10 +510,14 @@ class PolicyRating(NamedTuple):
     score: float | None
 
 
-def policy_verdicts(agent: str, policy: str, since: datetime | None = None) -> Iterator[PolicyRating]:
+def policy_verdicts(
+    agent: str, policy: str, since: datetime | None = None, *, recorded: bool = False
+) -> Iterator[PolicyRating]:
     """Ratings by people of a policy's decisions, oldest decision first; of decisions from `since` on
-    alone."""
+    alone. recorded: of an app's own model, under the name that it sends."""
     rows = ratings_standing(agent).filter(decision__policy=policy)
+    if recorded:
+        rows = rows.exclude(decision__source__in=NOT_FROM_APPS)
     if since is not None:
         rows = rows.filter(decision__created_at__gte=since)
     ordered = rows.order_by("decision__created_at", "decision_id")

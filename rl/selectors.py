@@ -33,6 +33,7 @@ from rl.models import (
 from rl.models.agent_definitions import agent_served
 from rl.models.learner_config import learner_defaults
 from rl.models.runs import LEARNER, TRAINING
+from rl.registry.incumbents import incumbents_sync
 
 EVENTS_SHOWN = 100
 """Newest events and evaluations shown of one policy."""
@@ -45,11 +46,13 @@ class AgentCard:
     facts: AgentFacts
     counts: FeedbackCounts
     policy: Policy | None
-    """The champion, or the newest policy where there is none."""
+    """The champion, or the newest policy where there is none; of policies that were trained here."""
     run: TrainingRun | None
     """The one at work, or the newest."""
     newest: Policy | None = None
-    """The policy made last."""
+    """The policy trained last."""
+    incumbent: Policy | None = None
+    """The champion where it was not trained here: the app's own model."""
     buffer: int = 0
     """Ratings, comparisons, outcomes and traces that no policy learnt from yet."""
     retrain_threshold: int = 0
@@ -99,6 +102,9 @@ class AgentCard:
         return headline_of(self.policy.metrics) if self.policy else None
 
 
+TRAINED = (Policy.Kind.ADAPTER, Policy.Kind.LINEAR)
+"""Kinds of policies that are trained here."""
+
 STOPPED_STATUSES = (TrainingRun.Status.FAILED, TrainingRun.Status.REFUSED, TrainingRun.Status.CANCELLED)
 
 NO_FEEDBACK = FeedbackCounts(
@@ -110,6 +116,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     """A card for every agent that decided anything or was trained, by its slug. fresh: an agent whose feedback
     is counted now, where that costs nothing worth speaking of; the others' may be a moment old."""
     counts = feedback_counts_cached()
+    incumbents_sync(counts)
     if fresh and counts.get(fresh, NO_FEEDBACK).decisions <= MAX_COUNT:
         newest = feedback_counts(fresh)
         counts = {**counts, fresh: newest} if newest.decisions else counts
@@ -122,11 +129,14 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
         runs[run.agent] = run
     beside = _stopped_beside(runs)
     policies: dict[str, Policy] = {}
+    trained = Policy.objects.filter(kind__in=TRAINED)
     newest_policies = Policy.objects.filter(
-        pk__in=Policy.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
+        pk__in=trained.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
     )
-    for policy in [*newest_policies, *Policy.objects.filter(stage=Policy.Stage.CHAMPION)]:
+    champions = list(Policy.objects.filter(stage=Policy.Stage.CHAMPION))
+    for policy in [*newest_policies, *(one for one in champions if one.has_files)]:
         policies[policy.agent] = policy
+    incumbents = {policy.agent: policy for policy in champions if not policy.has_files}
     gated = PolicyEvent.objects.filter(policy__in=newest_policies, kind=PolicyEvent.Kind.GATED).order_by("pk")
     gate_refusals = dict(gated.values_list("policy__agent", "reason"))
     waiting, fresh_sizes = buffer_sizes_cached(), fresh_sizes_cached()
@@ -136,7 +146,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     for running in Experiment.objects.filter(status=Experiment.Status.RUNNING).order_by("name"):
         experiments.setdefault(running.agent, []).append(running)
     by_agent: dict[str, list[Policy]] = {}
-    for policy in Policy.objects.defer("adapter_path").order_by("pk"):
+    for policy in trained.defer("adapter_path").order_by("pk"):
         by_agent.setdefault(policy.agent, []).append(policy)
     return [
         AgentCard(
@@ -145,6 +155,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
             policies.get(slug),
             runs.get(slug),
             newest=by_agent[slug][-1] if slug in by_agent else None,
+            incumbent=incumbents.get(slug),
             buffer=waiting.get(slug, 0),
             retrain_threshold=(wishes.get(slug) or usual).min_samples_to_retrain,
             charts=policy_charts(by_agent.get(slug, [])),
@@ -186,6 +197,7 @@ class AgentOverview:
 def agent_overview(slug: str) -> AgentOverview | None:
     """An agent with a file or a definition, or any slug that decided something or was trained; None for another."""
     counts = feedback_counts_cached()
+    incumbents_sync({slug: counts[slug]} if slug in counts else {})
     defined = AgentDefinition.objects.filter(slug=slug).exists()
     runs = TrainingRun.objects.filter(agent=slug).order_by("-pk")
     known = slug in counts or slug in AGENTS or defined or runs.exists()
@@ -200,7 +212,7 @@ def agent_overview(slug: str) -> AgentOverview | None:
         buffer=buffer_sizes_cached().get(slug, 0),
         distance=gate_distances_cached({slug: counts[slug]}).get(slug) if slug in counts else None,
         champion=next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None),
-        waiting=next((policy for policy in policies[::-1] if policy.stage in before_gate), None),
+        waiting=next((p for p in policies[::-1] if p.stage in before_gate and p.has_files), None),
         policies=policies[::-1][:NEWEST_SHOWN],
         runs=list(runs[:NEWEST_SHOWN]),
         experiments=list(Experiment.objects.filter(agent=slug).order_by("-pk")[:NEWEST_SHOWN]),
@@ -210,7 +222,7 @@ def agent_overview(slug: str) -> AgentOverview | None:
 
 def loop_closed() -> bool:
     """True if any agent's loop was ever closed: a policy of its own became its champion."""
-    return PolicyEvent.objects.filter(to_stage=Policy.Stage.CHAMPION).exists()
+    return PolicyEvent.objects.filter(to_stage=Policy.Stage.CHAMPION, policy__kind__in=TRAINED).exists()
 
 
 def _stopped_beside(runs: dict[str, TrainingRun]) -> dict[str, TrainingRun]:

@@ -59,6 +59,7 @@ TORCH_PACKAGES = ["rl.training", "rl.export", "rl.base_models.dequantise"]
 ENTRY_POINTS = [
     "rl.base_models.service",
     "rl.evaluation.benchmarks",
+    "rl.evaluation.candidates",
     "rl.evaluation.hosted_side",
     "rl.evaluation.judges",
     "rl.evaluation.judging",

@@ -183,7 +183,7 @@ def test_a_move_that_no_stage_allows_asks_no_gate() -> None:
 def test_an_operator_sees_the_checklist_on_the_agents_page_and_a_rater_does_not() -> None:
     policy = make_policy()
     decision_record(agent="widgets", messages="p", response="r")
-    judged(policy, both=20, wins=8, losses=4, neither=8)
+    judged(policy, "widgets-app", both=20, wins=8, losses=4, neither=8)
     assert "Better than what it replaces" in client_of("operator").get("/agents/widgets/").text
     assert "Better than what it replaces" not in client_of("rater").get("/agents/widgets/").text
 

@@ -61,7 +61,7 @@ def rated(agent: str, asks: list[str], *, shuffled: bool = False) -> list[dict[s
         answer = (KIND, RUDE)[number % 2]
         up = rng.random() < 0.5 if shuffled else answer == KIND
         messages = [{"role": "user", "content": ask}]
-        decision = decision_record(agent=agent, messages=messages, response=answer).row
+        decision = decision_record(agent=agent, messages=messages, response=answer, source="simulation").row
         rating_submit(decision=decision, rater="ann" if number % 3 else "bob", thumb="up" if up else "down")
         rows.append({"prompt": messages, "completion": answer, "label": up})
     return rows
@@ -173,7 +173,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def corrected(agent: str, asks: list[str]) -> None:
     for ask in asks:
         decision = decision_record(
-            agent=agent, messages=[{"role": "user", "content": ask}], response=RUDE
+            agent=agent, messages=[{"role": "user", "content": ask}], response=RUDE, source="simulation"
         ).row
         rating_submit(decision=decision, rater="ann", correction=KIND)
 
@@ -288,6 +288,7 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(
             messages=[{"role": "user", "content": ask}],
             response=RUDE,
             metadata={"answer": KIND},
+            source="simulation",
         )
     assert evidence_counts("own-bot")[0]["tests"] == 32
     begun = registered("own-bot", base, adapter, method="sft")

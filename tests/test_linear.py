@@ -54,7 +54,7 @@ def thumbs(count: int) -> None:
     random = Random(5)
     for text, queue in tickets(count):
         answer = queue if random.random() < 0.5 else random.choice(QUEUES)
-        row = decision_record(agent="tickets", messages=asked(text), response=answer).row
+        row = decision_record(agent="tickets", messages=asked(text), response=answer, source="simulation").row
         rating_submit(decision=row, rater="ada", thumb="up" if answer == queue else "down")
 
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl.agents import AGENTS
 from rl.datasets import DatasetRefused
-from rl.evaluation import service
+from rl.evaluation import candidates
 from rl.jobs.estimates import order_automatic, order_estimate
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen, training_plan
@@ -286,9 +286,9 @@ def test_the_best_on_the_eval_split_is_kept_and_the_run_where_none_is_clearly_be
     monkeypatch: pytest.MonkeyPatch, linear: list[float], run: list[float], kept: str
 ) -> None:
     values = {"linear": linear, "run": run}
-    monkeypatch.setattr(service, "_eval_values", lambda policy, rows, agent: values[policy.name])
-    monkeypatch.setattr(service, "eval_rows", lambda agent: {})
-    compared = service.candidates_compared([Policy(name=name, agent=AGENT) for name in values])
+    monkeypatch.setattr(candidates, "_eval_values", lambda policy, rows, agent: values[policy.name])
+    monkeypatch.setattr(candidates, "eval_rows", lambda agent: {})
+    compared = candidates.candidates_compared([Policy(name=name, agent=AGENT) for name in values])
     assert [one.policy for one in compared if one.kept] == [kept]
 
 
@@ -301,7 +301,7 @@ def test_a_candidate_is_right_where_it_gives_an_answer_that_people_wrote_or_like
     ]  # fmt: skip
     agent = dataclasses.replace(AGENTS["assistant"], answers=("billing", "shipping"))
     fit(rows, agent, families=[("words",)], penalties=(10.0,)).policy.save(tmp_path)
-    monkeypatch.setattr(service, "adapter_folder", lambda policy: tmp_path)
+    monkeypatch.setattr(candidates, "adapter_folder", lambda policy: tmp_path)
     held_out: dict[str, list[dict[str, Any]]] = {
         "corrections": [rows[0]],
         "labels": [
@@ -309,7 +309,7 @@ def test_a_candidate_is_right_where_it_gives_an_answer_that_people_wrote_or_like
             {**rows[0], "prompt": [{"role": "user", "content": "?"}], "score": 0.5},
         ],
     }
-    assert service._eval_values(Policy(name="p", agent=AGENT), held_out, agent) == [1.0, 0.0, 0.5]
+    assert candidates._eval_values(Policy(name="p", agent=AGENT), held_out, agent) == [1.0, 0.0, 0.5]
 
 
 @pytest.mark.slow

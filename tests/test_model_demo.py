@@ -55,7 +55,7 @@ def test_the_loop_walks_from_decisions_to_an_adapter_on_the_bases_file(
         yield Bar()
 
     found = model_demo(str(base), bar, decisions=80, minutes=0.2)
-    policy = Policy.objects.get()
+    policy = Policy.objects.get(kind="adapter")
     assert (found.policy, policy.agent) == (policy.name, "triage")
     assert found.promoted == (policy.stage == Policy.Stage.CHAMPION) == (not found.refusal)
     assert [one.served_as for one in found.answers] == [

@@ -19,6 +19,7 @@ from feedback.services import decision_record, rating_submit
 from rl.models import Policy, TrainingRun
 from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
+from rl.registry.incumbents import incumbent_sync
 from rl.selectors import AgentCard, agent_cards, run_eta_s
 from rl.views.next_step import GUIDE, guide_of
 from tests.support.api_client import person
@@ -279,7 +280,7 @@ def test_a_button_trains_and_leads_back_to_the_phases(operator: Client) -> None:
         assert "Training, step 12 of 58" in words(operator.get(address).text)
     TrainingRun.objects.update(status="succeeded", finished_at=run.created_at, phase="judging, 120 of 400")
     make_policy("shop")
-    registry.Policy.objects.update(run=run)
+    registry.Policy.objects.filter(kind="adapter").update(run=run)
     later = operator.get("/start/?agent=shop")
     assert later.context["shown"].key == "compare"
 
@@ -306,8 +307,9 @@ def test_the_way_back_never_leads_elsewhere(operator: Client, back: str) -> None
 def judged_policy(*, wins: int) -> Policy:
     """A candidate judged on 40 held-out prompts, of which it wins so many; one answer won, the others tied."""
     rated(10)
+    incumbent_sync("shop")
     policy = make_policy("shop")
-    found = judged(policy, wins=wins)
+    found = judged(policy, "shop-app", wins=wins)
     found.evidence["answers"] = [answered(1, reward=1.0), *(answered(number) for number in range(2, 81))]
     found.save()
     return policy

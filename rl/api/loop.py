@@ -15,7 +15,7 @@ from backend.rest.pages import page_of
 from backend.rest.reading import object_in, parameters
 from backend.rest.schema import describe, page_schema, parameter, ref
 from backend.rest.views import ApiView
-from feedback.selectors import SLUG_PATTERN
+from feedback.selectors import SLUG_PATTERN, feedback_counts_cached
 from rl.api.training import (
     AGENT,
     agent_checked,
@@ -34,6 +34,7 @@ from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
 from rl.online.learner import OnlineLearner
 from rl.registry import service as registry
+from rl.registry.incumbents import incumbents_sync
 from rl.registry.integrity import verify
 
 NAME = parameter("name", {"type": "string"}, "The policy's name, such as widgets-v480", where="path")
@@ -57,6 +58,7 @@ class Registry(ApiView):
     )
     def get(self, request: Request) -> Response:
         given = parameters(request, ("agent", *PAGE_PARAMETERS))
+        incumbents_sync(feedback_counts_cached())
         found = Policy.objects.all()
         if "agent" in given:
             found = found.filter(agent=agent_checked(given["agent"]))
@@ -238,6 +240,7 @@ def policy_represent(policy: Policy) -> dict[str, Any]:
         "agent": policy.agent,
         "stage": str(policy.stage),
         "kind": str(policy.kind),
+        "title": policy.title,
         "base_model": policy.base_model,
         "feedback_count": policy.feedback_count,
         "preference_accuracy": accuracy.value if accuracy else None,

@@ -182,7 +182,7 @@ COMPONENTS: dict[str, Schema] = {
         {
             "id": {**TEXT, "description": "The policy's name"},
             "agentId": TEXT,
-            "kind": {"type": "string", "enum": ["adapter", "linear"]},
+            "kind": {"type": "string", "enum": ["adapter", "linear", "hosted", "recorded"]},
             "version": TEXT,
             "createdAt": TIME,
             "metrics": _all_of(
@@ -336,8 +336,15 @@ COMPONENTS: dict[str, Schema] = {
                 "type": "string",
                 "enum": ["candidate", "challenger", "champion", "retired", "rejected"],
             },
-            "kind": {"type": "string", "enum": ["adapter", "linear"]},
-            "base_model": {**TEXT, "description": "Empty of a linear policy, which has none"},
+            "kind": {"type": "string", "enum": ["adapter", "linear", "hosted", "recorded"]},
+            "title": {
+                **TEXT,
+                "description": "Name for sentences: of a recorded policy what its app calls it",
+            },
+            "base_model": {
+                **TEXT,
+                "description": "Empty of a linear and of a recorded policy, which have none",
+            },
             "feedback_count": COUNT,
             "preference_accuracy": {
                 **MAYBE_NUMBER,

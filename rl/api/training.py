@@ -29,6 +29,7 @@ from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
 from rl.recipes import RecipeError
 from rl.recipes.methods import dataset_kind, method_named
+from rl.registry.incumbents import incumbent_sync
 from rl.reward_models.specs import reward_model_of
 from rl.selectors import run_get, run_series
 
@@ -47,7 +48,8 @@ class Policies(ApiView):
     )
     def get(self, request: Request, agent: str) -> Response:
         parameters(request, ())
-        policies = list(Policy.objects.filter(agent=agent_checked(agent)).order_by("-pk"))
+        incumbent_sync(agent_checked(agent))
+        policies = list(Policy.objects.filter(agent=agent).order_by("-pk"))
         scores = score_summaries(agent, [policy.created_at for policy in policies])
         return Response(
             [

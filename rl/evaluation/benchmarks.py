@@ -20,7 +20,7 @@ from rl.jobs.hardware import hardware_detect
 from rl.models import BenchmarkResult, Policy, PolicyEvent
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder, task_names
 from rl.registry import service as registry
-from rl.registry.benchmark_results import LINEAR, benchmark_summary, gate_benchmarks
+from rl.registry.benchmark_results import benchmark_summary, gate_benchmarks, no_benchmarks
 from rl.registry.gate_evidence import gate_bounds
 from rl.registry.integrity import adapter_folder
 from rl.registry.model_card import card_write
@@ -56,10 +56,9 @@ def benchmark_policy(
     Raises BenchmarkRefused, TaskRefused, RegistryRefused and the training package's PolicyLoadError.
     """
     policy = registry.policy_get(order.policy)
-    if policy.kind == Policy.Kind.LINEAR:
-        raise BenchmarkRefused(
-            f"{policy.name}: {LINEAR}; `{PROGRAM} evaluate_model --policy {policy.name} --compare-base` judges it"
-        )
+    if words := no_benchmarks(policy):
+        judge = f"; `{PROGRAM} evaluate_model --policy {policy.name}` judges it" if policy.has_files else ""
+        raise BenchmarkRefused(f"{policy.name}: {words}{judge}")
     if not order.tasks:
         raise BenchmarkRefused(f"expected --tasks with at least one; there are {', '.join(task_names())}")
     for name, value in (("limit", order.limit), ("batch-size", order.batch_size)):

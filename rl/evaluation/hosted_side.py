@@ -33,7 +33,7 @@ LONGEST_PAUSE_S = 60.0
 """Longest wait for an upstream that is busy, before one of the TRIES."""
 
 
-class HostedFailed(RuntimeError):
+class HostedFailed(ValueError):
     """An upstream that did not answer a held-out prompt; the message says why and what to do."""
 
 

@@ -6,9 +6,9 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -21,13 +21,13 @@ from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
 from rl.datasets.held_out_evidence import (
     HeldOut,
-    eval_rows,
     good_chars,
     held_out_of_database,
     held_out_of_file,
     held_out_of_snapshot,
     trained_prompts,
 )
+from rl.evaluation.hosted_side import HostedSide
 from rl.evaluation.judges import Check, barred_reason, rewards_check, rewards_of_training, tests_check
 from rl.evaluation.linear_baseline import baseline_of
 from rl.evaluation.off_policy import logged_choices, off_policy
@@ -42,13 +42,15 @@ from rl.models.agent_definitions import agent_served
 from rl.recipes import CLASSIFIER, PREFERRED
 from rl.registry import service as registry
 from rl.registry.gate_evidence import gate_bounds, gate_difference
-from rl.registry.integrity import adapter_folder
+from rl.registry.incumbents import incumbent_sync, recorded_answers
+from rl.registry.integrity import adapter_folder, files_check
 from rl.registry.looks import attempt_of, holdout_prompts, order_facts
 from rl.reward_models.specs import rewards_located
 from rl.serving.routing import serving_settings
 from rl.statistics import Difference
 
 if TYPE_CHECKING:
+    from rl.training.answer_sides import AnswersOnly, Beside
     from rl.training.linear_side import LinearSide
     from rl.training.policy import LoadedPolicy
 
@@ -59,6 +61,9 @@ logger = logging.getLogger("rl.evaluation.service")
 class EvaluationRefused(ValueError):
     """Nothing to judge, nothing to judge it on, or nothing to judge it against; the message says what to do."""
 
+
+BASE, INCUMBENT = "base", "incumbent"
+"""Values of `compare` that stand for no policy's name."""
 
 GGUF = "gguf"
 """Value of `quantization`: answers on the base's GGUF file beside those in full precision."""
@@ -74,6 +79,7 @@ class EvaluationOrder:
     test_data: Path | None = None
     compare_base: bool = False
     compare: str | None = None
+    """`incumbent` (who answers the agent's users today), `base` as `compare_base`, or a policy's name."""
     base_model: str | None = None
     quantization: str = "none"
     """`none`, `4bit`, or GGUF: the same prompts are also answered by llama.cpp on the base's quantised file."""
@@ -92,6 +98,7 @@ def evaluate(
     """
     report = progress or _unheard
     report(0, 0, "loading the libraries")
+    from rl.training.answer_sides import AGAINST
     from rl.training.evaluate import evaluate_policy
     from rl.training.evaluate_answers import golden_check
     from rl.training.evaluate_distance import kl_to_reference, written_gain
@@ -105,9 +112,14 @@ def evaluate(
         raise EvaluationRefused(
             "expected --compare-base or --compare POLICY, not both: one comparison at a time"
         )
+    if order.compare == BASE:
+        order = replace(order, compare=None, compare_base=True)
     policy = registry.policy_get(order.policy) if order.policy else None
-    rival = registry.policy_get(order.compare) if order.compare else None
+    if policy is not None:
+        files_check(policy, "evaluate")
     agent = order.agent or (policy.agent if policy else None) or _agent_of(order.checkpoint)
+    champion = incumbent_sync(agent)
+    rival = _rival(order, policy, champion, agent)
     bounds = gate_bounds(agent)
     reward_specs = order.rewards
     report(0, 0, "reading the held-out prompts")
@@ -126,6 +138,9 @@ def evaluate(
     def load(adapter: Path | None, base_model: str) -> LoadedPolicy | LinearSide:
         if adapter is not None and is_linear(adapter):
             return LinearSide(LinearPolicy.load(adapter), definition, adapter=str(adapter))
+        return load_language_model(adapter, base_model)
+
+    def load_language_model(adapter: Path | None, base_model: str) -> LoadedPolicy:
         loaded = load_policy(
             base_model,
             adapter,
@@ -144,12 +159,24 @@ def evaluate(
     if linear and order.quantization == GGUF:
         raise EvaluationRefused("a linear policy has no base model: evaluate it without --quantization gguf")
     against: Any = None
-    if rival is not None:
+    if rival is not None and rival.has_files:
         against = load(adapter_folder(rival), rival.base_model)
+    elif rival is not None:
+        against = answers_side(rival, held_out)
     elif order.compare_base:
         # what would answer in its place
         against = load(None, agent_base_model(agent, given=order.base_model).name) if linear else "base"
     side = load(adapter, base_model)
+    incumbent: AnswersOnly | str | None = None
+    if champion is not None and champion != policy:
+        incumbent = AGAINST if rival == champion else recorded_side(champion, held_out)
+    base_side: Beside | str | None = None
+    if linear:
+        base_side = (
+            AGAINST
+            if order.compare_base
+            else partial(load_language_model, None, agent_base_model(agent).name)
+        )
     report(0, 0, "scoring and answering the held-out prompts")
     baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, definition)
     answerer, base_gguf = None, None
@@ -168,6 +195,8 @@ def evaluate(
             barred=exclusions,
             needed=bounds.min_evidence,
             against=against,
+            incumbent=incumbent,
+            base_side=base_side,
             baseline=LinearSide(baseline, definition) if baseline is not None else None,
             max_samples=order.max_samples,
             spare=held_out.spare,
@@ -190,8 +219,8 @@ def evaluate(
         # as it was named: where its files lie is no figure
         figures["evidence"][REWARDS]["judge"] = reward_specs
     if evidence:
-        evidence["barred"] = exclusions
-        figures["comparison"]["against"] = rival.name if rival else "base"
+        figures["comparison"]["against"] = rival.name if rival else BASE
+        figures["comparison"]["title"] = rival.title if rival else "the base model"
         answers = [(answer["messages"], answer["answer"]) for answer in evidence["answers"]]
         states = _states(held_out)
         forms = [
@@ -215,6 +244,8 @@ def evaluate(
         figures["off_policy"], difference = _off_policy(agent, side, against)
     if evidence and difference is not None:
         evidence["off_policy"] = difference.as_dict()
+    if champion is not None and champion != policy:
+        figures["incumbent"] = {"name": champion.name, "title": champion.title, "kind": str(champion.kind)}
     figures = {
         "policy": policy.name if policy else str(order.checkpoint),
         "agent": agent,
@@ -233,7 +264,7 @@ def evaluate(
         policy=policy,
         checkpoint="" if policy else str(order.checkpoint),
         base_model=base_model,
-        against=rival.name if rival else "base" if order.compare_base else "",
+        against=rival.name if rival else BASE if order.compare_base else "",
         snapshot=held_out.snapshot,
         split="file" if order.test_data else "holdout",
         samples=figures["samples"],
@@ -250,82 +281,35 @@ def evaluate(
     return {"evaluation": evaluation.pk, **figures}
 
 
-@dataclass(frozen=True)
-class CandidateScore:
-    """A policy's result on the eval split."""
-
-    policy: str
-    share: float
-    """Share of the prompts where its answer is one that people wrote, preferred or liked, an answer that nobody knows
-    counting half; of agents of free text, of the pairs whose preferred answer it holds likelier."""
-    compared: int
-    """Prompts, or pairs."""
-    kept: bool = False
-
-
-def candidates_compared(
-    policies: Sequence[Policy], progress: Callable[[int, int, str], None] | None = None
-) -> list[CandidateScore]:
-    """Compare policies of one agent on its eval split, as they are served; the last is kept unless another is ahead by
-    more than the standard error of their difference. The holdout is not looked at."""
-    report = progress or _unheard
-    agent = agent_served(policies[0].agent)
-    rows = eval_rows(agent.slug)
-    values: list[list[float]] = []
-    for number, policy in enumerate(policies):
-        report(0, 0, f"comparing candidates on the eval split, {number + 1} of {len(policies)}")
-        values.append(_eval_values(policy, rows, agent))
-    best = len(policies) - 1
-    for place in range(len(policies) - 1):
-        ahead = [one - other for one, other in zip(values[place], values[best], strict=True)]
-        # one prompt is exactly one standard error, but for rounding
-        if len(ahead) > 1 and mean(ahead) > 1.001 * stdev(ahead) / len(ahead) ** 0.5:
-            best = place
-    return [
-        CandidateScore(policy.name, mean(own) if own else 0.0, len(own), place == best)
-        for place, (policy, own) in enumerate(zip(policies, values, strict=True))
-    ]
-
-
-def _eval_values(
-    policy: Policy, rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent
-) -> list[float]:
-    """Value of the policy on each eval prompt, or on each pair of an agent of free text."""
-    from rl.training.encoding import prompt_messages, response_text
-    from rl.training.evaluate_answers import AnswerJudge, generate_answers, held_out_prompts
-    from rl.training.linear_side import LinearSide
-    from rl.training.policy import load_policy
-    from rl.training.scoring import score_responses
-
-    folder = adapter_folder(policy)
-    side: LoadedPolicy | LinearSide
-    if is_linear(folder):
-        side = LinearSide(LinearPolicy.load(folder), agent, adapter=str(folder))
-    else:
-        side = load_policy(
-            policy.base_model, folder, hardware=hardware_detect(), cache_dir=settings.RATCHET_HOME / "cache"
+def _rival(
+    order: EvaluationOrder, policy: Policy | None, champion: Policy | None, agent: str
+) -> Policy | None:
+    """The policy to compare with; None for the base model and where nothing is compared. Raises EvaluationRefused."""
+    if order.compare != INCUMBENT:
+        return registry.policy_get(order.compare) if order.compare else None
+    if champion is None:
+        raise EvaluationRefused(
+            f"{agent} has no incumbent: no champion, and no answers that its app recorded; compare with base"
         )
-    if agent.discrete or isinstance(side, LinearSide):
-        prompts = held_out_prompts(rows)[:MOST_COMPARED]
-        states = [prompt.row.get("state") for prompt in prompts]
-        answers = generate_answers(side, [prompt.messages for prompt in prompts], agent, states=states)
-        judge = AnswerJudge(agent, None)
-        return [
-            judge.reward(prompt, answer.text, judge.problem(prompt, answer))
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-    pairs = side.encoder.written(list(rows.get(PAIRS, ())))[0][:MOST_COMPARED]
-    items = [
-        (prompt_messages(row, number), response_text(row, name, number))
-        for number, row in enumerate(pairs)
-        for name in ("chosen", "rejected")
-    ]
-    scores = iter(score_responses(side, items) if items else ())
-    return [float(next(scores).logp > next(scores).logp) for _ in pairs]
+    if champion == policy:
+        raise EvaluationRefused(
+            f"{champion.name} is the incumbent itself; compare with base or another policy"
+        )
+    return champion
 
 
-MOST_COMPARED = 100
-"""Eval prompts, or pairs, that candidates are compared on."""
+def answers_side(policy: Policy, held_out: HeldOut) -> AnswersOnly:
+    """A policy without files as a side: a hosted one is asked, a recorded one has its newest recorded answers."""
+    return HostedSide(policy) if policy.kind == Policy.Kind.HOSTED else recorded_side(policy, held_out)
+
+
+def recorded_side(policy: Policy, held_out: HeldOut) -> AnswersOnly:
+    """A policy by its newest recorded answers to the held-out prompts; nothing is asked."""
+    from rl.training.answer_sides import RecordedSide
+
+    rows = itertools.chain(*held_out.rows.values(), held_out.spare)
+    recorded = recorded_answers(policy, {row["prompt_hash"] for row in rows})
+    return RecordedSide(policy.name, policy.title, recorded)
 
 
 def _states(held_out: HeldOut) -> dict[str, Any]:
@@ -361,6 +345,7 @@ def _off_policy(
     agent: str, loaded: LoadedPolicy | LinearSide, against: Any
 ) -> tuple[dict[str, Any], Difference | None]:
     """Off-policy estimates of the policy and of its rival on logged choices (`rl.evaluation.off_policy`)."""
+    from rl.training.answer_sides import AnswersOnly
     from rl.training.linear_side import LinearSide
     from rl.training.scoring import score_responses
 
@@ -374,7 +359,7 @@ def _off_policy(
         return [[next(flat).logp for _ in row.responses] for row in log.rows]
 
     other = None
-    if against is not None:
+    if against is not None and not isinstance(against, AnswersOnly):
         other = score(loaded, False) if against == "base" else score(against, True)
     return off_policy(log, score(loaded, True), other, serving_settings(agent))
 

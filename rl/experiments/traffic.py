@@ -33,7 +33,7 @@ from rl.statistics.assignment import (
 
 Status = Experiment.Status
 Kind = ExperimentEvent.Kind
-Stage = Policy.Stage
+Stage, RECORDED = Policy.Stage, Policy.Kind.RECORDED
 
 ANSWERING = (Stage.CHALLENGER, Stage.CHAMPION)
 """Stages in which a policy may answer users."""
@@ -87,11 +87,11 @@ def experiment_plan(experiment: Experiment) -> ExperimentPlan:
 
 
 def out_of_service(experiment: Experiment) -> list[str]:
-    """Names of its arms' policies that may no longer answer users."""
+    """Names of its arms' policies that may not answer users, or cannot."""
     return [
         arm.policy.name
         for arm in experiment.arms.all()
-        if arm.policy is not None and arm.policy.stage not in ANSWERING
+        if arm.policy is not None and (arm.policy.stage not in ANSWERING or arm.policy.kind == RECORDED)
     ]
 
 
@@ -133,7 +133,7 @@ class ArmOrder:
 
 def policies_eligible() -> QuerySet[Policy]:
     """Policies that an experiment may name, by agent, the newest first."""
-    return Policy.objects.exclude(stage=Stage.REJECTED).order_by("agent", "-pk")
+    return Policy.objects.exclude(stage=Stage.REJECTED).exclude(kind=RECORDED).order_by("agent", "-pk")
 
 
 def experiment_draft(
@@ -171,6 +171,11 @@ def experiment_create(
         policy = policies.get(arm.policy)
         if arm.policy != BASE and (policy is None or policy.agent != agent):
             raise ExperimentRefused(f"expected policies of agent {agent} or {BASE}, found {arm.policy!r}")
+        if policy is not None and policy.kind == RECORDED:
+            raise ExperimentRefused(
+                f"{arm.name}: {policy.name} is known by its recorded answers alone, so this server cannot answer with "
+                f"it; take {BASE} or another policy for this arm, or connect the app's model as an upstream"
+            )
     experiment = Experiment(agent=agent, name=name, created_by=actor, **{**_configuration(), **settings})
     rows = [
         Arm(

@@ -12,7 +12,7 @@ from rl.checksums import FileDamaged, file_check
 from rl.export.service import ExportOrder, ExportOrderRefused, export, ollama_register
 from rl.models import Artifact, Policy
 from rl.registry import service as registry
-from rl.registry.integrity import damage_notify
+from rl.registry.integrity import damage_notify, files_check
 from rl.serving.routing import serving_settings
 
 
@@ -28,6 +28,7 @@ def policy_register(
 
     promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the writers' ExportRefused.
     """
+    files_check(policy, "deploy")
     if policy.kind == Policy.Kind.LINEAR:
         raise ExportOrderRefused(
             f"{policy.name} is a linear policy, which Ollama cannot run; apps ask this server for it (docs/gateway.md)"

@@ -64,6 +64,8 @@ class ExportOrder:
 
 def export_forms(policy: Policy) -> dict[str, list[tuple[str, str]]]:
     """Forms that a button exports a policy in, by heading: (`gguf:q8_0`, its name for a person)."""
+    if not policy.has_files:
+        return {}
     if policy.kind == Policy.Kind.LINEAR:
         return {"Its own file": [(LINEAR, "JSON with its weights")]}
     quantized = [name for name in exporters_of(ADAPTER) if "quantization" in EXPORTERS[name].options]
@@ -117,7 +119,7 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
             "expected either --policy NAME or --checkpoint DIR, and not both; or --base-model alone with --format gguf"
         )
     policy = registry.policy_get(order.policy) if order.policy else None
-    adapter = adapter_folder(policy) if policy else order.checkpoint
+    adapter = adapter_folder(policy, "export") if policy else order.checkpoint
     assert adapter is not None  # one of the two was given
     order = _format_settled(order, adapter)
     base_model = ""

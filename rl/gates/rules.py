@@ -94,7 +94,10 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     counts = {kind: n for kind in KINDS if (n := prompts_of(evidence.items(kind)))}
     figures = {"prompts": found, "needed": bounds.min_evidence, "kind": lead, "kinds": counts}
     words = f"{found} held-out prompts{EVIDENCE_WORDS[lead]}"
-    if barred := [f"{kind} are not used: {why}" for kind, why in evidence.exclusions.items()]:
+    reasons: dict[str, list[str]] = {}
+    for kind, why in evidence.exclusions.items():
+        reasons.setdefault(why, []).append(kind)
+    if barred := [f"{', '.join(kinds)} are not used: {why}" for why, kinds in reasons.items()]:
         words += f" ({'; '.join(barred)})"
     if evidence.near_identical:
         words += f" ({evidence.near_identical})"

@@ -18,6 +18,7 @@ from rl.models.runs import run_folder
 from rl.recipes import Recipe
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
+from rl.registry.incumbents import incumbent_sync
 from rl.registry.integrity import weights_name
 from rl.registry.model_card import card_write
 
@@ -90,6 +91,7 @@ def policy_publish(run: TrainingRun, result: TrainResult, *, actor: str) -> Poli
     result.checkpoint = str(home)
     kind = Policy.Kind.ADAPTER if method_named(run.method).adapter else Policy.Kind.LINEAR
     result.save(run_folder(run) / "result.json")
+    incumbent_sync(run.agent)  # the policy is a child of the champion, which may be the app's own model
     with transaction.atomic():
         policy = registry.policy_register(
             run,

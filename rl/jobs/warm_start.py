@@ -31,7 +31,13 @@ def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
             if champion is None or not fits
             else _continued_recipe(recipe, champion)
         )
-    if (found := registry.policy_get(start)).base_model != base_model:
+    found = registry.policy_get(start)
+    if found.kind != Policy.Kind.ADAPTER:
+        raise RunRefused(
+            f"start_from {start}: it is no adapter ({found.get_kind_display()}), so there are no weights to begin "
+            "with; start from base"
+        )
+    if found.base_model != base_model:
         raise RunRefused(
             f"start_from {start}: it is an adapter for {found.base_model}, this run trains {base_model}; give --model "
             f"{found.base_model}, or start from base"

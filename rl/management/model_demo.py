@@ -114,8 +114,8 @@ def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, minutes: flo
         raise DemoStopped(f"stopped; resume with: python manage.py train_sft --resume {training['run']}")
     timed("train", began)
     began = time.monotonic()
-    with bar("3/6 evaluating on held-out prompts, against the base model") as progress:
-        order = EvaluationOrder(policy=training["policy"], compare_base=True, actor="demo")
+    with bar("3/6 evaluating on held-out prompts, against the app's own answers") as progress:
+        order = EvaluationOrder(policy=training["policy"], compare="incumbent", actor="demo")
         evaluation = evaluate(order, progress.update)
     timed("evaluate", began)
     with references_shared():

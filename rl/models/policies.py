@@ -12,6 +12,9 @@ from django.utils import timezone
 from rl.models.runs import Snapshot, TrainingRun
 from rl.models.upstreams import Upstream
 
+APP_MODEL = "your app's model"
+"""Title of a recorded policy whose decisions name none."""
+
 
 class Policy(models.Model):
     """Whatever can answer for an agent. Trained policies are named `<agent>-v<feedback count>`."""
@@ -108,6 +111,13 @@ class Policy(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def title(self) -> str:
+        """Name for sentences: of a recorded policy what its app calls it."""
+        if self.kind != self.Kind.RECORDED:
+            return self.name
+        return self.recorded_as or APP_MODEL
 
     @property
     def has_files(self) -> bool:

@@ -67,6 +67,8 @@ def champions_watch() -> list[str]:
     """Look at every champion whose time has come, and roll back what is worse. Returns what was done, a line each."""
     done = []
     for champion in Policy.objects.filter(stage=Stage.CHAMPION).order_by("agent"):
+        if not champion.has_files:
+            continue  # it stands there because it answers, not because a gate opened
         done += agent_isolated("champion watch", champion.agent, partial(_champion_watch, champion))
     return done
 
@@ -136,7 +138,10 @@ def worse_by_chance(own: Sequence[float], others: Sequence[float]) -> float:
 def _verdicts(policy: Policy, since: PolicyEvent | None = None) -> list[float]:
     """The mean verdict on each of its rated decisions, in the order in which they were made."""
     values_by_unit: dict[object, list[float]] = {}
-    for row in policy_verdicts(policy.agent, policy.name, since.created_at if since else None):
+    recorded = policy.kind == Policy.Kind.RECORDED
+    name = policy.recorded_as if recorded else policy.name
+    after = since.created_at if since else None
+    for row in policy_verdicts(policy.agent, name, after, recorded=recorded):
         value = rating_value(row.thumb, row.stars, row.score)
         if value is not None:
             values_by_unit.setdefault(row.decision, []).append(value)
@@ -144,6 +149,15 @@ def _verdicts(policy: Policy, since: PolicyEvent | None = None) -> list[float]:
 
 
 def _roll_back(champion: Policy, look: Look) -> str:
+    """Roll a champion back; one that replaced a recorded policy stays, as nobody here could answer in its place."""
+    before = registry.champions_before(champion.agent)
+    if before and before[0].kind == Policy.Kind.RECORDED:
+        message = (
+            f"{champion.name} is rated worse than {before[0].title}, which cannot be asked here: have the app ask its "
+            f"own model again, then roll back by hand (policy rollback {champion.agent}). {look.words}"
+        )
+        notify("policy_rated_worse", message, policy=champion.name, agent=champion.agent, reason=look.words)
+        return message
     try:
         back = registry.policy_rollback(champion.agent, actor=ACTOR, reason=f"{champion.name}: {look.words}")
     except registry.RegistryRefused as refusal:

@@ -32,7 +32,7 @@ from rl.models.runs import LEARNER
 from rl.online import champion_monitor
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.recipes.methods import method_named
-from rl.registry import service as registry
+from rl.registry.incumbents import incumbent_sync
 
 logger = logging.getLogger("rl.online.learner")
 
@@ -101,7 +101,7 @@ class OnlineLearner:
         size, fresh = buffer_size(self.agent), buffer_size_fresh(self.agent)
         last = self._runs().first()
         should, reason = self._judge(learner, fresh, last)
-        champion = registry.champion_of(self.agent)
+        champion = incumbent_sync(self.agent)
         distance = gate_distances_cached({self.agent: feedback_counts(self.agent)}).get(self.agent)
         return {
             "agent": self.agent,

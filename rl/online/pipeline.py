@@ -19,7 +19,8 @@ from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.evaluation import benchmarks
-from rl.evaluation.service import EvaluationOrder, EvaluationRefused, candidates_compared, evaluate
+from rl.evaluation.candidates import candidates_compared
+from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.export import deployment
 from rl.export import service as export_service
 from rl.export.agreement import references_shared
@@ -36,6 +37,7 @@ from rl.models.runs import RunRefused
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
 from rl.registry.gate_evidence import comparison_newest, rival_name
+from rl.registry.incumbents import incumbent_sync
 from rl.registry.model_card import card_write
 from rl.registry.retention import policies_prune
 
@@ -308,6 +310,7 @@ def _gate_report(
         promoted = policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).latest("pk")
         outcome.passed, outcome.sheet = True, promoted.verdicts
         return None
+    incumbent_sync(policy.agent)
     rival = rival_name(policy)
     if comparison_newest(policy) is None:
         order = EvaluationOrder(

@@ -10,7 +10,16 @@ from rl.gates.report import BenchmarkCases, Case
 from rl.models import BenchmarkResult, Policy
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder
 
-LINEAR = "a linear policy has no language model, so benchmarks of language models do not apply to it"
+NO_MODEL = {
+    Policy.Kind.LINEAR: "a linear policy has no language model, so benchmarks of language models do not apply to it",
+    Policy.Kind.HOSTED: "benchmarks need log-probabilities of a base model, which a hosted model does not give",
+    Policy.Kind.RECORDED: "it is known by its recorded answers alone, so that it cannot be asked",
+}
+
+
+def no_benchmarks(policy: Policy) -> str:
+    """Reason that benchmarks do not apply to a policy; empty where they do."""
+    return NO_MODEL.get(Policy.Kind(policy.kind), "")
 
 
 def benchmarks_newest(policy: Policy, tasks: Sequence[str] | None = None) -> list[BenchmarkResult]:
@@ -49,8 +58,8 @@ def benchmark_command(policy: Policy, task: str, source: str = BUNDLED) -> str:
 
 def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:
     """Fields of `rl.gates.report.Evidence` on benchmarks: the cases of each listed task, or why they do not count."""
-    if policy.kind == Policy.Kind.LINEAR:
-        return {"no_benchmarks": LINEAR}
+    if words := no_benchmarks(policy):
+        return {"no_benchmarks": words}
     newest = {row.task: row for row in benchmarks_newest(policy, tasks)}
     cases: dict[str, BenchmarkCases] = {}
     for task in tasks:

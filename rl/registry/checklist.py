@@ -86,6 +86,10 @@ _reports: CostAwareCache[GateReport | None] = CostAwareCache()
 def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
     """The moves of a policy for somebody; none for one who may only look."""
     moves = MOVES[policy.stage] if may_move else ()
+    if (
+        policy.kind == Policy.Kind.RECORDED
+    ):  # the gate judges what was trained here; a rollback puts this one back
+        moves = tuple(move for move in moves if move != Policy.Stage.CHAMPION)
     rolls_back = may_move and rollback_possible(policy)
     return Promotion(policy, moves, gate_checklists(policy, moves), rolls_back)
 

@@ -56,8 +56,33 @@ def weights_name(kind: str) -> str:
     return LINEAR_WEIGHTS if kind == Policy.Kind.LINEAR else WEIGHTS
 
 
-def adapter_folder(policy: Policy) -> Path:
-    """The folder of a policy's adapter, every file of it as it was registered. Raises FileDamaged, and tells of it."""
+class PolicyWithoutFiles(ValueError):
+    """A policy that was not trained here, so that it has no files; the message names it and what to do."""
+
+    def __init__(self, policy: Policy, wish: str) -> None:
+        self.policy = policy
+        super().__init__(
+            f"{policy.name} has no files to {wish}: it is {KINDS_WITHOUT_FILES[policy.kind]}; name a policy that was "
+            f"trained here (`{PROGRAM} policy list --agent {policy.agent}`)"
+        )
+
+
+KINDS_WITHOUT_FILES: dict[str, str] = {
+    Policy.Kind.RECORDED: "known by the answers that its app recorded",
+    Policy.Kind.HOSTED: "a hosted model",
+}
+
+
+def files_check(policy: Policy, wish: str) -> None:
+    """Refuse what needs a policy's files where it has none. wish: what was to be done with them, such as `export`."""
+    if not policy.has_files:
+        raise PolicyWithoutFiles(policy, wish)
+
+
+def adapter_folder(policy: Policy, wish: str = "load") -> Path:
+    """The folder of a policy's adapter, every file of it as it was registered. Raises PolicyWithoutFiles, and
+    FileDamaged, which is told of."""
+    files_check(policy, wish)
     folder = settings.RATCHET_HOME / policy.adapter_path
     if folder.is_dir():  # one that is gone is refused by whoever opens it, in the words of that place
         try:
@@ -83,7 +108,10 @@ def adapter_remedy(policy: Policy) -> str:
 
 
 def base_fault_of(policy: Policy) -> str:
-    """Reason why a policy's base model is not the one it was trained on any more; empty where it is."""
+    """Reason why a policy's base model is not the one it was trained on any more; empty where it is, and where a policy
+    was trained on none."""
+    if policy.kind != Policy.Kind.ADAPTER:
+        return ""
     source = str(Path(resolve_base_model(policy.base_model)).expanduser())
     return base_fault(policy.base_model, source, policy.base_model_hash)
 
@@ -155,8 +183,8 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
 
 
 def _of_policy(policy: Policy) -> Iterator[Damage]:
-    if policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():
-        return  # its files were removed on purpose
+    if not policy.has_files or policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():
+        return  # there are none, or they were removed on purpose
     folder = settings.RATCHET_HOME / policy.adapter_path
     whose = f"policy {policy.name}"
     weights = folder / weights_name(policy.kind)

@@ -10,7 +10,8 @@ from rl.gates.figures import Headline, Share, headline_of, share_of
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.registry import service as registry
-from rl.registry.benchmark_results import LINEAR, benchmark_command, benchmark_text, benchmarks_newest
+from rl.registry.benchmark_results import benchmark_command, benchmark_text, benchmarks_newest, no_benchmarks
+from rl.registry.integrity import KINDS_WITHOUT_FILES
 
 KNOBS = (
     "learning_rate", "epochs", "max_steps", "batch_size", "beta", "loss", "lora_r", "lora_alpha", "max_length",
@@ -62,6 +63,14 @@ def policy_card(policy: Policy) -> str:
 
 def _kind(policy: Policy) -> list[str]:
     """The header, what it is, and the sums of what it is made of."""
+    if not policy.has_files:
+        return [
+            f"# {policy.name}",
+            "",
+            f"{policy.title[:1].upper()}{policy.title[1:]}, {KINDS_WITHOUT_FILES[policy.kind]}, for the agent "
+            f"`{policy.agent}`, stage *{policy.stage}*, since {policy.created_at:%Y-%m-%d %H:%M} UTC.",
+            "",
+        ]
     linear = policy.kind == Policy.Kind.LINEAR
     library, tag = (
         ("scikit-learn", "linear")
@@ -154,8 +163,8 @@ def _headline(found: Headline | None) -> str:
 
 
 def _benchmarks(policy: Policy) -> list[str]:
-    if policy.kind == Policy.Kind.LINEAR:
-        return [f"None: {LINEAR}."]
+    if words := no_benchmarks(policy):
+        return [f"None: {words}."]
     results = benchmarks_newest(policy)
     if not results:
         return [f"None were run: `{benchmark_command(policy, 'ratchet_format,ratchet_options')}`."]
@@ -197,7 +206,7 @@ def _limits(policy: Policy, run: TrainingRun | None) -> list[str]:
 def card_write(policy: Policy) -> Path | None:
     """Write the card as README.md beside the adapter; None where its files are gone."""
     folder = registry.home_path(policy.adapter_path)
-    if not folder.is_dir():
+    if not policy.has_files or not folder.is_dir():
         return None
     path = folder / "README.md"
     file_replace(path, policy_card(policy))

@@ -22,7 +22,7 @@ Stage, Status = Policy.Stage, TrainingRun.Status
 def policies_retained(agent: str) -> dict[int, str]:
     """Policy id -> why its files stay: in service, begun from, the one a rollback would need, the newest, the best."""
     wanted = learner_settings(agent)
-    policies = list(Policy.objects.filter(agent=agent).order_by("-pk"))
+    policies = [policy for policy in Policy.objects.filter(agent=agent).order_by("-pk") if policy.has_files]
     reasons: dict[int, str] = {}
     for policy in policies[: wanted.keep_newest]:
         reasons[policy.pk] = "one of the newest"
@@ -58,7 +58,7 @@ def policies_prune(agent: str, *, actor: str) -> list[Policy]:
     retained = policies_retained(agent)
     pruned_policies = []
     for policy in Policy.objects.filter(agent=agent).exclude(pk__in=retained):
-        if policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():
+        if not policy.has_files or policy.events.filter(kind=PolicyEvent.Kind.PRUNED).exists():
             continue
         paths = [registry.home_path(policy.adapter_path)]
         paths += [registry.home_path(artifact.path) for artifact in policy.artifacts.all()]

@@ -153,6 +153,9 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
     figures = evaluation.figures
     names = ("preference_accuracy", "valid_rate", "average_reward", "reward_std", "rewards_known")
     summary = {key: figures.get(key) for key in names}
+    for name in ("right", "incumbent"):
+        if figures.get(name):
+            summary[name] = figures[name]
     if (liked := liked_of(figures)) is not None:
         summary["liked"] = liked
     if (known := right_answer_figure(figures)) is not None:
@@ -172,6 +175,7 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         summary["baseline"] = {"words": baseline, "headline": headline(figures["baseline"])}
     if comparison := figures.get("comparison"):
         summary["against"] = comparison["against"]
+        summary["against_title"] = comparison.get("title", comparison["against"])
         summary["against_preference_accuracy"] = comparison.get("preference_accuracy")
         summary["difference"] = gate_difference(evaluation) or comparison["difference"]
         summary["p_value"] = comparison["p_value"]
@@ -217,6 +221,11 @@ def policy_promote(
         raise RegistryRefused(f"{policy.name}: expected promotion to challenger or champion, found {to!r}")
     if force and not reason.strip():
         raise RegistryRefused("a promotion by force needs a reason, which is kept on record; found none")
+    if policy.kind == Policy.Kind.RECORDED and not force:
+        raise RegistryRefused(
+            f"{policy.name} is known by its recorded answers alone, which no gate judges; to put it back for "
+            f"its successor: {PROGRAM} policy rollback {policy.agent}"
+        )
     report = policy_judge(policy, to if live is None else Stage.CHALLENGER)
     if to in MOVES[policy.stage]:
         if not force and (fault := _gate_fault(policy, report)):

@@ -33,6 +33,7 @@ from rl.serving.endpoint import EndpointBackend
 from rl.serving.files import files_present
 from rl.serving.in_process import InProcess
 from rl.serving.linear import LINEAR, LinearBackend
+from rl.serving.preparation import unaskable_words
 from rl.serving.routing import Target
 
 logger = logging.getLogger("rl.serving")
@@ -54,7 +55,8 @@ class NobodyAnswers(RuntimeError):
     @property
     def malformed(self) -> bool:
         """True if every server answered, and none with a completion."""
-        return bool(self.fallbacks) and all(tried.kind == "malformed" for tried in self.fallbacks)
+        asked = [tried for tried in self.fallbacks if tried.kind != "recorded"]
+        return bool(asked) and all(tried.kind == "malformed" for tried in asked)
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,9 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
     left = settings.SERVING_TIMEOUT_S
     pending = deque((model, backend) for model in target.models for backend in backends_for(model))
     fallbacks: list[Fallback] = []
+    if target.unaskable:
+        fallbacks.append(Fallback(target.unaskable, "none", "recorded", unaskable_words(target.unaskable)))
+    passed_over = len(fallbacks)
     unable: BackendUnable | None = None
     retry_after_s: list[float] = []
     while pending:
@@ -201,7 +206,7 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
             if fallback.kind == "damaged" and fallback.policy != model.name:
                 stand_in_notify(target.agent, fallback.policy, model.name)
         return ServedAnswer(result, model, backend.name, fallbacks)
-    if unable is not None and not fallbacks:
+    if unable is not None and len(fallbacks) == passed_over:
         raise unable
     raise NobodyAnswers(fallbacks, min(retry_after_s, default=2.0))
 

@@ -185,7 +185,7 @@ def ask_of(request: ChatRequest, target: Target) -> Ask:
 
 
 def _completion(id: uuid.UUID, target: Target, served: ServedAnswer[Any]) -> Completion:
-    return Completion(id, target.agent, served.model.name, target.arm, intended_policy=target.models[0].name)
+    return Completion(id, target.agent, served.model.name, target.arm, intended_policy=target.meant)
 
 
 def _facts(
@@ -213,7 +213,7 @@ def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[
     metadata: dict[str, Any] = {
         "serving": {
             "backend": served.backend,
-            "meant": target.models[0].name,
+            "meant": target.meant,
             "finish_reason": answer.finish_reason,
             "fallbacks": [dataclasses.asdict(attempt) for attempt in served.fallbacks],
         }

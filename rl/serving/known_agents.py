@@ -63,6 +63,9 @@ def agent_names() -> list[str]:
 def nearest_names(name: str) -> list[str]:
     """Up to SUGGESTIONS names of agents and of policies that may answer, the most alike first."""
     policies = (
-        Policy.objects.exclude(stage=Policy.Stage.REJECTED).order_by("-pk").values_list("name", flat=True)
+        Policy.objects.exclude(stage=Policy.Stage.REJECTED)
+        .exclude(kind=Policy.Kind.RECORDED)
+        .order_by("-pk")
+        .values_list("name", flat=True)
     )
     return difflib.get_close_matches(name, [*agent_names(), *policies[:1000]], n=SUGGESTIONS)

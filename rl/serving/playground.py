@@ -169,8 +169,10 @@ def answer_rate(answer: Decision, others: Sequence[Decision], verdict: str, rate
 
 
 def policies_offered(agent: str, named: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Names and stages that may be asked: the base, the champion, then those named and the newest; none rejected."""
+    """Names and stages that may be asked: the base, the champion, then those named and the newest; none rejected, and
+    none that is known by its recorded answers alone."""
     able = Policy.objects.filter(agent=agent).exclude(stage=Policy.Stage.REJECTED).order_by("-pk")
+    able = able.exclude(kind=Policy.Kind.RECORDED)
     wanted = able.filter(Q(stage=Policy.Stage.CHAMPION) | Q(name__in=named)).values_list("name", "stage")
     found = dict([*wanted, *able.values_list("name", "stage")[:POLICIES_OFFERED]])
     champion_first = sorted(found.items(), key=lambda row: row[1] != Policy.Stage.CHAMPION)

@@ -86,6 +86,11 @@ def endpoint_of(upstream: Upstream) -> Endpoint:
     )
 
 
+def unaskable_words(name: str) -> str:
+    """Words for a request that a recorded policy was to answer."""
+    return f"{name} is known by its recorded answers alone and cannot be asked here: ask the app's own model"
+
+
 def policy_prepare(policy: Policy) -> list[Artifact]:
     """Write what a policy needs to answer in process: its adapter as GGUF and its base where there is none.
 
@@ -205,4 +210,6 @@ def _artifact_register(policy: Policy, format: str, quantization: str, report: d
 
 def prepare_before_promotion(sender: object, policy: Policy, **_: Any) -> None:
     """Receiver of `policy_promoting`. Raises PreparationRefused."""
+    if policy.kind == Policy.Kind.RECORDED:
+        raise PreparationRefused(unaskable_words(policy.name))
     policy_prepare(policy)

@@ -14,13 +14,17 @@ from rl.models import Policy, ServingSettings
 from rl.registry.service import champion_of, champions_before
 from rl.serving.base import BASE, BackendUnable, Model, ServingRefused
 from rl.serving.known_agents import AgentUnknown, agent_check, agent_names, nearest_names
-from rl.serving.preparation import model_of
+from rl.serving.preparation import model_of, unaskable_words
 from rl.statistics.assignment import AssignmentPlan
 
-Stage = Policy.Stage
+Stage, RECORDED = Policy.Stage, Policy.Kind.RECORDED
 
 STANDBY = 3
 """Earlier champions that may step in for one whose file is damaged."""
+
+
+class PolicyUnaskable(ServingRefused):
+    """A recorded policy, which is known by its recorded answers alone, was asked by name."""
 
 
 class ModelUnknown(ServingRefused):
@@ -44,13 +48,21 @@ class Target:
     arm: str = ""
     arm_propensity: float | None = None
     """Probability with which the arm was drawn for this unit."""
+    unaskable: str = ""
+    """Name of the recorded policy that was meant and cannot be asked; empty where the first of `models` is meant."""
     standby: tuple[Model, ...] = ()
     """Earlier champions of the agent, the last one first. One of them steps in before the base, but only where a
     policy's own file is damaged or not there."""
 
+    @property
+    def meant(self) -> str:
+        """Name of the policy that was to answer."""
+        return self.unaskable or self.models[0].name
+
 
 _plans: TTLCache[AssignmentPlan] = TTLCache()
 _models: TTLCache[Model | None] = TTLCache()
+_recorded: TTLCache[bool] = TTLCache()
 _owners: TTLCache[str] = TTLCache()
 _champions: TTLCache[Model | None] = TTLCache()
 _bases: TTLCache[Model] = TTLCache()
@@ -62,13 +74,14 @@ def target_of(model: str, unit: str = "") -> Target:
     """The target of what an OpenAI client names as `model`: an agent, a policy, or `agent:policy`.
 
     An agent is answered for by its experiment's arm for this unit, else by its champion, else by the base model
-    (`agent:base` names that). A policy by name has nobody to step in for it. Raises ModelUnknown for a name nobody set
-    up (see `known_agents`). A change in the registry is seen within FEEDBACK_REMEMBER_S seconds.
+    (`agent:base` names that). A policy by name has nobody to step in for it. A recorded champion cannot be asked: the
+    base model answers, and the answer says for whom. Raises ModelUnknown for a name nobody set up (see `known_agents`),
+    PolicyUnaskable for a recorded policy by name. A change in the registry is seen within FEEDBACK_REMEMBER_S seconds.
     """
     agent, colon, policy = model.partition(":")
     if colon:
         return _of_policy(policy, agent)
-    if policy_model(model) is not None:
+    if policy_model(model) is not None or is_recorded(model):
         return _of_policy(model)
     return _of_agent(agent, unit)
 
@@ -93,7 +106,14 @@ def _of_agent(agent: str, unit: str) -> Target:
             param="model",
         )
     standby = () if champion is None or serving_settings(agent).fallbacks else champions_standby(agent)
-    return Target(agent, models, assigned.arm, assigned.propensity if assigned.arm else None, standby)
+    return Target(
+        agent,
+        models,
+        assigned.arm,
+        assigned.propensity if assigned.arm else None,
+        unaskable=assigned.policy if meant is None and is_recorded(assigned.policy) else "",
+        standby=standby,
+    )
 
 
 def _fallbacks(agent: str, champion: Model | None, base: Model) -> list[Model | None]:
@@ -114,6 +134,8 @@ def _of_policy(name: str, agent: str = "") -> Target:
         return Target(agent, (base_model(agent, champion_model(agent)),))
     found = policy_model(name)
     owner = _owner(name)
+    if is_recorded(name) and agent in ("", owner):
+        raise PolicyUnaskable(unaskable_words(name), param="model", code="policy_unaskable")
     if found is None or (agent and owner != agent):
         whose = f" of agent {agent}" if agent else ""
         raise ModelUnknown(
@@ -151,6 +173,11 @@ def policy_model(name: str) -> Model | None:
     )
 
 
+def is_recorded(name: str) -> bool:
+    """True of a policy that is known by its recorded answers alone."""
+    return _recorded.get(name, lambda: Policy.objects.filter(name=name, kind=RECORDED).exists())
+
+
 def champion_model(agent: str) -> Model | None:
     return _champions.get(agent, lambda: _model(champion_of(agent)))
 
@@ -171,7 +198,7 @@ def base_model(agent: str, champion: Model | None) -> Model:
 
 
 def _model(policy: Policy | None) -> Model | None:
-    return None if policy is None or policy.kind == Policy.Kind.RECORDED else model_of(policy)
+    return None if policy is None or policy.kind == RECORDED else model_of(policy)
 
 
 def serving_settings(agent: str) -> ServingSettings:
@@ -195,7 +222,7 @@ def models_listed() -> list[ListedModel]:
     """Every agent that is known, and every policy that may answer, newest first."""
     rows = list(
         Policy.objects.exclude(stage__in=(Stage.REJECTED, Stage.RETIRED))
-        .exclude(kind=Policy.Kind.RECORDED)
+        .exclude(kind=RECORDED)
         .order_by("-pk")
         .values_list("name", "agent", "created_at")
     )

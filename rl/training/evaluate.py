@@ -16,6 +16,14 @@ from rl.gates.evidence_kinds import (
     telling_counts,
 )
 from rl.gates.report import GateBounds
+from rl.training.answer_sides import (
+    AGAINST,
+    AnswersOnly,
+    Beside,
+    kinds_scored,
+    not_scored_words,
+    right_of_sides,
+)
 from rl.training.encoding import NOT_TEXT
 from rl.training.evaluate_answers import (
     AnswerJudge,
@@ -51,6 +59,7 @@ from rl.training.evaluate_sides import (
     own_reference,
     reference_responses,
     responses_scored,
+    side_answered,
     side_measured,
 )
 from rl.training.linear_side import LinearSide
@@ -79,7 +88,9 @@ def evaluate_policy(
     checks: Mapping[str, Check] | None = None,
     barred: Mapping[str, str] | None = None,
     needed: int = GateBounds.min_evidence,
-    against: LoadedPolicy | LinearSide | str | None = None,
+    against: LoadedPolicy | LinearSide | AnswersOnly | str | None = None,
+    incumbent: AnswersOnly | str | None = None,
+    base_side: Beside | str | None = None,
     baseline: LinearSide | None = None,
     quantised: Callable[[HeldOutPrompt], Generation] | None = None,
     max_samples: int | None = None,
@@ -123,7 +134,13 @@ def evaluate_policy(
     `comparison` holds the other's figures and the paired difference with its p-value: of single pairs Newcombe's and
     the exact McNemar test, else as in `rl.gates.effects`. `progress` is called with (done, total) work items. With a
     comparison, `held_out` holds what a gate asks: `cases`, one per pair, `others`, the items of each other kind, and
-    `answers`, one per prompt asked. Raises TrainingRefused without evidence.
+    `answers`, one per prompt asked. A side that gives answers alone (`rl.training.answer_sides`) is asked about the
+    prompts that it answered; kinds that need its log-probabilities are then `barred`.
+
+    `right` has the share of prompts that the policy, the incumbent (who answers the agent's users today) and the base
+    answer right, where right answers are known (`rl.training.answer_sides.right_of_sides`).
+
+    Raises TrainingRefused without evidence.
     """
     try:
         pairs, left_out = rows_written([policy, against], pairs)
@@ -157,13 +174,16 @@ def evaluate_policy(
             response_of(row, number)
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
-    work = EvaluationInput(
-        rows,
-        score_rows,
-        answered_prompts(prompts, other_rows, agent, generate_samples, spare),
-        judge,
-        batch_size,
-    )
+    asked = answered_prompts(prompts, other_rows, agent, generate_samples, spare)
+    barred = dict(barred or {})
+    theirs: list[Generation] = []
+    if isinstance(against, AnswersOnly):
+        asked, theirs = _answered(against, asked)
+        present = [PAIRS] if rows else []
+        present += [kind for kind in other_rows if other_rows[kind]]
+        reason = not_scored_words(against.title)
+        barred = {kind: reason for kind in kinds_scored(agent) if kind in present} | barred
+    work = EvaluationInput(rows, score_rows, asked, judge, batch_size)
     linear = next((side for side in (policy, against) if isinstance(side, LinearSide)), None)
     if linear is not None:
         work.options = linear.options
@@ -173,7 +193,10 @@ def evaluate_policy(
     extra = len(score_rows) if needs_base and against != "base" else 0
     tick = Ticker(progress, sides * work.size + extra)
     policy_side, reference, name = side_measured(policy, work, tick), None, ""
-    if against is not None and not isinstance(against, str):
+    if isinstance(against, AnswersOnly):
+        reference, name = side_answered(theirs, work), against.name
+        tick(work.size)
+    elif against is not None and not isinstance(against, str):
         reference, name = side_measured(against, work, tick), against.adapter or against.base_model
     elif against is not None:
         if isinstance(policy, LinearSide):
@@ -184,7 +207,7 @@ def evaluate_policy(
         references = (
             own_reference(policy, policy_side, work),
             own_reference(against, reference, work)
-            if reference is not None
+            if reference is not None and not isinstance(against, AnswersOnly)
             else own_reference(policy, policy_side, work),
         )
     else:
@@ -207,18 +230,22 @@ def evaluate_policy(
         for kind in (LABELS, OUTCOMES)
         if all_alike(float(row["score"]) for row in other_rows.get(kind, ()))
     ]
-    counts = telling_counts({kind: n for kind, n in counts.items() if kind not in (barred or {})}, alike)
+    counts = telling_counts({kind: n for kind, n in counts.items() if kind not in barred}, alike)
     lead = lead_kind(counts, needed, discrete=agent.discrete)
     outcome: dict[str, Any] = {
         "base_model": policy.base_model,
-        "samples": counts[PAIRS] if lead == PAIRS else len(evidence[lead].records) if lead in evidence else 0,
+        "samples": counts.get(PAIRS, 0)
+        if lead == PAIRS
+        else len(evidence[lead].records)
+        if lead in evidence
+        else 0,
         "prompts_answered": len(work.prompts),
         "left_out": {NOT_TEXT: left_out} if left_out else {},
         **side_summary(work, policy_side),
         "length_normalised": False,
         "liked": liked_share(work.prompts, work.verdicts(policy_side)),
         "carried_by": lead,
-        "evidence": evidence_figures(work, policy_side, reference, evidence, barred or {}),
+        "evidence": evidence_figures(work, policy_side, reference, evidence, barred),
         "ground_truth": work.judge.ground_truth(work.prompts, policy_side.answers),
         "truncated": sum(score.truncated for pair in policy_side.scores for score in pair)
         + sum(score.truncated for score in policy_side.responses),
@@ -240,5 +267,32 @@ def evaluate_policy(
     if reference is not None:
         outcome["comparison"] = comparison_figures(work, name, policy_side, reference, lead, evidence)
         outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.prompts, reference.answers)
-        outcome["held_out"] = held_out_facts(work, policy_side, reference, evidence)
+        outcome["held_out"] = {
+            **held_out_facts(work, policy_side, reference, evidence),
+            "barred": barred,
+        }
+    outcome["right"] = right_of_sides(
+        work,
+        other_rows,
+        checks,
+        policy,
+        policy_side,
+        reference,
+        incumbent,
+        AGAINST if against == "base" else base_side,
+    )
     return outcome
+
+
+def _answered(
+    side: AnswersOnly, prompts: Sequence[HeldOutPrompt]
+) -> tuple[list[HeldOutPrompt], list[Generation]]:
+    """The prompts that a side answered, and its answers. Raises TrainingRefused where it answered none."""
+    found = [
+        (prompt, answer) for prompt, answer in zip(prompts, side.answers(prompts), strict=True) if answer
+    ]
+    if not found:
+        raise TrainingRefused(
+            f"{side.name} has no recorded answer to any of the {len(prompts)} held-out prompts: compare with base"
+        )
+    return [prompt for prompt, _ in found], [answer for _, answer in found]

@@ -13,6 +13,7 @@ from rl.gates.effects import TableEffect, effect_of, items_of
 from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
 from rl.gates.report import Case
 from rl.statistics import mcnemar_exact, mean_interval, wilson_interval
+from rl.training.answer_sides import kinds_scored
 from rl.training.evaluate_answers import Rows, loops, slices_of
 from rl.training.evaluate_approval import liked_difference, liked_share
 from rl.training.evaluate_evidence import Check, OtherEvidence, hash_of, side_figure
@@ -150,7 +151,9 @@ def comparison_figures(
         figures = evidence[lead].figures
         carried = {part: figures.get(part) for part in ("difference", "p_value", "unit")}
     else:
-        carried = pairs_difference(work, own, other) if own.scores else {"difference": None, "p_value": None}
+        carried = (
+            pairs_difference(work, own, other) if other.scores else {"difference": None, "p_value": None}
+        )
         carried["unit"] = "points"
     return {
         "against": name,
@@ -170,7 +173,9 @@ def evidence_figures(
     evidence: Mapping[str, OtherEvidence],
     barred: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """Figures of each kind of evidence that is present; of one side alone where nothing is compared."""
+    """Figures of each kind of evidence that is present; of one side alone where nothing is compared, and of a kind that
+    is scored where the other side has no log-probabilities."""
+    alone = kinds_scored(work.judge.agent) if other is not None and other.answers_only else ()
     figures_by_kind: dict[str, dict[str, Any]] = {}
     if work.rows:
         share = pairs_share(work, own.prefers)
@@ -180,14 +185,14 @@ def evidence_figures(
             "unit": "points",
             "value": share["value"],
         }
-        if other is not None:
+        if other is not None and PAIRS not in alone:
             against = pairs_share(work, other.prefers)["value"]
             pairs |= {"against_value": against, **pairs_difference(work, own, other)}
         figures_by_kind[PAIRS] = pairs
     for kind in KINDS:
         if kind in evidence:
             figures = dict(evidence[kind].figures)
-            if other is None and kind not in (LABELS, OUTCOMES):
+            if (other is None or kind in alone) and kind not in (LABELS, OUTCOMES):
                 figures = {name: figures[name] for name in ("prompts", "fields") if name in figures}
             if kind not in (LABELS, OUTCOMES):
                 figures["own"] = side_figure(kind, evidence[kind].records, "own")
@@ -202,6 +207,7 @@ def held_out_facts(
 ) -> dict[str, Any]:
     """Per item of evidence and per answer what both sides did: the input of the gate's rules."""
     free = not work.judge.agent.structured and not work.judge.agent.answers
+    alone = kinds_scored(work.judge.agent) if other.answers_only else ()
     generations = {
         i: {
             "written": own.free_generations[i].text,
@@ -212,8 +218,8 @@ def held_out_facts(
     }
     return {
         "discrete": work.judge.agent.discrete,
-        "cases": pair_cases(work, own, other),
-        "others": {kind: one.records for kind, one in evidence.items()},
+        "cases": [] if other.answers_only else pair_cases(work, own, other),
+        "others": {kind: one.records for kind, one in evidence.items() if kind not in alone},
         "answers": [
             {
                 "prompt_hash": prompt.row.get("prompt_hash", ""),
@@ -224,13 +230,20 @@ def held_out_facts(
                 "other_valid": other.problems[i] is None,
                 "reward": own.rewards[i],
                 "other_reward": other.rewards[i],
-                "judged": is_rewardable,
+                "judged": is_rewardable and _both_judged(work, own.rewards[i], other, i),
                 "loops": free and loops(own.answers[i].text),
                 **generations.get(i, {}),
             }
             for i, (prompt, is_rewardable) in enumerate(zip(work.prompts, work.rewardable, strict=True))
         ],
     }
+
+
+def _both_judged(work: EvaluationInput, reward: float, other: Side, number: int) -> bool:
+    """False where nobody judged one of the answers and the other side's are recorded: what people rate is mostly the
+    recorded answer, so that half a point for what nobody saw would count against every policy that differs."""
+    is_known = reward != NEUTRAL and other.rewards[number] != NEUTRAL
+    return is_known or not other.answers_only or work.judge.custom is not None
 
 
 def baseline_figures(

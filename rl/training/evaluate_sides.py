@@ -57,6 +57,8 @@ class Side:
     free_generations: dict[int, Generation]
     """Of the prompts whose answer was chosen out of a list or written within a schema, by number, what it writes
     without either."""
+    answers_only: bool = False
+    """True of a side without log-probabilities: `scores` and `responses` are empty."""
 
     @property
     def prefers(self) -> list[bool]:
@@ -154,6 +156,22 @@ class Ticker:
             self.progress(self.done, self.total)
 
 
+def side_answered(answers: Sequence[Generation], work: EvaluationInput) -> Side:
+    """A side that gives answers and no log-probabilities, with their problems and rewards."""
+    return Side([], [], list(answers), *_judged(answers, work), {}, answers_only=True)
+
+
+def _judged(answers: Sequence[Generation], work: EvaluationInput) -> tuple[list[str | None], list[float]]:
+    """Per answer why it is not valid, and its reward."""
+    judge = work.judge
+    problems = [judge.problem(prompt, answer) for prompt, answer in zip(work.prompts, answers, strict=True)]
+    rewards = [
+        judge.reward(prompt, answer.text, problem)
+        for prompt, answer, problem in zip(work.prompts, answers, problems, strict=True)
+    ]
+    return problems, rewards
+
+
 def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick: Ticker) -> Side:
     """Scores of the evidence by one policy, and its answers with their problems and rewards."""
     rows, prompts, judge, batch_size = work.rows, work.prompts, work.judge, work.batch_size
@@ -179,11 +197,7 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
             batch_size=batch_size,
         )
         tick(len(chunk))
-    problems = [judge.problem(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    rewards = [
-        judge.reward(prompt, answer.text, problem)
-        for prompt, answer, problem in zip(prompts, answers, problems, strict=True)
-    ]
+    problems, rewards = _judged(answers, work)
     written: dict[int, Generation] = {}
     at = work.constrained_numbers
     room = WRITTEN_ROOM * max((answers[i].tokens for i in at), default=0)
@@ -252,19 +266,21 @@ def other_evidence(
     other: Side | None,
     references: tuple[Sequence[ResponseScore], Sequence[ResponseScore]],
 ) -> dict[str, OtherEvidence]:
-    """Evidence of every kind beside pairs. Alone, rated answers are compared with the base, the others with nothing.
+    """Evidence of every kind beside pairs. Alone, rated answers are compared with the base, the others with nothing; so
+    are those that are scored where the other side has no log-probabilities.
 
     references: scores of the rated answers by the reference of either side, see `reference_responses`.
     """
     evidence: dict[str, OtherEvidence] = {}
+    scored = None if other is None or other.answers_only else other
     for kind in dict.fromkeys(kind for kind, _ in work.score_rows):
         positions = [i for i, (one, _) in enumerate(work.score_rows) if one == kind]
         of = [work.score_rows[i][1] for i in positions]
         mine = [own.responses[i] for i in positions]
         from_mine, from_theirs = ([scores[i] for i in positions] for scores in references)
-        theirs = [other.responses[i] for i in positions] if other is not None else from_theirs
+        theirs = [scored.responses[i] for i in positions] if scored is not None else from_theirs
         if kind == CORRECTIONS:
-            evidence[kind] = written_evidence(of, mine, theirs if other is not None else mine)
+            evidence[kind] = written_evidence(of, mine, theirs if scored is not None else mine)
         else:
             evidence[kind] = rated_evidence(kind, of, mine, theirs, from_mine, from_theirs)
     answered = {prompt.key: i for i, prompt in enumerate(work.prompts)}

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from rl.charts.forest import Forest, ForestLine, forest_of
 from rl.models import BenchmarkResult, Policy
-from rl.registry.benchmark_results import LINEAR, benchmark_command, benchmark_stale, benchmarks_newest
+from rl.registry.benchmark_results import (
+    benchmark_command,
+    benchmark_stale,
+    benchmarks_newest,
+    no_benchmarks,
+)
 from rl.registry.gate_evidence import gate_bounds
 
 
@@ -25,8 +30,8 @@ class PolicyBenchmarks:
 
 def policy_benchmarks(policy: Policy) -> PolicyBenchmarks:
     """The newest result of each task."""
-    if policy.kind == Policy.Kind.LINEAR:
-        return PolicyBenchmarks(None, (), "", "", (), LINEAR)
+    if words := no_benchmarks(policy):
+        return PolicyBenchmarks(None, (), "", "", (), words)
     results = benchmarks_newest(policy)
     listed = gate_bounds(policy.agent).benchmark_bounds
     absent = tuple(task for task in listed if task not in {one.task for one in results})

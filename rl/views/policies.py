@@ -11,6 +11,7 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
 
 from backend.redirects import redirect_back
+from feedback.selectors import feedback_counts_cached
 from rl.charts.gate_reports import report_lines
 from rl.datasets.near_duplicates import near_identical_prompts
 from rl.export.service import ExportOrderRefused, export_forms, policy_job_place
@@ -21,6 +22,7 @@ from rl.registry import service as registry
 from rl.registry.checklist import promotion_of
 from rl.registry.diff import policy_diff
 from rl.registry.gate_evidence import comparison_newest
+from rl.registry.incumbents import incumbents_sync
 from rl.registry.judging import round_standing, rounds_of
 from rl.selectors import (
     policy_ancestors,
@@ -45,6 +47,7 @@ MOVE = "rl.change_policy"
 @require_safe
 def policies(request: HttpRequest) -> HttpResponse:
     """Every agent's versions, newest first, with reward and accuracy over them; `?agent=`."""
+    incumbents_sync(feedback_counts_cached())
     by_agent: dict[str, list[Policy]] = {}
     rows = Policy.objects.select_related("parent", "run").order_by("agent", "-pk")
     if agent_filter := request.GET.get("agent"):

@@ -12,7 +12,7 @@ from backend.command import RatchetCommand
 from backend.installation import as_typed
 from rl.export.agreement import ExportAgreement
 from rl.management import demo
-from rl.management.commands.evaluate_model import share_text, verdict
+from rl.management.commands.evaluate_model import right_text, share_text, verdict
 from rl.management.model_demo import MINUTES, DemoStopped, model_demo
 
 
@@ -61,7 +61,7 @@ class Command(RatchetCommand):
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_row("base model", result["model"])
         table.add_row("policy", f"[bold]{result['policy']}[/bold]")
-        table.add_row("valid answers of the base", share_text(evaluation["comparison"]["valid_rate"]))
+        table.add_row("held out", right_text(evaluation))
         table.add_row("valid answers of the policy", share_text(evaluation["valid_rate"]))
         table.add_row("promoted", "yes" if result["promoted"] else f"no: {result['refusal']}")
         for one in result["answers"]:

@@ -56,7 +56,9 @@ class Command(RatchetCommand):
         add(
             "--compare",
             metavar="POLICY",
-            help="Compare with another policy on the same prompts. Example: --compare widgets-v200",
+            help="Compare on the same prompts: `incumbent` (who answers users today: the champion, at first the "
+            "app's own model by its recorded answers), `base` (as --compare-base), or a policy's name. Example: "
+            "--compare incumbent",
         )
         add(
             "--base-model",
@@ -122,6 +124,8 @@ class Command(RatchetCommand):
         comparison = result.get("comparison")
         liked = liked_of(result)
         self.stdout.write(liked["words"] if liked else LIKED_UNKNOWN)
+        if words := right_text(result):
+            self.stdout.write(words)
         if (knowledge := right_answer_figure(result)) is not None:
             self.stdout.write(knowledge["words"])
         self.stdout.write(evidence_text(result))
@@ -183,6 +187,21 @@ class Command(RatchetCommand):
 
     def next_step(self, result: dict[str, Any]) -> str:
         return next_after_evaluation(result)
+
+
+def right_text(result: dict[str, Any]) -> str:
+    """Right answers of the policy, the incumbent and the base in one sentence; empty where none are known."""
+    right = dict(result["right"])
+    if not (own := right.pop("policy", None)):
+        return ""
+    names = {"incumbent": result.get("incumbent", {}).get("title", ""), "base": "the base model"}
+    sides = [f"{names[side]} in {count_text(found)}" for side, found in right.items()]
+    return f"Right in {count_text(own)} held-out prompts{'; ' if sides else ''}{'; '.join(sides)}."
+
+
+def count_text(found: dict[str, Any]) -> str:
+    """A share as `43 of 58`."""
+    return f"{round(found['value'] * found['n']):,} of {found['n']:,}"
 
 
 def quantised_text(found: dict[str, Any]) -> str:

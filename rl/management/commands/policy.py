@@ -9,10 +9,12 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend import next_steps
 from backend.command import RatchetCommand
+from feedback.selectors import agent_slugs
 from rl.gates.figures import headline_of, share_of
 from rl.models import Policy
 from rl.registry import service as registry
 from rl.registry.diff import policy_diff
+from rl.registry.incumbents import incumbent_sync
 from rl.registry.integrity import base_fault_of, verify
 from rl.selectors import policy_overview
 
@@ -65,6 +67,8 @@ class Command(RatchetCommand):
         if len(names) != expected:
             raise CommandError(f"policy {action} takes {expected} names, found {len(names)}")
         if action == "list":
+            for agent in [options["agent"]] if options["agent"] else agent_slugs():
+                incumbent_sync(agent)
             rows = Policy.objects.order_by("agent", "-pk")
             if options["agent"]:
                 rows = rows.filter(agent=options["agent"])
@@ -123,6 +127,8 @@ class Command(RatchetCommand):
             self.stdout.write("No policies yet.")
         for row in result.get("policies", []):
             figure = row["judged_text"] or "not evaluated"
+            if row["kind"] == Policy.Kind.RECORDED:
+                figure = "answers that the app recorded"
             self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {row['kind']:<8} {figure}")
         for name, value in result.items():
             if name != "policies":
@@ -137,13 +143,18 @@ class Command(RatchetCommand):
 
 
 NEXT_STEPS: dict[str, Callable[[dict[str, Any]], str]] = {
-    Policy.Stage.CANDIDATE: lambda row: (
-        next_steps.after_gate_opens(row["name"]) if row["against"] else next_steps.after_training(row["name"])
-    ),
+    Policy.Stage.CANDIDATE: lambda row: _after_candidate(row),
     Policy.Stage.CHALLENGER: lambda row: next_steps.after_challenge(row["name"], row["agent"]),
     Policy.Stage.CHAMPION: lambda row: next_steps.after_promotion(row["name"], row["agent"], row["kind"]),
 }
 """Stage of the policy a command ended with -> what comes next."""
+
+
+def _after_candidate(row: dict[str, Any]) -> str:
+    if row["against"]:
+        return next_steps.after_gate_opens(row["name"])
+    champion = registry.champion_of(row["agent"])
+    return next_steps.after_training(row["name"], champion.name if champion is not None else "")
 
 
 def _policy_summary(policy: Policy) -> dict[str, Any]:
@@ -152,6 +163,7 @@ def _policy_summary(policy: Policy) -> dict[str, Any]:
         "name": policy.name,
         "agent": policy.agent,
         "kind": str(policy.kind),
+        "title": policy.title,
         "stage": str(policy.stage),
         "feedback_count": policy.feedback_count,
         "preference_accuracy": accuracy.value if accuracy else None,

@@ -1,0 +1,102 @@
+"""Choice among the policies of one training by their results on the eval split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from rl.agents.base import Agent
+from rl.datasets.held_out_evidence import eval_rows
+from rl.evaluation.service import is_linear
+from rl.gates.evidence_kinds import PAIRS
+from rl.jobs.hardware import hardware_detect
+from rl.linear.model import LinearPolicy
+from rl.models import Policy
+from rl.models.agent_definitions import agent_served
+from rl.registry.integrity import adapter_folder
+
+if TYPE_CHECKING:
+    from rl.training.linear_side import LinearSide
+    from rl.training.policy import LoadedPolicy
+
+
+@dataclass(frozen=True)
+class CandidateScore:
+    """A policy's result on the eval split."""
+
+    policy: str
+    share: float
+    """Share of the prompts where its answer is one that people wrote, preferred or liked, an answer that nobody knows
+    counting half; of agents of free text, of the pairs whose preferred answer it holds likelier."""
+    compared: int
+    """Prompts, or pairs."""
+    kept: bool = False
+
+
+def candidates_compared(
+    policies: Sequence[Policy], progress: Callable[[int, int, str], None] | None = None
+) -> list[CandidateScore]:
+    """Compare policies of one agent on its eval split, as they are served; the last is kept unless another is ahead by
+    more than the standard error of their difference. The holdout is not looked at."""
+    agent = agent_served(policies[0].agent)
+    rows = eval_rows(agent.slug)
+    values: list[list[float]] = []
+    for number, policy in enumerate(policies):
+        if progress is not None:
+            progress(0, 0, f"comparing candidates on the eval split, {number + 1} of {len(policies)}")
+        values.append(_eval_values(policy, rows, agent))
+    best = len(policies) - 1
+    for place in range(len(policies) - 1):
+        ahead = [one - other for one, other in zip(values[place], values[best], strict=True)]
+        # one prompt is exactly one standard error, but for rounding
+        if len(ahead) > 1 and mean(ahead) > 1.001 * stdev(ahead) / len(ahead) ** 0.5:
+            best = place
+    return [
+        CandidateScore(policy.name, mean(own) if own else 0.0, len(own), place == best)
+        for place, (policy, own) in enumerate(zip(policies, values, strict=True))
+    ]
+
+
+def _eval_values(
+    policy: Policy, rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent
+) -> list[float]:
+    """Value of the policy on each eval prompt, or on each pair of an agent of free text."""
+    from rl.training.encoding import prompt_messages, response_text
+    from rl.training.evaluate_answers import AnswerJudge, generate_answers, held_out_prompts
+    from rl.training.linear_side import LinearSide
+    from rl.training.policy import load_policy
+    from rl.training.scoring import score_responses
+
+    folder = adapter_folder(policy)
+    side: LoadedPolicy | LinearSide
+    if is_linear(folder):
+        side = LinearSide(LinearPolicy.load(folder), agent, adapter=str(folder))
+    else:
+        side = load_policy(
+            policy.base_model, folder, hardware=hardware_detect(), cache_dir=settings.RATCHET_HOME / "cache"
+        )
+    if agent.discrete or isinstance(side, LinearSide):
+        prompts = held_out_prompts(rows)[:MOST_COMPARED]
+        states = [prompt.row.get("state") for prompt in prompts]
+        answers = generate_answers(side, [prompt.messages for prompt in prompts], agent, states=states)
+        judge = AnswerJudge(agent, None)
+        return [
+            judge.reward(prompt, answer.text, judge.problem(prompt, answer))
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+    pairs = side.encoder.written(list(rows.get(PAIRS, ())))[0][:MOST_COMPARED]
+    items = [
+        (prompt_messages(row, number), response_text(row, name, number))
+        for number, row in enumerate(pairs)
+        for name in ("chosen", "rejected")
+    ]
+    scores = iter(score_responses(side, items) if items else ())
+    return [float(next(scores).logp > next(scores).logp) for _ in pairs]
+
+
+MOST_COMPARED = 100
+"""Eval prompts, or pairs, that candidates are compared on."""

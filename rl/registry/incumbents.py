@@ -1,0 +1,147 @@
+"""Recorded policies: the app's own model, known by the answers that it records, as the policy to beat.
+
+A decision whose policy name is not registered for its agent belongs to a recorded policy. It is created when the agent
+is next looked at: by a page, a command, a training or an evaluation. Recording a decision costs nothing more. While the
+agent has no other champion, the recorded policy whose answers users get today is the champion.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import partial
+
+from django.db import IntegrityError, transaction
+
+from feedback.cache import StampedCache
+from feedback.selectors import FeedbackCounts, agent_has_decisions, app_answers, policy_answers
+from rl.agents import AGENTS
+from rl.models import AgentDefinition, Policy, PolicyEvent
+from rl.registry.service import RegistryRefused, champion_of, policy_instate
+
+NEWEST = 200
+"""Newest decisions of an agent that say which policy answers its users today."""
+
+AHEAD = 2.0
+"""Another recorded policy takes the champion's place once it gave so many times its answers among the newest."""
+
+ACTOR = "incumbents"
+
+BASE = "base"
+
+RESERVED = frozenset({BASE, "champion", "incumbent", "sft", "start"})
+"""Words that options take in place of a policy's name."""
+
+Kind, Stage, Event = Policy.Kind, Policy.Stage, PolicyEvent.Kind
+
+
+def incumbent_sync(agent: str) -> Policy | None:
+    """Create the agent's recorded policies that are missing, and return its champion.
+
+    The incumbent is the recorded policy with most of the newest answers; of equals the one that answered last. It
+    becomes champion where the agent has none, and replaces another recorded policy once it gave AHEAD times as many of
+    the newest answers. A recorded policy that a person retired stays retired.
+    """
+    champion = champion_of(agent)
+    newest = [answer.policy for answer in app_answers(agent, newest=NEWEST)]
+    trained = Policy.objects.filter(agent=agent).exclude(kind=Kind.RECORDED)
+    others = {BASE, *trained.filter(name__in=set(newest)).values_list("name", flat=True)}
+    # a Counter keeps the order of first sight, which is the newest answer's
+    counts = Counter(name for name in newest if name not in others)
+    if not counts:
+        return champion
+    known = {row.recorded_as: row for row in Policy.objects.filter(agent=agent, kind=Kind.RECORDED)}
+    for name in counts.keys() - known.keys():
+        known[name] = _create(agent, name)
+    (name, count), first = counts.most_common(1)[0], next(iter(counts))
+    if counts[first] == count:
+        name = first
+    incumbent = known[name]
+    if champion is not None and (
+        champion.pk == incumbent.pk
+        or champion.kind != Kind.RECORDED
+        or count < AHEAD * counts[champion.recorded_as]
+    ):
+        return champion
+    if not _may_stand(incumbent):
+        return champion
+    reason = f"{count} of the newest {sum(counts.values())} answers that the app recorded are its own"
+    with suppress(RegistryRefused):  # another process was faster
+        policy_instate(incumbent, actor=ACTOR, reason=reason)
+    return champion_of(agent)
+
+
+def recorded_answers(policy: Policy, prompt_hashes: Collection[str]) -> dict[str, str]:
+    """Hash of a prompt -> the newest answer that a policy gave to it and that was recorded."""
+    hashes = sorted(set(prompt_hashes))
+    found: dict[str, str] = {}
+    if policy.kind == Kind.RECORDED:
+        for answer in app_answers(policy.agent, prompt_hashes=hashes):
+            if answer.policy == policy.recorded_as:
+                found.setdefault(answer.prompt_hash, answer.response)
+        return found
+    for answer in policy_answers(policy.agent, policy.name, hashes):
+        found.setdefault(answer.prompt_hash, answer.response)
+    return found
+
+
+_synced: StampedCache[int] = StampedCache()
+
+
+def incumbents_sync(counts: Mapping[str, FeedbackCounts]) -> None:
+    """The same for every agent that recorded decisions since this process last looked."""
+    for agent, one in counts.items():
+        _synced.get_unless(agent, one.decisions, partial(_sync, agent))
+
+
+def _sync(agent: str) -> int:
+    champion = incumbent_sync(agent)
+    return champion.pk if champion is not None else 0
+
+
+def _create(agent: str, recorded_as: str) -> Policy:
+    """A recorded policy out of service, under the name that its app sends where that is a free, plain one."""
+    try:
+        with transaction.atomic():
+            policy = Policy.objects.create(
+                agent=agent,
+                kind=Kind.RECORDED,
+                recorded_as=recorded_as,
+                name=_name_free(agent, recorded_as),
+                stage=Stage.RETIRED,
+            )
+            PolicyEvent.objects.create(
+                policy=policy,
+                kind=Event.REGISTERED,
+                to_stage=policy.stage,
+                actor=ACTOR,
+                reason=f"the app's decisions name {recorded_as!r}"
+                if recorded_as
+                else "the app's decisions name no policy",
+            )
+    except IntegrityError:  # another process was faster
+        return Policy.objects.get(agent=agent, kind=Kind.RECORDED, recorded_as=recorded_as)
+    return policy
+
+
+def _name_free(agent: str, recorded_as: str) -> str:
+    """The name itself, with its agent's slug before it, or with a number: the first that nothing goes by."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recorded_as).strip("-.")[:120]
+    long = f"{agent}-{plain or 'app'}"
+    names = itertools.chain(filter(None, (plain, long)), (f"{long}-{n}" for n in itertools.count(2)))
+    return next(name for name in names if not _is_taken(name))
+
+
+def _is_taken(name: str) -> bool:
+    if name in RESERVED or name in AGENTS or Policy.objects.filter(name=name).exists():
+        return True
+    return agent_has_decisions(name) or AgentDefinition.objects.filter(slug=name).exists()
+
+
+def _may_stand(policy: Policy) -> bool:
+    """True unless a person took the policy out of service."""
+    left = policy.events.filter(from_stage=Stage.CHAMPION).first()
+    return policy.stage == Stage.RETIRED and (left is None or left.actor == ACTOR)
