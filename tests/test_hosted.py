@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from django.test import Client
 
 from rl.models import Policy, ServingSettings
 from rl.serving import endpoint
@@ -66,6 +67,16 @@ def test_a_hosted_champion_answers_and_is_recorded_with_model_tokens_and_cost(
     assert serving["upstream"] == {"id": "c-9", "model": "m-1-2026-11-01"}
     assert serving["usage"] == usage
     assert serving["cost_usd"] == pytest.approx((60 * 2 + 40 * 1 + 50 * 10) / 1e6)
+
+
+def test_the_decisions_page_says_the_model_and_the_cost(
+    client: openai.OpenAI, admin_client: Client, stub: ModelServer
+) -> None:
+    hosted(stub.url, price_in=1000.0, price_out=2000.0)
+    stub.sends = ("application/json", json.dumps({**stub.completion(), "model": "m-1-2026"}).encode())
+    page = admin_client.get(f"/decisions/{ask(client).id}/")
+    made_by = dict(page.context["made_by"])
+    assert (made_by["provider's model"], made_by["cost"]) == ("m-1-2026", "$0.013000")
 
 
 def test_a_local_policys_prompt_never_goes_to_a_provider(client: openai.OpenAI, stub: ModelServer) -> None:

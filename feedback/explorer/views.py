@@ -174,6 +174,8 @@ def _candidates(row: Decision) -> list[dict[str, Any]]:
 
 
 def _provenance(row: Decision) -> list[tuple[str, str]]:
+    serving = row.metadata.get("serving", {}) if isinstance(row.metadata, Mapping) else {}
+    cost = serving.get("cost_usd")
     facts: list[tuple[str, Any]] = [
         ("arm", row.arm),
         ("propensity", "" if row.propensity is None else f"{row.propensity:.3g}"),
@@ -182,6 +184,8 @@ def _provenance(row: Decision) -> list[tuple[str, str]]:
         ("took", "" if row.latency_ms is None else f"{row.latency_ms:,.0f} ms"),
         ("tokens in", "" if row.tokens_in is None else f"{row.tokens_in:,}"),
         ("tokens out", "" if row.tokens_out is None else f"{row.tokens_out:,}"),
+        ("cost", f"${cost:.6f}" if isinstance(cost, (int, float)) else ""),
+        ("provider's model", (serving.get("upstream") or {}).get("model", "")),
         ("source", row.source),
         ("ratings by people", f"{row.ratings_human} of {row.ratings_wanted} wanted"),
         *(
