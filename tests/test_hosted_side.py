@@ -9,6 +9,7 @@ import pytest
 from feedback.erasure.marks import Marks
 from rl.datasets.erasure import copies_erase
 from rl.evaluation.hosted_side import HostedFailed, HostedSide, cache_file
+from rl.training.answer_sides import AnswersOnly
 from rl.training.evaluate_answers import HeldOutPrompt
 from tests.support.hosted import hosted, model_server  # noqa: F401
 from tests.support.stub_openai import ModelServer
@@ -33,6 +34,10 @@ def test_each_prompt_is_asked_once_for_the_same_model_and_parameters(stub: Model
     policy.parameters = {"temperature": 1.0}
     HostedSide(policy).answers(prompts("a"))
     assert len(stub.bodies) == 4
+
+
+def test_a_hosted_policy_is_a_side_that_gives_answers_alone(stub: ModelServer) -> None:
+    assert isinstance(HostedSide(hosted(stub.url)), AnswersOnly)
 
 
 def test_what_was_answered_is_kept_where_the_upstream_fails_later(

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from backend import notifications
 from rl.evaluation import benchmarks
+from rl.evaluation.hosted_side import HostedFailed
 from rl.evaluation.service import EvaluationRefused
 from rl.models import Artifact, BenchmarkResult, GateSettings, LearnerSettings, Policy, TrainingRun
 from rl.online import pipeline
@@ -50,7 +51,7 @@ class Doors:
     def evaluate(self, order: Any, progress: Any) -> None:
         self.evaluated.append(order)
         if "refusal" in self.found:
-            raise EvaluationRefused(self.found["refusal"])
+            raise self.found["refusal"]
         judged(registry.policy_get(order.policy), order.compare or "base", **self.found)
 
     def export(self, order: Any, progress: Any) -> dict[str, Any]:
@@ -142,8 +143,11 @@ def test_what_lacks_evidence_stays_a_candidate(policy: Policy, doors: Doors) -> 
     assert {"10", "30"} <= set(outcome.reason.split())
 
 
-def test_where_nothing_can_be_judged_that_is_on_record(policy: Policy, doors: Doors) -> None:
-    doors.found = {"refusal": "no held-out pairs"}
+@pytest.mark.parametrize("refused", [EvaluationRefused, HostedFailed])
+def test_where_nothing_can_be_judged_that_is_on_record(
+    policy: Policy, doors: Doors, refused: type[ValueError]
+) -> None:
+    doors.found = {"refusal": refused("no held-out pairs")}
     assert follow(policy).reason == "no held-out pairs"
     assert policy.events.get(kind="gated").reason == "no held-out pairs"
 

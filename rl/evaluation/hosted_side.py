@@ -56,7 +56,7 @@ class HostedSide:
 
     @property
     def title(self) -> str:
-        return self.policy.name
+        return self.policy.title
 
     def answers(self, prompts: Sequence[HeldOutPrompt]) -> list[Generation | None]:
         """The answer to each prompt, as the gateway would ask for it. Raises HostedFailed."""

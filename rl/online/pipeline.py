@@ -20,6 +20,7 @@ from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.evaluation import benchmarks
 from rl.evaluation.candidates import candidates_compared
+from rl.evaluation.hosted_side import HostedFailed
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.export import deployment
 from rl.export import service as export_service
@@ -322,7 +323,7 @@ def _gate_report(
         _phase(progress, "judging")
         try:
             evaluate(order, _phase_progress(progress, "judging"))
-        except (EvaluationRefused, DatasetRefused) as refusal:
+        except (EvaluationRefused, DatasetRefused, HostedFailed) as refusal:
             outcome.reason = str(refusal)
             PolicyEvent.objects.create(
                 policy=policy, kind=PolicyEvent.Kind.GATED, actor=ACTOR, reason=outcome.reason
