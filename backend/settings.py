@@ -365,6 +365,8 @@ RATCHET_REWARDS = _paths("RATCHET_REWARDS")
 # --- What feedback asks of the rest, without importing it ---------------------------------------------------
 # Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).
 FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
+# Dotted path of a callable slug -> every response of an agent whose answers are a closed set, else none.
+FEEDBACK_CLOSED_ANSWERS = "rl.models.agent_definitions.closed_answers_of"
 # Dotted path of a callable (decision id, policy name) -> its reward and its policy's page, as
 # feedback.explorer.decision_facts.DecisionFacts; empty: nothing is shown of them.
 FEEDBACK_DECISION_FACTS = "rl.views.decision_facts.facts_of"

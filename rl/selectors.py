@@ -63,6 +63,8 @@ class AgentCard:
     """Seconds a running run still needs."""
     learner: str = ""
     """State of the online learner, in words."""
+    learns_by_itself: bool = False
+    """True if the online learner trains it when enough is new."""
     experiments: Sequence[Experiment] = ()
     """Running experiments."""
     distance: Distance | None = None
@@ -161,6 +163,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
             charts=policy_charts(by_agent.get(slug, [])),
             eta_s=run_eta_s(runs[slug]) if slug in runs else None,
             learner=_learner(fresh_sizes.get(slug, 0), wishes.get(slug) or usual),
+            learns_by_itself=_learns_by_itself(wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
             gate_refusal=gate_refusals.get(slug, ""),
             stopped_beside=beside.get(slug),
@@ -187,7 +190,7 @@ class AgentOverview:
     distance: Distance | None
     champion: Policy | None
     waiting: Policy | None
-    """The newest policy that stands before a gate."""
+    """The newest policy where it stands before a gate; an older one only as challenger."""
     policies: Sequence[Policy]
     runs: Sequence[TrainingRun]
     experiments: Sequence[Experiment]
@@ -200,11 +203,16 @@ def agent_overview(slug: str) -> AgentOverview | None:
     incumbents_sync({slug: counts[slug]} if slug in counts else {})
     defined = AgentDefinition.objects.filter(slug=slug).exists()
     runs = TrainingRun.objects.filter(agent=slug).order_by("-pk")
-    known = slug in counts or slug in AGENTS or defined or runs.exists()
+    known = (
+        slug in counts
+        or slug in AGENTS
+        or defined
+        or runs.exists()
+        or Policy.objects.filter(agent=slug).exists()
+    )
     if not known or not re.fullmatch(SLUG_PATTERN, slug):
         return None
     policies = list(Policy.objects.filter(agent=slug).defer("adapter_path").order_by("pk"))
-    before_gate = (Policy.Stage.CANDIDATE, Policy.Stage.CHALLENGER)
     return AgentOverview(
         agent=agent_served(slug),
         is_defined=defined,
@@ -212,12 +220,20 @@ def agent_overview(slug: str) -> AgentOverview | None:
         buffer=buffer_sizes_cached().get(slug, 0),
         distance=gate_distances_cached({slug: counts[slug]}).get(slug) if slug in counts else None,
         champion=next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None),
-        waiting=next((p for p in policies[::-1] if p.stage in before_gate and p.has_files), None),
+        waiting=_waiting(policies),
         policies=policies[::-1][:NEWEST_SHOWN],
         runs=list(runs[:NEWEST_SHOWN]),
         experiments=list(Experiment.objects.filter(agent=slug).order_by("-pk")[:NEWEST_SHOWN]),
         charts=policy_charts(policies),
     )
+
+
+def _waiting(policies: Sequence[Policy]) -> Policy | None:
+    """The newest of an agent's trained policies where it stands before a gate, else its challenger."""
+    trained = [policy for policy in policies if policy.has_files]
+    if trained and trained[-1].stage == Policy.Stage.CANDIDATE:
+        return trained[-1]
+    return next((policy for policy in trained[::-1] if policy.stage == Policy.Stage.CHALLENGER), None)
 
 
 def loop_closed() -> bool:
@@ -239,9 +255,13 @@ def _stopped_beside(runs: dict[str, TrainingRun]) -> dict[str, TrainingRun]:
     return {slug: run for slug, run in stopped.items() if slug in before}
 
 
+def _learns_by_itself(wanted: LearnerSettings) -> bool:
+    return settings.ENABLE_ONLINE_LEARNING and wanted.enabled
+
+
 def _learner(waiting: int, wanted: LearnerSettings) -> str:
     """State of the online learner for a buffer of this size, in words."""
-    if not settings.ENABLE_ONLINE_LEARNING or not wanted.enabled:
+    if not _learns_by_itself(wanted):
         return "online learning is off: start the next training yourself"
     if waiting >= wanted.min_samples_to_retrain:
         return "the next training starts soon"

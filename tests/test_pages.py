@@ -142,9 +142,9 @@ def test_without_a_champion_the_newest_policy_is_shown(rater: Client) -> None:
     make_policy()
     text = words(rater.get("/").text)
     assert "Answers widgets-v9.2 candidate" in text
-    assert "evaluate_model" not in text
+    assert "/follow-up/" not in rater.get("/").text
     User.objects.update(is_superuser=True)
-    assert "evaluate_model --policy widgets-v9.2 --compare-base" in words(rater.get("/").text)
+    assert 'action="/policies/widgets-v9.2/follow-up/"' in rater.get("/").text
 
 
 def test_the_newest_run_is_shown_with_its_status(rater: Client) -> None:

@@ -179,7 +179,7 @@ def test_answers_that_cannot_be_had_any_more_are_not_asked_for(operator: Client)
     first, second = make_policy(1), make_policy(2)
     judged(second)
     address = "/policies/compare/?left=widgets-v2&right=widgets-v1"
-    assert "evaluate_model --policy widgets-v1 --compare-base" in operator.get(address).text
+    assert 'action="/policies/widgets-v1/follow-up/"' in operator.get(address).text
     PolicyEvent.objects.create(policy=first, kind="pruned", actor="pipeline")
     html = operator.get(address).text
     assert "the files of widgets-v1 were deleted" in html

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from django.http import HttpRequest
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.explorer.previews import agent_facts, conversation_of, preview_of, turns_of
+from feedback.explorer.previews import agent_facts, conversation_of, corrections_offered, preview_of, turns_of
 from feedback.explorer.search import DecisionFilter
 from feedback.models import Decision
 from feedback.selectors import agent_slugs, policy_names
@@ -18,15 +18,17 @@ from feedback.selectors import agent_slugs, policy_names
 def preview_context(decision: Decision) -> dict[str, Any]:
     """Template context of a decision's preview."""
     facts = agent_facts(decision.agent)
+    preview = preview_of(
+        decision,
+        facts.preview,
+        (getattr(facts, "asked_key", ""), getattr(facts, "listed_key", "")),
+        getattr(facts, "draw", None),
+    )
     return {
         "decision": decision,
         "facts": facts,
-        "preview": preview_of(
-            decision,
-            facts.preview,
-            (getattr(facts, "asked_key", ""), getattr(facts, "listed_key", "")),
-            getattr(facts, "draw", None),
-        ),
+        "preview": preview,
+        "corrections": corrections_offered(decision, preview),
         "turns": turns_of(decision.messages),
         "conversation": conversation_of(decision.messages),
     }

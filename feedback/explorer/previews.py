@@ -140,6 +140,16 @@ def agent_facts(slug: str) -> Any:
     return _facts_source(settings.FEEDBACK_AGENT_FACTS)(slug)
 
 
+def corrections_offered(decision: Decision, preview: Preview) -> list[Option]:
+    """Responses that a correction is picked from: the others listed, or the others of a closed set; else none."""
+    if preview.chooses:
+        return preview.other_options
+    closed = _facts_source(settings.FEEDBACK_CLOSED_ANSWERS)(decision.agent)
+    if not closed:
+        return []
+    return [Option(answer, answer, False) for answer in closed if answer != decision.response.strip()]
+
+
 @cache
 def _facts_source(path: str) -> Any:
     return import_string(path)

@@ -48,6 +48,9 @@ TITLES_BESIDE = {
 COUNTERS = {"step", "epoch", "total_flos"}
 """Figures that only count on, and are not drawn."""
 
+OVERFIT_RATIO, OVERFIT_GAP = 3.0, 0.2
+"""A held-out loss that is so many times the training loss, and so much above it, is named as overfit."""
+
 TITLES = {
     "loss": ("Loss", "should fall, then level off; a rising held-out loss means overfitting"),
     "rewards/accuracies": ("Reward accuracy", "share of pairs whose chosen answer it prefers"),
@@ -152,6 +155,19 @@ class RunCharts:
 
     main_family: FigureFamily | None
     families: list[FigureFamily]
+
+
+def overfit_words(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Warning for a run whose training loss fell far below its loss on held-out rows; empty for another."""
+    if not series.get("loss") or not series.get("eval_loss"):
+        return ""
+    loss, held_out = series["loss"][-1][1], series["eval_loss"][-1][1]
+    if held_out < OVERFIT_RATIO * loss or held_out - loss < OVERFIT_GAP:
+        return ""
+    return (
+        f"Overfit: the loss is {loss:.2g} on the training rows and {held_out:.2g} on held-out rows. It has learnt its "
+        "rows by heart. Train fewer steps or rate more, and judge the policy by its answers to held-out prompts."
+    )
 
 
 def run_charts(series: Series) -> RunCharts:

@@ -38,6 +38,11 @@ def agent_served(slug: str) -> Agent:
     return _inference_cache.get(slug, lambda: _infer(slug)) or known
 
 
+def closed_answers_of(slug: str) -> tuple[str, ...]:
+    """Every response of an agent whose answers are a closed set; none of another."""
+    return agent_served(slug).answers
+
+
 def _infer(slug: str) -> Agent | None:
     recorded = responses_recorded(slug, RESPONSES, not_by=IN_PROCESS)
     # where an app answers in another form than people correct it to, what people wrote is the form

@@ -47,7 +47,7 @@ def _data(policy: Policy, run: TrainingRun | None) -> dict[str, Any]:
     snapshot = run.snapshot if run else None
     facts: dict[str, Any] = {"ratings and comparisons": policy.feedback_count}
     if snapshot is not None:
-        facts |= {f"pairs, {split}": count for split, count in snapshot.counts.items()}
+        facts |= {f"{snapshot.kind}, {split}": count for split, count in snapshot.counts.items()}
         facts |= {
             f"left out, {reason.replace('_', ' ')}": count for reason, count in snapshot.left_out.items()
         }

@@ -80,6 +80,9 @@ GUIDE = (
 )  # fmt: skip
 """Steps of the guided start: key, title, what happens after it, about how long it takes."""
 
+ENOUGH = "There is enough feedback for a first training."
+"""Effect of rating where nothing more is needed."""
+
 
 def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
     """The guided start as far as this agent has come (None: no agent yet); exactly one step is NOW or FAULT. Read off
@@ -108,7 +111,7 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
             key,
             title,
             (FAULT if key == fault else NOW) if key == at else DONE if steps_done[key] else OPEN,
-            after.format(needed=feedback_minimum()),
+            ENOUGH if key == "rate" and steps_done["rate"] else after.format(needed=feedback_minimum()),
             takes,
         )
         for key, title, after, takes in GUIDE
@@ -144,6 +147,8 @@ def step_next(card: AgentCard) -> LoopStep:
     before = f"{newest.name} did not pass the gate: {card.gate_refusal}. " if refused else ""
     if card.buffer >= card.retrain_threshold:
         return LoopStep("train", f"{before}{card.buffer:,} {card.noun} are new since the last training.")
+    if not card.learns_by_itself:
+        return LoopStep("rate", f"{before}Rate more, then train again: nothing starts by itself.")
     return LoopStep(
         "rate",
         f"{before}{card.retrain_threshold - card.buffer:,} more {card.noun} until the next training.",

@@ -19,6 +19,7 @@ from feedback.explorer.page_context import preview_context
 from feedback.models import Decision, Rating
 from feedback.selectors import ratings_standing
 from feedback.services import FeedbackRefused
+from rl.agents.base import InvalidResponse
 from rl.models.agent_definitions import agent_served
 from rl.serving.base import ServingRefused
 from rl.serving.known_agents import AgentUnknown, agent_check
@@ -166,10 +167,22 @@ def _answers(
             one |= {
                 **preview_context(row),
                 "probabilities": _probabilities(row),
+                "unusable": _unusable(row),
                 "thumb": rating.thumb if rating else "",
             }
         rendered_answers.append(one)
     return rendered_answers
+
+
+def _unusable(row: Decision) -> str:
+    """Reason why the agent's app cannot use an answer; empty where it can."""
+    if ((row.metadata or {}).get("serving") or {}).get("finish_reason") == "length":
+        return f"cut off: it reached its limit{f' of {row.tokens_out:,} tokens' if row.tokens_out else ''}"
+    try:
+        agent_served(row.agent).parse(row.response, row.state)
+    except InvalidResponse as fault:
+        return f"not valid: {fault}"
+    return ""
 
 
 def _probabilities(row: Decision) -> list[dict[str, Any]]:

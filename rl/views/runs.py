@@ -15,7 +15,7 @@ from backend.redirects import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
 from rl.charts.lines import SLOTS
-from rl.charts.run_figures import run_charts, runs_charts
+from rl.charts.run_figures import overfit_words, run_charts, runs_charts
 from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.datasets.examples import EXAMPLE_REASONS
 from rl.datasets.pairs import REASONS as PAIR_REASONS
@@ -111,13 +111,15 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     if run_row is None:
         raise Http404(f"no run {pk}")
     policy = getattr(run_row, "policy", None)
+    series = run_series(run_row)
     judge = getattr(run_row, "reward_model", None) or reward_model_of(run_row)
     return render(
         request,
         "rl/run.html",
         {
             "run": run_row,
-            "charts": run_charts(run_series(run_row)),
+            "charts": run_charts(series),
+            "overfit": overfit_words(series),
             "policy": policy,
             "headline": headline_of(policy.metrics) if policy else None,
             "stages": stages_of(run_row),
