@@ -62,7 +62,65 @@ GUARD = _all_of(
     {"metric": TEXT, "margin": NUMBER, "loss": MAYBE_NUMBER, "low": MAYBE_NUMBER, "state": VERDICT}
 )
 
+PREFERENCE: Schema = {"type": "string", "enum": ["left", "right", "tie", "both_bad"]}
+JUDGING_COMPONENTS: dict[str, Schema] = {
+    "JudgingRound": _all_of(
+        {
+            "id": {"type": "integer"},
+            "agent": TEXT,
+            "policy": TEXT,
+            "against": TEXT,
+            "status": {"type": "string", "enum": ["waiting", "answering", "running", "ended", "failed"]},
+            "prompts": COUNT,
+            "pairs": COUNT,
+            "raters_each": COUNT,
+            "margin": SHARE,
+            "attempt": COUNT,
+            "verdict": {"type": "string", "enum": ["better", "not_worse", "worse", "open"]},
+            "words": {**TEXT, "description": "The verdict in a sentence, with its figures"},
+            "wins": COUNT,
+            "losses": COUNT,
+            "ties": COUNT,
+            "same": {**COUNT, "description": "Prompts with equal answers, which nobody is asked about"},
+            "both_bad": COUNT,
+            "waiting": {**COUNT, "description": "Pairs that need further judgements"},
+            "judgements": COUNT,
+            "raters": COUNT,
+            "share": INTERVAL,
+            "confidence": SHARE,
+            "further": {
+                "type": ["integer", "null"],
+                "description": "Answers of people until a verdict, about",
+            },
+            "reason": TEXT,
+            "address": TEXT,
+            "created_at": {"type": "string", "format": "date-time"},
+            "ended_at": MAYBE_TIME,
+        }
+    ),
+    "JudgingPair": _all_of(
+        {
+            "pair": {"type": ["string", "null"], "format": "uuid"},
+            "messages": {"description": "The prompt, as chat messages"},
+            "left": TEXT,
+            "right": TEXT,
+        }
+    ),
+    "JudgementStored": _all_of({"pair": TEXT, "preference": PREFERENCE, "status": TEXT}),
+    "JudgementSent": _all_of({"pair": {"type": "string", "format": "uuid"}, "preference": PREFERENCE}),
+    "JudgingRoundSent": {
+        "type": "object",
+        "required": ["policy"],
+        "properties": {
+            "policy": TEXT,
+            "against": {**TEXT, "description": "incumbent (default), base, or a policy"},
+        },
+        "additionalProperties": False,
+    },
+}
+
 EXPERIMENT_COMPONENTS: dict[str, Schema] = {
+    **JUDGING_COMPONENTS,
     "Experiment": _all_of(
         {
             "id": {"type": "integer"},

@@ -8,6 +8,7 @@ from rl.api.base_models import AgentBaseModel
 from rl.api.benchmarks import Benchmarks
 from rl.api.decide import Decide
 from rl.api.experiments import ExperimentResults, Experiments
+from rl.api.judging import JudgingPairs, JudgingRoundOne, JudgingRounds, JudgingStop
 from rl.api.labels import Suggestions
 from rl.api.loop import Cancel, Online, Promote, Registry, Rollback, Runs, Verify
 from rl.api.reward_models import RewardModels, Score
@@ -29,6 +30,10 @@ urlpatterns = [
     path("experiments/<int:pk>/results/", ExperimentResults.as_view(), name="api-experiment-results"),
     path("reward-models/", RewardModels.as_view(), name="api-reward-models"),
     path("score/", Score.as_view(), name="api-score"),
+    path("judging-rounds/", JudgingRounds.as_view(), name="api-judging-rounds"),
+    path("judging-rounds/<int:pk>/", JudgingRoundOne.as_view(), name="api-judging-round"),
+    path("judging-rounds/<int:pk>/stop/", JudgingStop.as_view(), name="api-judging-stop"),
+    path("judging-rounds/<int:pk>/pairs/", JudgingPairs.as_view(), name="api-judging-pairs"),
     path("runs/", Runs.as_view(), name="api-runs"),
     path("runs/<int:pk>/cancel/", Cancel.as_view(), name="api-run-cancel"),
     path("online/<str:agent>/", Online.as_view(), name="api-online"),

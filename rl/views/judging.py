@@ -38,7 +38,7 @@ from rl.registry.service import RegistryRefused
 READ, MOVE = "rl.view_policy", "rl.change_policy"
 SKIPPED = SessionIds("judging_skipped", SKIP_LIMIT)
 SAVED = {"left": "Saved: A is better", "right": "Saved: B is better", "tie": "Saved: equally good"}
-EXAMPLES = 30
+EXAMPLES = 12
 """Pairs that the page of an ended round shows."""
 
 
