@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from django.conf import settings
 from django.db.models import Max, Prefetch, Q, QuerySet
@@ -20,6 +21,7 @@ from rl.datasets.gate_distance import MAX_COUNT, Distance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS
 from rl.gates.figures import Headline, Share, headline_of, is_number, share_of
 from rl.gates.headlines import TITLES
+from rl.gates.verdict import Verdict
 from rl.models import (
     AgentDefinition,
     Artifact,
@@ -33,6 +35,7 @@ from rl.models import (
 from rl.models.agent_definitions import agent_served
 from rl.models.learner_config import learner_defaults
 from rl.models.runs import LEARNER, TRAINING
+from rl.registry.checklist import policy_verdict
 from rl.registry.incumbents import incumbents_sync
 
 EVENTS_SHOWN = 100
@@ -97,6 +100,11 @@ class AgentCard:
     def noun(self) -> str:
         """Name of the evidence it learns from so far, for asking for more."""
         return "ratings" if self.counts.feedback or not self.evidence else self.evidence[0][0]
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """Verdict on its policy; None where there is none, or none was ever evaluated."""
+        return policy_verdict(self.policy) if self.policy and self.policy.metrics else None
 
     @property
     def headline(self) -> Headline | None:

@@ -52,7 +52,7 @@ def test_it_shows_counts_rewards_runs_and_the_champion(operator: Client) -> None
         agent="support", method="dpo", status="failed", base_model="b", finished_at=timezone.now()
     )
     html = operator.get("/agents/support/").text
-    for said in ("no definition: free text", "<dd>1</dd>", "-1.25", "-2.00", "no data", "support-v1", "80.0",
+    for said in ("no definition: free text", "<dd>1</dd>", "-1.25", "-2.00", "no data", "support-v1", "It answers now.",
                  "status-failed"):  # fmt: skip
         assert said in html, said
 

@@ -319,7 +319,8 @@ def test_where_the_gate_is_open_a_button_promotes_and_the_next_step_asks(operato
     policy = judged_policy(wins=15)
     page = operator.get("/start/?agent=shop")
     text = words(page.text)
-    assert "1 won 0 lost 79 tied" in text
+    assert "Prefers the better answer in 35 of 40 prompts; the base model in 20" in text
+    assert text.count("Ready to promote.") == 1
     assert f"Promote {policy.name}" in text
     assert f"/policies/{policy.name}/answers/?show=win" in page.text
     registry.policy_promote(policy, "champion", actor="eve", force=True, reason="a test")
@@ -351,7 +352,7 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     policy = make_policy("shop")
     address = f"/policies/{policy.name}/"
     text = words(operator.get(address).text)
-    assert "Evaluate on held-out prompts" in text
+    assert "Evaluate it against the base model" in text
     assert "Export as" in text
     assert "Q4_K_M" in text.upper()
     assert operator.post(f"{address}follow-up/", {"job": "judge"}).headers["Location"] == address

@@ -26,7 +26,17 @@ from feedback.erasure.places import (
     secure_delete,
     spool_erase,
 )
-from feedback.models import Comparison, Decision, ImportBatch, Lease, Outcome, Rating, Suggestion, Trace
+from feedback.models import (
+    Comparison,
+    Decision,
+    ImportBatch,
+    Lease,
+    Outcome,
+    Rating,
+    RatingRequest,
+    Suggestion,
+    Trace,
+)
 from feedback.storage.tombstones import tombstones_announce, tombstones_make
 
 CHUNK = 400
@@ -123,6 +133,7 @@ def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.
         done.ratings += _remove(Rating.objects.filter(decision__in=chunk), dry_run)
         done.outcomes += _remove(Outcome.objects.filter(decision__in=chunk), dry_run)
         _remove(Lease.objects.filter(decision__in=chunk), dry_run)
+        _remove(RatingRequest.objects.filter(decision__in=chunk), dry_run)
         _remove(Suggestion.objects.filter(decision__in=chunk), dry_run)
         if settings.FEEDBACK_FORGET and not dry_run:
             import_string(settings.FEEDBACK_FORGET)(chunk)

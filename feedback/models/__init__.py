@@ -12,6 +12,7 @@ from feedback.models.facts import Outcome as Outcome
 from feedback.models.facts import Preference as Preference
 from feedback.models.facts import RaterKind as RaterKind
 from feedback.models.facts import Rating as Rating
+from feedback.models.facts import RatingRequest as RatingRequest
 from feedback.models.facts import Suggestion as Suggestion
 from feedback.models.facts import Thumb as Thumb
 from feedback.models.facts import Trace as Trace

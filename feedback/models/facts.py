@@ -414,6 +414,37 @@ class Lease(models.Model):
         return f"{self.rater} until {self.until:%H:%M}"
 
 
+class RatingRequest(models.Model):
+    """A decision that the queue asks for before others: of a random sample, or where a rating may change a verdict."""
+
+    class Purpose(models.TextChoices):
+        VERDICT = "verdict", "may change a verdict"
+        SAMPLE = "sample", "random sample"
+
+    decision = models.ForeignKey(Decision, on_delete=models.CASCADE, related_name="requests")
+    purpose = models.CharField(max_length=8, choices=Purpose)
+    probability = models.FloatField(
+        help_text="Chance that this decision was drawn among those that could have been"
+    )
+    place = models.FloatField(help_text="Random number in [0, 1) by which requests are ordered")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-purpose", "place"]
+        constraints = [
+            models.UniqueConstraint(fields=["decision", "purpose"], name="rating_request_once_per_purpose"),
+            models.CheckConstraint(
+                condition=Q(purpose__in=["verdict", "sample"]), name="rating_request_purpose_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(probability__gt=0, probability__lte=1), name="rating_request_probability_in_0_1"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.get_purpose_display()}: {self.decision_id}"
+
+
 class ApiKey(models.Model):
     """A key of an app or a script. Only its SHA-256 is kept; the key itself is shown once, when it is made."""
 

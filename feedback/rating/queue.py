@@ -17,6 +17,7 @@ from django.utils import timezone
 from feedback.explorer.search import DecisionFilter, one_of
 from feedback.models import Decision, Lease, Rating
 from feedback.rating.queue_order import awaiting_ratings, queue_segments, queue_sort, windows
+from feedback.rating.requests import decision_requested
 from feedback.selectors import ratings_standing
 
 COUNT_LIMIT = 2_000
@@ -72,15 +73,17 @@ def next_decision(
 ) -> Decision | None:
     """The decision to show next, or None when there is none. The same state of the data gives the same answer.
 
-    First the other responses to the prompt rated last: a policy learns from which of two responses to one prompt was
-    liked better, so a rater who sees them one after another makes pairs at once, reads each prompt once, and judges
-    with the same eyes. After SAME_PROMPT_RUN in a row, or when there are none left: the decision with the fewest
-    ratings; of those the one of highest annotation priority (`feedback.storage.annotation_priority`); of those one on
-    a prompt that nobody rated; of those the oldest.
+    First what somebody asked for (`feedback.rating.requests`). Then the other responses to the prompt rated last: a
+    policy learns from which of two responses to one prompt was liked better, so a rater who sees them one after another
+    makes pairs at once, reads each prompt once, and judges with the same eyes. After SAME_PROMPT_RUN in a row, or when
+    there are none left: the decision with the fewest ratings; of those the one of highest annotation priority
+    (`feedback.storage.annotation_priority`); of those one on a prompt that nobody rated; of those the oldest.
 
     skip: ids skipped in this session. after: the decision leased to the rater, as if it were rated.
     """
     skip_ids = [*skip, after.pk] if after is not None else list(skip)
+    if (asked := decision_requested(rater, within.decisions(), skip_ids)) is not None:
+        return Decision.objects.get(pk=asked)
     # straight from the index: whether each of them still stands would cost a look at its successor
     latest = list(
         Rating.objects.filter(rater=rater, withdrawn=False)

@@ -27,6 +27,7 @@ from feedback.models import (
     Outcome,
     RaterKind,
     Rating,
+    RatingRequest,
     Suggestion,
     Trace,
 )
@@ -309,6 +310,7 @@ def decisions_remove(ids: Sequence[uuid.UUID]) -> int:
     if not ids:
         return 0
     Lease.objects.filter(decision__in=ids).delete()
+    RatingRequest.objects.filter(decision__in=ids).delete()
     _delete(Suggestion.objects.filter(decision__in=ids))
     if settings.FEEDBACK_FORGET:
         import_string(settings.FEEDBACK_FORGET)(ids)

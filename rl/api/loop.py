@@ -34,6 +34,7 @@ from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
 from rl.online.learner import OnlineLearner
 from rl.registry import service as registry
+from rl.registry.checklist import policy_verdict
 from rl.registry.incumbents import incumbents_sync
 from rl.registry.integrity import verify
 
@@ -251,5 +252,6 @@ def policy_represent(policy: Policy) -> dict[str, Any]:
         "against": policy.metrics.get("against"),
         "baseline": policy.metrics.get("baseline"),
         "clusters": policy.metrics.get("clusters"),
+        "why": policy_verdict(policy).as_dict(),
         "created_at": policy.created_at.isoformat(),
     }

@@ -385,6 +385,12 @@ COMPONENTS: dict[str, Schema] = {
                 "of two or more, clustered (prompts in them), on_two_sides, left_out (of "
                 "the holdout); null if evaluated on a file",
             },
+            "why": {
+                "type": "object",
+                "description": "Verdict against what answers today: state (ready, waits, refused, not compared, "
+                "serving), words, against, basis (whose ratings these are), representative (true, false, or null), and "
+                "action (kind, words, answers, minutes; null if nothing is to be done)",
+            },
             "created_at": TIME,
         }
     ),

@@ -23,6 +23,7 @@ RULE_TITLES = {
     "accuracy": "Better than what it replaces",
     "compared": "Answers were compared",
     "other_evidence": "Not worse by other kinds of evidence",
+    "ratings": "Ratings are not only complaints",
     "raters": "Gain does not depend on one rater",
     "reward": "Reward does not fall",
     "fields": "As right as a simple classifier",
@@ -177,6 +178,15 @@ class AnswerPair:
     written_valid: bool | None = None
     """Validity of the text it writes; None where no answer was chosen out of a list. Shown, asked by no rule."""
     other_written_valid: bool | None = None
+    same: bool | None = None
+    """True if both answers do the same; None of free text, and of prompts that are not held out."""
+    said: bool = False
+    """True if people, or the agent, said of any answer to the prompt that it is right or wrong."""
+    other_said: bool = False
+    """True if they said it of the other side's answer."""
+    settled: bool = False
+    """True if a right answer is known."""
+    prompt_hash: str = ""
 
 
 @dataclass(frozen=True)
@@ -294,6 +304,12 @@ class Evidence:
     """Listed task -> its newest result."""
     no_benchmarks: str = ""
     """Reason that benchmarks do not apply to this policy; empty where they do."""
+
+    @property
+    def open_prompts(self) -> list[str]:
+        """Held-out prompts that both sides answer differently and whose right answer nobody knows: what would change
+        the verdict."""
+        return [one.prompt_hash for one in self.answer_pairs if one.same is False and not one.settled]
 
     def items(self, kind: str) -> Sequence[Item]:
         return self.cases if kind == PAIRS else self.other_kinds.get(kind, ())

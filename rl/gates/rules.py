@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import scipy
+
 from rl.gates.answers import (
     rule_fields,
     rule_general,
@@ -200,6 +202,47 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Rule
     )
 
 
+UNLIKE = 0.2
+"""One-sided level at which rated prompts are taken to be another kind than those that nobody rated."""
+
+
+def rule_ratings(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
+    """Rated prompts are like those that nobody rated: people do not rate just where the other policy was wrong.
+
+    Where only complaints are rated, the other policy is wrong on every rated prompt, and any candidate looks better
+    there. Nobody knows what is right on an unrated prompt, but whether both sides agree there is known. Both are right
+    where the other one is and they agree, so they agree more often where it is right: a larger share of agreement on
+    unrated prompts than on rated ones shows complaints (Fisher's exact test, `UNLIKE`). Waits: once somebody rated the
+    prompts on which the two differ, it no longer matters who rated the rest.
+    """
+    answered = [one for one in evidence.answer_pairs if one.same is not None]
+    rated = [one for one in answered if one.said]
+    unrated = [one for one in answered if not one.said]
+    of_rival = sum(one.other_said for one in rated)
+    if lead_of(evidence, bounds) != KNOWN or 2 * of_rival <= len(rated):
+        return RuleResult(
+            "ratings", NOT_APPLICABLE, f"it is not {evidence.against}'s answers that people rated"
+        )
+    if not any(one.same is False for one in unrated):
+        return RuleResult("ratings", NOT_APPLICABLE, "every held-out prompt on which the two differ is rated")
+    counts = [
+        [sum(bool(one.same) for one in some), sum(not one.same for one in some)] for some in (unrated, rated)
+    ]
+    p = float(scipy.stats.fisher_exact(counts, alternative="greater").pvalue)
+    figures = {
+        "rated": len(rated), "unrated": len(unrated), "agree_rated": counts[1][0] / len(rated),
+        "agree_unrated": counts[0][0] / len(unrated), "differ_unrated": counts[0][1], "p": p, "bound": UNLIKE,
+    }  # fmt: skip
+    words = (
+        f"the two answer alike on {100 * figures['agree_rated']:.0f} % of {len(rated)} rated prompts and on "
+        f"{100 * figures['agree_unrated']:.0f} % of {len(unrated)} unrated ones"
+    )
+    if p <= UNLIKE:
+        words += f": ratings seem to be complaints about {evidence.against}, so any other policy looks better on them"
+        return RuleResult("ratings", REFUSED, words, figures, waits=True)
+    return RuleResult("ratings", PASSED, words, figures)
+
+
 def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """The gain is not one rater's alone.
 
@@ -320,6 +363,7 @@ RULES: tuple[Rule, ...] = (
     rule_accuracy,
     rule_compared,
     rule_other_evidence,
+    rule_ratings,
     rule_raters,
     rule_reward,
     rule_fields,

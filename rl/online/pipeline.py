@@ -37,6 +37,7 @@ from rl.models.learner_config import learner_settings, retrain_knobs
 from rl.models.runs import RunRefused
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
+from rl.registry.checklist import policy_verdict
 from rl.registry.gate_evidence import comparison_newest, rival_name
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.model_card import card_write
@@ -81,6 +82,8 @@ class PipelineResult:
     pruned: list[str] = field(default_factory=list)
     next_step: str = ""
     """Next action for a person, as a command or an address."""
+    why: dict[str, Any] = field(default_factory=dict)
+    """Verdict against what answers today; empty where nothing was judged."""
 
 
 def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> dict[str, Any]:
@@ -162,6 +165,7 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
     card_write(policy)
     outcome.pruned = [gone.name for gone in policies_prune(policy.agent, actor=ACTOR)]
     outcome.next_step = _next_step(policy, outcome)
+    outcome.why = policy_verdict(policy).as_dict()
     _tell(policy, outcome)
     return outcome
 

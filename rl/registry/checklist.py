@@ -4,19 +4,28 @@ away it is."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backend.installation import PROGRAM
 from feedback.cache import CostAwareCache
+from feedback.rating.requests import sampled_prompts
 from feedback.selectors import feedback_counts_cached
 from rl.datasets.gate_distance import Distance, gate_distances_cached
 from rl.datasets.holdout import SplitCounts, prompts_until, share_held_out
 from rl.gates.outlook import MAX_PROMPTS, prompts_for_gain
-from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, GateBounds, GateReport, RuleResult
+from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult
 from rl.gates.rules import CHALLENGER, CHAMPION, alpha_of_attempt
+from rl.gates.verdict import SERVING, Verdict, verdict_compared, verdict_open
 from rl.models import Evaluation, Policy
-from rl.registry.gate_evidence import comparison_newest, gate_bounds, policy_judge, rival_name
+from rl.registry.gate_evidence import (
+    comparison_newest,
+    evaluation_judged,
+    gate_bounds,
+    rival_name,
+    rival_title,
+)
+from rl.registry.held_out_answers import evaluation_newest_paired
 from rl.registry.judging import minutes_of, rounds_state
 from rl.registry.service import MOVES, rollback_possible
 from rl.statistics.win_shares import WinShare
@@ -80,7 +89,50 @@ class Promotion:
         return bool(self.checks) and not self.primary and not any(check.harmful for check in self.checks)
 
 
-_reports: CostAwareCache[GateReport | None] = CostAwareCache()
+_judged: CostAwareCache[tuple[Evidence, GateReport]] = CostAwareCache()
+
+STANDINGS = {
+    Policy.Stage.CHAMPION: "It answers now.",
+    Policy.Stage.RETIRED: "Retired.",
+    Policy.Stage.REJECTED: "Rejected.",
+}
+"""Stage that no gate stands before -> its standing."""
+
+
+def policy_verdict(policy: Policy) -> Verdict:
+    """Verdict on a policy against what answers today, as every page, command and endpoint shows it."""
+    standing = STANDINGS.get(Policy.Stage(policy.stage), "")
+    rival = rival_name(policy)
+    evaluation = comparison_newest(policy)
+    if standing:  # whom it would have to beat now is not whom it was compared with
+        evaluation = evaluation_newest_paired(policy) or evaluation
+        rival = evaluation.against if evaluation else rival
+    title = rival_title(rival)
+    if evaluation is None:
+        newest = policy.metrics.get("against") or ""
+        found = verdict_open(title, newest=rival_title(newest) if newest not in ("", rival) else "")
+    else:
+        evidence, report = _judge(policy, CHAMPION, evaluation)
+        bounds = gate_bounds(policy.agent)
+        check = _of_report(report, CHAMPION, rival, bounds, _distance(policy.agent))
+        found = verdict_compared(
+            report, evidence, bounds, title, further=check.ratings, sampled=_sampled(policy.agent, evidence)
+        )
+    if standing:
+        return replace(found, state=SERVING, standing=standing, action=None)
+    return found
+
+
+def _sampled(agent: str, evidence: Evidence) -> bool:
+    """True if all rated prompts of the evidence are in the agent's random sample."""
+    rated = {one.prompt_hash for one in evidence.answer_pairs if one.said}
+    return bool(rated) and rated <= sampled_prompts(agent)
+
+
+def _judge(policy: Policy, to: str, evaluation: Evaluation) -> tuple[Evidence, GateReport]:
+    """Judged anew where the comparison, the bounds or the policy changed: permutation tests take a moment."""
+    key = (policy.pk, evaluation.pk, to, str(gate_bounds(policy.agent).as_dict()), rounds_state(policy))
+    return _judged.get(key, lambda: evaluation_judged(policy, evaluation, to))
 
 
 def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
@@ -95,11 +147,7 @@ def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
 
 
 def gate_checklists(policy: Policy, stages: Sequence[str]) -> list[GateChecklist]:
-    """The checklist of each stage of `stages` that a gate stands before, in the order champion, challenger.
-
-    A gate is judged anew when the comparison, the bounds or the policy's stage changed; permutation tests take a
-    moment, so their result is believed for as long as that is worth it.
-    """
+    """The checklist of each stage of `stages` that a gate stands before, in the order champion, challenger."""
     evaluation = comparison_newest(policy)
     return [gate_checklist(policy, to, evaluation) for to in (CHAMPION, CHALLENGER) if to in stages]
 
@@ -120,9 +168,7 @@ def gate_checklist(policy: Policy, to: str, evaluation: Evaluation | None) -> Ga
         command = f"{PROGRAM} evaluate_model --policy {policy.name} {option}"
         return GateChecklist(to, rival, [item], command=command, ratings=ratings)
     bounds = gate_bounds(policy.agent)
-    key = (policy.pk, evaluation.pk, to, str(bounds.as_dict()), rounds_state(policy))
-    report = _reports.get(key, lambda: policy_judge(policy, to))
-    return _of_report(report, to, rival, bounds, distance) if report else GateChecklist(to, rival, [])
+    return _of_report(_judge(policy, to, evaluation)[1], to, rival, bounds, distance)
 
 
 def _of_report(

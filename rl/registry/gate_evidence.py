@@ -37,13 +37,16 @@ def policy_judge(policy: Policy, to: str = CHAMPION) -> GateReport | None:
     What it must beat is the agent's champion, or the base model where there is none.
     """
     evaluation = comparison_newest(policy)
-    if evaluation is None:
-        return None
+    return None if evaluation is None else evaluation_judged(policy, evaluation, to)[1]
+
+
+def evaluation_judged(policy: Policy, evaluation: Evaluation, to: str) -> tuple[Evidence, GateReport]:
+    """Evidence of a comparison, and the gate's report by it."""
     bounds = gate_bounds(policy.agent)
     evidence = evidence_of(evaluation)
     if listed := bounds.benchmark_bounds:
         evidence = dataclasses.replace(evidence, **gate_benchmarks(policy, list(listed)))
-    return gate_judge(evidence, bounds, to)
+    return evidence, gate_judge(evidence, bounds, to)
 
 
 def rival_name(policy: Policy) -> str:
@@ -52,11 +55,20 @@ def rival_name(policy: Policy) -> str:
     return champion.name if champion is not None and champion.pk != policy.pk else "base"
 
 
+def rival_title(name: str) -> str:
+    """What a reader knows an opponent as: its title, or `the base model`."""
+    if name == "base":
+        return "the base model"
+    policy = Policy.objects.filter(name=name).first()
+    return policy.title if policy is not None else name
+
+
 def comparison_newest(policy: Policy) -> Evaluation | None:
     """The newest evaluation on the holdout against whom it must beat."""
     return (
         policy.evaluations.filter(split="holdout", against=rival_name(policy))
         .select_related("snapshot", "policy")
+        .defer("evidence", "figures")
         .order_by("-pk")
         .first()
     )
@@ -83,6 +95,11 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
                 one.get("loops", False),
                 one.get("written_valid"),
                 one.get("other_written_valid"),
+                one.get("same"),
+                one.get("said", False),
+                one.get("other_said", False),
+                one.get("settled", False),
+                one.get("prompt_hash", ""),
             )
             for one in body.get("answers", ())
         ],

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl.gates.evidence_kinds import LABELS, OUTCOMES, PAIRS
+from rl.gates.evidence_kinds import KNOWN, LABELS, OUTCOMES, PAIRS
 from rl.models import Evaluation, Policy
 
 WIN, LOSS, TIE = "win", "loss", "tie"
@@ -46,22 +46,28 @@ def evaluation_newest_paired(policy: Policy) -> Evaluation | None:
 def answers_compared(evaluation: Evaluation) -> list[HeldOutAnswer]:
     """Both answers to each prompt, wins first, then losses; within them where the answers differ first.
 
-    The answers themselves decide where people, tests or rewards say which is better. Elsewhere it is the evidence
-    that carried the comparison: whether a side finds what people preferred likelier than the other side does.
+    Where known answers carried the comparison, a prompt is won where only the policy's answer is right, so that the
+    numbers are those of the verdict. Else the answers themselves decide where people, tests or rewards say which is
+    better, and elsewhere whether a side finds what people preferred likelier than the other side does.
     """
     leanings = _leanings(evaluation)
+    known = evaluation.figures.get("carried_by") == KNOWN
     found = [
-        _answer_pair(one, leanings.get(one.get("prompt_hash", "")))
+        _answer_pair(one, leanings.get(one.get("prompt_hash", "")), known=known)
         for one in evaluation.evidence.get("answers", ())
     ]
     order = {WIN: 0, LOSS: 1, TIE: 2}
     return sorted(found, key=lambda one: (order[one.outcome], one.same))
 
 
-def _answer_pair(stored: Mapping[str, Any], leaning: float | None) -> HeldOutAnswer:
+def _answer_pair(stored: Mapping[str, Any], leaning: float | None, *, known: bool) -> HeldOutAnswer:
     own, other = stored.get("reward"), stored.get("other_reward")
     outcome, words = TIE, "no rating, reward or right answer distinguishes the two"
-    if stored.get("valid") != stored.get("other_valid"):
+    if known:
+        if leaning:
+            outcome = WIN if leaning > 0 else LOSS
+            words = "only its answer is right" if leaning > 0 else "only the other answer is right"
+    elif stored.get("valid") != stored.get("other_valid"):
         outcome = WIN if stored.get("valid") else LOSS
         words = "only one of the answers is valid"
     elif stored.get("judged") and own is not None and other is not None and abs(own - other) > CLOSE:

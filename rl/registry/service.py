@@ -11,10 +11,11 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from backend.installation import PROGRAM
+from feedback.rating.requests import verdict_ask
 from rl.gates.headlines import baseline_text, fields_of, fields_text, headline, liked_of, right_answer_figure
 from rl.gates.report import GateReport, GeneralAnswers
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
-from rl.registry.gate_evidence import gate_difference, policy_judge, rival_name
+from rl.registry.gate_evidence import evidence_of, gate_difference, policy_judge, rival_name
 from rl.registry.signals import PreparationRefused, policy_promoting
 
 logger = logging.getLogger("rl.registry.service")
@@ -179,6 +180,9 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         summary["against_preference_accuracy"] = comparison.get("preference_accuracy")
         summary["difference"] = gate_difference(evaluation) or comparison["difference"]
         summary["p_value"] = comparison["p_value"]
+    if evaluation.split == "holdout" and evaluation.against == rival_name(policy):
+        # what would change this verdict is asked for first
+        verdict_ask(policy.agent, evidence_of(evaluation).open_prompts)
     with transaction.atomic():
         Policy.objects.filter(pk=policy.pk).update(metrics=summary)
         PolicyEvent.objects.create(

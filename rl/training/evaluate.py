@@ -268,7 +268,7 @@ def evaluate_policy(
         outcome["comparison"] = comparison_figures(work, name, policy_side, reference, lead, evidence)
         outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.prompts, reference.answers)
         outcome["held_out"] = {
-            **held_out_facts(work, policy_side, reference, evidence),
+            **held_out_facts(work, policy_side, reference, evidence, other_rows.get(KNOWN, ())),
             "barred": barred,
         }
     outcome["right"] = right_of_sides(

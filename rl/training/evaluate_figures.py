@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.datasets.feedback_types import NEUTRAL
+from rl.datasets.known_answers import RIGHT, WRONG
 from rl.gates.effects import TableEffect, effect_of, items_of
 from rl.gates.evidence_kinds import KINDS, LABELS, OUTCOMES, PAIRS
 from rl.gates.report import Case
 from rl.statistics import mcnemar_exact, mean_interval, wilson_interval
 from rl.training.answer_sides import kinds_scored
-from rl.training.evaluate_answers import Rows, loops, slices_of
+from rl.training.evaluate_answers import HeldOutPrompt, Rows, loops, slices_of
 from rl.training.evaluate_approval import liked_difference, liked_share
 from rl.training.evaluate_evidence import Check, OtherEvidence, hash_of, side_figure
 from rl.training.evaluate_sides import EvaluationInput, Side, Ticker, other_evidence, side_measured
@@ -203,9 +204,15 @@ def evidence_figures(
 
 
 def held_out_facts(
-    work: EvaluationInput, own: Side, other: Side, evidence: Mapping[str, OtherEvidence]
+    work: EvaluationInput,
+    own: Side,
+    other: Side,
+    evidence: Mapping[str, OtherEvidence],
+    known: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Per item of evidence and per answer what both sides did: the input of the gate's rules."""
+    """Per item of evidence and per answer what both sides did: the input of the gate's rules. known: held-out rows with
+    their lists of right and wrong answers."""
+    lists = {hash_of(row): row for row in known}
     free = not work.judge.agent.structured and not work.judge.agent.answers
     alone = kinds_scored(work.judge.agent) if other.answers_only else ()
     generations = {
@@ -232,6 +239,7 @@ def held_out_facts(
                 "other_reward": other.rewards[i],
                 "judged": is_rewardable and _both_judged(work, own.rewards[i], other, i),
                 "loops": free and loops(own.answers[i].text),
+                **answers_known(work, prompt, own.answers[i].text, other.answers[i].text, lists),
                 **generations.get(i, {}),
             }
             for i, (prompt, is_rewardable) in enumerate(zip(work.prompts, work.rewardable, strict=True))
@@ -244,6 +252,24 @@ def _both_judged(work: EvaluationInput, reward: float, other: Side, number: int)
     recorded answer, so that half a point for what nobody saw would count against every policy that differs."""
     is_known = reward != NEUTRAL and other.rewards[number] != NEUTRAL
     return is_known or not other.answers_only or work.judge.custom is not None
+
+
+def answers_known(
+    work: EvaluationInput, prompt: HeldOutPrompt, own: str, other: str, lists: Mapping[str, Mapping[str, Any]]
+) -> dict[str, bool]:
+    """Whether two answers to a held-out prompt do the same, whether people said anything of it and of the other answer,
+    and whether its right answer is known; empty for free text and for prompts that are not held out."""
+    judge = work.judge
+    if not judge.agent.discrete or prompt.row.get("split", "holdout") != "holdout":
+        return {}
+    said = lists.get(prompt.row.get("prompt_hash", ""), {})
+    right, wrong = said.get(RIGHT, ()), said.get(WRONG, ())
+    return {
+        "same": judge.does_one_of(own, [other]),
+        "said": bool(right or wrong),
+        "other_said": judge.does_one_of(other, [*right, *wrong]),
+        "settled": bool(right),
+    }
 
 
 def baseline_figures(

@@ -24,7 +24,7 @@ from rl.base_models.service import addition_of, agent_base_model, base_model_cho
 from rl.base_models.sources import SourceRefused
 from rl.charts.calibration import SIDE, calibration_dots
 from rl.datasets.reward_summary import reward_summary
-from rl.gates.figures import headline_of, share_of
+from rl.gates.figures import share_of
 from rl.jobs.base_models import base_model_add_dispatch
 from rl.jobs.label import label_model_summary
 from rl.models import (
@@ -35,7 +35,7 @@ from rl.models import (
     RewardSettings,
 )
 from rl.models.learner_config import learner_settings
-from rl.registry.checklist import gate_checklists
+from rl.registry.checklist import gate_checklists, policy_verdict
 from rl.selectors import agent_overview
 
 SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
@@ -58,6 +58,7 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         raise Http404(f"no agent {slug}")
     champion, waiting = overview.champion, overview.waiting
     may_see = request.user.has_perm("rl.view_policy")
+    judged = waiting or champion
     schema = overview.agent.response_schema()
     context = {
         **{field.name: getattr(overview, field.name) for field in fields(overview)},
@@ -65,7 +66,8 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         "checks": gate_checklists(waiting, [Policy.Stage.CHAMPION]) if waiting and may_see else [],
         "origin": _origin(overview.agent, overview.is_defined),
         "learner": learner_settings(slug),
-        "headline": headline_of(champion.metrics) if champion else None,
+        "verdict": policy_verdict(judged) if judged and may_see else None,
+        "policy": judged,
         "schema": json.dumps(schema, ensure_ascii=False, indent=2) if schema else "",
         "inferred": isinstance(overview.agent, InferredAgent),
         "example": _example(overview.agent),

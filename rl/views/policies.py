@@ -19,9 +19,8 @@ from rl.gates.figures import headline_of, share_of
 from rl.models import Policy, PolicyEvent
 from rl.models.runs import RunRefused
 from rl.registry import service as registry
-from rl.registry.checklist import promotion_of
+from rl.registry.checklist import policy_verdict, promotion_of
 from rl.registry.diff import policy_diff
-from rl.registry.gate_evidence import comparison_newest
 from rl.registry.incumbents import incumbents_sync
 from rl.registry.judging import round_standing, rounds_of
 from rl.selectors import (
@@ -109,9 +108,9 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "promotion": promotion_of(policy_row, may_move=may),
             "may_work": may and policy_row.run is not None,
             "working": policy_row.run is not None and policy_row.run.is_followed,
-            "compared": comparison_newest(policy_row) is not None,
             "judging_rounds": [(one, round_standing(one)) for one in rounds_of(policy_row)[:5]],
             "may_judge": may and policy_row.kind != Policy.Kind.RECORDED,
+            "verdict": policy_verdict(policy_row),
             "export_forms": export_forms(policy_row) if may else {},
         },
     )

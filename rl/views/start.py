@@ -32,7 +32,7 @@ from rl.base_models.service import addition_of, agent_base_model
 from rl.bundled_models import BUNDLED
 from rl.jobs.estimates import automatic_plan
 from rl.models import Policy
-from rl.registry.checklist import promotion_of
+from rl.registry.checklist import policy_verdict, promotion_of
 from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_newest_paired
 from rl.registry.service import rollback_possible
 from rl.selectors import AgentCard, agent_cards
@@ -147,6 +147,7 @@ def _judged_context(policy: Policy) -> dict[str, Any]:
         "policy": policy,
         "may_roll_back": rollback_possible(policy),
         "outcomes": counts_of(answers_compared(evaluation)) if evaluation else None,
+        "verdict": policy_verdict(policy),
         "check": next((check for check in checks if check.stage == Policy.Stage.CHAMPION), None),
         "needed": feedback_minimum(),
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rl.gates.evidence_kinds import KNOWN
-from rl.gates.report import Case, Evidence, GateBounds, GateReport
+from rl.gates.report import AnswerPair, Case, Evidence, GateBounds, GateReport
 from rl.gates.rules import gate_judge
 
 ATTEMPTS = 20
@@ -69,7 +69,15 @@ class Answered:
         known = np.flatnonzero(self.rated)
         own = self.candidate & (self.incumbent | self.corrected)
         cases = [Case(float(own[i]), float(self.incumbent[i])) for i in known]
-        return Evidence("incumbent", (), other_kinds={KNOWN: cases}, discrete=True, attempt=attempt)
+        same, rated, settled = (column.tolist() for column in (~self.differ, self.rated, self.settled))
+        answers = [
+            AnswerPair(
+                True, True, 0.5, 0.5, 10, 10, judged=False, same=same[i], said=rated[i], other_said=rated[i],
+                settled=settled[i], prompt_hash=str(i),
+            )
+            for i in range(len(same))
+        ]  # fmt: skip
+        return Evidence("incumbent", (), answers, other_kinds={KNOWN: cases}, discrete=True, attempt=attempt)
 
 
 def incumbent_of(world: IncumbentWorld, random: np.random.Generator) -> Answered:

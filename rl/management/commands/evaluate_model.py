@@ -22,6 +22,7 @@ from rl.gates.report import GeneralAnswers
 from rl.management.base_model_option import base_model_given
 from rl.models import Policy
 from rl.registry import gate_evidence
+from rl.registry.checklist import policy_verdict
 
 
 class Command(RatchetCommand):
@@ -115,18 +116,36 @@ class Command(RatchetCommand):
         )
         with self.bar("evaluating") as bar:
             result = evaluate(order, bar.update)
+        result["why"] = None if options["test_data"] else self.why(result)
         if options["output"]:
             text = json.dumps(result, indent=2, ensure_ascii=False, default=str) + "\n"
             file_replace(options["output"], text)
         return result
 
-    def show(self, result: dict[str, Any]) -> None:
+    @staticmethod
+    def why(result: dict[str, Any]) -> dict[str, Any] | None:
+        """Verdict of the policy, where this was the comparison that the gate asks about."""
+        policy = Policy.objects.filter(name=result["policy"]).first()
         comparison = result.get("comparison")
+        if policy is None or comparison is None:
+            return None
+        if comparison["against"] != gate_evidence.rival_name(policy):
+            return None
+        return policy_verdict(policy).as_dict()
+
+    def show(self, result: dict[str, Any]) -> None:
+        comparison, why = result.get("comparison"), result["why"]
+        if why:
+            self.stdout.write(why["words"])
+            if why["basis"]:
+                self.stdout.write(why["basis"])
+            if why["action"]:
+                self.stdout.write(f"What is next: {why['action']['words']}.")
         liked = liked_of(result)
         self.stdout.write(liked["words"] if liked else LIKED_UNKNOWN)
         if words := right_text(result):
             self.stdout.write(words)
-        if (knowledge := right_answer_figure(result)) is not None:
+        if not why and (knowledge := right_answer_figure(result)) is not None:
             self.stdout.write(knowledge["words"])
         self.stdout.write(evidence_text(result))
         if words := fields_text(result):
@@ -166,9 +185,9 @@ class Command(RatchetCommand):
                 self.stdout.write(f"Rewards are given by {figures['judge']}.")
             if figures.get("barred"):
                 self.stdout.write(f"WARNING: the gate does not use {kind}: {figures['barred']}.")
-        if comparison:
+        if comparison and not why:
             self.stdout.write(verdict(result))
-        elif "look" in result and not result.get("holdout_prompts"):
+        elif not comparison and "look" in result and not result.get("holdout_prompts"):
             self.stdout.write(look_text(result["look"]))
         if words := cluster_text(result.get("clusters") or {}):
             self.stdout.write(f"{words}.")

@@ -13,6 +13,7 @@ from feedback.selectors import agent_slugs
 from rl.gates.figures import headline_of, share_of
 from rl.models import Policy
 from rl.registry import service as registry
+from rl.registry.checklist import policy_verdict
 from rl.registry.diff import policy_diff
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.integrity import base_fault_of, verify
@@ -82,6 +83,7 @@ class Command(RatchetCommand):
             overview = policy_overview(policy)
             return {
                 **_policy_summary(policy),
+                "why": policy_verdict(policy).as_dict(),
                 "parent": policy.parent.name if policy.parent else None,
                 "adapter": policy.adapter_path,
                 "sha256": policy.adapter_sha256,
@@ -130,6 +132,12 @@ class Command(RatchetCommand):
             if row["kind"] == Policy.Kind.RECORDED:
                 figure = "answers that the app recorded"
             self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {row['kind']:<8} {figure}")
+        if (why := result.pop("why", None)) is not None:
+            self.stdout.write(why["words"])
+            if why["basis"]:
+                self.stdout.write(why["basis"])
+            if why["action"]:
+                self.stdout.write(f"What is next: {why['action']['words']}.")
         for name, value in result.items():
             if name != "policies":
                 self.stdout.write(f"{name}: {value}")

@@ -153,8 +153,17 @@ class Command(RatchetCommand):
             )
         if why := result["training"].get("why"):
             self.stdout.write(why)
-        for verdict in result["sheet"].get("verdicts", []):
-            self.stdout.write(f"{verdict['outcome']:>14}  {verdict['rule']}: {verdict['words']}")
+        verdicts = result["sheet"].get("verdicts", [])
+        for verdict in verdicts:
+            if verdict["outcome"] == "refused":
+                self.stdout.write(f"{verdict['outcome']:>14}  {verdict['rule']}: {verdict['words']}")
+        met = sum(verdict["outcome"] == "passed" for verdict in verdicts)
+        if verdicts:
+            self.stdout.write(f"{met:>14}  other rules are met (all figures: --json)")
+        if judged := result["why"]:
+            self.stdout.write(judged["words"])
+            if judged["action"]:
+                self.stdout.write(f"What is next: {judged['action']['words']}.")
         self.stdout.write(
             f"{result['policy']} is {result['stage']}"
             + (f": {result['reason']}" if result["reason"] else "")

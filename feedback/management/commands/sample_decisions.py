@@ -1,0 +1,45 @@
+"""Random decisions that the rating queue asks for first: what they show holds for all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from backend.command import RatchetCommand
+from feedback.rating.requests import SampleRefused, sample_draw
+
+
+class Command(RatchetCommand):
+    help = (
+        "Draw random decisions of an agent for the rating queue, in place of an earlier sample. Ratings that people "
+        "choose to give are no random sample; these are. Example: manage.py sample_decisions --agent support-bot"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--agent", required=True, help="Agent to draw from. Example: --agent support-bot")
+        parser.add_argument(
+            "--count", type=int, default=50, help="Decisions to draw (default 50). Example: --count 100"
+        )
+        parser.add_argument(
+            "--days",
+            type=int,
+            default=7,
+            help="Draw from the last so many days (default 7). Example: --days 30",
+        )
+
+    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return asdict(sample_draw(options["agent"], options["count"], options["days"]))
+        except SampleRefused as refusal:
+            raise CommandError(str(refusal)) from refusal
+
+    def show(self, result: dict[str, Any]) -> None:
+        self.stdout.write(
+            f"{result['drawn']:,} random decisions, of {result['among']:,}, come first in the rating queue."
+        )
+
+    def next_step(self, result: dict[str, Any]) -> str:
+        return f"rate them at /rate/?agent={result['agent']}"

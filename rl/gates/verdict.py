@@ -1,0 +1,232 @@
+"""Verdict on a policy in one sentence, one bar, and what is missing as one action with its effort. Pure.
+
+Every page, command and endpoint shows this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rl.gates.effects import ConcordanceEffect, Effect, MeanEffect, TableEffect, effect_of, lead_of
+from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, OUTCOMES, PAIRS, REWARDS, TESTS
+from rl.gates.report import RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult
+
+SECONDS_AN_ANSWER = 10
+"""Time a person takes to rate or compare one answer, about."""
+
+READY, WAITS, REFUSED, OPEN, SERVING = "ready", "waits", "refused", "not compared", "serving"
+
+COMPARE, RATE, TRAIN, EVALUATE, PROMOTE = "compare", "rate", "train", "evaluate", "promote"
+
+
+@dataclass(frozen=True)
+class Action:
+    """What to do next, and how much work it is."""
+
+    kind: str
+    words: str
+    answers: int = 0
+    """Answers to rate or compare, about."""
+
+    @property
+    def minutes(self) -> int:
+        """Minutes that takes a person, about; 0 where nothing is rated."""
+        return max(1, round(self.answers * SECONDS_AN_ANSWER / 60)) if self.answers else 0
+
+
+def action_of(kind: str, words: str, answers: int = 0) -> Action:
+    """An action whose words end with its effort."""
+    if not answers:
+        return Action(kind, words)
+    minutes = Action(kind, words, answers).minutes
+    return Action(kind, f"{words}, about {minutes} minute{'' if minutes == 1 else 's'}", answers)
+
+
+@dataclass(frozen=True)
+class VerdictBar:
+    """Shares in percent: of the policy and its rival, and the ends of the interval, put at the rival's share."""
+
+    own: float
+    rival: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of a policy against what answers today."""
+
+    state: str
+    """READY, WAITS, REFUSED, OPEN or SERVING."""
+    result: str
+    """Comparison in one sentence; empty where nothing was compared."""
+    standing: str
+    """Consequence, in one sentence."""
+    against: str
+    action: Action | None = None
+    bar: VerdictBar | None = None
+    basis: str = ""
+    """Whose ratings these are, in one sentence; empty where nothing was rated."""
+    representative: bool | None = None
+    """True where the rated prompts were drawn at random, or all prompts on which the two differ are rated; None
+    without a comparison of known answers."""
+
+    @property
+    def words(self) -> str:
+        """Result and standing, as commands and REST say them."""
+        return " ".join(filter(None, [self.result, self.standing]))
+
+    def as_dict(self) -> dict[str, Any]:
+        action = {**asdict(self.action), "minutes": self.action.minutes} if self.action else None
+        return {
+            "state": self.state, "words": self.words, "against": self.against, "action": action,
+            "basis": self.basis, "representative": self.representative,
+        }  # fmt: skip
+
+
+PREDICATES = {
+    PAIRS: ("Prefers the better answer in", "prompts"),
+    CORRECTIONS: ("Answers as people wrote in", "held-out prompts"),
+    TESTS: ("Passes the tests of", "held-out prompts"),
+    KNOWN: ("Right in", "held-out prompts"),
+}
+"""Kind whose figures are right or wrong -> how the sentence begins, and what is counted."""
+
+
+def result_words(lead: str, effect: Effect, rival: str) -> tuple[str, VerdictBar | None]:
+    """The comparison in one sentence with its 95 % interval, and its bar where both sides are shares."""
+    found = effect.interval(0.95)
+    own, other = effect.sides
+    bar = None
+    if effect.unit == "points":
+        gain = f"{100 * found.value:+.0f} points, 95 % interval {100 * found.low:+.0f} to {100 * found.high:+.0f}"
+        bar = VerdictBar(100 * own, 100 * other, *(_percent(other + end) for end in (found.low, found.high)))
+    else:
+        gain = f"{found.value:+.3f} {effect.unit}, 95 % interval {found.low:+.3f} to {found.high:+.3f}"
+    begins, of = PREDICATES.get(lead, ("", ""))
+    if isinstance(effect, TableEffect) and begins:
+        counts = effect.both + effect.wins, effect.both + effect.losses
+        return f"{begins} {counts[0]:,} of {effect.n:,} {of}; {rival} in {counts[1]:,} ({gain}).", bar
+    if isinstance(effect, MeanEffect) and begins and effect.unit == "points":
+        shares = f"{100 * own:.0f} % of {effect.n:,} {of}; {rival} in {100 * other:.0f} %"
+        return f"{begins} {shares} ({gain}).", bar
+    if isinstance(effect, ConcordanceEffect):
+        judges = "what was measured" if lead == OUTCOMES else "people"
+        return (
+            f"Of two rated answers it moved towards the one that {judges} found better in {100 * own:.0f} % of "
+            f"cases, against {rival}; 50 % is chance ({gain}; {effect.n:,} held-out prompts)."
+        ), bar
+    subject = "Mean reward of its answers" if lead == REWARDS else "Log-likelihood of what people wrote"
+    return f"{subject} {own:.3f}; of {rival}'s {other:.3f} ({gain}; {effect.n:,} held-out prompts).", None
+
+
+def _percent(share: float) -> float:
+    return 100 * min(max(share, 0.0), 1.0)
+
+
+def verdict_compared(
+    report: GateReport,
+    evidence: Evidence,
+    bounds: GateBounds,
+    rival: str,
+    *,
+    further: int = 0,
+    sampled: bool = False,
+) -> Verdict:
+    """Verdict of a gate's report. rival: the opponent, as a reader knows it. further: rated prompts that are missing,
+    about; sampled: the rated prompts were drawn at random."""
+    lead = lead_of(evidence, bounds)
+    effect = effect_of(lead, evidence.items(lead))
+    result, bar = ("", None) if effect is None else result_words(lead, effect, rival)
+    basis, representative = _basis(evidence, lead, sampled)
+    if report.passed:
+        action = action_of(PROMOTE, "promote it")
+        return Verdict(READY, result, "Ready to promote.", rival, action, bar, basis, representative)
+    harm = [one for one in report.refusals if not one.waits]
+    if harm:
+        standing = f"Refused: {_sentence(harm[0], rival)}"
+        action = action_of(TRAIN, "train again with other data or another recipe")
+        return Verdict(REFUSED, result, standing, rival, action, bar, basis, representative)
+    standing, action = _missing(report, evidence, effect, bounds, rival, further)
+    return Verdict(WAITS, result, standing, rival, action, bar, basis, representative)
+
+
+def _missing(
+    report: GateReport,
+    evidence: Evidence,
+    effect: Effect | None,
+    bounds: GateBounds,
+    rival: str,
+    further: int,
+) -> tuple[str, Action]:
+    """Standing of a policy that more evidence may lift, and what to do: the first rule that waits says it."""
+    rules = {one.rule: one for one in report.refusals}
+    differing = len(evidence.open_prompts)
+    compare = action_of(COMPARE, f"rate {_answers(differing)} where the two differ", differing)
+    rate = action_of(RATE, f"rate {_answers(further)} to other prompts, then evaluate again", further)
+    if "evidence" in rules:
+        figures = rules["evidence"].figures
+        standing = f"Too few to tell: {figures['prompts']} of {figures['needed']} held-out prompts are rated."
+        return standing, rate if further else action_of(RATE, "rate more answers, then evaluate again")
+    if "accuracy" in rules and (effect is None or effect.value <= bounds.margin):
+        if differing and effect is not None and _could_turn(effect, differing):
+            return f"Not better than {rival} by what is known.", compare
+        return f"Not better than {rival}.", action_of(TRAIN, "train again on more ratings")
+    if "accuracy" in rules:
+        attempt = rules["accuracy"].figures.get("attempt", 1)
+        standing = "Not shown to be better yet"
+        if effect is not None and effect.interval(0.95).low > bounds.margin:
+            standing += f": comparison {attempt} on the same prompts asks for more certainty than 95 %"
+        if differing:
+            return f"{standing}.", compare
+        if further:
+            return f"{standing}.", rate
+        return f"{standing}.", action_of(
+            TRAIN, "train again on more ratings: the gain is too small to be shown"
+        )
+    if "ratings" in rules:
+        return f"Not ready: people rated where {rival} was wrong, and hardly anything else.", compare
+    first = report.refusals[0]
+    return f"Not ready: {_sentence(first, rival)}", rate if further else action_of(
+        RATE, "rate more answers, then evaluate again"
+    )
+
+
+def _could_turn(effect: Effect, differing: int) -> bool:
+    """True if prompts of which nobody knows the right answer could make the difference positive."""
+    return effect.value * effect.n + differing > 0
+
+
+def _answers(count: int) -> str:
+    return f"{count:,} answer{'' if count == 1 else 's'}"
+
+
+def _basis(evidence: Evidence, lead: str, sampled: bool) -> tuple[str, bool | None]:
+    if lead != KNOWN or not evidence.discrete:
+        return "", None
+    if not any(one.same is False and not one.said for one in evidence.answer_pairs):
+        return "Representative: every held-out prompt on which the two differ is rated.", True
+    if sampled:
+        return "Representative: the rated prompts were drawn at random.", True
+    return "Not representative: people chose what they rated.", False
+
+
+def _sentence(result: RuleResult, rival: str) -> str:
+    title = RULE_TITLES.get(result.rule, result.rule).lower()
+    words = f"{title}: {result.words}" if result.rule != "accuracy" else result.words
+    return f"{words.rstrip('.')}."
+
+
+def verdict_open(rival: str, *, newest: str = "", kinds: Sequence[str] = ()) -> Verdict:
+    """Verdict of a policy that was not compared with what answers today."""
+    standing = f"Not compared with {rival} yet."
+    if newest:
+        standing = f"Not compared with {rival} yet; its newest comparison is with {newest}."
+    return Verdict(OPEN, "", standing, rival, action_of(EVALUATE, f"evaluate it against {rival}"))
+
+
+def verdict_serving(words: str = "It answers now.") -> Verdict:
+    """Verdict of a champion."""
+    return Verdict(SERVING, "", words, "")
