@@ -5,9 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
+from django.test import Client
 from django.utils import timezone
 
+from feedback.accounts.roles import role_give
 from feedback.models import Decision, RatingRequest
 from feedback.rating.queue import decision_take, next_decision
 from feedback.rating.requests import (
@@ -19,6 +22,7 @@ from feedback.rating.requests import (
     verdict_ask,
 )
 from feedback.services import rating_submit
+from tests.support.api_client import ApiClient
 from tests.support.dataset_feedback import decide
 
 pytestmark = pytest.mark.django_db
@@ -98,3 +102,42 @@ def test_only_a_sample_is_representative() -> None:
     assert drawn is not None
     assert (chosen.liked, chosen.rated, chosen.representative) == (6, 9, False)
     assert (drawn.liked, drawn.rated, drawn.drawn, drawn.representative) == (6, 9, 10, True)
+
+
+def test_the_endpoint_draws_and_shows(client: Client) -> None:
+    recorded(6)
+    api = ApiClient("operate")
+    assert ApiClient("rate").post("/api/samples/", {"agent": "router"}).status_code == 403
+    made = api.post("/api/samples/", {"agent": "router", "count": 3})
+    assert (made.status_code, made.json()["drawn"], made.json()["among"]) == (201, 3, 6)
+    for body in (
+        {"agent": "router", "count": 0},
+        {"agent": "router", "count": True},
+        {"agent": "Not One"},
+        {"agent": "x"},
+    ):
+        assert api.post("/api/samples/", body).status_code == 400, body
+    reader = ApiClient("read")
+    shown = reader.get("/api/samples/?agent=router").json()
+    assert shown["sample"] == {"liked": 0, "rated": 0, "drawn": 3, "representative": True}
+    assert shown["by_choice"] is None
+    assert reader.get("/api/samples/").status_code == 400
+
+
+def test_the_agents_page_has_a_button_for_operators(client: Client) -> None:
+    row = recorded(4)[0]
+    rating_submit(decision=row, rater="ann", thumb="up")
+    user = User.objects.create_user("ray")
+    role_give(user, "rater")
+    client.force_login(user)
+    assert client.post("/agents/router/sample/", {"count": "2"}).status_code == 403
+    client.force_login(User.objects.create_superuser("eve"))
+    assert client.post("/agents/router/sample/", {"count": "many"}).status_code == 302
+    assert not RatingRequest.objects.exists()
+    assert client.post("/agents/router/sample/", {"count": "2"}).status_code == 302
+    assert RatingRequest.objects.count() == 2
+    text = client.get("/agents/router/").content.decode()
+    assert "100 % of 1 rated answers are liked. Not representative" in text
+    assert "Ask for their ratings first" in text
+    assert client.get("/agents/router/sample/").status_code == 405
+    assert client.post("/agents/nobody/sample/", {"count": "2"}).status_code == 404

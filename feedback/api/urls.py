@@ -10,6 +10,7 @@ from feedback.api.decisions import DecisionOne, Decisions
 from feedback.api.exports import RatingsExport
 from feedback.api.imports import ImportOne, Imports, ImportUndo
 from feedback.api.ratings import Comparisons, Outcomes, Ratings
+from feedback.api.samples import Samples
 from feedback.api.scores import Feedback
 from feedback.api.traces import Traces
 from feedback.api.withdrawals import WithdrawalRestore, Withdrawals
@@ -28,6 +29,7 @@ urlpatterns = [
     path("imports/<int:pk>/", ImportOne.as_view(), name="api-import"),
     path("imports/<int:pk>/undo/", ImportUndo.as_view(), name="api-import-undo"),
     path("ratings/export/", RatingsExport.as_view(), name="api-export"),
+    path("samples/", Samples.as_view(), name="api-samples"),
     path("agreement/", Agreement.as_view(), name="api-agreement"),
     path("schema/", SchemaView.as_view(), name="api-schema"),
     path("docs/", api_docs, name="api-docs"),

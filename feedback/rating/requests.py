@@ -24,6 +24,9 @@ from feedback.storage.sql import rows_in
 
 Purpose = RatingRequest.Purpose
 
+MOST_DAYS = 36_500
+"""Days that can be looked back; more is everything."""
+
 MOST_DRAWN = 2_000
 """Decisions in one sample, at most."""
 
@@ -56,6 +59,19 @@ class LikedShare:
     """Decisions of the sample, rated or not; 0 where nothing was drawn."""
     representative: bool
 
+    @property
+    def words(self) -> str:
+        """The share in a sentence, with whether it holds for all decisions."""
+        share = (
+            f"{100 * self.liked / self.rated:.0f} % of {self.rated:,} rated answers are liked"
+            if self.rated
+            else ""
+        )
+        if self.representative:
+            said = f"Random sample: {self.rated:,} of {self.drawn:,} decisions rated"
+            return f"{said}; {share}. Representative." if share else f"{said}."
+        return f"{share}. Not representative: people chose what they rated."
+
 
 def sample_draw(agent: str, count: int, days: int = 7) -> SampleDrawn:
     """Draw `count` random decisions of the last days in place of an earlier sample. Raises SampleRefused."""
@@ -63,7 +79,7 @@ def sample_draw(agent: str, count: int, days: int = 7) -> SampleDrawn:
         raise SampleRefused(
             f"expected 1 to {MOST_DRAWN:,} decisions and at least 1 day, found {count:,} and {days:,}"
         )
-    since = timezone.now() - timedelta(days=days)
+    since = timezone.now() - timedelta(days=min(days, MOST_DAYS))
     found = Decision.objects.filter(agent=agent, withdrawal=None, created_at__gte=since)
     ids = list(found.order_by().values_list("pk", flat=True))
     if not ids:

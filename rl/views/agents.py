@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -17,12 +18,14 @@ from django.views.decorators.http import require_POST, require_safe
 from backend.redirects import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.models import AgentSettings
+from feedback.rating.requests import SampleRefused, liked_by_choice, liked_in_sample, sample_draw
 from rl.agents import AGENTS
 from rl.agents.base import Agent
 from rl.agents.inference import InferredAgent
 from rl.base_models.service import addition_of, agent_base_model, base_model_choices, base_model_set
 from rl.base_models.sources import SourceRefused
 from rl.charts.calibration import SIDE, calibration_dots
+from rl.datasets.gate_distance import MAX_COUNT
 from rl.datasets.reward_summary import reward_summary
 from rl.gates.figures import share_of
 from rl.jobs.base_models import base_model_add_dispatch
@@ -77,6 +80,8 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         "base": agent_base_model(slug),
         "addition": addition_of(agent_base_model(slug).name),
         "base_choices": base_model_choices(),
+        "liked_sample": liked_in_sample(slug),
+        "liked_by_choice": liked_by_choice(slug) if overview.counts.feedback <= MAX_COUNT else None,
         "may_set_base": request.user.has_perm(SCOPE_PERMISSIONS["operate"]),
     }
     return render(request, "rl/agent.html", context)
@@ -100,6 +105,25 @@ def agent_base(request: HttpRequest, slug: str) -> HttpResponse:
     messages.success(
         request, f"{slug} is on {found.name}{'' if found.is_ready else ', which a worker adds now'}."
     )
+    return redirect_back(request, "agent", slug)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@require_POST
+def agent_sample(request: HttpRequest, slug: str) -> HttpResponse:
+    """Draw random decisions of last week for the rating queue: `count`."""
+    if agent_overview(slug) is None:
+        raise Http404(f"no agent {slug}")
+    count = request.POST.get("count", "")
+    try:
+        drawn = sample_draw(slug, int(count) if re.fullmatch(r"\d{1,6}", count) else 0)
+    except SampleRefused as refusal:
+        messages.error(request, f"{str(refusal)[:1].upper()}{str(refusal)[1:]}.")
+    else:
+        messages.success(
+            request, f"{drawn.drawn:,} random decisions, of {drawn.among:,}, come first in the rating queue."
+        )
     return redirect_back(request, "agent", slug)
 
 
