@@ -87,14 +87,16 @@ def sample_draw(agent: str, count: int, days: int = 7) -> SampleDrawn:
             f"expected decisions of {agent} in the last {days:,} days, found none; record some, or draw over more days"
         )
     drawn = random.SystemRandom().sample(ids, min(count, len(ids)))
-    _replace(agent, Purpose.SAMPLE, drawn, len(drawn) / len(ids))
+    with transaction.atomic():
+        RatingRequest.objects.filter(decision__agent=agent, purpose=Purpose.SAMPLE).delete()
+        _create(Purpose.SAMPLE, drawn, len(drawn) / len(ids))
     return SampleDrawn(agent, len(drawn), len(ids), since)
 
 
 def verdict_ask(agent: str, prompt_hashes: Sequence[str]) -> int:
     """Ask for a rating of the newest decision on each of these prompts, in random order, in place of earlier requests.
 
-    All of them are asked, so each with probability 1. Returns how many decisions that are.
+    All of them are asked, so each with probability 1; nobody is asked twice. Returns how many decisions that are.
     """
     newest: dict[str, uuid.UUID] = {}
     decisions = rows_in(
@@ -102,22 +104,33 @@ def verdict_ask(agent: str, prompt_hashes: Sequence[str]) -> int:
     )
     for pk, name in decisions.order_by("created_at", "pk").values_list("pk", "prompt_hash"):
         newest[name] = pk
-    _replace(agent, Purpose.VERDICT, list(newest.values()), 1.0)
-    return len(newest)
-
-
-def _replace(agent: str, purpose: str, decisions: list[uuid.UUID], probability: float) -> None:
+    requests_open(agent).filter(purpose=Purpose.VERDICT).delete()
+    answered = RatingRequest.objects.filter(decision__agent=agent, purpose=Purpose.VERDICT)
+    known = set(answered.values_list("decision", flat=True))
+    fresh = [pk for pk in newest.values() if pk not in known]
     with transaction.atomic():
-        RatingRequest.objects.filter(decision__agent=agent, purpose=purpose).delete()
-        RatingRequest.objects.bulk_create(
-            RatingRequest(decision_id=pk, purpose=purpose, probability=probability, place=random.random())
-            for pk in decisions
-        )
-        if purpose == Purpose.VERDICT:
-            # they have the ratings they wanted, and none that says what is right
-            rows_in(Decision.objects.order_by(), "id", decisions).filter(
-                ratings_human__gte=F("ratings_wanted")
-            ).update(ratings_wanted=F("ratings_human") + 1)
+        _create(Purpose.VERDICT, fresh, 1.0)
+        # they have the ratings they wanted, and none that says what is right
+        rows_in(Decision.objects.order_by(), "id", fresh).filter(
+            ratings_human__gte=F("ratings_wanted")
+        ).update(ratings_wanted=F("ratings_human") + 1)
+    return len(fresh)
+
+
+def _create(purpose: str, decisions: list[uuid.UUID], probability: float) -> None:
+    RatingRequest.objects.bulk_create(
+        RatingRequest(decision_id=pk, purpose=purpose, probability=probability, place=random.random())
+        for pk in decisions
+    )
+
+
+def prompts_asked(agent: str) -> set[str]:
+    """Hashes of the prompts that nobody had rated when the queue was told to ask for them."""
+    earlier = ratings_standing().filter(
+        decision=OuterRef("decision"), rater_kind=RaterKind.HUMAN, created_at__lte=OuterRef("created_at")
+    )
+    found = RatingRequest.objects.filter(decision__agent=agent).exclude(Exists(earlier.order_by()))
+    return set(found.order_by().values_list("decision__prompt_hash", flat=True))
 
 
 def requests_open(agent: str = "") -> QuerySet[RatingRequest]:

@@ -186,6 +186,8 @@ class AnswerPair:
     """True if they said it of the other side's answer."""
     settled: bool = False
     """True if a right answer is known."""
+    asked: bool = False
+    """True if people said it because the queue asked, not by their own choice."""
     prompt_hash: str = ""
 
 

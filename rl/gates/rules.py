@@ -212,18 +212,19 @@ def rule_ratings(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     Where only complaints are rated, the other policy is wrong on every rated prompt, and any candidate looks better
     there. Nobody knows what is right on an unrated prompt, but whether both sides agree there is known. Both are right
     where the other one is and they agree, so they agree more often where it is right: a larger share of agreement on
-    unrated prompts than on rated ones shows complaints (Fisher's exact test, `UNLIKE`). Waits: once somebody rated the
+    unrated prompts than on rated ones shows complaints (Fisher's exact test, `UNLIKE`). What the queue asked for counts
+    as unrated: nobody chose it. Waits: once somebody rated the
     prompts on which the two differ, it no longer matters who rated the rest.
     """
     answered = [one for one in evidence.answer_pairs if one.same is not None]
-    rated = [one for one in answered if one.said]
-    unrated = [one for one in answered if not one.said]
+    rated = [one for one in answered if one.said and not one.asked]
+    unrated = [one for one in answered if not one.said or one.asked]
     of_rival = sum(one.other_said for one in rated)
     if lead_of(evidence, bounds) != KNOWN or 2 * of_rival <= len(rated):
         return RuleResult(
             "ratings", NOT_APPLICABLE, f"it is not {evidence.against}'s answers that people rated"
         )
-    if not any(one.same is False for one in unrated):
+    if not any(one.same is False for one in answered if not one.said):
         return RuleResult("ratings", NOT_APPLICABLE, "every held-out prompt on which the two differ is rated")
     counts = [
         [sum(bool(one.same) for one in some), sum(not one.same for one in some)] for some in (unrated, rated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from feedback.rating.requests import prompts_asked
 from rl.datasets.prompt_clusters import cluster_text
 from rl.gates.effects import effect_of, items_of, lead_of
 from rl.gates.headlines import fields_text, right_of_classifier
@@ -77,6 +78,7 @@ def comparison_newest(policy: Policy) -> Evaluation | None:
 def evidence_of(evaluation: Evaluation) -> Evidence:
     """Evidence for the gate's rules, out of the stored evaluation."""
     body = evaluation.evidence
+    asked = prompts_asked(evaluation.agent)
     off_policy = body.get("off_policy")
     return Evidence(
         against=evaluation.against,
@@ -99,6 +101,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
                 one.get("said", False),
                 one.get("other_said", False),
                 one.get("settled", False),
+                one.get("prompt_hash", "") in asked,
                 one.get("prompt_hash", ""),
             )
             for one in body.get("answers", ())

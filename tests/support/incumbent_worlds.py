@@ -46,6 +46,8 @@ class Answered:
     """True where both are wrong with one answer."""
     rated: np.ndarray
     corrected: np.ndarray
+    chosen: np.ndarray
+    """Prompts that people chose to rate, before anybody asked."""
 
     @property
     def differ(self) -> np.ndarray:
@@ -69,11 +71,13 @@ class Answered:
         known = np.flatnonzero(self.rated)
         own = self.candidate & (self.incumbent | self.corrected)
         cases = [Case(float(own[i]), float(self.incumbent[i])) for i in known]
-        same, rated, settled = (column.tolist() for column in (~self.differ, self.rated, self.settled))
+        same, rated, settled, asked = (
+            column.tolist() for column in (~self.differ, self.rated, self.settled, self.rated & ~self.chosen)
+        )
         answers = [
             AnswerPair(
                 True, True, 0.5, 0.5, 10, 10, judged=False, same=same[i], said=rated[i], other_said=rated[i],
-                settled=settled[i], prompt_hash=str(i),
+                settled=settled[i], prompt_hash=str(i), asked=asked[i],
             )
             for i in range(len(same))
         ]  # fmt: skip
@@ -85,7 +89,7 @@ def incumbent_of(world: IncumbentWorld, random: np.random.Generator) -> Answered
     right = random.random(world.prompts) < world.incumbent
     rated = random.random(world.prompts) < np.where(right, world.rated_right, world.rated_wrong)
     corrected = rated & ~right & (random.random(world.prompts) < world.corrected)
-    return Answered(right, right, np.ones(world.prompts, bool), rated, corrected)
+    return Answered(right, right, np.ones(world.prompts, bool), rated, corrected, rated)
 
 
 def candidate_of(world: IncumbentWorld, found: Answered, random: np.random.Generator) -> Answered:
@@ -123,3 +127,30 @@ def opens_in_a_row(world: IncumbentWorld, seed: int) -> bool:
     return any(
         judged(candidate_of(world, base, random), attempt).passed for attempt in range(1, ATTEMPTS + 1)
     )
+
+
+STEP = 5
+"""Ratings between two looks of `ratings_until_verdict`, all at the level of a second comparison."""
+
+
+def ratings_until_verdict(world: IncumbentWorld, seed: int) -> tuple[int, int] | None:
+    """Ratings after the first comparison until the gate opens: what would change the verdict first, and in chance
+    order. None where it does not open even with all of them."""
+    random = np.random.default_rng(seed)
+    found = candidate_of(world, incumbent_of(world, random), random)
+    missing = np.flatnonzero(~found.settled)
+    by_chance = random.permutation(missing)
+    first = np.concatenate(
+        [random.permutation(missing[found.differ[missing] == side]) for side in (True, False)]
+    )
+    counts = [_until(found, order) for order in (first, by_chance)]
+    return None if counts[0] is None or counts[1] is None else (counts[0], counts[1])
+
+
+def _until(found: Answered, order: np.ndarray) -> int | None:
+    for count in [*range(STEP, len(order), STEP), len(order)]:
+        asked = np.zeros(len(found.rated), bool)
+        asked[order[:count]] = True
+        if judged(found.asked(asked), 2).passed:
+            return count
+    return None
