@@ -24,7 +24,8 @@ FOR_BUTTONS = {
     "rate-undo", "rate-skip", "pairs-undo", "pairs-skip", "decision-withdraw", "decision-restore", "decisions-withdraw",
     "import-do", "import-undo", "start-bring", "start-take", "run-new", "run-cancel", "experiment-new",
     "experiment-change", "reward-model-move", "policy-move", "policy-follow-up", "playground-rate", "export-file",
-    "signin-link", "agent-base", "policy-judge", "judging-stop", "upstream", "start-connect", "start-key", "agent-sample",
+    "signin-link", "agent-base", "policy-judge", "judging-stop", "upstream", "start-connect", "start-key",
+    "agent-sample",
 }  # fmt: skip
 """Routes that take what a form sends, a file, and a link that signs in once."""
 

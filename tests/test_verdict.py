@@ -125,6 +125,16 @@ def test_a_concordance_is_said_as_what_it_is() -> None:
     assert (found.basis, found.representative) == ("", None)
 
 
+def test_likelihoods_alone_ask_for_a_judging_round() -> None:
+    pairs = [one for one in table(10, 20, 2, 10) if isinstance(one, Case)]
+    found = said_of(Evidence("shop-v1", pairs))
+    assert found.state == WAITS
+    assert found.action == action_of(
+        COMPARE, "begin a judging round: people compare its answers side by side"
+    )
+    assert said_of(Evidence("base", pairs)).state == READY
+
+
 @pytest.mark.parametrize(
     ("unrated", "outcome", "representative"),
     [

@@ -6,7 +6,7 @@ Every page, command and endpoint shows this one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rl.gates.effects import ConcordanceEffect, Effect, MeanEffect, TableEffect, effect_of, lead_of
@@ -29,6 +29,8 @@ class Action:
     words: str
     answers: int = 0
     """Answers to rate or compare, about."""
+    judging_round: int | None = None
+    """Judging round in which they are compared; None where the queue asks for them."""
 
     @property
     def minutes(self) -> int:
@@ -186,6 +188,15 @@ def _missing(
         return f"{standing}.", action_of(
             TRAIN, "train again on more ratings: the gain is too small to be shown"
         )
+    if "compared" in rules and evidence.judging is not None and not evidence.judging.ended:
+        judging = evidence.judging
+        action = action_of(
+            COMPARE, f"compare {_answers(judging.further or 0)} side by side", judging.further or 0
+        )
+        return f"Not ready: {judging.words.rstrip('.')}.", replace(action, judging_round=judging.round)
+    if "compared" in rules:
+        action = action_of(COMPARE, "begin a judging round: people compare its answers side by side")
+        return f"Not ready: {_sentence(rules['compared'], rival)}", action
     if "ratings" in rules:
         return f"Not ready: people rated where {rival} was wrong, and hardly anything else.", compare
     first = report.refusals[0]
