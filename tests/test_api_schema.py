@@ -33,7 +33,7 @@ from feedback.accounts.api_keys import key_create
 from feedback.models import ImportBatch, Withdrawal
 from feedback.services import decision_record, rating_submit
 from rl.evaluation import scorer
-from rl.models import Experiment, RewardModelVersion, TrainingRun, Upstream
+from rl.models import Experiment, JudgedPair, JudgingRound, RewardModelVersion, TrainingRun, Upstream
 from rl.registry.service import policy_promote, policy_register
 from rl.serving import fallback, upstream_test
 from rl.serving.base import Ask, Model
@@ -59,6 +59,7 @@ UNSENT_CHECKS = [check for check in CHECKS if check is not negative_data_rejecti
 
 KNOWN, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=0))
 """Two decisions that are there, on one prompt; a random id is hardly ever one."""
+JUDGEMENT = {"pair": KNOWN, "preference": "tie"}
 RUN = 2_000_000_000
 """A run that is there, beyond those that are made on the way."""
 
@@ -115,6 +116,15 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
         policy = policy_register(
             run, name=name, adapter=Path("nowhere"), adapter_sha256="", feedback_count=1, actor="test"
         )
+        if name == "third":
+            judging = JudgingRound.objects.create(
+                pk=RUN, agent="1", policy=policy, status="running", prompts=1, attempt=1, alpha=0.01
+            )
+            for number, decision in enumerate((KNOWN, OTHER)):
+                pk = uuid.UUID(KNOWN) if number == 0 else uuid.uuid4()
+                JudgedPair.objects.create(
+                    pk=pk, round=judging, decision=decision, answer="a", other_answer="b", same=False
+                )
         if name != "third":
             policy_promote(policy, actor="test", force=True, reason="a test")
     yield key_create("everything", ["ingest", "rate", "rate_as", "read", "operate"])[1]
@@ -159,7 +169,9 @@ def sent_whole(case: Any) -> bool:
 
 def point_at_what_is_there(case: Any) -> None:
     policy = "second" if "rollback" in case.operation.path else "third"
-    numbered = any(word in case.operation.path for word in ("runs", "experiments", "imports", "withdrawals"))
+    numbered = any(
+        word in case.operation.path for word in ("runs", "experiments", "imports", "withdrawals", "judging")
+    )
     if "upstreams" in case.operation.path:
         policy = "second" if case.operation.method.upper() == "DELETE" else "third"
     there = {"id": RUN if numbered else KNOWN, "agent": "0", "name": policy}
@@ -172,6 +184,13 @@ def point_at_what_is_there(case: Any) -> None:
         and not case.meta.is_negative_at(ParameterLocation.BODY)
     ):
         case.body = {"force": True, "reason": "a test"}
+    judging = {"/api/judging-rounds/": {"policy": "third"}, "/api/judging-rounds/{id}/pairs/": JUDGEMENT}
+    if (
+        case.operation.method.upper() == "POST"
+        and case.operation.path in judging
+        and not case.meta.is_negative_at(ParameterLocation.BODY)
+    ):
+        case.body = judging[case.operation.path]
     if case.operation.label == "POST /api/runs/" and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"agent": "0"}
     if case.operation.label == "POST /api/imports/" and not case.meta.is_negative_at(ParameterLocation.BODY):
