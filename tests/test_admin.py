@@ -33,6 +33,7 @@ from feedback.models import (
     Outcome,
     ProblemRow,
     Rating,
+    RatingRequest,
     Tombstone,
     Trace,
 )
@@ -146,10 +147,21 @@ def page(row: Model, action: str = "change") -> str:
 def test_every_model_stands_in_the_admin() -> None:
     ours = {model for app in ("feedback", "rl") for model in apps.get_app_config(app).get_models()}
     # a metric is shown within its run, an arm within its experiment and a reward model's event within its version, a
-    # lease lives for minutes, what was learnt and held out is counted on the agent's page, imports have pages of their
-    # own, as rows that cannot be read do, an agent's earlier name is told with its present one, a tombstone is a
-    # hash that nobody can read, and whoever judges a round must not look its pairs up
-    elsewhere = {RunMetric, Arm, RewardModelEvent, Lease, Learnt, PromptSplit, ImportBatch, AgentName}
+    # lease lives for minutes, requests for ratings are the queue's, what was learnt and held out is counted on the
+    # agent's page, imports have pages of their own, as rows that cannot be read do, an agent's earlier name is told
+    # with its present one, a tombstone is a hash that nobody can read, and whoever judges a round must not look its
+    # pairs up
+    elsewhere = {
+        RunMetric,
+        Arm,
+        RewardModelEvent,
+        Lease,
+        RatingRequest,
+        Learnt,
+        PromptSplit,
+        ImportBatch,
+        AgentName,
+    }
     elsewhere |= {ProblemRow, Tombstone, JudgedPair, PairJudgement}
     assert ours - set(admin.site._registry) - elsewhere == set()
 
