@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import threading
 from collections import Counter
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.db import connection
 
 from feedback.models import prompt_hash
@@ -26,8 +24,7 @@ from rl.datasets.holdout import (
     shares_in_force,
 )
 from rl.datasets.splits import splits_of, splits_store
-from rl.models import GateSettings, PromptSplit, Snapshot
-from tests.support.split_prompts import split_by_hash
+from rl.models import GateSettings, PromptSplit
 from tests.support.split_worlds import Growth, forgetful, looks_at, promoted_at
 
 
@@ -327,36 +324,6 @@ def test_workers_at_once_agree_on_every_prompt() -> None:
     assert len(found) == 4
     at_last = stored()
     assert all(at_last[name] == split for one in found for name, split in one.items())
-
-
-@pytest.mark.django_db
-def test_the_migration_keeps_what_snapshots_of_before_had_and_can_be_run_again(ratchet_home: Path) -> None:
-    migration = importlib.import_module("rl.migrations.0013_prompt_split")
-
-    class Editor:
-        connection = connection
-
-    old = {name: split_by_hash(name) for name in names(50, "old")}
-    (ratchet_home / "old.jsonl").write_text(
-        "".join(json.dumps({"prompt_hash": name, "split": split}) + "\n" for name, split in old.items())
-    )
-    facts: dict[str, Any] = {"kind": "pairs", "sha256": "s", "feedback_count": 50}
-    Snapshot.objects.create(agent="old", path="old.jsonl", **facts)
-    rated = rate(1, "lost")
-    Snapshot.objects.create(agent="lost", path="gone.jsonl", **facts)
-    rate(1, "fresh")
-    migration.enter(apps, Editor)
-    assert stored("old") == old
-    assert stored("lost") == {rated: split_by_hash(rated)}
-    assert stored("fresh") == {}
-    # a lost table is made again out of the snapshots, those of the new rule too
-    for number in range(25):
-        rate(number, "fresh")
-    prepare_training_dataset("fresh")
-    before = {agent: stored(agent) for agent in ("old", "lost", "fresh")}
-    PromptSplit.objects.all().delete()
-    migration.enter(apps, Editor)
-    assert {agent: stored(agent) for agent in before} == before
 
 
 # --- What it is for -------------------------------------------------------------------------------------------
