@@ -23,6 +23,7 @@ from rl.training.evaluate import evaluate_policy
 from rl.training.linear_side import LinearSide
 from rl.training.result import TrainingRefused
 from tests.support.linear import BOT, QUEUES, asked, tickets, weighted
+from tests.support.split_prompts import stand
 
 AGENT = dataclasses.replace(BOT, answers=("a", "b"))
 SIDE = LinearSide(weighted(), AGENT)
@@ -181,6 +182,28 @@ def test_an_evaluation_names_whom_it_cannot_compare_with(trained: Policy) -> Non
     ):
         with pytest.raises(ValueError, match=fault):
             evaluate(order)
+
+
+@pytest.mark.django_db
+def test_an_incumbent_without_an_answer_to_these_prompts_is_refused(ratchet_home: Any) -> None:
+    for number in range(4):
+        stand("tickets", asked(f"hot {number}"), "holdout")
+        row = decision_record(
+            agent="tickets", messages=asked(f"hot {number}"), response="a", source="simulation"
+        ).row
+        rating_submit(decision=row, rater="ada", thumb="up" if number % 2 else "down")
+    Policy.objects.create(name="gone", kind="recorded", agent="tickets", recorded_as="gone", stage="champion")
+    folder = weighted().save(ratchet_home / "policies" / "one").parent
+    policy = Policy.objects.create(
+        name="one",
+        kind="linear",
+        agent="tickets",
+        adapter_path=str(folder),
+        adapter_sha256="",
+        feedback_count=0,
+    )
+    with pytest.raises(EvaluationRefused, match="policy retire gone"):
+        evaluate(EvaluationOrder(policy=policy.name, compare="incumbent"))
 
 
 @pytest.mark.django_db

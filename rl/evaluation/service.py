@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from backend.installation import PROGRAM
 from feedback.selectors import raters_by_prompt
 from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model
@@ -163,6 +164,11 @@ def evaluate(
         against = load(adapter_folder(rival), rival.base_model)
     elif rival is not None:
         against = answers_side(rival, held_out)
+        if rival.kind == Policy.Kind.RECORDED and not against.recorded:
+            raise EvaluationRefused(
+                f"{rival.name} has no recorded answer to any of these held-out prompts: compare with base, or take it "
+                f"out of service ({PROGRAM} policy retire {rival.name})"
+            )
     elif order.compare_base:
         # what would answer in its place
         against = load(None, agent_base_model(agent, given=order.base_model).name) if linear else "base"
