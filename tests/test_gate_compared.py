@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from rl.gates.compared import needs_judging, rule_compared
-from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, REWARDS, TESTS
+from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, PAIRS, REWARDS, TESTS
 from rl.gates.report import Case, Evidence, GateBounds, JudgingEvidence, RatedAnswer
 from rl.gates.rules import CHALLENGER, CHAMPION, gate_judge
 from rl.models import JudgingRound, Policy
@@ -90,6 +91,20 @@ def test_the_report_asks_likelihoods_for_no_loss_and_people_for_the_gain() -> No
     assert report.passed
     lost = [Case(0, 1)] * 20 + [Case(1, 1)] * 20
     assert not gate_judge(Evidence("old", lost, judging=round_with(40, 12)), BOUNDS).passed
+
+
+BARRED = {PAIRS: "shop gives answers and no log-probabilities"}
+
+
+def test_where_the_rival_has_no_likelihoods_a_round_decides_alone() -> None:
+    won = Evidence("shop", (), exclusions=BARRED, judging=round_with(40, 12))
+    assert gate_judge(won, BOUNDS).passed
+    for other in (None, round_with(250, 240), round_with(12, 0, ended=False)):
+        report = gate_judge(dataclasses.replace(won, judging=other), BOUNDS)
+        assert [one.rule for one in report.refusals] == ["compared"]
+    assert not gate_judge(dataclasses.replace(won, judging=round_with(2, 20)), BOUNDS).passed
+    assert not gate_judge(won, BOUNDS, CHALLENGER).passed
+    assert not gate_judge(dataclasses.replace(won, exclusions={}), BOUNDS).passed, "nothing was compared"
 
 
 # --- In the registry ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from django.test import Client
 
-from rl.gates.evidence_kinds import KNOWN, LABELS
+from rl.gates.evidence_kinds import KNOWN, LABELS, PAIRS
 from rl.gates.report import AnswerPair, Case, Evidence, Item, RatedAnswer
 from rl.gates.rules import gate_judge, rule_ratings
 from rl.gates.verdict import (
@@ -29,6 +29,7 @@ from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict, rival_title
 from tests.support.evaluations import judged
 from tests.support.gate_worlds import BOUNDS
+from tests.test_gate_compared import round_with
 from tests.test_pages import make_policy
 
 
@@ -133,6 +134,15 @@ def test_likelihoods_alone_ask_for_a_judging_round() -> None:
         COMPARE, "begin a judging round: people compare its answers side by side"
     )
     assert said_of(Evidence("base", pairs)).state == READY
+    unscored = Evidence("shop-v1", (), exclusions={PAIRS: "no log-probabilities"})
+    assert said_of(unscored).action == found.action
+
+
+def test_a_round_that_decides_is_the_result() -> None:
+    judging = round_with(40, 12)
+    behind = [one for one in table(20, 6, 9, 0) if isinstance(one, Case)]
+    found = said_of(Evidence("shop-v1", behind, judging=judging))
+    assert (found.state, found.result, found.bar) == (READY, judging.words, None)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,14 @@ def needs_judging(evidence: Evidence, bounds: GateBounds, to: str) -> bool:
     return to == CHAMPION and evidence.against != BASE and by_likelihood(evidence, bounds)
 
 
+def only_people_compare(evidence: Evidence, bounds: GateBounds, to: str) -> bool:
+    """True where the rival gives answers without likelihoods and no right answer is known: a judging round decides."""
+    barred = {PAIRS, LABELS, OUTCOMES, CORRECTIONS} & evidence.exclusions.keys()
+    return (
+        needs_judging(evidence, bounds, to) and bool(barred) and not evidence.items(lead_of(evidence, bounds))
+    )
+
+
 def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Answers were compared: by known right answers, tests, or people side by side. A shown loss is harm."""
     judging = evidence.judging
@@ -46,9 +54,8 @@ def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
             )
         return RuleResult("compared", NOT_APPLICABLE, words)
     if judging is None:
-        words = (
-            f"only likelihoods were compared: nobody compared its answers with those of {evidence.against}"
-        )
+        only = "" if only_people_compare(evidence, bounds, to) else "only likelihoods were compared: "
+        words = f"{only}nobody compared its answers with those of {evidence.against}"
         return RuleResult("compared", REFUSED, words, waits=True)
     words, figures = f"judging round {judging.round}: {judging.words}", judging.as_dict()
     if not judging.ended:

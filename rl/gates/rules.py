@@ -25,7 +25,7 @@ from rl.gates.answers import (
     rule_valid,
 )
 from rl.gates.benchmarks import rule_benchmarks
-from rl.gates.compared import needs_judging, rule_compared
+from rl.gates.compared import needs_judging, only_people_compare, rule_compared
 from rl.gates.effects import (
     Effect,
     TableEffect,
@@ -89,8 +89,13 @@ EVIDENCE_WORDS = {
 """Kind of evidence -> what its held-out prompts have."""
 
 
+NO_LIKELIHOODS = "{rival} gives answers alone, so people compare them side by side"
+
+
 def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Enough held-out prompts to say anything."""
+    """Enough held-out prompts to say anything. Not asked where a judging round decides alone."""
+    if only_people_compare(evidence, bounds, to):
+        return RuleResult("evidence", NOT_APPLICABLE, NO_LIKELIHOODS.format(rival=evidence.against))
     lead = lead_of(evidence, bounds)
     found = prompts_of(evidence.items(lead))
     counts = {kind: n for kind in KINDS if (n := prompts_of(evidence.items(kind)))}
@@ -118,6 +123,8 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     bound is only approximate. Pairs, tests: Newcombe's bound, the exact unconditional test. Labels and outcomes: the
     bound and the studentised permutation test of their concordance. Figures: Student's bound, the sign-flip test.
     """
+    if only_people_compare(evidence, bounds, to):
+        return RuleResult("accuracy", NOT_APPLICABLE, NO_LIKELIHOODS.format(rival=evidence.against))
     lead = lead_of(evidence, bounds)
     items = evidence.items(lead)
     if not items:

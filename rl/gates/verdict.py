@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rl.gates.compared import CHAMPION, needs_judging
 from rl.gates.effects import ConcordanceEffect, Effect, MeanEffect, TableEffect, effect_of, lead_of
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult
+from rl.statistics.win_shares import BETTER
 
 SECONDS_AN_ANSWER = 10
 """Time a person takes to rate or compare one answer, about."""
@@ -143,6 +145,9 @@ def verdict_compared(
     effect = effect_of(lead, evidence.items(lead))
     result, bar = ("", None) if effect is None else result_words(lead, effect, rival)
     basis, representative = _basis(evidence, lead, sampled)
+    judging = evidence.judging
+    if judging and judging.ended and judging.verdict == BETTER and needs_judging(evidence, bounds, CHAMPION):
+        result, bar = judging.words, None  # that is what decides, and likelihoods may point elsewhere
     if report.passed:
         action = action_of(PROMOTE, "promote it")
         return Verdict(READY, result, "Ready to promote.", rival, action, bar, basis, representative)
