@@ -87,6 +87,8 @@ def test_an_upstream_that_is_there_answers_for_another_agent(operator: Client) -
         ({"answers": ""}, "Choose what answers today"),
         ({"answers": "upstream:nobody"}, "No upstream"),
         ({"url": "nonsense"}, "Address: expected"),
+        ({"url": "http://[bad"}, "Address: expected"),
+        ({"url": ""}, "Address: expected"),
         ({"url": "http://127.0.0.1:1/v1"}, "did not answer"),
         ({"answers": "openai", "model": ""}, "Model: expected"),
         ({"answers": "openai", "key_env": "SECRET_KEY"}, "Environment variable: expected"),

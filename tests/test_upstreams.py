@@ -69,6 +69,33 @@ def test_a_key_of_another_key_file_asks_for_the_api_key_again(ratchet_home: Path
         upstream_key(upstream)
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_key_file_that_cannot_be_used_is_said(ratchet_home: Path, operator: Client, damaged: bool) -> None:
+    path = ratchet_home / KEY_FILE
+    path.write_text("not a key") if damaged else path.mkdir()
+    said = operator.post("/upstreams/", {**VALUES, "dialect": "openai", "key": KEY})
+    assert said.status_code == 400
+    assert "key" in said.context["fields"]
+    assert error_of(ApiClient("operate").post("/api/upstreams/", {**VALUES, "key": KEY}))[
+        "fields"
+    ].keys() == {"key"}
+    stored = Upstream.objects.create(**VALUES, key_encrypted="x")
+    with pytest.raises(UpstreamKeyMissing, match=KEY_FILE) as missing:
+        upstream_key(stored)
+    assert str(ratchet_home) not in str(missing.value)
+    assert operator.post("/upstreams/openai/", {"act": "test"}).status_code == 302
+
+
+@pytest.mark.parametrize("key", ["sk-abcdef\nEvil: 1", "sk-abcdef-\u043a\u043b\u044e\u0447"])
+def test_what_is_no_key_in_the_environment_is_not_sent_and_not_repeated(settings: Any, key: str) -> None:
+    settings.UPSTREAM_KEY_OF = {"OPENAI_API_KEY": key}.get
+    upstream = upstream_add({**VALUES, "key_env": "OPENAI_API_KEY"})
+    with pytest.raises(UpstreamRefused) as refused:
+        upstream_test(upstream)
+    assert "OPENAI_API_KEY" in str(refused.value)
+    assert "sk-abcdef" not in str(refused.value)
+
+
 def test_a_key_in_the_environment_is_read_when_it_is_needed(settings: Any) -> None:
     upstream = upstream_add({**VALUES, "key_env": "OPENAI_API_KEY"})
     settings.UPSTREAM_KEY_OF = {"OPENAI_API_KEY": f"{KEY}\n"}.get
@@ -135,7 +162,14 @@ def test_plain_http_to_another_machine_is_warned_of(url: str, unsafe: bool) -> N
         ({"name": "Not a slug"}, "", "name"),
         ({"model": ""}, "", "model"),
         ({"dialect": "gemini"}, "", "dialect"),
-        ({"timeout_s": 0}, "", "__all__"),
+        ({"timeout_s": 0}, "", "timeout_s"),
+        ({"timeout_s": float("inf")}, "", "timeout_s"),
+        ({"connect_timeout_s": float("nan")}, "", "connect_timeout_s"),
+        ({"concurrency": 0}, "", "concurrency"),
+        ({"concurrency": 2**31 - 1}, "", "concurrency"),
+        ({"price_in": -1.0}, "", "price_in"),
+        ({"price_out": 10**400}, "", "price_out"),
+        ({"model": "a\x00b"}, "", "model"),
         ({"timeout_s": "soon"}, "", "timeout_s"),
         ({"key_encrypted": "x"}, "", "key_encrypted"),
         ({"key_env": "MY_KEY"}, KEY, "key"),

@@ -30,6 +30,10 @@ def upstream_key(upstream: Upstream) -> str:
                 f"upstream {upstream.name} takes its API key from the environment variable {upstream.key_env}, which "
                 "is not set in this process: set it and start again, or store the key at /upstreams/"
             )
+        if fault := key_fault(key):
+            raise UpstreamKeyMissing(
+                f"upstream {upstream.name} takes its API key from the environment variable {upstream.key_env}: {fault}"
+            )
         return key
     if not upstream.key_encrypted:
         return ""
@@ -43,8 +47,15 @@ def upstream_key(upstream: Upstream) -> str:
 
 
 def key_encrypted(key: str) -> str:
-    """An API key as it is stored."""
+    """An API key as it is stored. Raises UpstreamKeyMissing where the file that encrypts it cannot be used."""
     return _cipher().encrypt(key.encode()).decode()
+
+
+def key_fault(key: str) -> str:
+    """Reason why a text cannot be an API key, without the text; empty where it can."""
+    if not key.isascii() or not key.isprintable() or " " in key or len(key) > 1000:
+        return "expected an API key: at most 1,000 letters, digits and signs, without spaces"
+    return ""
 
 
 def key_env_fault(name: str) -> str:
@@ -63,7 +74,13 @@ def _cipher() -> Fernet:
     path: Path = settings.RATCHET_HOME / KEY_FILE
     try:
         return Fernet(key_file(path, lambda: Fernet.generate_key().decode()))
+    except OSError as error:
+        raise UpstreamKeyMissing(
+            f"the file {KEY_FILE} in RATCHET_HOME cannot be read or written ({error.strerror}): let the user that runs "
+            "Ratchet read and write it"
+        ) from None
     except ValueError:
         raise UpstreamKeyMissing(
-            f"{path} holds no key: put the right file back, or remove it and enter every API key again at /upstreams/"
+            f"the file {KEY_FILE} in RATCHET_HOME holds no key: put the right file back, or remove it and enter every "
+            "API key again at /upstreams/"
         ) from None

@@ -13,7 +13,7 @@ from django.db import transaction
 
 from rl.models import Upstream
 from rl.upstreams.keys import UpstreamKeyMissing as UpstreamKeyMissing
-from rl.upstreams.keys import key_encrypted, key_env_fault
+from rl.upstreams.keys import key_encrypted, key_env_fault, key_fault
 from rl.upstreams.keys import upstream_key as upstream_key
 
 SETTINGS = (
@@ -23,6 +23,11 @@ SETTINGS = (
 """Fields of an upstream that are set and shown; its API key is set alone."""
 
 
+RANGES = {
+    "timeout_s": (0.001, 3600), "connect_timeout_s": (0.001, 3600), "concurrency": (1, 10_000),
+    "price_in": (0, 1e6), "price_cached": (0, 1e6), "price_out": (0, 1e6),
+}  # fmt: skip
+"""Field -> its least and greatest value."""
 TITLES = {"url": "Address", "key": "API key", "key_env": "Environment variable", "__all__": "Values"}
 """Field -> its title on a page, where that is not its name."""
 
@@ -77,7 +82,7 @@ def upstream_change(upstream: Upstream, values: Mapping[str, Any], key: str = ""
 
 def upstream_fill(upstream: Upstream, values: Mapping[str, Any], key: str = "") -> Upstream:
     """A copy of an upstream with values of SETTINGS and a new API key, not saved yet. Raises UpstreamRefused."""
-    faults = {name: "unknown field" for name in values if name not in SETTINGS}
+    faults = {name: "unknown field" for name in values if name not in SETTINGS} | _value_faults(values)
     before, upstream = upstream, copy(upstream)
     for name in values.keys() - faults.keys():
         setattr(upstream, name, values[name])
@@ -91,12 +96,15 @@ def upstream_fill(upstream: Upstream, values: Mapping[str, Any], key: str = "") 
         faults["key"] = "the address changed: enter the API key again"
     if key and values.get("key_env"):
         faults["key"] = "expected the key or the name of its environment variable, found both"
-    if key and (not key.isascii() or not key.isprintable() or " " in key or len(key) > 1000):
-        faults["key"] = "expected an API key: at most 1,000 letters, digits and signs, without spaces"
+    if fault := key_fault(key):
+        faults["key"] = fault
     if upstream.key_env and (fault := key_env_fault(str(upstream.key_env))):
         faults["key_env"] = fault
     if key:
-        upstream.key_env, upstream.key_encrypted = "", key_encrypted(key)
+        try:
+            upstream.key_env, upstream.key_encrypted = "", key_encrypted(key)
+        except UpstreamKeyMissing as missing:
+            faults["key"] = str(missing)
     elif upstream.key_env:
         upstream.key_encrypted = ""
     try:
@@ -135,6 +143,18 @@ def url_warning(url: str) -> str:
         f"http://{parts.hostname} is not encrypted: prompts, answers and the API key can be read on the way. "
         "Use https."
     )
+
+
+def _value_faults(values: Mapping[str, Any]) -> dict[str, str]:
+    """Field -> why its value cannot be stored: a number out of its range (or none at all), a text with NUL."""
+    faults = {}
+    for name, value in values.items():
+        low, high = RANGES.get(name, (0, 0))
+        if high and isinstance(value, (int, float)) and not low <= value <= high:
+            faults[name] = f"expected a number from {low:g} to {high:,.0f}, found {value!r:.20}"
+        if isinstance(value, str) and "\x00" in value:
+            faults[name] = "expected a text without NUL characters"
+    return faults
 
 
 def url_fault(url: str) -> str:

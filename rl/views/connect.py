@@ -20,7 +20,7 @@ from rl.registry.service import champion_of
 from rl.serving.known_agents import AgentUnknown, agent_check
 from rl.serving.upstream_test import upstream_test
 from rl.upstreams.hosted import hosted_policy_create
-from rl.upstreams.service import UpstreamRefused, upstream_fill, upstream_get
+from rl.upstreams.service import UpstreamRefused, upstream_fill, upstream_get, url_fault
 
 MAKE_KEYS = "feedback.add_apikey"
 APP, OTHER = "app", "url"
@@ -120,6 +120,8 @@ def _upstream(answers: str, given: Mapping[str, str], key: str) -> Upstream:
     if provider is None and answers != OTHER:
         raise UpstreamRefused("Choose what answers today")
     url = provider.url if provider else given.get("url", "")
+    if fault := url_fault(url):
+        raise UpstreamRefused(f"url: {fault}", {"url": fault})
     values = {
         "name": _name_free(provider.key if provider else (urlsplit(url).hostname or "upstream")),
         "url": url,
