@@ -13,6 +13,7 @@ import pytest
 from rl.agents import AGENTS
 from rl.serving import endpoint
 from rl.serving.base import Ask, BackendFailed, BackendUnable, Endpoint, Model, ServingRefused
+from rl.serving.dialects.events import error_read
 from rl.serving.endpoint import EndpointBackend
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 from tests.support.server import free_port
@@ -303,3 +304,7 @@ def test_who_waits_in_vain_has_not_held_a_place() -> None:
         for _ in range(10):
             with pytest.raises(BackendFailed, match=r"no free slot within 0\.001 s"), turns.turn(0.001):
                 pass
+
+
+def test_an_error_that_is_nested_without_end_is_read_as_text() -> None:
+    assert error_read(b'{"error":' + b"[" * 100_000) == ('{"error":' + "[" * 991, "", "")

@@ -23,6 +23,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
 SAID = {"role": "assistant", "reasoning_content": "they greet", "content": "hello there"}
 CALLED = {"role": "assistant", "content": "let me look", "tool_calls": [CALL]}
 REFUSED = {"role": "assistant", "content": None, "refusal": "no"}
+ASKED = [{"role": "user", "content": "hello"}]
 TOOL: Any = {"name": "look", "input_schema": LOOK["function"]["parameters"]}
 
 
@@ -242,3 +243,103 @@ def test_a_body_that_is_none_is_400(live_server: Any, path: str, body: Any, stub
     said = httpx2.post(f"{live_server.url}/v1/{path}", json=sent, headers={"X-Api-Key": key})
     assert said.status_code == 400, said.text
     assert not Decision.objects.exists()
+
+
+DEEP = "[" * 500 + "]" * 500
+CALLS = (
+    '5', '"abc"', '["x"]', '[{"id": "c", "function": "abc"}]', '[{"id": 5, "function": {"name": 5, "arguments": 7}}]',
+    '[{"id": "c", "type": "custom", "custom": {"name": "x", "input": "y"}}]',
+    f'[{{"id": "c", "function": {{"name": "x", "arguments": "{DEEP * 200}"}}}}]',
+)  # fmt: skip
+ODD = (
+    '"message": {"content": "a"}, "logprobs": {"content": [{"token": "a", "logprob": -Infinity}]}',
+    '"message": {"content": "a"}, "seen": 1e400',
+    '"message": {"content": "a"}, "seen": "\\ud800"',
+    *(f'"message": {{"content": "a", "tool_calls": {calls}}}' for calls in CALLS),
+    '"message": {"content": "a", "thinking_blocks": 5}',
+    '"message": {"content": "a", "thinking_blocks": [5]}',
+)
+USAGES = (
+    '{"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": 5}',
+    '{"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": null}}',
+    '{"prompt_tokens": "3", "completion_tokens": NaN}',
+    '{"prompt_tokens": -3, "completion_tokens": 1e400}',
+)
+ANSWERS = (
+    *(f'{{"id": "x", "choices": [{{"index": 0, "finish_reason": "stop", {odd}}}]}}' for odd in ODD),
+    *(
+        f'{{"choices": [{{"index": 0, "message": {{"content": "a"}}}}], "usage": {usage}}}'
+        for usage in USAGES
+    ),
+    '{"id": "\\ud800", "choices": [{"index": 0, "message": {"content": "a"}}]}',
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_odd_fields_of_an_upstream_never_cost_the_answer(
+    live_server: Any, stub: ModelServer, path: str, stream: bool
+) -> None:
+    import httpx2
+
+    hosted(stub.url)
+    headers = {"X-Api-Key": key_create("app", ["ingest"])[1]}
+    asked = {
+        "model": "bot",
+        "stream": stream,
+        **({"input": "a"} if path == "responses" else {"messages": ASKED}),
+    }
+    for answer in ANSWERS:
+        events = f"data: {answer.replace('message', 'delta', 1)}\n\ndata: [DONE]\n\n"
+        stub.sends = (
+            ("text/event-stream", events.encode()) if stream else ("application/json", answer.encode())
+        )
+        said = httpx2.post(f"{live_server.url}/v1/{path}", json=asked, headers=headers)
+        assert said.status_code == 200, answer[:200]
+        assert not stream or any(
+            end in said.text for end in ("[DONE]", "message_stop", "response.completed")
+        ), answer
+        lines = [line.removeprefix("data: ") for line in said.text.splitlines() if line.startswith("data: {")]
+        for body in lines if stream else [said.text]:
+            json.loads(body, parse_constant=pytest.fail)
+    rows = recorded()
+    assert [row.policy for row in rows] == ["bot-hosted"] * len(ANSWERS)
+    assert all("a" in row.response for row in rows)
+    stub.sends = (
+        "application/json",
+        f'{{"choices": [{{"message": {{"content": "a", "x": {DEEP}}}}}]}}'.encode(),
+    )
+    assert httpx2.post(f"{live_server.url}/v1/{path}", json=asked, headers=headers).status_code in (502, 503)
+
+
+ODD_CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": "x"}]}
+
+
+@pytest.mark.parametrize("dialect", ["openai", "responses", "anthropic"])
+def test_what_a_dialect_cannot_write_is_never_a_500(
+    live_server: Any, stub: ModelServer, dialect: str
+) -> None:
+    import httpx2
+
+    hosted(stub.url, dialect=dialect)
+    whole = {"status": "completed", "output": [], "type": "message", "content": []}
+    stub.sends = ("application/json", json.dumps({**stub.completion(), **whole}).encode())
+    key = key_create("app", ["ingest"])[1]
+    odd: list[dict[str, Any]] = [
+        {"tool_choice": [1], "tools": [LOOK]},
+        {"tool_choice": {"type": "function", "function": "x"}, "tools": [LOOK]},
+        {"response_format": {"type": "json_object", "json_schema": 5}},
+        {"messages": [ODD_CALL]},
+        {"messages": [{"role": "assistant", "content": "a", "thinking_blocks": 5}]},
+    ]
+    statuses = []
+    for more in odd:
+        asked = {"model": "bot", "messages": ASKED, **more}
+        said = httpx2.post(f"{live_server.url}/v1/chat/completions", json=asked, headers={"X-Api-Key": key})
+        statuses.append(said.status_code)
+    assert set(statuses) <= {200, 400}, statuses
+    assert 400 in statuses or dialect == "openai"
+    headers = {"X-Api-Key": key, "Content-Type": "application/json"}
+    raw = json.dumps({"model": "bot\ud800", "messages": ASKED})  # half of a surrogate pair
+    said = httpx2.post(f"{live_server.url}/v1/chat/completions", content=raw, headers=headers)
+    assert (said.status_code, said.json()["error"]["param"]) == (400, "model")

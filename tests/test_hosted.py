@@ -310,6 +310,17 @@ def test_retry_after_is_obeyed(client: openai.OpenAI, stub: ModelServer) -> None
     assert len(stub.bodies) == 1  # left alone meanwhile
 
 
+@pytest.mark.parametrize("said", ["9" * 400, "Wed, 21 Oct 9999 07:28:00 GMT"])
+def test_a_retry_after_of_ages_is_passed_on_as_a_day(
+    client: openai.OpenAI, stub: ModelServer, said: str
+) -> None:
+    hosted(stub.url)
+    stub.statuses, stub.retry_after = [429], said
+    with pytest.raises(openai.InternalServerError) as failure:
+        ask(client)
+    assert (failure.value.status_code, failure.value.response.headers["Retry-After"]) == (503, "86400")
+
+
 def test_a_short_retry_after_is_waited_for(client: openai.OpenAI, stub: ModelServer) -> None:
     hosted(stub.url)
     stub.statuses, stub.retry_after = [429], "0.05"

@@ -231,6 +231,7 @@ def _storable(request: ChatRequest) -> None:
     """Raises ServingRefused for a request that could be answered but never recorded: a decision must not be
     lost for it."""
     check = Check()
+    check.text("model", request.model, limit=1000)
     check.messages(request.ask.messages)
     check.text("user", request.unit, limit=200)
     check.text("metadata.run_id", request.run_id, limit=200)

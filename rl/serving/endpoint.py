@@ -42,7 +42,7 @@ from rl.serving.base import (
 )
 from rl.serving.dialects import anthropic, chat, responses
 from rl.serving.dialects.chat import Object, Sent, chat_body, pieces
-from rl.serving.dialects.events import MALFORMED, body_read, events_read, object_read
+from rl.serving.dialects.events import MALFORMED, body_read, error_read, events_read, object_read
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 
 logger = logging.getLogger("rl.serving")
@@ -74,6 +74,8 @@ LIST_S = 60.0
 """Seconds for which a server's list of models is believed."""
 LIST_AGAIN_S = 2.0
 """Seconds until a model that is not on the list is looked for again."""
+LONGEST_RETRY_S = 86_400.0
+"""A longer `Retry-After` is passed on as a day."""
 LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 """Either name of the limit -> the other one; newer models of OpenAI refuse the first."""
 NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ProxyError, SSLError)
@@ -270,7 +272,14 @@ class EndpointBackend:
         schemas = "json_object" if is_weaker else self.endpoint.schemas
         ask = dataclasses.replace(ask, limit_field=self._limit_fields.get(named, ask.limit_field))
         body = chat_body(ask, named, schemas, forward_fields=self.endpoint.forward_fields)
-        sent = self._dialect.write(body)
+        try:
+            sent = self._dialect.write(body)
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
+            # what only another dialect has to understand was not looked at when the request was read
+            raise BackendUnable(
+                f"the request cannot be written for {self.name}: expected tools, tool_choice, tool_calls and "
+                f"response_format as OpenAI has them ({error})"
+            ) from error
         if stream:
             sent.body["stream"] = True
             if self.endpoint.dialect == "openai":
@@ -380,7 +389,7 @@ class EndpointBackend:
         self, response: Any, raw: bytes, turn: _Turn, *, has_schema: bool
     ) -> BackendFailed | ServingRefused:
         """What a status other than 200 comes to; counted by the model's breaker."""
-        status, (message, code, param) = response.status, _error_of(raw)
+        status, (message, code, param) = response.status, error_read(raw)
         text = f"{self.name} answered {status}: {message}"
         refusal = ServingRefused(message, param=param, code=code or "invalid")
         if has_schema and (status in FORM_STATUSES or (status in (400, 422) and _knows_no_schema(refusal))):
@@ -439,7 +448,7 @@ class ModelList:
             raise BackendFailed(f"{server.name} cannot be reached: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise BackendFailed(
-                f"{server.name} answered {response.status} to GET {server.url}/models, and no list of models: "
+                f"{server.name} answered {response.status} to GET /models, and no list of models: "
                 f"{response.data[:200]!r}",
                 kind="refused",
             ) from error
@@ -451,9 +460,10 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds a server asked to wait, from a number of seconds or a date; None where it did not say."""
     text = (headers.get("Retry-After") or "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
+        return min(float(text), LONGEST_RETRY_S)
     try:
-        return max((parsedate_to_datetime(text) - timezone.now()).total_seconds(), 0.0)
+        left = (parsedate_to_datetime(text) - timezone.now()).total_seconds()
+        return min(max(left, 0.0), LONGEST_RETRY_S)
     except (TypeError, ValueError):
         return None
 
@@ -480,16 +490,3 @@ def _names(refusal: ServingRefused, key: str) -> bool:
     """True if a refusal names a field: as its parameter, or in quotation marks within its text."""
     quoted = re.search(rf"""["'`]{key}["'`.]""", str(refusal))
     return bool(quoted) or refusal.param.partition(".")[0].partition("[")[0] == key
-
-
-def _error_of(raw: bytes) -> tuple[str, str, str]:
-    """Message, code and parameter of an error body, or what was said instead."""
-    try:
-        error = json.loads(raw)["error"]
-        if isinstance(error, dict):
-            code = error.get("code") or error.get("type")
-            found = (error.get("message"), code, error.get("param"))
-            return str(found[0] or "no reason given"), str(found[1] or ""), str(found[2] or "")
-        return str(error), "", ""
-    except (ValueError, KeyError, TypeError):
-        return raw[:1000].decode("utf-8", "replace") or "no reason given", "", ""

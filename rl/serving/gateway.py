@@ -104,8 +104,8 @@ def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool
         made,
         message=storable(answer.said),
         finish_reason=answer.finish_reason,
-        usage=usage_of(answer),
-        extras=answer.extras,
+        usage=storable(usage_of(answer)),
+        extras=_extras_storable(answer.extras),
     )
     storage = recorder.note(_facts(request, target, served, made, answer), hold=not refuses())
     return dataclasses.replace(made, recorded=after_answer(recorder, storage))
@@ -330,6 +330,10 @@ def storable(value: T) -> T:
     elif isinstance(value, float) and not math.isfinite(value):
         found = None
     return found
+
+
+def _extras_storable(extras: Extras) -> Extras:
+    return Extras(**{one.name: storable(getattr(extras, one.name)) for one in dataclasses.fields(extras)})
 
 
 def _is_deep(value: Any) -> bool:

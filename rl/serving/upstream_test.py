@@ -65,7 +65,7 @@ def _form_that_works(endpoint: Endpoint, model: str) -> str:
         try:
             answer = _asked(replace(endpoint, schemas=form), model, FORM_QUESTION, FORM)
             found = json.loads(answer.text)
-        except (BackendFailed, ServingRefused, ValueError):
+        except (BackendFailed, ServingRefused, ValueError, RecursionError):
             continue
         # a server that does not know a schema was asked for an object instead: that is the weaker form
         if (

@@ -175,6 +175,17 @@ def _usage(chunk: Object) -> Object | None:
     return None
 
 
+def objects_in(value: Any) -> list[Object]:
+    """The objects of a list; none where it is no list."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
+def calls_of(said: Object) -> list[Object]:
+    """The calls of functions in a message or a delta; no other dialect has words for others."""
+    calls = objects_in(said.get("tool_calls"))
+    return [call for call in calls if isinstance(call.get("function"), Mapping)]
+
+
 def count_of(usage: Object, *names: str) -> int | None:
     """The first of these counts that is there; None where it is no count."""
     found = next((usage[name] for name in names if name in usage), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ MALFORMED = "malformed"
 """Kind of a failure whose cause is what the server sent: it is up, and sent no answer."""
 DONE: Mapping[str, Any] = {}
 """Stands for the line `data: [DONE]`; compared by identity."""
+DEEPEST = 300
+"""Levels of lists and objects within each other, at most: what is deeper can be neither read nor written here."""
 EVENT_LINE = re.compile(r"$|:|(?:data|event|id|retry)\b")
 
 
@@ -38,17 +41,50 @@ def body_read(response: Any, deadline: float) -> bytes:
 
 
 def object_read(data: str, name: str) -> Mapping[str, Any]:
-    """A JSON object. Raises BackendFailed where it is none, or an error."""
+    """A JSON object; a number that JSON does not have, such as -Infinity, becomes null.
+
+    Raises BackendFailed where it is no object, nested too deep, or an error.
+    """
     try:
-        found = json.loads(data)
+        found = json.loads(data, parse_float=_finite, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise BackendFailed(f"{name} sent what is not JSON: {data[:200]!r}", kind=MALFORMED) from error
     if not isinstance(found, dict):
         raise BackendFailed(f"{name} sent no JSON object: {data[:200]!r}", kind=MALFORMED)
+    if data.count("[") + data.count("{") > DEEPEST and _is_deep(found):
+        raise BackendFailed(f"{name} sent JSON of more than {DEEPEST} levels", kind=MALFORMED)
     if fault := found.get("error"):
         said = fault.get("message") if isinstance(fault, Mapping) else fault
         raise BackendFailed(f"{name} failed within its answer: {said or data[:200]}", kind=MALFORMED)
     return found
+
+
+def _finite(text: str) -> float | None:
+    found = float(text)
+    return found if math.isfinite(found) else None
+
+
+def _is_deep(found: Any) -> bool:
+    level = [found]
+    for _ in range(DEEPEST):
+        inner = (
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))
+        )
+        level = [child for children in inner for child in children]
+    return bool(level)
+
+
+def error_read(raw: bytes) -> tuple[str, str, str]:
+    """Message, code and parameter of an error body, or what was said instead."""
+    try:
+        error = json.loads(raw)["error"]
+        if isinstance(error, dict):
+            code = error.get("code") or error.get("type")
+            found = (error.get("message"), code, error.get("param"))
+            return str(found[0] or "no reason given"), str(found[1] or ""), str(found[2] or "")
+        return str(error), "", ""
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return raw[:1000].decode("utf-8", "replace") or "no reason given", "", ""
 
 
 def events_read(response: Any, deadline: float, name: str) -> Iterator[Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rl.serving.base import ServingRefused
 from rl.serving.dialects.anthropic import THINKING
-from rl.serving.dialects.chat import Object, count_of
+from rl.serving.dialects.chat import Object, calls_of, count_of, objects_in
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens", "service_tier", "thinking")
 """Fields that go by the same name in both dialects."""
@@ -163,13 +163,13 @@ def answer_write(completion: Object) -> dict[str, Any]:
     """A chat completion as a message."""
     choice = completion["choices"][0]
     said, blocks = choice["message"], []
-    if thoughts := said.get(THINKING):
+    if thoughts := objects_in(said.get(THINKING)):
         blocks += thoughts
     elif words := said.get("reasoning_content") or said.get("reasoning"):
         blocks.append({"type": "thinking", "thinking": str(words), "signature": ""})
     if text := said.get("content") or said.get("refusal"):
         blocks.append({"type": "text", "text": text, "citations": None})
-    for call in said.get("tool_calls") or ():
+    for call in calls_of(said):
         blocks.append({**_use(call), "input": _input(call["function"].get("arguments"))})
     reason = "refusal" if said.get("refusal") else STOP_REASON.get(choice["finish_reason"], "end_turn")
     return {
@@ -183,13 +183,13 @@ def _message_head(completion: Object) -> dict[str, Any]:
 
 
 def _use(call: Object) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.get("id"), "name": (call.get("function") or {}).get("name")}
+    return {"type": "tool_use", "id": call.get("id"), "name": call["function"].get("name")}
 
 
 def _input(arguments: Any) -> Any:
     try:
         found = json.loads(arguments or "{}")
-    except ValueError:
+    except (TypeError, ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"arguments": arguments}
 
@@ -247,7 +247,7 @@ def events_write(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
                 if open_kind != "thinking":
                     yield from begun("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 yield _delta(index, {"type": "thinking_delta", "thinking": thought})
-            for block in delta.get(THINKING) or ():
+            for block in objects_in(delta.get(THINKING)):
                 if open_kind == "thinking" and block.get("signature"):
                     yield _delta(index, {"type": "signature_delta", "signature": block["signature"]})
             refused = refused or bool(delta.get("refusal"))
@@ -255,12 +255,12 @@ def events_write(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
                 if open_kind != "text":
                     yield from begun("text", {"type": "text", "text": "", "citations": None})
                 yield _delta(index, {"type": "text_delta", "text": text})
-            for call in delta.get("tool_calls") or ():
+            for call in calls_of(delta):
                 place = call.get("index", 0)
                 if place not in at:
                     yield from begun(place, {**_use(call), "input": {}})
                     at[place] = index
-                if part := (call.get("function") or {}).get("arguments"):
+                if part := call["function"].get("arguments"):
                     yield _delta(at[place], {"type": "input_json_delta", "partial_json": part})
     if open_kind is not None:
         yield {"type": "content_block_stop", "index": index}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rl.serving.base import ServingRefused
-from rl.serving.dialects.chat import Object, count_of
+from rl.serving.dialects.chat import Object, calls_of, count_of
 
 SAME = (
     "model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "metadata", "service_tier",
@@ -123,10 +123,10 @@ def answer_write(completion: Object) -> dict[str, Any]:
     said, output = choice["message"], []
     if words := said.get("reasoning_content") or said.get("reasoning"):
         output.append(_reasoning(completion["id"], str(words)))
-    if said.get("content") or said.get("refusal") or not said.get("tool_calls"):
+    if said.get("content") or said.get("refusal") or not calls_of(said):
         kind = "refusal" if said.get("refusal") else "output_text"
         output.append(_message(completion["id"], kind, said.get("refusal") or said.get("content") or ""))
-    output += [_call(call) for call in said.get("tool_calls") or ()]
+    output += [_call(call) for call in calls_of(said)]
     return _response(completion, output, choice["finish_reason"], completion.get("usage"))
 
 
@@ -146,14 +146,20 @@ def _usage(usage: Object | None) -> dict[str, Any] | None:
         return None
     read = count_of(usage, "prompt_tokens", "input_tokens") or 0
     written = count_of(usage, "completion_tokens", "output_tokens") or 0
-    prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    prompt, completion = (_details(usage.get(f"{side}_tokens_details")) for side in ("prompt", "completion"))
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **(prompt or {})},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0, **prompt},
         "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": 0, **(completion or {})},
+        "output_tokens_details": {"reasoning_tokens": 0, **completion},
         "total_tokens": read + written,
     }
+
+
+def _details(sent: Any) -> dict[str, Any]:
+    return (
+        {key: value for key, value in sent.items() if value is not None} if isinstance(sent, Mapping) else {}
+    )
 
 
 def _reasoning(id: str, words: str) -> dict[str, Any]:
@@ -176,7 +182,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _call(call: Object) -> dict[str, Any]:
-    function = call.get("function") or {}
+    function = call["function"]
     return {
         "type": "function_call", "id": f"fc_{call.get('id')}", "call_id": call.get("id"), "status": "completed",
         "name": function.get("name"), "arguments": function.get("arguments") or "",
@@ -217,16 +223,14 @@ def _events(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
             ):
                 if isinstance(text, str) and text:
                     yield from _grown(items, at, kind, text, str(head["id"]))
-            for call in delta.get("tool_calls") or ():
+            for call in calls_of(delta):
                 place = call.get("index", 0)
                 if place not in at:
                     at[place] = len(items)
-                    items.append(
-                        _call({**call, "function": {**(call.get("function") or {}), "arguments": ""}})
-                    )
+                    items.append(_call({**call, "function": {**call["function"], "arguments": ""}}))
                     begun = {**items[-1], "status": "in_progress"}
                     yield {"type": "response.output_item.added", "output_index": at[place], "item": begun}
-                if part := (call.get("function") or {}).get("arguments"):
+                if part := call["function"].get("arguments"):
                     item = items[at[place]]
                     item["arguments"] += part
                     yield {
