@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.test import Client
 
 from rl.gates.compared import needs_judging, rule_compared
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, PAIRS, REWARDS, TESTS
@@ -18,7 +23,7 @@ from rl.registry.judging import judgement_submit, round_evidence, round_stop
 from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
 from tests.support.evaluations import judged, round_ended
 from tests.support.experiments import policy_of
-from tests.support.judging import AGENT, preference, round_of
+from tests.support.judging import AGENT, decision_of, preference, round_of
 
 BOUNDS = GateBounds()
 CASES = [Case(1, 0)] * 20 + [Case(1, 1)] * 20
@@ -158,3 +163,23 @@ def test_the_gate_reads_the_newest_round_against_the_rival_that_was_judged(candi
     against_base = round_evidence(candidate, "base")
     assert against_base is not None
     assert against_base.verdict == WORSE
+
+
+def test_the_apps_model_is_the_rival_before_anybody_looked_at_the_agent(admin_client: Client) -> None:
+    looks: tuple[Callable[[str], object], ...] = (
+        lambda name: call_command("policy", "show", name),
+        lambda name: admin_client.get(f"/policies/{name}/"),
+        lambda name: admin_client.post(f"/api/policies/{name}/promote/", {}, "application/json"),
+        lambda name: admin_client.post(f"/policies/{name}/move/", {"move": "champion"}),
+        lambda name: call_command("policy", "promote", name),
+    )
+    for number, look in enumerate(looks):
+        agent = f"{AGENT}-{number}"
+        policy = policy_of(f"v{number}", "candidate", agent)
+        judged(policy, "base")
+        decision_of(0, agent)
+        with suppress(CommandError):
+            look(policy.name)
+        assert Policy.objects.get(agent=agent, stage="champion").kind == "recorded"
+        policy.refresh_from_db()
+        assert policy.stage == "candidate"

@@ -20,6 +20,7 @@ from rl.experiments.traffic import ExperimentRefused, experiment_draft, plan_of
 from rl.models import Policy, TrainingRun
 from rl.models.policies import APP_MODEL
 from rl.online.champion_monitor import champions_watch
+from rl.registry import incumbents
 from rl.registry import service as registry
 from rl.registry.incumbents import ACTOR, NEWEST, incumbent_sync
 from rl.registry.integrity import PolicyWithoutFiles, adapter_folder, verify
@@ -165,6 +166,25 @@ def test_what_a_person_retired_stays_retired() -> None:
     decide()
     registry.policy_retire(incumbent_sync(AGENT), actor="ada")
     assert incumbent_sync(AGENT) is None
+
+
+def test_the_apps_model_is_the_one_to_beat_again_where_its_successor_was_retired() -> None:
+    decide()
+    incumbent = incumbent_sync(AGENT)
+    registry.policy_retire(trained(stage="champion"), actor="ada", reason="too many complaints")
+    decide(1)
+    assert incumbent_sync(AGENT) == incumbent
+    registry.policy_retire(incumbent, actor="ada")
+    assert incumbent_sync(AGENT) is None
+
+
+def test_a_name_that_another_agent_took_in_the_same_moment_is_not_taken_twice(monkeypatch: Any) -> None:
+    decide(policy="rules")
+    Policy.objects.create(name="rules", agent="boats", kind="recorded", recorded_as="rules", stage="retired")
+    free = incumbents._name_free
+    names = iter(["rules"])  # free when it was looked for
+    monkeypatch.setattr(incumbents, "_name_free", lambda *given: next(names, "") or free(*given))
+    assert incumbent_sync(AGENT).name == "bikes-rules"
 
 
 def test_no_gate_promotes_it() -> None:

@@ -229,6 +229,22 @@ def test_the_answers_of_a_recorded_opponent_are_those_it_gave(home: Path) -> Non
     assert "10 prompts" in judging.reason
 
 
+def test_the_apps_model_is_the_opponent_before_anybody_looked_at_the_agent(home: Path) -> None:
+    decision_of(0)
+    opponent = round_create(linear_policy("v1", home, says="B"), actor="olga").opponent
+    assert opponent is not None
+    assert (opponent.kind, opponent.stage) == ("recorded", "champion")
+
+
+def test_what_people_wrote_and_simulations_are_no_answers_of_the_apps_model(home: Path) -> None:
+    own = decision_of(0)
+    decision_of(1, tags=["demonstration"])
+    decision_of(2, source="simulation")
+    decision_of(0, response="What a teacher wrote.", tags=["teacher"])
+    judging = round_answer(round_create(linear_policy("v1", home, says="B"), actor="olga"))
+    assert list(judging.pairs.values_list("other_answer", flat=True)) == [own.response]
+
+
 def test_an_opponent_with_files_is_asked(home: Path) -> None:
     for number in range(5):
         decision_of(number, policy="an-app")
@@ -284,9 +300,9 @@ def test_near_identical_prompts_are_one(home: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_round_without_prompts_has_failed_and_says_why(home: Path) -> None:
     decision_of(1, policy="somebody-else")
-    incumbent_of()
+    waiting = round_create(linear_policy("v1", home, says="B"), against=incumbent_of().name, actor="olga")
     with pytest.raises(JudgingRefused, match="recorded answer"):
-        round_answer(round_create(linear_policy("v1", home, says="B"), actor="olga"))
+        round_answer(waiting)
     judging = JudgingRound.objects.get()
     assert (judging.status, judging.verdict) == ("failed", "")
     with pytest.raises(JudgingRefused, match="failed"):

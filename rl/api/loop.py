@@ -35,7 +35,7 @@ from rl.models.runs import RunRefused
 from rl.online.learner import OnlineLearner
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict
-from rl.registry.incumbents import incumbents_sync
+from rl.registry.incumbents import incumbent_sync, incumbents_sync
 from rl.registry.integrity import verify
 
 NAME = parameter("name", {"type": "string"}, "The policy's name, such as widgets-v480", where="path")
@@ -88,6 +88,7 @@ class Promote(ApiView):
                 "to: expected challenger or champion", fields={"to": "expected challenger or champion"}
             )
         policy = policy_lookup(name)
+        incumbent_sync(policy.agent)
         try:
             moved = registry.policy_promote(
                 policy, to, actor=grant_of(request).holder, reason=reason, force=flag(facts, "force")

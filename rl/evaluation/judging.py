@@ -27,6 +27,7 @@ from rl.models import JudgedPair, JudgingRound, Policy, PromptSplit
 from rl.models.agent_definitions import agent_served
 from rl.registry import service as registry
 from rl.registry.gate_evidence import gate_bounds
+from rl.registry.incumbents import incumbent_sync, recorded_answers
 from rl.registry.integrity import adapter_folder
 from rl.registry.judging import JudgingRefused, round_close_if_settled
 from rl.statistics.assignment import BASE
@@ -112,7 +113,7 @@ def _opponent(policy: Policy, against: str) -> Policy | None:
             f"{policy.name} is known by recorded answers alone and cannot be asked: judge a trained policy"
         )
     if against == INCUMBENT:
-        champion = registry.champion_of(policy.agent)
+        champion = incumbent_sync(policy.agent)
         opponent = champion if champion != policy else None
     elif against == BASE:
         opponent = None
@@ -261,12 +262,10 @@ def _prompts_drawn(judging: JudgingRound) -> list[AskedPrompt]:
     Of an opponent known by recorded answers alone, only prompts it answered.
     """
     opponent = judging.opponent
-    recorded_as = None
-    if opponent is not None and not opponent.has_files:
-        recorded_as = opponent.recorded_as if opponent.kind == Policy.Kind.RECORDED else opponent.name
+    is_recorded = opponent is not None and opponent.kind == Policy.Kind.RECORDED
     rows = decisions_of(judging.agent).order_by("-created_at", "-id")
-    if opponent is not None and opponent.kind == Policy.Kind.RECORDED:
-        rows = rows.filter(policy=recorded_as)
+    if opponent is not None and is_recorded:
+        rows = rows.filter(policy=opponent.recorded_as)
     newest: dict[str, uuid.UUID] = {}
     for pk, prompt in rows.values_list("pk", "prompt_hash")[:LOOK]:
         newest.setdefault(prompt, pk)
@@ -275,12 +274,14 @@ def _prompts_drawn(judging: JudgingRound) -> list[AskedPrompt]:
     found: list[AskedPrompt] = []
     for hashes in _batches(eligible, 100):
         decisions = Decision.objects.in_bulk([newest[prompt] for prompt in hashes])
+        recorded = recorded_answers(opponent, hashes) if opponent and not opponent.has_files else {}
         for prompt in hashes:
             decision = decisions[newest[prompt]]
             if (messages := messages_plain(decision.messages)) is None or len(found) == judging.prompts:
                 continue
-            theirs = decision.response if recorded_as is not None and decision.policy == recorded_as else None
-            found.append(AskedPrompt(decision.pk, messages, decision.state, theirs))
+            if is_recorded and prompt not in recorded:
+                continue  # somebody else wrote it: people, a teacher, a simulation
+            found.append(AskedPrompt(decision.pk, messages, decision.state, recorded.get(prompt)))
         if len(found) == judging.prompts:
             break
     return found

@@ -20,7 +20,7 @@ from feedback.cache import StampedCache
 from feedback.selectors import FeedbackCounts, agent_has_decisions, app_answers, policy_answers
 from rl.agents import AGENTS
 from rl.models import AgentDefinition, Policy, PolicyEvent
-from rl.registry.service import RegistryRefused, champion_of, policy_instate
+from rl.registry.service import REPLACED, RegistryRefused, champion_of, policy_instate
 
 NEWEST = 200
 """Newest decisions of an agent that say which policy answers its users today."""
@@ -122,8 +122,9 @@ def _create(agent: str, recorded_as: str) -> Policy:
                 if recorded_as
                 else "the app's decisions name no policy",
             )
-    except IntegrityError:  # another process was faster
-        return Policy.objects.get(agent=agent, kind=Kind.RECORDED, recorded_as=recorded_as)
+    except IntegrityError:  # another process was faster: with this policy, or with its name for another agent
+        there = Policy.objects.filter(agent=agent, kind=Kind.RECORDED, recorded_as=recorded_as).first()
+        return there or _create(agent, recorded_as)
     return policy
 
 
@@ -142,6 +143,9 @@ def _is_taken(name: str) -> bool:
 
 
 def _may_stand(policy: Policy) -> bool:
-    """True unless a person took the policy out of service."""
+    """True unless a person took the policy out of service. To promote another one is not that: where that one is
+    retired later, the app's model answers again."""
     left = policy.events.filter(from_stage=Stage.CHAMPION).first()
-    return policy.stage == Stage.RETIRED and (left is None or left.actor == ACTOR)
+    if policy.stage != Stage.RETIRED or left is None:
+        return policy.stage == Stage.RETIRED
+    return left.actor == ACTOR or (left.kind == Event.RETIRED and left.reason.startswith(REPLACED))

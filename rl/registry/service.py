@@ -38,6 +38,10 @@ MOVES: dict[str, tuple[str, ...]] = {
 """Stage -> the stages a policy may move to from there. Rejected is the end: a better one is a new policy."""
 
 
+REPLACED = "replaced by"
+"""Beginning of the reason why a champion was retired that another policy took the place of."""
+
+
 def home_path(path: str | Path) -> Path:
     """Absolute path of a stored one: relative paths are inside RATCHET_HOME."""
     return settings.RATCHET_HOME / path
@@ -372,7 +376,7 @@ def _move(
                         from_stage=Stage.CHAMPION,
                         to_stage=Stage.RETIRED,
                         actor=actor,
-                        reason=f"replaced by {current.name}",
+                        reason=f"{REPLACED} {current.name}",
                     )
             Policy.objects.filter(pk=current.pk).update(stage=to)
             PolicyEvent.objects.create(

@@ -108,8 +108,8 @@ def evaluate_policy(
     - valid_rate: share of answers as the agent is served (the likeliest of its closed set or of what a row's `state`
       lists, else written greedily within its schema), one to each of the first `generate_samples` distinct prompts,
       that the agent can act on; `written` has it for what is written without list and schema, and with a row's `state`
-      a written choice must be one it lists. Where the evidence has fewer prompts, those of `spare` ({"prompt",
-      "state"?}, never trained on) are answered too.
+      a written choice must be one it lists. Of `spare` ({"prompt", "state"?}, never trained on) as
+      many as are missing, and half of `generate_samples` at least, are answered too.
     - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function, of prompts that
       people judged: 1 for an answer they preferred, 0 for one they only rejected or that is not valid, 0.5 for others.
     - rewards_known: answers that this says anything of; 0 where free text matched nothing that anybody judged.

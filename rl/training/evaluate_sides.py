@@ -129,7 +129,11 @@ def answered_prompts(
     generate_samples: int,
     spare: Sequence[Mapping[str, Any]],
 ) -> list[HeldOutPrompt]:
-    """The prompts that are answered: the first of all, those whose answers themselves are evidence, spare ones."""
+    """The prompts that are answered: the first of all, those whose answers themselves are evidence, spare ones.
+
+    Of spare ones at least half of `generate_samples`, however many are rated: what both sides say where nobody rated
+    shows whether ratings are complaints (`rl.gates.rules.rule_ratings`).
+    """
     first = list(prompts[: max(generate_samples, 0)])
     if generate_samples <= 0:
         return first
@@ -141,7 +145,7 @@ def answered_prompts(
         first += [prompt for prompt in wanted if prompt.key not in known]
         known |= {prompt.key for prompt in wanted}
     more = [one for one in held_out_prompts({TESTS: spare}) if one.key not in known]
-    return first + more[: max(generate_samples - len(first), 0)]
+    return first + more[: max(generate_samples - len(first), generate_samples // 2)]
 
 
 class Ticker:

@@ -46,7 +46,7 @@ def rounds_waiting(rater: str, agent: str) -> list[tuple[int, str, int | None]]:
     """Open rounds with a pair for this rater: number, agent, and about how many answers they need."""
     rows = JudgingRound.objects.filter(
         status__in=(JudgingRound.Status.ANSWERING, JudgingRound.Status.RUNNING)
-    )
+    ).exclude(policy__stage=Policy.Stage.REJECTED)
     rows = rows.filter(agent=agent) if agent else rows
     return [(row.pk, row.agent, round_standing(row).further) for row in rows if pair_next(row, rater)]
 

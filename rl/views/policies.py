@@ -21,7 +21,7 @@ from rl.models.runs import RunRefused
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict, promotion_of
 from rl.registry.diff import policy_diff
-from rl.registry.incumbents import incumbents_sync
+from rl.registry.incumbents import incumbent_sync, incumbents_sync
 from rl.registry.judging import round_standing, rounds_of
 from rl.selectors import (
     policy_ancestors,
@@ -82,6 +82,7 @@ def _row(policy: Policy) -> dict[str, Any]:
 @require_safe
 def policy(request: HttpRequest, name: str) -> HttpResponse:
     """One policy: figures, lineage, the gate's report, files, history, and the moves for who may make them."""
+    incumbents_sync(feedback_counts_cached())
     policy_row = get_object_or_404(Policy.objects.select_related("parent", "run"), name=name)
     overview = policy_overview(policy_row)
     gate_event = (
@@ -137,6 +138,7 @@ def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
 def policy_move(request: HttpRequest, name: str) -> HttpResponse:
     """Promote, reject, retire or roll back; what the registry says is shown."""
     found = get_object_or_404(Policy, name=name)
+    incumbent_sync(found.agent)
     try:
         moved = registry.policy_move(
             found,

@@ -79,6 +79,10 @@ class Command(RatchetCommand):
         if action == "rollback":
             return _policy_summary(registry.policy_rollback(names[0], actor=actor, reason=options["reason"]))
         policy = registry.policy_get(names[0])
+        incumbent_sync(
+            policy.agent
+        )  # the gate's opponent may be the app's own model, which nobody looked at yet
+        policy.refresh_from_db()
         if action == "show":
             overview = policy_overview(policy)
             return {
