@@ -78,6 +78,7 @@ def test_answers_without_a_policy_name_belong_to_the_apps_model() -> None:
         ("taken", "bikes-taken"),
         ("filer", "bikes-filer"),  # an agent's slug
         ("champion", "bikes-champion"),  # a word of an option
+        ("compare", "bikes-compare"),  # the address of a page
         ("///", "bikes-app"),
     ],
 )
@@ -87,6 +88,11 @@ def test_its_name_is_the_apps_own_where_that_is_free_and_plain(sent: str, name: 
     champion = incumbent_sync(AGENT)
     assert champion is not None
     assert (champion.name, champion.recorded_as, champion.title) == (name, sent, sent)
+
+
+def test_a_blank_name_is_none() -> None:
+    decide(policy="  ")
+    assert incumbent_sync(AGENT).title == APP_MODEL
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from rl.registry.diff import policy_diff
 from rl.registry.model_card import policy_card
 from rl.registry.retention import policies_prune, policies_retained
 from tests.support.evaluations import evidence_stored, judged
+from tests.support.hosted import hosted
 
 pytestmark = pytest.mark.django_db
 
@@ -394,3 +395,10 @@ def test_a_run_shows_a_policy_judged_by_what_is_no_share(rater: Client) -> None:
     page = rater.get(f"/runs/{policy.run_id}/").text
     assert "-1.500 nats per token" in page
     assert '<svg class="interval"' not in page
+
+
+def test_a_hosted_policy_is_said_to_be_a_model_of_its_upstream(admin_client: Client) -> None:
+    policy = hosted("http://127.0.0.1:9/v1")
+    page = admin_client.get(f"/policies/{policy.name}/").content.decode()
+    assert "m-1, a hosted model, asked at bot-hosted-upstream" in page
+    assert "and an adapter" not in page

@@ -117,7 +117,7 @@ class Policy(models.Model):
         """Name for sentences: of a recorded policy what its app calls it."""
         if self.kind != self.Kind.RECORDED:
             return self.name
-        return self.recorded_as or APP_MODEL
+        return self.recorded_as.strip() or APP_MODEL
 
     @property
     def has_files(self) -> bool:

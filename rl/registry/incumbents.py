@@ -32,8 +32,8 @@ ACTOR = "incumbents"
 
 BASE = "base"
 
-RESERVED = frozenset({BASE, "champion", "incumbent", "sft", "start"})
-"""Words that options take in place of a policy's name."""
+RESERVED = frozenset({BASE, "champion", "compare", "incumbent", "sft", "start"})
+"""Words that options and the addresses of pages take in place of a policy's name."""
 
 Kind, Stage, Event = Policy.Kind, Policy.Stage, PolicyEvent.Kind
 
