@@ -17,6 +17,7 @@ from feedback.rating.requests import (
     SampleRefused,
     liked_by_choice,
     liked_in_sample,
+    prompts_asked,
     requests_open,
     sample_draw,
     verdict_ask,
@@ -141,3 +142,11 @@ def test_the_agents_page_has_a_button_for_operators(client: Client) -> None:
     assert "Ask for their ratings first" in text
     assert client.get("/agents/router/sample/").status_code == 405
     assert client.post("/agents/nobody/sample/", {"count": "2"}).status_code == 404
+
+
+def test_a_prompt_was_not_asked_first_where_another_answer_to_it_was_rated_before() -> None:
+    complained, fresh = recorded(2)
+    rating_submit(decision=complained, rater="user", thumb="down")
+    decide("what about 0?", "sales", agent="router")
+    verdict_ask("router", [complained.prompt_hash, fresh.prompt_hash])
+    assert prompts_asked("router") == {fresh.prompt_hash}

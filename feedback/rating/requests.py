@@ -127,7 +127,10 @@ def _create(purpose: str, decisions: list[uuid.UUID], probability: float) -> Non
 def prompts_asked(agent: str) -> set[str]:
     """Hashes of the prompts that nobody had rated when the queue was told to ask for them."""
     earlier = ratings_standing().filter(
-        decision=OuterRef("decision"), rater_kind=RaterKind.HUMAN, created_at__lte=OuterRef("created_at")
+        decision__agent=agent,
+        decision__prompt_hash=OuterRef("decision__prompt_hash"),
+        rater_kind=RaterKind.HUMAN,
+        created_at__lte=OuterRef("created_at"),
     )
     found = RatingRequest.objects.filter(decision__agent=agent).exclude(Exists(earlier.order_by()))
     return set(found.order_by().values_list("decision__prompt_hash", flat=True))
