@@ -428,7 +428,9 @@ if GATEWAY_WITHOUT_RECORDING not in ("answer", "refuse"):
     raise ImproperlyConfigured(
         f"GATEWAY_WITHOUT_RECORDING must be answer or refuse, found {GATEWAY_WITHOUT_RECORDING!r}"
     )
-LOCAL_API_KEY = os.environ.get("LOCAL_API_KEY") or ""
+LOCAL_API_KEY = (os.environ.get("LOCAL_API_KEY") or "").strip()
+if not (LOCAL_API_KEY.isascii() and LOCAL_API_KEY.isprintable()):
+    raise ImproperlyConfigured("LOCAL_API_KEY must be one line of letters, digits and signs")
 # Reads the variable that an upstream names for its API key.
 UPSTREAM_KEY_OF = os.environ.get
 SERVING_TIMEOUT_S = _number("SERVING_TIMEOUT_S", 60.0, 0.1, 3600.0)

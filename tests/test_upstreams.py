@@ -225,6 +225,15 @@ def test_the_same_model_and_parameters_are_one_policy() -> None:
     assert policy_rollback("shop", actor="eve") == first
 
 
+def test_an_upstream_that_was_removed_meanwhile_answers_for_nobody() -> None:
+    upstream = upstream_add(VALUES)
+    Upstream.objects.all().delete()
+    with pytest.raises(UpstreamRefused, match="removed meanwhile") as refused:
+        hosted_policy_create("shop", upstream, actor="eve")
+    assert refused.value.code == "conflict"
+    assert not Policy.objects.exists()
+
+
 def test_recorded_answers_are_replaced_and_a_trained_champion_is_not() -> None:
     Policy.objects.create(name="your-model", agent="shop", kind="recorded", stage="champion")
     hosted = hosted_policy_create("shop", upstream_add(VALUES), actor="eve")
@@ -352,7 +361,8 @@ def test_rest_takes_a_key_and_never_gives_it_back(provider: ModelServer) -> None
         ({"name": "stub"}, {"url", "model"}),
         ({**VALUES, "timeout_s": "soon"}, {"timeout_s"}),
         ({**VALUES, "timeout_s": True}, {"timeout_s"}),
-        ({**VALUES, "dialect": "gemini", "concurrency": -1}, {"dialect", "concurrency"}),
+        ({**VALUES, "timeout_s": 1e300, "price_in": -1}, {"timeout_s", "price_in"}),
+        ({**VALUES, "dialect": "gemini", "concurrency": 0}, {"dialect", "concurrency"}),
         ({**VALUES, "key_encrypted": "x"}, {"key_encrypted"}),
         ({**VALUES, "model": "a\u0000b"}, {"model"}),
         ({**VALUES, "url": "https://user:secret@h/v1"}, {"url"}),

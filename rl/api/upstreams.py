@@ -19,6 +19,7 @@ from rl.api.loop import PAGE_PARAMETERS, PAGING
 from rl.models import Upstream
 from rl.serving.upstream_test import UpstreamTest, upstream_test
 from rl.upstreams.service import (
+    RANGES,
     SETTINGS,
     upstream_add,
     upstream_change,
@@ -43,7 +44,9 @@ def _schema(field: models.Field[Any, Any]) -> Schema:
         found["enum"] = [value for value, _ in field.flatchoices]
     if field.max_length:
         found["maxLength"] = field.max_length
-    if kind == "integer":
+    if field.name in RANGES:
+        found["minimum"], found["maximum"] = RANGES[field.name]
+    elif kind == "integer":
         found["minimum"] = 0
     return found | ({"description": str(field.help_text)} if field.help_text else {})
 
@@ -210,4 +213,6 @@ def _words(name: str) -> str:
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"
     limit = f" of at most {schema['maxLength']} characters" if "maxLength" in schema else ""
+    if "maximum" in schema:
+        limit = f" from {schema['minimum']:g} to {schema['maximum']:,.0f}"
     return TYPES[FIELDS[name].get_internal_type()][1] + limit

@@ -39,6 +39,11 @@ def hosted_policy_create(
         fault = f"{', '.join(taken)} cannot be set: each request says it"
         raise UpstreamRefused(f"parameters: {fault}", {"parameters": fault})
     model = model or upstream.model
+    # two first requests at once make one policy, and nobody removes the upstream meanwhile
+    if not Upstream.objects.select_for_update().filter(pk=upstream.pk).exists():
+        raise UpstreamRefused(
+            f"upstream {upstream.name} was removed meanwhile: add it again", code="conflict"
+        )
     same = Policy.objects.filter(agent=agent, kind=Policy.Kind.HOSTED, upstream=upstream, base_model=model)
     same = same.exclude(stage=Policy.Stage.REJECTED)
     policy = next((one for one in same if one.parameters == parameters), None)

@@ -125,6 +125,8 @@ def upstream_fill(upstream: Upstream, values: Mapping[str, Any], key: str = "") 
 @transaction.atomic
 def upstream_remove(upstream: Upstream) -> None:
     """Remove an upstream and its API key. Raises UpstreamRefused while a policy is answered by it."""
+    # a hosted policy that is being made goes first
+    Upstream.objects.select_for_update().filter(pk=upstream.pk).first()
     if names := list(upstream.policies.values_list("name", flat=True)[:4]):
         raise UpstreamRefused(
             f"{upstream.name} answers for {', '.join(names)}, whose history needs it: take away its key at your "
