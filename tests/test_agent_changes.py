@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.db.models import CharField
 from django.utils import timezone
 
@@ -24,8 +25,10 @@ from feedback.models import (
     ImportBatch,
     Lease,
     Rating,
+    RatingRequest,
     Suggestion,
 )
+from feedback.rating.requests import sample_draw
 from feedback.recording.traces import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.storage.agent_names import name_hashed
@@ -39,8 +42,11 @@ from rl.models import (
     Experiment,
     GateSettings,
     GoldenCase,
+    JudgedPair,
+    JudgingRound,
     LabelRun,
     LearnerSettings,
+    PairJudgement,
     Policy,
     PolicyEvent,
     RewardRecord,
@@ -50,7 +56,10 @@ from rl.models import (
     TrainingRun,
 )
 from rl.registry import agent_files
+from rl.registry.incumbents import incumbent_sync
+from rl.registry.judging import judgement_submit
 from tests.support.api_client import person
+from tests.support.judging import decision_of, preference, round_of
 
 pytestmark = pytest.mark.django_db
 
@@ -374,3 +383,22 @@ def test_the_page_renames_and_deletes_for_operators_alone(client: Any) -> None:
     gone = client.post("/agents/desk/change/", {"action": "delete", "name": "desk"})
     assert gone["Location"] == "/"
     assert not Decision.objects.exists()
+
+
+def test_the_apps_own_model_was_not_trained_and_goes_with_its_agent() -> None:
+    decision_of(0, "helper")
+    assert incumbent_sync("helper") is not None
+    assert agent_delete("helper", actor="x").trained == {}
+    assert not Policy.objects.exists()
+
+
+def test_what_was_judged_goes_with_its_agent() -> None:
+    judging = round_of(2, agent="helper")
+    pair, side = preference(judging, "ann", "policy")
+    judgement_submit(pair, "ann", side)
+    sample_draw("helper", 2)
+    agent_delete("helper", actor="x", force=True)
+    connection.check_constraints()
+    assert not any(
+        model.objects.exists() for model in (PairJudgement, JudgedPair, JudgingRound, RatingRequest)
+    )

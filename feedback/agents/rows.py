@@ -29,11 +29,12 @@ def agent_path(model: type[Model], seen: frozenset[type[Model]] = frozenset()) -
 
 
 def agent_models() -> dict[type[Model], str]:
-    """Every model whose rows belong to an agent -> the lookup to its slug; those that others point to come last."""
+    """Every model whose rows belong to an agent -> the lookup to its slug; those that others point to come last, and
+    what is found by way of another table before that."""
     found = {
         model: path for model in apps.get_models() if model not in APART and (path := agent_path(model)) != ""
     }
-    return dict(sorted(found.items(), key=lambda item: (item[1] == "agent", item[0].__name__)))
+    return dict(sorted(found.items(), key=lambda item: (-item[1].count("__"), item[0].__name__)))
 
 
 def rows_of(agent: str) -> Iterator[tuple[type[Model], Any]]:

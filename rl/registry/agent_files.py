@@ -47,9 +47,10 @@ def refusal(agent: str, new: str | None) -> str:
 def artifacts_trained(agent: str) -> dict[str, list[Any]]:
     """Runs that learnt, policies and label models of an agent."""
     runs = TrainingRun.objects.filter(agent=agent, status=TrainingRun.Status.SUCCEEDED)
+    trained = Policy.objects.filter(agent=agent, kind__in=(Policy.Kind.ADAPTER, Policy.Kind.LINEAR))
     return {
         "runs": list(runs.order_by("pk").values_list("pk", flat=True)),
-        "policies": list(Policy.objects.filter(agent=agent).order_by("pk").values_list("name", flat=True)),
+        "policies": list(trained.order_by("pk").values_list("name", flat=True)),
         "labels": [str(row) for row in LabelRun.objects.filter(agent=agent).exclude(path="").order_by("pk")],
     }
 
