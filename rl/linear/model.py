@@ -140,7 +140,8 @@ class LinearPolicy:
         best: list[str] = []
         others: list[tuple[float, int, str]] = []
         for number, (_, part) in enumerate(self.parts):
-            scores = part.log_probabilities(messages, part.answers)
+            # rounded: equal values stay in the order of the answers, on every machine and after a reload
+            scores = [round(score, 9) for score in part.log_probabilities(messages, part.answers)]
             order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
             best.append(part.answers[order[0]])
             if len(order) > 1:
