@@ -105,6 +105,16 @@ def test_only_a_sample_is_representative() -> None:
     assert (drawn.liked, drawn.rated, drawn.drawn, drawn.representative) == (6, 9, 10, True)
 
 
+def test_who_corrects_an_answer_does_not_like_it() -> None:
+    rows = recorded(3)
+    rating_submit(decision=rows[0], rater="ann", correction="another")
+    rating_submit(decision=rows[1], rater="ann", correction=rows[1].response)
+    rating_submit(decision=rows[2], rater="ann", thumb="up")
+    chosen = liked_by_choice("router")
+    assert chosen is not None
+    assert (chosen.liked, chosen.rated) == (2, 3)
+
+
 def test_the_endpoint_draws_and_shows(client: Client) -> None:
     recorded(6)
     api = ApiClient("operate")

@@ -234,7 +234,7 @@ def test_every_command_of_the_docs_is_one_and_takes_its_options(line: str) -> No
     if program:
         words = words[words.index(program) + 1 :]
         words = words[
-            : next((at for at, word in enumerate(words) if word in ("|", ">", "&&", "&", ";")), len(words))
+            : next((at for at, word in enumerate(words) if word in ("|", ">", "<", "&&", "&", ";")), len(words))
         ]
         app = get_commands()[words[0]]
         command = load_command_class(app, words[0]) if isinstance(app, str) else app

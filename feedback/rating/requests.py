@@ -186,10 +186,14 @@ def _liked(ids: list[uuid.UUID] | None, drawn: int, representative: bool, agent:
     if ids is not None:
         ratings = rows_in(ratings, "decision_id", ids)
     values: dict[uuid.UUID, list[float]] = {}
-    for decision, thumb, stars, score in ratings.order_by().values_list(
-        "decision", "thumb", "stars", "score"
-    ):
-        if (value := rating_share(thumb, stars, score)) is not None:
+    rows = ratings.order_by().values_list(
+        "decision", "thumb", "stars", "score", "correction", "decision__response"
+    )
+    for decision, thumb, stars, score, correction, response in rows:
+        value = rating_share(thumb, stars, score)
+        if value is None and correction is not None:
+            value = float(correction == response)  # whoever writes another answer does not like this one
+        if value is not None:
             values.setdefault(decision, []).append(value)
     means = [sum(one) / len(one) for one in values.values()]
     decided = [mean for mean in means if mean != NEUTRAL]

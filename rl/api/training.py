@@ -29,7 +29,6 @@ from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
 from rl.recipes import RecipeError
 from rl.recipes.methods import dataset_kind, method_named
-from rl.registry.incumbents import incumbent_sync
 from rl.reward_models.specs import reward_model_of
 from rl.selectors import run_get, run_series
 
@@ -40,7 +39,7 @@ class Policies(ApiView):
     scopes = {"GET": "read"}
 
     @describe(
-        "List an agent's policies, newest first",
+        "List an agent's trained policies, newest first",
         {200: ("All of them", list_schema(ref("PolicyVersion")))},
         parameters=(AGENT,),
         tag="policies",
@@ -48,8 +47,9 @@ class Policies(ApiView):
     )
     def get(self, request: Request, agent: str) -> Response:
         parameters(request, ())
-        incumbent_sync(agent_checked(agent))
-        policies = list(Policy.objects.filter(agent=agent).order_by("-pk"))
+        kinds = (Policy.Kind.ADAPTER, Policy.Kind.LINEAR)
+        trained = Policy.objects.filter(agent=agent_checked(agent), kind__in=kinds)
+        policies = list(trained.order_by("-pk"))
         scores = score_summaries(agent, [policy.created_at for policy in policies])
         return Response(
             [
