@@ -245,7 +245,7 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
     assert f"run {form.pk} trained it first (valid answers: 0 % before, " in report["why"]
     # a stage takes no feedback: what was learnt stands with the run
     assert run.learnt.filter(use="trained").exists()
-    assert Policy.objects.count() == 2
+    assert Policy.objects.filter(kind="adapter").count() == 2
 
 
 @pytest.mark.django_db

@@ -130,13 +130,13 @@ def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     assert policy.metrics["difference"]["low"] == found["comparison"]["gate"]["low"] == bound
     call_command("evaluate_model", policy=policy.name, compare_base=True)
     said = capsys.readouterr().out
-    assert said.startswith("People would like 100.0 % [83.9, 100.0] of its answers")
+    assert said.startswith("Right in 40 of 40 held-out prompts; the base model in 0")
     assert (
         "own-bot: no held-out prompt has a preferred and a rejected answer, so there are no pairs. "
         "Evaluated on known instead, prompts of which right or wrong answers are known: from people or from "
         "the agent itself: 40 held-out prompts."
     ) in said
-    assert "Better than base: +" in said
+    assert "Ready to promote." in said
 
 
 @pytest.mark.training

@@ -198,9 +198,9 @@ def test_a_policy_over_a_closed_set_is_judged_by_its_choices_and_not_by_its_dist
         ).row
         rating_submit(decision=made, rater="lea", stars=5 if i % 3 == 0 else 1)
     call_command("train_kto", agent="movie-night", max_steps=1, stdout=StringIO(), stderr=StringIO())
-    policy = Policy.objects.get()
+    policy = Policy.objects.get(kind="adapter")
     call_command(
-        "evaluate_model", policy=policy.name, compare_base=True, stdout=StringIO(), stderr=StringIO()
+        "evaluate_model", policy=policy.name, compare="incumbent", stdout=StringIO(), stderr=StringIO()
     )
     evaluation = Evaluation.objects.get()
     assert evaluation.figures["valid_rate"]["value"] == 1.0

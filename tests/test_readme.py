@@ -97,9 +97,9 @@ EXPECTED = {
     "train_sft --dry-run": ["estimate", "held-out prompts"],
     "train_sft": [
         "mailroom-v89",
-        "Next: python manage.py evaluate_model --policy mailroom-v89 --compare-base",
+        "Next: python manage.py evaluate_model --policy mailroom-v89 --compare mailroom-app",
     ],
-    "evaluate_model": ["Better than base", "Next: python manage.py policy promote mailroom-v89"],
+    "evaluate_model": ["Ready to promote.", "Next: python manage.py policy promote mailroom-v89"],
     "policy": ["stage: champion", '"model": "mailroom"'],
     "api_key": ["rk_"],
     "export_model": [".gguf", "Next: llama-server -m "],
@@ -153,7 +153,7 @@ def test_the_readme_goes_from_a_file_to_a_promoted_policy_that_answers(
     for command, words in EXPECTED.items():
         for word in words:
             assert word in told[command], (command, told[command])
-    champion = Policy.objects.get(agent="mailroom")
+    champion = Policy.objects.get(agent="mailroom", kind="adapter")
     assert champion.stage == Policy.Stage.CHAMPION
     held_out = PromptSplit.objects.filter(agent="mailroom", split="holdout").count()
     assert held_out >= 30
@@ -234,7 +234,9 @@ def test_every_command_of_the_docs_is_one_and_takes_its_options(line: str) -> No
     if program:
         words = words[words.index(program) + 1 :]
         words = words[
-            : next((at for at, word in enumerate(words) if word in ("|", ">", "<", "&&", "&", ";")), len(words))
+            : next(
+                (at for at, word in enumerate(words) if word in ("|", ">", "<", "&&", "&", ";")), len(words)
+            )
         ]
         app = get_commands()[words[0]]
         command = load_command_class(app, words[0]) if isinstance(app, str) else app

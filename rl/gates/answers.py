@@ -202,6 +202,7 @@ def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
     Held against the rival's answers to the same prompts or, where those are of another length, against the held-out
     answers that people wrote, chose or liked (`min_slice` of them): a base model that never said such things rambles.
+    Fewer than `min_evidence` answers reject nothing for good.
     """
     own = [math.log(one.chars + 1) for one in evidence.answer_pairs]
     if not own:
@@ -222,6 +223,7 @@ def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             REFUSED,
             f"{words} (allowed: {1 / bounds.max_length_ratio:.2g} to {bounds.max_length_ratio:g})",
             figures,
+            waits=n < bounds.min_evidence,
         )
     return RuleResult("length", PASSED, words, figures)
 

@@ -46,12 +46,13 @@ from django.conf import settings
 from feedback.models import Rating
 from rl.models import Learnt, Policy, TrainingRun
 from rl.registry.service import home_path
-sums = {p.name: p.adapter_sha256 for p in Policy.objects.all()}
+trained = Policy.objects.exclude(kind="recorded")
+sums = {p.name: p.adapter_sha256 for p in trained}
 def whole(p):
     file = home_path(p.adapter_path) / "adapter_model.safetensors"
     return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == p.adapter_sha256
 done = Learnt.objects.filter(run__status="succeeded").values_list("feedback", flat=True)
-champion = Policy.objects.filter(stage="champion").first()
+champion = trained.filter(stage="champion").first()
 def made(p):
     run = p.run
     machine = {key: run.hardware.get(key) for key in ("dtype", "matmul_precision")}
@@ -61,9 +62,9 @@ print(json.dumps({
     "learnt": sorted(map(str, done)),
     "runs": dict(Counter(TrainingRun.objects.values_list("status", flat=True))),
     "follow_ups": dict(Counter(TrainingRun.objects.filter(status="succeeded").values_list("follow_up", flat=True))),
-    "policies": Policy.objects.count(),
-    "made": {p.name: made(p) for p in Policy.objects.select_related("run__snapshot")},
-    "partial": [p.name for p in Policy.objects.exclude(events__kind="pruned") if not whole(p)],
+    "policies": trained.count(),
+    "made": {p.name: made(p) for p in trained.select_related("run__snapshot")},
+    "partial": [p.name for p in trained.exclude(events__kind="pruned") if not whole(p)],
     "champion": champion.name if champion else None,
     "champion_sha256": champion.adapter_sha256 if champion else None,
     "reasons": sorted(set(TrainingRun.objects.exclude(reason="").values_list("reason", flat=True)))[:20],

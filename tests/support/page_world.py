@@ -39,6 +39,7 @@ from rl.models import (
     ServingSettings,
     Snapshot,
     TrainingRun,
+    Upstream,
 )
 from rl.registry import service as registry
 from rl.registry.judging import judgement_submit
@@ -286,6 +287,8 @@ def user_pages(whole: Decision) -> Iterator[str]:
         f"/runs/{refused.pk}/",
         f"/runs/compare/?run={run.pk}&run={run.pk - 1}",
     )
+    Upstream.objects.get_or_create(name="local", url="http://localhost:11434/v1", model="qwen3:8b")
+    yield "/upstreams/"
     yield from ("/policies/", f"/policies/{policy.name}/", f"/policies/{policy.name}/answers/")
     yield from (f"/policies/{first.name}/", f"/policies/compare/?left={first.name}&right={policy.name}")
     yield from ("/reward-models/", f"/reward-models/{AGENT}-rm-v100/")
