@@ -46,6 +46,8 @@ ELSEWHERE = {
     "login_link": "tests/test_people.py opens the link",
     "--resume 17": "goes on with a run that was stopped; tests/test_training_commands.py stops one",
     "run_pipeline": "trains; tests/test_pipeline.py runs it",
+    "--key < key.txt": "reads a key from a file of the reader's; tests/test_upstreams.py sends one",
+    "upstream test": "asks a provider; tests/test_upstreams.py asks a stub",
     "benchmark_model": "names a folder of tasks; tests/test_benchmarks.py runs it",
     "docker compose": "is not installed here; tests/test_container.py runs what the images run",
     "sudo": "changes the machine; the commands stand on other pages",

@@ -143,10 +143,8 @@ class Loop:
             number = len(self.sent)
             decision, rating = str(uuid.uuid4()), str(uuid.uuid4())
             body = {"prompt": f"what is {FIRST + number // 2}?", "response": ("good", "poor")[number % 2]}
-            self.call(
-                "POST", "/api/decisions/",
-                {"id": decision, "agent": AGENT, "messages": body["prompt"], "response": body["response"]},
-            )  # fmt: skip
+            answered = {"messages": body["prompt"], "response": body["response"], "policy": "base"}
+            self.call("POST", "/api/decisions/", {"id": decision, "agent": AGENT, **answered})
             thumb = {"id": rating, "thumb": ("up", "down")[number % 2], "rater": "ada"}
             self.call("POST", f"/api/decisions/{decision}/ratings/", thumb)
             self.sent.append(rating)
