@@ -115,7 +115,7 @@ class App:
 def bike_message(random: Random) -> tuple[str, str]:
     queue = random.choice(list(MESSAGES))
     text = random.choice(MESSAGES[queue]).format(part=random.choice(PARTS))
-    if random.random() < 0.4:  # what was the matter before, which is none any more
+    if random.random() < 0.4:  # mention an earlier problem that is solved now
         before = random.choice(MESSAGES[bike_wrong(random, queue)]).format(part=random.choice(PARTS))
         text = f"{text}, not as last time: {before}"
     return f"{random.choice(OPENINGS)}{text}.{random.choice(CLOSINGS)} ({random.choice(NAMES)})", queue
