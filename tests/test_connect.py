@@ -123,7 +123,7 @@ def test_the_page_waits_for_the_first_decision_and_shows_it(operator: Client) ->
     forget_all()
     arrived = operator.get("/start/?agent=shop&step=connect")
     assert (arrived.context["asked"], arrived.context["arrived"].response) == ("Where is it?", "On its way.")
-    assert "/start/?agent=shop&amp;step=rate" in arrived.text
+    assert '<a class="button" href="/start/?agent=shop">Rate it</a>' in arrived.text
     assert operator.get("/start/?agent=shop").context["shown"].key == "rate"
 
 

@@ -74,7 +74,9 @@ def test_the_decisions_page_says_the_model_and_the_cost(
 ) -> None:
     hosted(stub.url, price_in=1000.0, price_out=2000.0)
     stub.sends = ("application/json", json.dumps({**stub.completion(), "model": "m-1-2026"}).encode())
-    page = admin_client.get(f"/decisions/{ask(client).id}/")
+    ask(client)
+    (row,) = recorded()
+    page = admin_client.get(f"/decisions/{row.pk}/")
     made_by = dict(page.context["made_by"])
     assert (made_by["provider's model"], made_by["cost"]) == ("m-1-2026", "$0.013000")
 

@@ -319,7 +319,7 @@ def test_where_the_gate_is_open_a_button_promotes_and_the_next_step_asks(operato
     policy = judged_policy(wins=15)
     page = operator.get("/start/?agent=shop")
     text = words(page.text)
-    assert "Prefers the better answer in 35 of 40 prompts; your app&#x27;s model in 20" in text
+    assert f"{policy.name} was preferred in 15 of 15 decided prompts" in text
     assert text.count("Ready to promote.") == 1
     assert f"Promote {policy.name}" in text
     assert f"/policies/{policy.name}/answers/?show=win" in page.text
