@@ -2,9 +2,9 @@
 
     python benchmarks/base_answers.py [--prompts 40] [--model bundled]
 
-Built-in agents, and made-up ones that the base was never taught (`rl.training.base_unseen`; the last twelve by somebody
-who knew nothing of its curriculum). Freely: without a grammar, greedily and at temperature 1. Under
-the schema: llama.cpp in this process, as the gateway and `/api/decide/` have it.
+Built-in agents, and made-up ones that the base was never taught (`tools.bundled_model.unseen`; somebody who knew
+nothing of its curriculum wrote the last twelve). Freely: without a grammar, greedily and at temperature 1. Under the
+schema: llama.cpp in this process, as the gateway and `/api/decide/` have it.
 Prints a markdown table.
 """
 
@@ -34,8 +34,8 @@ from rl.export.gguf_write import writer_for  # noqa: E402
 from rl.export.source import source_open  # noqa: E402
 from rl.serving.base import Ask  # noqa: E402
 from rl.serving.llama import LlamaPolicy  # noqa: E402
-from rl.training.base_unseen import BLIND, UNSEEN  # noqa: E402
 from rl.training.policy import generate, load_policy  # noqa: E402
+from tools.bundled_model.unseen import BLIND, UNSEEN  # noqa: E402
 
 Cases = Sequence[tuple[Agent, dict[str, Any]]]
 

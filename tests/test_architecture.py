@@ -289,6 +289,11 @@ def test_the_server_runs_without_the_client() -> None:
     ] == []
 
 
+@pytest.mark.slow
+def test_the_program_imports_no_tool() -> None:
+    assert [one for package in ("backend", *LAYERS) for one in offences(package, {"tools", "tests"})] == []
+
+
 @pytest.mark.parametrize("package", ["feedback.messages", *PURE])
 def test_pure_packages_know_neither_django_nor_torch(package: str) -> None:
     assert offences(package, {*DJANGO, *TORCH, "feedback", "backend"}, but=["feedback.messages"]) == []
@@ -355,7 +360,7 @@ def test_only_entry_points_import_training_and_only_inside_functions() -> None:
     outside = [
         f"{name} imports {module}"
         for name, file in PROJECT.items()
-        if not is_heavy(name) and not within(name, [*ENTRY_POINTS, "rl.management.commands.build_base_model"])
+        if not is_heavy(name) and not within(name, ENTRY_POINTS)
         for module in imports(file, types=False)  # the type of a result may be named anywhere
         if is_heavy(module)
     ]

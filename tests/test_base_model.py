@@ -1,4 +1,4 @@
-"""The bundled base model: its files, what it can do untrained, and how it is built."""
+"""The bundled base model: its files, and what it can do untrained. How it is built: tools/bundled_model/tests."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
-from statistics import median
 
 import pytest
-from django.core.management import CommandError, call_command
 
 from rl.agents import AGENTS
 from rl.agents.assistant import EVASIVE, FRIENDLY, PLAIN, TOPICS
 from rl.agents.base import ChoiceAgent
 from rl.agents.tastes import TEAM, scenarios_of
-from rl.training import base_measure, base_model
-from rl.training.base_model import BUNDLED_MODEL, CHAT_TEMPLATE, Shape, build_base_model, resolve_base_model
+from rl.bundled_models import BUNDLED_MODEL, resolve_base_model
 
 CHOOSERS = ("widgets", "fixtures", "filer")
 
@@ -44,7 +41,7 @@ def header(file: Path) -> dict:
 
 def test_module_finds_the_model_without_torch():
     code = (
-        "import sys; from rl.training.base_model import resolve_base_model\n"
+        "import sys; from rl.bundled_models import resolve_base_model\n"
         "print(resolve_base_model('x'), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -125,7 +122,6 @@ def test_chat_template_writes_tools_calls_and_results(policy):
         '<|assistant|><tool_call>{"name": "stock", "arguments": {"sku": 3, "ort": "K\u00f6ln"}}</tool_call><|end|>'
         "<|tool|>7<|end|><|assistant|>"
     )
-    assert (BUNDLED_MODEL / "chat_template.jinja").read_text("utf-8") == CHAT_TEMPLATE
 
 
 def test_tokenizer_is_byte_level_with_the_gpt2_splitter(policy):
@@ -268,108 +264,3 @@ def test_it_prefers_no_option_of_its_own(policy, slug):
     ]
     assert len(right) == 300
     assert 0.35 <= sum(right) / len(right) <= 0.65
-
-
-@pytest.mark.slow
-def test_building_writes_a_model_that_loads(tmp_path):
-    from rl.training.policy import generate, load_policy
-
-    seen: list[tuple[int, int]] = []
-    figures = build_base_model(
-        tmp_path / "m",
-        steps=2,
-        batch_size=4,
-        shape=Shape(layers=2),
-        texts=2_500,
-        progress=lambda s, n, loss: seen.append((s, n)),
-    )
-    assert seen == [(1, 2), (2, 2)]
-    assert (figures["steps"], figures["vocabulary"]) == (2, 2560)
-    assert figures["bytes"] == sum(file.stat().st_size for file in (tmp_path / "m").iterdir())
-    loaded = load_policy(str(tmp_path / "m"))
-    assert sum(p.numel() for p in loaded.model.parameters()) == figures["parameters"]
-    (answer,) = generate(loaded, [[{"role": "user", "content": "hi"}]], max_new_tokens=2)
-    assert answer.tokens <= 2
-
-
-def test_building_refuses_no_steps(tmp_path):
-    with pytest.raises(ValueError, match="expected at least 1, found 0 and 24"):
-        build_base_model(tmp_path / "m", steps=0)
-    assert not (tmp_path / "m").exists()
-
-
-def test_training_starts_able_to_repeat(policy):
-    """The drawn-in circuit: at the second of two equal lists, what followed before is expected again."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from rl.training.base_weights import weights_start
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(policy.model.config).eval()
-        ids = torch.randperm(model.config.vocab_size)[:20].repeat(2)[None]
-        ranks = []
-        for start in (False, True):
-            if start:
-                weights_start(model)
-            with torch.no_grad():
-                logits = model(input_ids=ids).logits[0, 20:-1].float()
-            following = logits.gather(1, ids[0, 21:, None])
-            ranks.append(float((logits > following).float().sum(1).median()))
-    assert ranks[0] > 300  # at random, of 2,560
-    assert ranks[1] < 20
-
-
-def test_training_starts_looking_at_what_is_listed(policy):
-    """From a token that asks for a name, what stands behind the tokens that open names is expected, most of it."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from rl.training.base_weights import weights_start
-
-    ranks: dict[bool, list[int]] = {False: [], True: []}
-    with torch.random.fork_rng(devices=[]):
-        for seed in range(4):
-            torch.manual_seed(seed)
-            model = LlamaForCausalLM(policy.model.config).eval()
-            ids = torch.randperm(model.config.vocab_size)[:24]
-            opening, asking = ids[3].item(), ids[23].item()
-            ids[[9, 15]] = opening
-            for known, tokens in ((False, {}), (True, {"asking": [asking], "opening": [opening]})):
-                weights_start(model, **tokens)
-                with torch.no_grad():
-                    logits = model(input_ids=ids[None]).logits[0, -1].float()
-                ranks[known] += [int((logits > logits[ids[place + 1]]).sum()) for place in (3, 9, 15)]
-    assert median(ranks[False]) > 300  # of 2,560
-    assert median(ranks[True]) < 20
-
-
-@pytest.mark.slow
-def test_a_step_reads_the_same_whether_the_training_began_before_it_or_goes_on_with_it(policy):
-    from rl.training.base_training import batches
-
-    whole = list(batches(policy.tokenizer, 3, 2, start=0, steps=20))
-    assert len(whole) == 20
-    assert list(batches(policy.tokenizer, 3, 2, start=11, steps=20)) == whole[11:]
-    assert list(batches(policy.tokenizer, 3, 2, start=16, steps=20)) == whole[16:]
-
-
-def test_command_refuses_to_replace_a_model_unasked(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CommandError, match="--force"):
-        call_command("build_base_model", "--output", str(tmp_path))
-    assert (tmp_path / "config.json").read_text() == "{}"
-    assert not (tmp_path / "model.safetensors").exists()
-
-
-def test_command_prints_one_json_object(tmp_path, monkeypatch, capsys):
-    measured = {"widgets": {"prompts": 1, "valid_greedy": 0.0}}
-    monkeypatch.setattr(base_model, "build_base_model", lambda output, **_: {"path": str(output)})
-    monkeypatch.setattr(base_measure, "base_model_measure", lambda output, **_: measured)
-    call_command("build_base_model", "--output", str(tmp_path / "m"), "--steps", "1", "--json")
-    assert json.loads(capsys.readouterr().out) == {
-        "path": str(tmp_path / "m"),
-        "agents": measured,
-        "next": f"python manage.py train_dpo --model {tmp_path / 'm'}",
-    }

@@ -10,10 +10,10 @@ import pytest
 
 from rl.agents.base import Agent
 from rl.agents.template import TemplateAgent
-from rl.training.base_unseen import BLIND, UNSEEN
 from rl.training.evaluate import evaluate_policy
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from tests.support.tiny_models import TOKENIZERS, tiny_model
+from tools.bundled_model.unseen import BLIND, UNSEEN
 
 pytestmark = pytest.mark.training
 

@@ -27,6 +27,7 @@ FOLDERS = (
     "static/",
     "templates/",
     "tests/",
+    "tools/",
 )
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from rl.training import base_words
-from rl.training.base_examples import (
+from tools.bundled_model import words
+from tools.bundled_model.examples import (
     BaseExample,
     TargetAnswer,
     call_of,
@@ -23,7 +23,7 @@ from rl.training.base_examples import (
     object_of,
     one_answer,
 )
-from rl.training.base_layouts import (
+from tools.bundled_model.layouts import (
     FIELDS,
     context_lines,
     field_value,
@@ -85,7 +85,7 @@ FORMS = (
 def choice_stranger(random: Random) -> BaseExample:
     """One of the listed options, as JSON under some key, or on its own."""
     few = random.random() < 0.8
-    options = base_words.options_named(random, 2 if few else 7, 6 if few else 14)
+    options = words.options_named(random, 2 if few else 7, 6 if few else 14)
     key, task = key_of(random), task_of(random)
     if random.random() < 0.2:
         system = random.choice(
@@ -134,17 +134,17 @@ def _one_sentence(random: Random, key: str, task: str, options: Sequence[str]) -
 def _one_foreign(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     *asks, form, short = random.choice(FOREIGN_TASKS)
     shown = key.capitalize() if random.random() < 0.3 else key
-    about = random.choice((base_words.word, base_words.phrase))(random)
+    about = random.choice((words.word, words.phrase))(random)
     return f"{random.choice(asks).format(key=shown, task=about)} {random.choice((form, form, short))}"
 
 
 def _one_invented(random: Random, key: str, task: str, options: Sequence[str]) -> str:
     """A sentence of words nobody knows, the key among them, and a request for JSON in some language."""
-    spell = random.choice((base_words.pseudoword, base_words.spelling(random)))
-    words = [spell(random) for _ in range(random.randint(2, 7))]
-    words.insert(random.randint(0, len(words)), key.capitalize() if random.random() < 0.3 else key)
+    spell = random.choice((words.pseudoword, words.spelling(random)))
+    drawn = [spell(random) for _ in range(random.randint(2, 7))]
+    drawn.insert(random.randint(0, len(drawn)), key.capitalize() if random.random() < 0.3 else key)
     *_, form, short = random.choice(FOREIGN_TASKS)
-    text = " ".join(words)
+    text = " ".join(drawn)
     return (
         f"{text[0].upper()}{text[1:]}{random.choice('..?:')} {random.choice((form, form, short, *FORMS[:4]))}"
     )
@@ -156,7 +156,7 @@ def _one_key(random: Random, key: str, task: str, options: Sequence[str]) -> str
             f'{persona(random)}Choose one of the options. Respond with JSON under the key "{key}".',
             f'Choose one of the options for the {task}. Answer in JSON with the key "{key}".',
             f'Answer in JSON under "{key}".',
-            f'{base_words.sentence(random)} Answer with a JSON object that has one key, "{key}".',
+            f'{words.sentence(random)} Answer with a JSON object that has one key, "{key}".',
             f"Which {key} suits the {task}? Answer in JSON.",
             f"Decide the {key} of the {task}. Answer in JSON.",
             f"What {key} is it? Reply with JSON.",
@@ -185,7 +185,7 @@ def _one_within(random: Random, key: str, task: str, options: Sequence[str]) -> 
         (
             f'Set "{key}" to {choices}. JSON only.',
             f'Is the {task} {choices}? Answer in JSON under "{key}".',
-            f'{base_words.sentence(random)} Reply with JSON, "{key}" being one of {choices}.',
+            f'{words.sentence(random)} Reply with JSON, "{key}" being one of {choices}.',
             f'What {key} has the {task}? Answer in JSON, "{key}": {choices}.',
             f'Judge the {task}: {choices}. Answer like {{"{key}": "..."}}',
             f'Answer with JSON. The key is "{key}", allowed are {choices}.',
@@ -213,7 +213,7 @@ ASKS = (
 
 def list_stranger(random: Random, *, ordered: bool = False) -> BaseExample:
     """Some of the listed names, or all of them in an order."""
-    options = base_words.options_named(random, 2 if ordered else 3, 5 if ordered else 7)
+    options = words.options_named(random, 2 if ordered else 3, 5 if ordered else 7)
     if random.random() < 0.3:
         start, sign = random.randint(1, 4), random.choice("abcdefgkmnpqrstwxyzABCDKPQRST")
         numbers = random.sample(range(start, start + 12), len(options))
@@ -302,9 +302,7 @@ def drill_stranger(random: Random) -> BaseExample:
 
 def _short_names(random: Random) -> list[str]:
     """Two to twelve different names of at most eleven letters, spelt in one manner."""
-    spell = random.choice(
-        (base_words.pseudoword, base_words.syllables, base_words.word, base_words.spelling(random))
-    )
+    spell = random.choice((words.pseudoword, words.syllables, words.word, words.spelling(random)))
     count = random.choice((2, 3, 4, 5, 6, 8, 12))
     drawn = (spell(random) for _ in range(5 * count))
     names = list(dict.fromkeys(name for name in drawn if len(name) < 12))[:count]
@@ -363,7 +361,7 @@ def _values(random: Random) -> tuple[list[Any], str, dict[str, Any]]:
     """Values of a field, how a prompt says them, and their JSON schema."""
     kind = random.random()
     if kind < 0.5:
-        options = base_words.options_named(random, 2, 5)
+        options = words.options_named(random, 2, 5)
         return options, options_text(random, options), {"enum": options}
     if kind < 0.65:
         return [True, False], random.choice(("true or false", "true/false", "boolean")), {"type": "boolean"}
@@ -408,7 +406,7 @@ def lookup_stranger(random: Random) -> BaseExample:
 
 def rule_stranger(random: Random) -> BaseExample:
     """A rule that says which option a field's value takes, and a case: one answer is right."""
-    values, options = base_words.options_named(random, 2, 4), base_words.options_named(random, 2, 4)
+    values, options = words.options_named(random, 2, 4), words.options_named(random, 2, 4)
     key, field = key_of(random), key_of(random, FIELDS)
     rule = {value: random.choice(options) for value in values}
     sign = random.choice((" -> ", ": ", " means ", " = "))
@@ -430,15 +428,15 @@ def tool_stranger(random: Random) -> tuple[list[dict[str, Any]], str, list[Targe
     """Tools nobody built in, a goal that names values, and calls that can be made of it."""
     tools, calls = [], []
     values = [
-        random.randint(1, 2000) if random.random() < 0.4 else base_words.word(random)
+        random.randint(1, 2000) if random.random() < 0.4 else words.word(random)
         for _ in range(random.randint(1, 3))
     ]
-    for name in base_words.options_named(random, 2, 4):
+    for name in words.options_named(random, 2, 4):
         keys = list(dict.fromkeys(key_of(random, FIELDS) for _ in range(random.choice((0, 1, 1, 2, 2)))))
         schema = {"type": "object", "properties": {key: {} for key in keys}, "required": keys}
-        tools.append({"name": name, "description": base_words.phrase(random, 4), "parameters": schema})
+        tools.append({"name": name, "description": words.phrase(random, 4), "parameters": schema})
         calls.append((name, [(key, values) for key in keys]))
-    goal = f"{random.choice(base_words.VERBS)} " + " ".join(
-        f"{random.choice(base_words.NOUNS)} {value}" for value in values
+    goal = f"{random.choice(words.VERBS)} " + " ".join(
+        f"{random.choice(words.NOUNS)} {value}" for value in values
     )
     return tools, goal, [call_of(random, calls) for _ in range(3)]

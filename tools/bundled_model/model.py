@@ -16,8 +16,8 @@ from typing import Any
 
 from rl.bundled_models import BUNDLED_MODEL, resolve_base_model
 from rl.checksums import sums_write
-from rl.training.base_corpus import tokenizer_text
-from rl.training.base_words import PROMPT_WORDS
+from tools.bundled_model.corpus import tokenizer_text
+from tools.bundled_model.words import PROMPT_WORDS
 
 __all__ = ["BUNDLED_MODEL", "Shape", "build_base_model", "resolve_base_model", "tokenizer_build"]
 
@@ -102,8 +102,8 @@ def build_base_model(
     """
     import torch
 
-    from rl.training.base_training import CURRICULUM, FURTHER, train
-    from rl.training.base_weights import weights_start
+    from tools.bundled_model.training import CURRICULUM, FURTHER, train
+    from tools.bundled_model.weights import weights_start
 
     if steps < 1 or batch_size < 1:
         raise ValueError(f"steps and batch_size: expected at least 1, found {steps} and {batch_size}")

@@ -14,9 +14,9 @@ import pytest
 
 from rl.agents import AGENTS
 from rl.agents.assistant import FRIENDLY, PLAIN, TOPICS
-from rl.training import base_corpus, base_layouts, base_strangers, base_words
-from rl.training.base_corpus import example_random
-from rl.training.base_examples import (
+from tools.bundled_model import corpus, layouts, strangers, words
+from tools.bundled_model.corpus import example_random
+from tools.bundled_model.examples import (
     BaseExample,
     TargetAnswer,
     call_of,
@@ -25,8 +25,8 @@ from rl.training.base_examples import (
     object_of,
     one_answer,
 )
-from rl.training.base_unseen import BLIND, ENUM, UNSEEN
-from rl.training.base_words import options_named
+from tools.bundled_model.unseen import BLIND, ENUM, UNSEEN
+from tools.bundled_model.words import options_named
 
 END = 0
 
@@ -47,7 +47,7 @@ class Letters:
 
 
 def shares_of(answer: TargetAnswer) -> list[tuple[str, dict[str, float]]]:
-    from rl.training.base_training import token_shares
+    from tools.bundled_model.training import token_shares
 
     return [
         (chr(token), {chr(next_token): share for next_token, share in shares.items()})
@@ -126,7 +126,7 @@ def test_calls_name_each_tool_alike_and_close_both_objects():
 
 
 def test_a_tree_holds_the_prompt_once_and_branches_where_answers_part():
-    from rl.training.base_training import tree_of
+    from tools.bundled_model.training import tree_of
 
     every = (("ab", 0.5), ("ac", 0.5))
     example = BaseExample(chat("", "QQ"), (TargetAnswer("ab", (every,)), TargetAnswer("ac", (every,))))
@@ -143,7 +143,7 @@ def test_a_tree_holds_the_prompt_once_and_branches_where_answers_part():
 
 
 def test_plain_text_is_taught_from_its_second_token_on():
-    from rl.training.base_training import tree_of
+    from tools.bundled_model.training import tree_of
 
     tree = tree_of(Letters(), one_answer((), "xyz"))
     assert [chr(token) for token in tree.tokens] == ["x", "y", "z"]
@@ -155,7 +155,7 @@ def test_a_branch_is_computed_as_if_it_stood_alone():
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from rl.training.base_training import loss_of, tree_of
+    from tools.bundled_model.training import loss_of, tree_of
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -190,7 +190,7 @@ def test_a_branch_is_computed_as_if_it_stood_alone():
 def test_examples_are_the_same_for_a_seed_and_others_for_another():
     def drawn(seed: int) -> list[BaseExample]:
         random = Random(seed)
-        return [base_corpus.example_random(random) for _ in range(50)]
+        return [corpus.example_random(random) for _ in range(50)]
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
@@ -198,7 +198,7 @@ def test_examples_are_the_same_for_a_seed_and_others_for_another():
 
 def test_every_example_is_answered_by_one_of_its_own_alternatives():
     random = Random("alternatives")
-    for _, make in base_corpus.MIXTURE:
+    for _, make in corpus.MIXTURE:
         for _ in range(15):
             example = make(random)
             for answer in example.answers:
@@ -208,10 +208,10 @@ def test_every_example_is_answered_by_one_of_its_own_alternatives():
 
 
 MAKERS = {
-    "widgets": base_corpus.widget_example,
-    "fixtures": base_corpus.fixture_example,
-    "filer": base_corpus.filer_example,
-    "storer": base_corpus.storer_example,
+    "widgets": corpus.widget_example,
+    "fixtures": corpus.fixture_example,
+    "filer": corpus.filer_example,
+    "storer": corpus.storer_example,
 }
 
 
@@ -231,10 +231,10 @@ def test_examples_teach_no_taste(slug):
 @pytest.mark.parametrize("slug", ["librarian", "prioritizer", "retriever", "tool_agent"])
 def test_examples_of_lists_and_tools_are_answers_their_agent_takes(slug):
     maker = {
-        "librarian": base_corpus.librarian_example,
-        "prioritizer": base_corpus.prioritizer_example,
-        "retriever": base_corpus.retriever_example,
-        "tool_agent": base_corpus.tool_example,
+        "librarian": corpus.librarian_example,
+        "prioritizer": corpus.prioritizer_example,
+        "retriever": corpus.retriever_example,
+        "tool_agent": corpus.tool_example,
     }[slug]
     random = Random("lists")
     for _ in range(40):
@@ -250,19 +250,19 @@ def test_no_prompt_of_a_built_in_scenario_is_taught():
         for agent in AGENTS.values()
         for scenario in agent.scenarios()
     }
-    drawn = [base_corpus.example_random(random) for _ in range(400)]
+    drawn = [corpus.example_random(random) for _ in range(400)]
     assert not any(e.messages and e.messages[-1]["content"] in asked for e in drawn)
 
 
 def test_an_example_that_asks_as_a_scenario_does_is_drawn_again():
     scenario, other = (one_answer(chat("", text), "x") for text in ("How do I reset my password?", "another"))
     left = [other, scenario]
-    assert base_corpus.example_random(Random(0), ((1.0, lambda _: left.pop()),)) is other
+    assert corpus.example_random(Random(0), ((1.0, lambda _: left.pop()),)) is other
 
 
 def test_the_wordings_of_the_assistant_are_taught():
     """Its scenarios ask every question of every product, and examples that ask like a scenario are drawn again."""
-    from rl.training.base_corpus import assistant_example
+    from tools.bundled_model.corpus import assistant_example
 
     random = Random(0)
     taught = [example_random(random, ((1.0, assistant_example),)) for _ in range(400)]
@@ -283,29 +283,29 @@ def test_some_lists_of_names_keep_to_one_script():
 
 def test_invented_words_are_too_many_to_be_learnt_by_heart() -> None:
     random = Random("invented")
-    words = [base_words.pseudoword(random) for _ in range(4_000)]
-    known = {*base_words.ENGLISH, *itertools.chain.from_iterable(base_words.FOREIGN)}
-    assert len(set(words)) > 2_000
-    assert sum(word in known for word in words) < 1_000
-    assert all(1 < len(word) < 13 for word in words)
+    invented = [words.pseudoword(random) for _ in range(4_000)]
+    known = {*words.ENGLISH, *itertools.chain.from_iterable(words.FOREIGN)}
+    assert len(set(invented)) > 2_000
+    assert sum(word in known for word in invented) < 1_000
+    assert all(1 < len(word) < 13 for word in invented)
 
 
 def test_most_tokens_of_a_drill_are_learnt_from() -> None:
-    from rl.training.base_model import BUNDLED_MODEL
-    from rl.training.base_training import tree_of
     from rl.training.loading import tokenizer_load
+    from tools.bundled_model.model import BUNDLED_MODEL
+    from tools.bundled_model.training import tree_of
 
     tokenizer, random = tokenizer_load("bundled", str(BUNDLED_MODEL)), Random("drills")
-    trees = [tree_of(tokenizer, base_strangers.drill_stranger(random)) for _ in range(100)]
+    trees = [tree_of(tokenizer, strangers.drill_stranger(random)) for _ in range(100)]
     assert sum(len(tree.targets) for tree in trees) > 0.5 * sum(len(tree.tokens) for tree in trees)
 
 
-@pytest.mark.parametrize("ask", [base_strangers._one_invented, base_strangers._one_within])
+@pytest.mark.parametrize("ask", [strangers._one_invented, strangers._one_within])
 def test_a_key_that_is_asked_for_can_be_read_in_the_prompt(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
-    monkeypatch.setattr(base_strangers, "ASKS", (ask,))
+    monkeypatch.setattr(strangers, "ASKS", (ask,))
     random, seen = Random("keys"), 0
     while seen < 100:
-        example = base_strangers.choice_stranger(random)
+        example = strangers.choice_stranger(random)
         if not example.response.startswith("{"):
             continue
         (key,) = json.loads(example.response)
@@ -321,8 +321,8 @@ def test_no_name_of_the_agents_it_is_measured_on_is_taught():
     taught = {
         name.casefold()
         for names in (
-            base_words.NOUNS, base_words.VERBS, base_words.ADJECTIVES, base_words.NAMES, base_words.ADVERBS,
-            base_layouts.KEYS, base_layouts.FIELDS, base_layouts.TASKS, *base_words.FOREIGN,
+            words.NOUNS, words.VERBS, words.ADJECTIVES, words.NAMES, words.ADVERBS,
+            layouts.KEYS, layouts.FIELDS, layouts.TASKS, *words.FOREIGN,
         )
         for name in names
     }  # fmt: skip
@@ -352,7 +352,7 @@ def test_strangers_can_be_answered(unseen):
 
 def test_names_to_choose_from_differ_and_come_in_many_scripts():
     random = Random("names")
-    drawn = [base_words.options_named(random, 2, 6) for _ in range(300)]
+    drawn = [words.options_named(random, 2, 6) for _ in range(300)]
     assert all(len(set(names)) == len(names) >= 1 for names in drawn)
     signs = "".join(name for names in drawn for name in names)
     for first, last in (("а", "я"), ("α", "ω"), ("あ", "ん"), ("가", "힣"), ("一", "龥"), ("ا", "ي")):
@@ -364,10 +364,10 @@ def test_a_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path, mon
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from rl.training import base_training
-    from rl.training.base_model import BUNDLED_MODEL
-    from rl.training.base_training import train
     from rl.training.loading import tokenizer_load
+    from tools.bundled_model import training
+    from tools.bundled_model.model import BUNDLED_MODEL
+    from tools.bundled_model.training import train
 
     tokenizer = tokenizer_load("bundled", str(BUNDLED_MODEL))
 
@@ -390,7 +390,7 @@ def test_a_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path, mon
         )  # fmt: skip
         return losses, model.model.embed_tokens.weight.detach()
 
-    monkeypatch.setattr(base_training, "GROWING", 2)  # the longest example is another one with each step
+    monkeypatch.setattr(training, "GROWING", 2)  # the longest example is another one with each step
     whole, weights = trained(None)
     state = tmp_path / "training.safetensors"
     with pytest.raises(KeyboardInterrupt):

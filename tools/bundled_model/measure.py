@@ -10,9 +10,9 @@ from typing import Any
 
 from rl.agents import AGENTS
 from rl.agents.base import Agent, ChoiceAgent
-from rl.training.base_unseen import BLIND, ENUM, UNSEEN, Unseen
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from rl.training.scoring import score_responses
+from tools.bundled_model.unseen import BLIND, ENUM, UNSEEN, Unseen
 
 
 def base_model_measure(path: Path, *, prompts: int = 100, seed: int = 0) -> dict[str, dict[str, Any]]:

@@ -26,8 +26,8 @@ from rl.agents import (
 )
 from rl.agents.base import ChoiceAgent
 from rl.agents.lists import ListAgent
-from rl.training import base_layouts, base_strangers, base_words
-from rl.training.base_examples import (
+from tools.bundled_model import layouts, strangers, words
+from tools.bundled_model.examples import (
     BaseExample,
     TargetAnswer,
     call_of,
@@ -105,7 +105,7 @@ def fixture_example(random: Random) -> BaseExample:
 def filer_example(random: Random) -> BaseExample:
     state = filer.state_random(random, random.choice(tuple(filer.TASTE)))
     # names of its own as well, so that the model copies a folder instead of knowing the ten partners by heart
-    partner = state["partner"] if random.random() < 0.5 else base_words.syllables(random).capitalize()
+    partner = state["partner"] if random.random() < 0.5 else words.syllables(random).capitalize()
     changes = {
         key: value.replace(state["partner"], partner)
         for key, value in state.items()
@@ -124,13 +124,13 @@ def filer_example(random: Random) -> BaseExample:
 def storer_example(random: Random) -> BaseExample:
     place = random.choice(tuple(storer.PLACES))
     fact = random.choice(storer.PLACES[place][1]).format(
-        who=random.choice((*storer.PEOPLE, *base_words.NAMES)),
-        place=random.choice((*storer.CITIES, *base_words.PLACES)),
+        who=random.choice((*storer.PEOPLE, *words.NAMES)),
+        place=random.choice((*storer.CITIES, *words.PLACES)),
         day=random.choice(storer.DAYS),
     )
     described = {name: what for name, (what, _) in storer.PLACES.items()}
     if random.random() < 0.4:
-        described = {name: base_words.phrase(random) for name in base_words.options_named(random, 2, 6)}
+        described = {name: words.phrase(random) for name in words.options_named(random, 2, 6)}
     places = random.sample(tuple(described), len(described))
     state = {"fact": fact, "descriptions": described}
     return _choice_example(random, AGENTS["storer"], state, places, [])
@@ -144,7 +144,7 @@ def _with_context(random: Random, state: dict[str, Any]) -> dict[str, Any]:
     """The state, now and then with further lines of its prompt, which say nothing of the answer."""
     if random.random() >= CONTEXT_SHARE:
         return state
-    lines = base_layouts.fields_random(random, random.randint(1, 3))
+    lines = layouts.fields_random(random, random.randint(1, 3))
     return {**state, "context": {**(state.get("context") or {}), **lines}}
 
 
@@ -160,7 +160,7 @@ def _choice_example(
         sensible = listed[:kept]
         random.shuffle(listed)
     elif others and kind < 0.5:
-        listed = sensible = base_words.options_named(random, 2, 6)
+        listed = sensible = words.options_named(random, 2, 6)
     assert isinstance(agent, ChoiceAgent)
     messages = agent.render({**_with_context(random, state), agent.options_key: listed})
     return choice(random, messages, [agent.respond(option) for option in sensible])
@@ -170,8 +170,8 @@ def librarian_example(random: Random) -> BaseExample:
     subjects = random.sample(tuple(librarian.SUBJECTS), random.randint(3, 6))
     one, two = (random.choice(librarian.SUBJECTS[name]) for name in subjects[:2])
     if random.random() < 0.4:
-        one, two = base_words.phrase(random), base_words.phrase(random)
-        subjects = base_words.options_named(random, 3, 6)
+        one, two = words.phrase(random), words.phrase(random)
+        subjects = words.options_named(random, 3, 6)
     random.shuffle(subjects)
     state = {"text": random.choice(librarian.TEXTS).format(one=one, two=two), "subjects": subjects}
     return _list_example(random, AGENTS["librarian"], state, range(1, min(len(subjects), 3) + 1))
@@ -183,9 +183,9 @@ def prioritizer_example(random: Random) -> BaseExample:
     if kind < 0.3:
         tasks = sorted({_task(random) for _ in range(count)})
     elif kind < 0.5:
-        tasks = base_words.options_named(random, count, count)
+        tasks = words.options_named(random, count, count)
     random.shuffle(tasks)
-    goal = random.choice(prioritizer.GOALS) if random.random() < 0.7 else base_words.phrase(random)
+    goal = random.choice(prioritizer.GOALS) if random.random() < 0.7 else words.phrase(random)
     state: dict[str, Any] = {"goal": goal, "tasks": tasks}
     if random.random() < 0.9:
         state["descriptions"] = {task: random.choice(prioritizer.DUE) for task in tasks}
@@ -193,7 +193,7 @@ def prioritizer_example(random: Random) -> BaseExample:
 
 
 def _task(random: Random) -> str:
-    return f"{random.choice(base_words.VERBS)} the {random.choice(base_words.NOUNS)}"
+    return f"{random.choice(words.VERBS)} the {random.choice(words.NOUNS)}"
 
 
 def retriever_example(random: Random) -> BaseExample:
@@ -201,8 +201,8 @@ def retriever_example(random: Random) -> BaseExample:
     texts = [random.choice(helping) for _, helping in retriever.TOPICS.values()]
     question = random.choice(random.choice(list(retriever.TOPICS.values()))[0])
     if random.random() < 0.4:
-        texts = [base_words.sentence(random) for _ in range(6)]
-        question = f"{random.choice(('how', 'when', 'where', 'why'))} {base_words.clause(random)}"
+        texts = [words.sentence(random) for _ in range(6)]
+        question = f"{random.choice(('how', 'when', 'where', 'why'))} {words.clause(random)}"
     random.shuffle(texts)
     sign, highest = ("p", 9) if random.random() < 0.7 else (random.choice("abcdefgknrstwxyzDPQ"), 30)
     names = [f"{sign}{number}" for number in random.sample(range(1, highest + 1), count)]
@@ -225,9 +225,9 @@ def tool_example(random: Random) -> BaseExample:
     """The built-in tools, or others; arguments are taken from the goal."""
     agent = AGENTS["tool_agent"]
     if random.random() < 0.45:
-        tools, goal, answers = base_strangers.tool_stranger(random)
+        tools, goal, answers = strangers.tool_stranger(random)
         return BaseExample(tuple(agent.render({"goal": goal, "tools": tools})), tuple(answers))
-    person = random.choice(tool_agent.PEOPLE) if random.random() < 0.5 else base_words.word(random).lower()
+    person = random.choice(tool_agent.PEOPLE) if random.random() < 0.5 else words.word(random).lower()
     order, amount = random.randint(100, 2099), random.randint(5, 90)
     goal, refund = random.choice(
         (
@@ -269,17 +269,17 @@ def assistant_example(random: Random) -> BaseExample:
     if kind < 0.9:
         greetings, answer = random.choice(GREETINGS)
         return one_answer(chat(system, random.choice(greetings)), answer)
-    n = random.randrange(len(base_words.PLACES))
+    n = random.randrange(len(words.PLACES))
     return one_answer(
-        chat(system, f"What is the capital of {base_words.PLACES[n]}?"),
-        f"The capital of {base_words.PLACES[n]} is {base_words.CAPITALS[n]}.",
+        chat(system, f"What is the capital of {words.PLACES[n]}?"),
+        f"The capital of {words.PLACES[n]} is {words.CAPITALS[n]}.",
     )
 
 
 def _question(random: Random, topic: str) -> str:
     """A question on a topic as no scenario asks it: scenarios are every saying of every product."""
     saying = random.choice(assistant.TOPICS[topic][0])
-    asked = saying.format(product=base_words.word(random).capitalize())
+    asked = saying.format(product=words.word(random).capitalize())
     if random.random() < 0.3:
         return f"{random.choice(tuple(assistant.LEADS))}{asked} (case {random.randint(100, 999)})"
     return asked if asked != saying else f"{random.choice(OPENINGS)}{asked}"
@@ -288,17 +288,17 @@ def _question(random: Random, topic: str) -> str:
 def repeat_example(random: Random) -> BaseExample:
     """Words to say again: the one skill all choices rest on, and here every token of the response needs it."""
     task = random.choice(("Repeat this.", "Say it again.", "Copy the lines."))
-    said = random.choice(("\n", "\n", ", ", " ", '"')).join(base_words.options_named(random, 2, 8))
+    said = random.choice(("\n", "\n", ", ", " ", '"')).join(words.options_named(random, 2, 8))
     if random.random() < 0.3:
-        said = "".join(random.choices("".join(base_words.LETTERS), k=random.randint(5, 20)))
+        said = "".join(random.choices("".join(words.LETTERS), k=random.randint(5, 20)))
     return one_answer(chat(task, said), said)
 
 
 def text_example(random: Random) -> BaseExample:
     """Plain English-like text, now and then with signs beyond ASCII so that no byte stays untrained."""
-    text = " ".join(base_words.sentence(random) for _ in range(random.randint(2, 5)))
+    text = " ".join(words.sentence(random) for _ in range(random.randint(2, 5)))
     if random.random() < 0.3:
-        text += " " + "".join(random.choice(base_words.SIGNS) for _ in range(random.randint(1, 8)))
+        text += " " + "".join(random.choice(words.SIGNS) for _ in range(random.randint(1, 8)))
     return one_answer((), text)
 
 
@@ -306,18 +306,16 @@ def tokenizer_text(random: Random) -> str:
     """Text to learn the byte-pair merges from: an example as it is written, or words on their own."""
     if random.random() < 0.25:
         return " ".join(
-            random.choice(
-                random.choice((base_words.NOUNS, base_words.VERBS, base_words.ADJECTIVES, base_words.NAMES))
-            )
+            random.choice(random.choice((words.NOUNS, words.VERBS, words.ADJECTIVES, words.NAMES)))
             for _ in range(20)
         )
     kind = random.random()
     if kind < 0.08:
-        return " ".join(random.choice(random.choice(base_words.FOREIGN)) for _ in range(20))
+        return " ".join(random.choice(random.choice(words.FOREIGN)) for _ in range(20))
     if kind < 0.16:
-        return " ".join(random.choice(base_words.LETTERS))
+        return " ".join(random.choice(words.LETTERS))
     if kind < 0.24:
-        return " ".join(random.choice(base_words.PROMPT_WORDS) for _ in range(20))
+        return " ".join(random.choice(words.PROMPT_WORDS) for _ in range(20))
     example = example_random(random)
     return "\n".join([*(message["content"] for message in example.messages), example.response])
 
@@ -332,17 +330,17 @@ MIXTURE: Mixture = (
     (0.05, retriever_example),
     (0.05, tool_example),
     (0.03, assistant_example),
-    (0.15, base_strangers.choice_stranger),
-    (0.10, base_strangers.list_stranger),
-    (0.08, base_strangers.order_stranger),
-    (0.13, base_strangers.object_stranger),
-    (0.01, base_strangers.lookup_stranger),
-    (0.02, base_strangers.rule_stranger),
-    (0.09, base_strangers.drill_stranger),
+    (0.15, strangers.choice_stranger),
+    (0.10, strangers.list_stranger),
+    (0.08, strangers.order_stranger),
+    (0.13, strangers.object_stranger),
+    (0.01, strangers.lookup_stranger),
+    (0.02, strangers.rule_stranger),
+    (0.09, strangers.drill_stranger),
     (0.02, repeat_example),
     (0.01, text_example),
 )
 """Shares of the examples."""
 
-MIXTURE_OF_DRILLS: Mixture = ((0.85, base_strangers.drill_stranger), *MIXTURE)
+MIXTURE_OF_DRILLS: Mixture = ((0.85, strangers.drill_stranger), *MIXTURE)
 """Shares of the first steps: short names to copy, and to tell apart by what was written."""

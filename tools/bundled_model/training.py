@@ -20,14 +20,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from rl.training.base_corpus import (
+from rl.training.hardware import Hardware, detect
+from tools.bundled_model.corpus import (
     MIXTURE,
     MIXTURE_OF_DRILLS,
     Mixture,
     example_random,
 )
-from rl.training.base_examples import BaseExample, TargetAnswer
-from rl.training.hardware import Hardware, detect
+from tools.bundled_model.examples import BaseExample, TargetAnswer
 
 BATCHES = 8
 """Batches that are drawn together, so that each holds examples of one length."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from rl.training import base_words
-from rl.training.base_examples import chat
+from tools.bundled_model import words
+from tools.bundled_model.examples import chat
 
 TASKS = (
     "request", "ticket", "question", "note", "case", "task", "message", "situation", "event", "step", "order", "guest",
@@ -28,12 +28,12 @@ FIELDS = (
 
 def task_of(random: Random) -> str:
     """Word for what is to be decided about: one of the usual, or any."""
-    return random.choice(TASKS) if random.random() < 0.5 else base_words.word(random)
+    return random.choice(TASKS) if random.random() < 0.5 else words.word(random)
 
 
 def key_of(random: Random, known: Sequence[str] = KEYS) -> str:
     """A key to answer under: one of the usual, or any."""
-    return random.choice(known) if random.random() < 0.3 else base_words.key_name(random)
+    return random.choice(known) if random.random() < 0.3 else words.key_name(random)
 
 
 def persona(random: Random) -> str:
@@ -43,8 +43,8 @@ def persona(random: Random) -> str:
         return ""
     if kind < 0.85:
         role = random.choice(("a bot", "an assistant", "an agent", "a classifier", "a clerk", "the router"))
-        return f"You are {role} for {base_words.phrase(random, 3)}. "
-    return f"{base_words.sentence(random)} "
+        return f"You are {role} for {words.phrase(random, 3)}. "
+    return f"{words.sentence(random)} "
 
 
 def schema_text(random: Random, properties: dict[str, Any]) -> str:
@@ -132,14 +132,14 @@ def _layout(random: Random, head: str, options: Sequence[str]) -> str:
 
 def _about(random: Random) -> str:
     """Description of an option."""
-    return base_words.sentence(random) if random.random() < 0.3 else base_words.phrase(random, 4)
+    return words.sentence(random) if random.random() < 0.3 else words.phrase(random, 4)
 
 
 def context_lines(random: Random, task: str, most: int = 4) -> list[str]:
     """Lines that tell of a case: fields, sentences, an object."""
     fields = fields_random(random, random.randint(0, most))
     kind = random.random()
-    first = base_words.sentence(random) if random.random() < 0.6 else base_words.phrase(random)
+    first = words.sentence(random) if random.random() < 0.6 else words.phrase(random)
     if kind < 0.45:
         return [f"{task}: {first}", *(f"{key}: {value}" for key, value in fields.items())]
     if kind < 0.6:
@@ -149,7 +149,7 @@ def context_lines(random: Random, task: str, most: int = 4) -> list[str]:
         ]
     if kind < 0.8 and fields:
         return [json.dumps({**fields, "id": random.randint(1, 9999)}, ensure_ascii=False)]
-    return [" ".join([first, *(base_words.sentence(random) for _ in range(random.randint(0, 1)))])]
+    return [" ".join([first, *(words.sentence(random) for _ in range(random.randint(0, 1)))])]
 
 
 def fields_random(random: Random, count: int) -> dict[str, str]:
@@ -162,7 +162,7 @@ def field_value(random: Random) -> str:
     return (
         str(random.randint(0, 999))
         if kind < 0.25
-        else base_words.word(random)
+        else words.word(random)
         if kind < 0.85
-        else base_words.phrase(random, 3)
+        else words.phrase(random, 3)
     )
