@@ -59,4 +59,4 @@ VOLUME ["/data", "/backups"]
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=10s --start-period=60s --retries=4 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://localhost:8000/readyz', timeout=8)"]
-CMD ["gunicorn", "backend.wsgi", "--bind", "0.0.0.0:8000", "--workers", "2", "--threads", "256", "--worker-tmp-dir", "/dev/shm", "--no-control-socket", "--log-level", "warning"]
+CMD ["gunicorn", "backend.wsgi", "--bind", "0.0.0.0:8000", "--workers", "2", "--threads", "256", "--keep-alive", "130", "--worker-tmp-dir", "/dev/shm", "--no-control-socket", "--log-level", "warning"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from django.conf import settings
@@ -37,11 +39,13 @@ class TTLCache(Generic[V]):
         self.size = size
         self._kept: dict[Hashable, tuple[float, V]] = {}
         self._cleared = 0
+        self._making: dict[Hashable, Future[V]] = {}
+        """Values that a thread makes now; other threads that ask wait for that one."""
         self._renewing: set[Hashable] = set()
         _all.append(self)  # type: ignore[arg-type]
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of a key, made anew when it is too old. Two threads may both make it; the later one stays.
+        """The value of a key, made anew when it is too old. Threads that ask at once make it once.
 
         While the database cannot be reached, what was read up to STALE_S seconds ago stands in.
         """
@@ -52,7 +56,7 @@ class TTLCache(Generic[V]):
                 self._refresh_in_background(key, make)
             return entry[1]
         try:
-            value = make()
+            return self._made_once(key, time_s, make)
         except (OperationalError, InterfaceError) as error:
             if entry is None or time_s - entry[0] > STALE_S:
                 raise
@@ -60,8 +64,26 @@ class TTLCache(Generic[V]):
                 f"the database cannot be reached; using data read {time_s - entry[0]:.0f} s ago", error
             )
             return entry[1]
-        self._keep(key, time_s, value)
-        return value
+
+    def _made_once(self, key: Hashable, time_s: float, make: Callable[[], V]) -> V:
+        """A new value. A hundred requests at once would each open a connection to the database for it."""
+        making, mine = self._making, Future[V]()
+        running = making.setdefault(key, mine)
+        if running is not mine:
+            return running.result()
+        cleared = self._cleared
+        try:
+            value = make()
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        else:
+            if self._cleared == cleared:  # else something changed meanwhile, and this may be from before
+                self._keep(key, time_s, value)
+            mine.set_result(value)
+            return value
+        finally:
+            making.pop(key, None)
 
     def _keep(self, key: Hashable, at: float, value: V) -> None:
         if len(self._kept) >= self.size:
@@ -89,6 +111,7 @@ class TTLCache(Generic[V]):
     def clear(self) -> None:
         self._cleared += 1
         self._kept.clear()
+        self._making = {}  # who asks from now on gets what is read from now on
         self._renewing.clear()  # in the child of a fork nobody is at it
 
 
@@ -168,3 +191,7 @@ def forget_all() -> None:
     """Clear every cache of this process: after a change it made, and between tests."""
     for remembered in _all:
         remembered.clear()
+
+
+# a fork leaves behind threads that were making values
+os.register_at_fork(after_in_child=forget_all)

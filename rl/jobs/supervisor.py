@@ -113,6 +113,8 @@ def services(
             [
                 python, "-m", "gunicorn", "backend.wsgi", "--bind", f"{host}:{port}",
                 "--workers", str(web_workers), "--threads", str(web_threads),
+                # longer than a proxy keeps an idle connection (Caddy: 2 minutes): it never asks on a closed one
+                "--keep-alive", "130",
                 # its socket lies in the home folder, one for all servers of a person, and nothing here asks it
                 "--no-control-socket", "--log-level", "warning",
             ],

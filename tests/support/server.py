@@ -74,7 +74,8 @@ class Server:
     def start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gunicorn", "backend.wsgi", "--bind", f"127.0.0.1:{self.port}",
-             "--workers", str(self.workers), "--threads", str(self.threads), "--log-level", "warning"],
+             "--workers", str(self.workers), "--threads", str(self.threads), "--keep-alive", "130",
+             "--log-level", "warning"],
             env=self.environment, stdout=self._log, stderr=self._log, cwd=ROOT,
             start_new_session=True,  # a group of its own, to be killed as one
         )  # fmt: skip
