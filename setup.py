@@ -19,11 +19,17 @@ setup(
     packages=[
         # by name: what else lies here (tests, benchmarks, clients/, var/) is no part of the program
         *find_packages(include=["backend*", "feedback*", "rl*"]),
+        "packed_forward",  # a distribution of its own too, for those who want nothing else of this
         "backend.templates",
         "backend.static",
         "backend.docs",
     ],
-    package_dir={"backend.templates": "templates", "backend.static": "static", "backend.docs": "docs"},
+    package_dir={
+        "packed_forward": "packed/src/packed_forward",
+        "backend.templates": "templates",
+        "backend.static": "static",
+        "backend.docs": "docs",
+    },
     include_package_data=False,  # only what is listed; True takes each folder of data for a package
     package_data={
         "": [

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "packed" / "src")]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -245,7 +245,7 @@ def run_trl(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, va
     )  # fmt: skip
     kind: Any = trl.DPOTrainer
     if side == "packed_trl":
-        from rl.training.packed.dpo_trainer import PackedDPOTrainer
+        from packed_forward.dpo_trainer import PackedDPOTrainer
 
         kind = PackedDPOTrainer
     trainer = kind(

@@ -18,7 +18,8 @@ PATTERNS = (
     "examples/**/*",
     "clients/python/README.md",
     "rl/bundled_model/README.md",
-    "rl/training/packed/README.md",
+    "packed/README.md",
+    "packed/examples/*",
     "static/favicon.svg",
 )
 SUFFIXES = {".md", ".css", ".py", ".ipynb", ".json", ".yaml", ".yml", ".png", ".svg", ".gif", ".webp", ""}

@@ -28,6 +28,7 @@ TORCH = {
     "safetensors",
     "gguf",
     "lm_eval",
+    "packed_forward",
 }
 DJANGO = {"django", "rest_framework", "django_q", "unfold"}
 PURE = [
@@ -274,6 +275,12 @@ def test_the_client_needs_the_standard_library_alone() -> None:
         if module.split(".")[0] not in sys.stdlib_module_names and not within(module, ["ratchet_client"])
     ]
     assert outside == []
+
+
+def test_the_packed_forward_needs_nothing_of_this_project() -> None:
+    found = {module.split(".")[0] for file in (ROOT / "packed").rglob("*.py") for module in imports(file)}
+    assert found & {"rl", "feedback", "backend", "tests", "tools", "django"} == set()
+    assert found >= {"packed_forward", "torch", "transformers", "peft", "trl"}
 
 
 @pytest.mark.slow

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from packed_forward import logps
+from packed_forward.allowed_tokens import NO_CHOICE, AllowedTokens, allowed_logps
+from packed_forward.logps import causal_model, head_logps
+from packed_forward.strategies import Strategy
 from rl.agents import AGENTS
 from rl.agents.template import TemplateAgent
 from rl.recipes import GRPO_CONFIG, PPO_CONFIG, GRPORecipe, PPORecipe, SFTRecipe
@@ -19,10 +23,6 @@ from rl.rewards.base import RewardSample, RewardValue
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.grpo_trainer import GroupTrainer
-from rl.training.packed import logps
-from rl.training.packed.allowed_tokens import NO_CHOICE, AllowedTokens, allowed_logps
-from rl.training.packed.logps import causal_model, head_logps
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from rl.training.ppo import PPOTrainer
 from rl.training.ppo.rollout import Sampling, sample_responses

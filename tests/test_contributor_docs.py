@@ -23,6 +23,7 @@ FOLDERS = (
     "clients/",
     "docs/",
     "feedback/",
+    "packed/",
     "rl/",
     "static/",
     "templates/",

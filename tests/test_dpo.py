@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from packed_forward import selection, strategies
 from rl.training import trl_runs
 from rl.training.encoding import EncodedResponse
 from rl.training.evaluate import evaluate_policy
-from rl.training.packed import selection, strategies
 from rl.training.policy import generate, load_policy
 from rl.training.result import TrainResult
 from rl.training.scoring import score_responses

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
+from packed_forward.trl_forward import EXTRAS, install_forward
 from rl.recipes import DPORecipe
 from rl.training.encoding import EncodedPairs
-from rl.training.packed.trl_forward import EXTRAS, install_forward
 from rl.training.pair_trainer import trl_losses
 from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
 from tests.support.dpo_runs import base as base

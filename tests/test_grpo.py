@@ -11,12 +11,12 @@ import pytest
 import torch
 import trl
 
+from packed_forward import selection, selftest
+from packed_forward.strategies import Strategy
 from rl.recipes import GRPORecipe, RecipeError
 from rl.rewards.base import RewardSample, RewardValue
 from rl.training import grpo_trainer
 from rl.training.grpo import GRPOTrainer
-from rl.training.packed import selection, selftest
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import load_policy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import score_responses

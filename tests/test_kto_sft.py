@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from packed_forward.selection import StrategyChoice
+from packed_forward.strategies import Strategy
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
 from rl.training import trl_runs
 from rl.training.kto import KTOTrainer, kto_weights, likelihood_loss, logistic_loss
-from rl.training.packed.selection import StrategyChoice
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import generate, load_policy
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import score_responses

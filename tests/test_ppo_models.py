@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from packed_forward.logps import causal_model, collate, token_logps
+from packed_forward.strategies import Strategy
 from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.packed.logps import causal_model, collate, token_logps
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import load_policy
 from rl.training.ppo.rollout import Sampling, draw, generate_tokens, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase, adapter_of
@@ -130,7 +130,7 @@ def test_a_shared_trunk_takes_both_losses(base_path: Path, rank: int) -> None:
 @pytest.mark.parametrize("rank", [4, 0])
 @pytest.mark.parametrize("strategy", [Strategy.LAST_LAYER, Strategy.STOCK])
 def test_packed_and_plain_rows_say_the_same(base_path: Path, strategy: Strategy, rank: int) -> None:
-    from rl.training.packed.selection import install
+    from packed_forward.selection import install
 
     base = shared_base(base_path, lora_r=rank)
     plain = base.micro_batch([0, 1, 2], ITEMS)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
+from packed_forward.selection import StrategyChoice
+from packed_forward.strategies import Strategy
 from rl.recipes import RecipeError, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error
 from rl.training import trl_runs
 from rl.training.model_files import PolicyLoadError
-from rl.training.packed.selection import StrategyChoice
-from rl.training.packed.strategies import Strategy
 from rl.training.result import TrainingRefused
 from rl.training.reward_metrics import held_out_metrics
 from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from packed_forward.logps import causal_model, head_logps
+from packed_forward.strategies import Strategy
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE
 from rl.training.encoding import EncodedResponse, Encoder
-from rl.training.packed.logps import causal_model, head_logps
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, load_policy
 from rl.training.scoring import (
     ScoringError,

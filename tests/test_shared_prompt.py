@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl.training.packed import selftest
-from rl.training.packed.logps import causal_model
-from rl.training.packed.shared_prompt import SharedPrompt, running_rows
-from rl.training.packed.strategies import Strategy
+from packed_forward import selftest
+from packed_forward.logps import causal_model
+from packed_forward.shared_prompt import SharedPrompt, running_rows
+from packed_forward.strategies import Strategy
+from random_models import SHAPES, a_policy
 from rl.training.ppo.rollout import Sampling, generate_tokens
-from tests.test_prefix_attention import SHAPES, a_policy
 
 PROMPTS = [[5, 9, 40, 7, 13, 28, 61, 17], [33, 4, 19], [70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80]]
 OURS = [

@@ -1,12 +1,11 @@
-"""Import circles within rl/training, and the independence of rl/training/packed, read from the source."""
+"""Import circles within rl/training, read from the source."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_architecture import imports, modules, name_of
+from tests.test_architecture import modules, name_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,23 +56,6 @@ def test_circles_are_found_through_any_number_of_modules() -> None:
 
 def test_training_has_no_import_circles_even_for_type_checkers() -> None:
     assert circles(import_graph("rl.training")) == []
-
-
-def packages_imported(package: str) -> Iterator[str]:
-    for file in modules(package):
-        yield from imports(file)
-
-
-def test_packed_can_be_copied_out_of_this_project() -> None:
-    """It imports nothing of ours but itself: torch, transformers, peft and trl are all it needs."""
-    ours = {
-        module
-        for module in packages_imported("rl.training.packed")
-        if module.split(".")[0] in ("rl", "feedback", "backend")
-    }
-    assert {module for module in ours if not module.startswith("rl.training.packed")} == set()
-    outside = {module.split(".")[0] for module in packages_imported("rl.training.packed")}
-    assert {"torch", "transformers", "peft", "trl"} <= outside
 
 
 def test_no_trainer_is_handed_to_what_it_calls() -> None:

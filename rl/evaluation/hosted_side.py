@@ -60,8 +60,8 @@ class HostedSide:
 
     def answers(self, prompts: Sequence[HeldOutPrompt]) -> list[Generation | None]:
         """The answer to each prompt, as the gateway would ask for it. Raises HostedFailed."""
-        from rl.training.packed.row_cache import RowCache
         from rl.training.policy import Generation
+        from rl.training.run_context import RowCache
 
         model = model_of(self.policy)
         endpoint = model.endpoint

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
+from packed_forward.allowed_tokens import AllowedTokens, TokenSet
+from packed_forward.packing import CompletionTokens
 from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary
 from rl.decoding.grammar import SchemaRefused
-from rl.training.packed.allowed_tokens import AllowedTokens, TokenSet
-from rl.training.packed.packing import CompletionTokens
 
 
 def vocabulary_of(tokenizer: Any, size: int, stop: Sequence[int]) -> GrammarVocabulary | None:

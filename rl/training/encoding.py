@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from packed_forward.row_cache import RowCache, row_key
 from rl.agents.base import Message
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, TEMPLATE_ERRORS
 from rl.recipes.base import KEEP, AdapterRecipe, AnswerRecipe
@@ -20,7 +21,6 @@ from rl.training.chat_template import (
     TrainingTemplate,
     tools_of,
 )
-from rl.training.packed.row_cache import RowCache, row_key
 from rl.training.result import TrainingRefused
 
 PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from packed_forward.logps import causal_model, collate, head_logits
+from packed_forward.row_cache import row_key
 from rl.gates.report import GeneralAnswers
 from rl.training.encoding import EncodedResponse
 from rl.training.evaluate_answers import loops
 from rl.training.general_prompts import MEASURED, REHEARSED
-from rl.training.packed.logps import causal_model, collate, head_logits
-from rl.training.packed.row_cache import row_key
 from rl.training.policy import LoadedPolicy, generate
 from rl.training.scoring import POSITIONS, distributions_kl, kl_next_token, response_states
 

@@ -16,15 +16,15 @@ from transformers import TrainerCallback
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import pad, split_tensor_dict, use_adapter
 
+from packed_forward.logps import causal_model
+from packed_forward.packing import pack
+from packed_forward.selection import StrategyChoice
+from packed_forward.strategies import Strategy
+from packed_forward.trl_forward import is_sharded
 from rl.recipes import BASE, GRPORecipe
 from rl.rewards.engine import group_advantages
 from rl.training.constrained_generation import AnswerForms
 from rl.training.encoding import EncodedResponse
-from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import pack
-from rl.training.packed.selection import StrategyChoice
-from rl.training.packed.strategies import Strategy
-from rl.training.packed.trl_forward import is_sharded
 from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
 from rl.training.ppo.formulas import kl_k3

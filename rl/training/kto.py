@@ -16,11 +16,11 @@ from datasets import Dataset
 from torch.nn import functional
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
+from packed_forward.packing import completion_batch, pack
+from packed_forward.strategies import Strategy
 from rl.recipes import AdapterRecipe, KTORecipe
 from rl.training.encoding import EMPTY, EncodedResponse, Encoder, LeftOut, reasoning_check
 from rl.training.folder import folder_prepare, same_run_check
-from rl.training.packed.packing import completion_batch, pack
-from rl.training.packed.strategies import Strategy
 from rl.training.pair_trainer import forward_settle, reference_logps
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.result import TrainingRefused, TrainResult

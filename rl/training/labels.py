@@ -22,11 +22,11 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from packed_forward.logps import causal_model, collate
 from rl.agents.base import Message
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.traces import share_to_raw
 from rl.training.model_files import base_check
-from rl.training.packed.logps import causal_model, collate
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.result import TrainingRefused
 

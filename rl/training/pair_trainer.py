@@ -15,18 +15,18 @@ import trl
 from accelerate.utils import gather_object, send_to_device
 from transformers import TrainingArguments
 
+from packed_forward.compile_choice import CompileChoice, compile_choose
+from packed_forward.forward import packed_logps, strategy_of
+from packed_forward.lazy_metrics import LazyMetrics
+from packed_forward.logps import causal_model
+from packed_forward.micro_batches import MicroBatcher, UncollatedRows
+from packed_forward.preference_collator import PreferenceCollator
+from packed_forward.row_cache import RowCache, row_key
+from packed_forward.selection import StrategyChoice, first_strategy
+from packed_forward.trl_forward import install_forward
 from rl.recipes import DPORecipe
 from rl.training.early_stopping import RANKING_LOSS, ranking_loss
 from rl.training.encoding import EncodedResponse
-from rl.training.packed.compile_choice import CompileChoice, compile_choose
-from rl.training.packed.forward import packed_logps, strategy_of
-from rl.training.packed.lazy_metrics import LazyMetrics
-from rl.training.packed.logps import causal_model
-from rl.training.packed.micro_batches import MicroBatcher, UncollatedRows
-from rl.training.packed.preference_collator import PreferenceCollator
-from rl.training.packed.row_cache import RowCache, row_key
-from rl.training.packed.selection import StrategyChoice, first_strategy
-from rl.training.packed.trl_forward import install_forward
 from rl.training.policy import LoadedPolicy
 from rl.training.processes import Processes
 from rl.training.run_context import RunContext

@@ -21,6 +21,8 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from packed_forward.row_cache import RowCache
+from packed_forward.selftest_cache import SelftestCache
 from rl.agents.base import Message
 from rl.chat_templates import template_read
 from rl.checksums import TEMPLATE_FILES, base_files, base_hash, sums_write
@@ -46,8 +48,6 @@ from rl.training.model_files import (
     base_check,
     model_located,
 )
-from rl.training.packed.row_cache import RowCache
-from rl.training.packed.selftest_cache import SelftestCache
 
 
 @dataclass
@@ -76,7 +76,7 @@ class LoadedPolicy:
     strategy_max_tokens: int = 0
     """Tokens of the longest row it was tried on."""
     selftest_cache: SelftestCache | None = None
-    """Results of earlier self-tests of this model (`rl.training.packed.selftest_cache`); None stores
+    """Results of earlier self-tests of this model (`packed_forward.selftest_cache`); None stores
     nothing."""
     answers_cache: RowCache | None = None
     """The base's own answers to general prompts (`rl.training.general`); None stores nothing."""

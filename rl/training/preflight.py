@@ -19,6 +19,7 @@ from peft import PeftModel
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import distributed
 
+from packed_forward.row_cache import RowCache
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
 from rl.bundled_models import BUNDLED
@@ -28,7 +29,6 @@ from rl.statistics import wilson_interval
 from rl.training.encoding import Encoder, prompt_messages, rows_writable
 from rl.training.hardware import Hardware
 from rl.training.loading import load_encoder
-from rl.training.packed.row_cache import RowCache
 from rl.training.policy import TOKENS, LoadedPolicy, generate, load_policy
 from rl.training.profiler import ASKABLE, MeasuredBase
 from rl.training.progress import TrainListener

@@ -23,19 +23,19 @@ import torch
 from peft import PeftModel, get_peft_model
 from transformers import AutoModel, AutoModelForCausalLM
 
+from packed_forward.forward import packed_logps
+from packed_forward.logps import causal_model, collate, head_logps
+from packed_forward.packing import pack
+from packed_forward.row_cache import RowCache, row_key
+from packed_forward.selection import strategy_select
+from packed_forward.selftest_cache import packed_code
+from packed_forward.strategies import Strategy
 from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
 from rl.training.loading import load_shape
 from rl.training.model_files import model_located
-from rl.training.packed.forward import packed_logps
-from rl.training.packed.logps import causal_model, collate, head_logps
-from rl.training.packed.packing import pack
-from rl.training.packed.row_cache import RowCache, row_key
-from rl.training.packed.selection import strategy_select
-from rl.training.packed.selftest_cache import packed_code
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import FINDINGS, LoadedPolicy, load_policy, lora_config, matmul
 
 if TYPE_CHECKING:

@@ -21,6 +21,8 @@ import transformers
 from datasets import Dataset
 from peft import LoraConfig, TaskType, get_peft_model
 
+from packed_forward.selftest import install
+from packed_forward.strategies import Strategy
 from rl.checksums import base_hash
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
@@ -32,8 +34,6 @@ from rl.training.hardware import Hardware
 from rl.training.linear_reward import linear_reward_train
 from rl.training.loading import load_encoder
 from rl.training.model_files import model_located
-from rl.training.packed.selftest import install
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config, matmul
 from rl.training.progress import Silent
 from rl.training.result import TrainingRefused, TrainResult

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Required, TypedDict, TypeVar
 
+from packed_forward.row_cache import RowCache
 from rl.recipes import Recipe
 from rl.training.hardware import Hardware, detect
-from rl.training.packed.row_cache import RowCache
 from rl.training.policy import LoadedPolicy, load_policy
 from rl.training.progress import Silent, TrainListener
 

@@ -16,12 +16,12 @@ from accelerate.utils import send_to_device
 from torch.nn import functional
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from packed_forward.forward import packed_hidden, strategy_of
+from packed_forward.logps import causal_model
+from packed_forward.packing import PackedBatch, completion_with_end, pack
+from packed_forward.strategies import Strategy
 from rl.recipes import RewardModelRecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.packed.forward import packed_hidden, strategy_of
-from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import PackedBatch, completion_with_end, pack
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy
 from rl.training.run_context import RunContext
 from rl.training.trl_runs import TokenizedTrainerMixin, strategy_apply, trainer_settle

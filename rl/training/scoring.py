@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
+from packed_forward.allowed_tokens import NO_CHOICE, allowed_kl
+from packed_forward.forward import packed_logps
+from packed_forward.logps import causal_model, collate, head_logits, token_logps
+from packed_forward.packing import pack
+from packed_forward.selection import strategy_select
+from packed_forward.strategies import Strategy
 from rl.agents.base import Message
 from rl.training.constrained_generation import AnswerForm, AnswerForms
 from rl.training.encoding import EncodedResponse, prompt_messages, response_text
-from rl.training.packed.allowed_tokens import NO_CHOICE, allowed_kl
-from rl.training.packed.forward import packed_logps
-from rl.training.packed.logps import causal_model, collate, head_logits, token_logps
-from rl.training.packed.packing import pack
-from rl.training.packed.selection import strategy_select
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, matmul
 
 

@@ -17,6 +17,11 @@ from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import PrinterCallback, TrainerCallback
 
+from packed_forward.lazy_metrics import LazyMetrics, LazyScalar
+from packed_forward.selection import StrategyChoice, strategy_select
+from packed_forward.selftest import Head, install
+from packed_forward.strategies import Strategy
+from packed_forward.trl_forward import is_sharded
 from rl.recipes import BASE, AdapterRecipe, Recipe
 from rl.recipes.base import AnswerRecipe
 from rl.recipes.curriculum import curriculum_order
@@ -33,11 +38,6 @@ from rl.training.encoding import EncodedResponse
 from rl.training.folder import failures_explained
 from rl.training.general import Rehearsal
 from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
-from rl.training.packed.lazy_metrics import LazyMetrics, LazyScalar
-from rl.training.packed.selection import StrategyChoice, strategy_select
-from rl.training.packed.selftest import Head, install
-from rl.training.packed.strategies import Strategy
-from rl.training.packed.trl_forward import is_sharded
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
 from rl.training.progress import TrainListener, checkpoint_is_whole, checkpoint_last, checkpoint_seal
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult

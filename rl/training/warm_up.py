@@ -20,11 +20,11 @@ from typing import Any
 
 from accelerate import PartialState
 
+from packed_forward.row_cache import RowCache
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
 from rl.recipes.base import DROP
 from rl.training.callbacks import TRAINING
 from rl.training.model_files import ADAPTER_FILES
-from rl.training.packed.row_cache import RowCache
 from rl.training.policy import REFERENCE, LoadedPolicy, load_policy
 from rl.training.progress import Silent, TrainListener
 from rl.training.run_context import RunContext

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model
 
+from packed_forward.logps import causal_model
 from rl.recipes import GRPORecipe, PPORecipe
 from rl.rewards.catalogue import AUTO, MODEL
 from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
@@ -28,7 +29,6 @@ from rl.training.estimates import (
 )
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
-from rl.training.packed.logps import causal_model
 from rl.training.policy import lora_config, matmul
 from rl.training.ppo.prompts import Prompts, answer_forms
 from rl.training.ppo.rollout import Sampling, sample_responses

@@ -11,9 +11,9 @@ from peft import LoraConfig, set_peft_model_state_dict
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors.torch import load_file
 
+from packed_forward.logps import collate
 from rl.recipes.reward_model import CAUSAL, FACTS
 from rl.training.encoding import EncodedResponse
-from rl.training.packed.logps import collate
 from rl.training.policy import matmul
 from rl.training.ppo.shared_base import REWARD, SharedBase
 from rl.training.result import TrainingRefused

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from packed_forward.prefix_attention import ATTENTION
+from packed_forward.shared_prompt import SharedPrompt, running_rows
 from rl.training.constrained_generation import AnswerForms
 from rl.training.encoding import EncodedResponse
-from rl.training.packed.prefix_attention import ATTENTION
-from rl.training.packed.shared_prompt import SharedPrompt, running_rows
 from rl.training.ppo.formulas import truncate_at_stop
 from rl.training.result import TrainingRefused
 

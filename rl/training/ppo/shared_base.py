@@ -17,14 +17,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
+from packed_forward.allowed_tokens import NO_CHOICE, AllowedTokens
+from packed_forward.forward import packed_hidden
+from packed_forward.logps import causal_model, collate, head_logps, spread
+from packed_forward.packing import PackedBatch, pack
+from packed_forward.selection import strategy_select
+from packed_forward.strategies import Strategy
 from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.packed.allowed_tokens import NO_CHOICE, AllowedTokens
-from rl.training.packed.forward import packed_hidden
-from rl.training.packed.logps import causal_model, collate, head_logps, spread
-from rl.training.packed.packing import PackedBatch, pack
-from rl.training.packed.selection import strategy_select
-from rl.training.packed.strategies import Strategy
 from rl.training.policy import LoadedPolicy, lora_config
 from rl.training.trl_runs import REFERENCE, lora_config_of, reference_add, weights_begin
 

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import torch
 
-from rl.training.packed import forward as packed_forward
-from rl.training.packed import fused_layers, layer_compilation
-from rl.training.packed.forward import packed_hidden
-from rl.training.packed.logps import causal_model, collate, head_logps
-from rl.training.packed.packing import CompletionTokens, completion_with_end, pack
-from rl.training.packed.selftest_cache import SelftestCache
-from rl.training.packed.strategies import Strategy
+from packed_forward import forward as packed_forward
+from packed_forward import fused_layers, layer_compilation
+from packed_forward.forward import packed_hidden
+from packed_forward.logps import causal_model, collate, head_logps
+from packed_forward.packing import CompletionTokens, completion_with_end, pack
+from packed_forward.selftest_cache import SelftestCache
+from packed_forward.strategies import Strategy
 
 TOLERANCE = {torch.float32: (1e-3, 2e-3), torch.bfloat16: (0.08, 0.15), torch.float16: (0.01, 0.1)}
 """dtype -> (root mean square difference of a token's log-probability in nats, relative difference of a gradient). A

@@ -16,8 +16,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from rl.training.packed import flex
-from rl.training.packed.shared_prompt import SharedPrompt
+from packed_forward import flex
+from packed_forward.shared_prompt import SharedPrompt
 
 ATTENTION = "ratchet_prefix"
 """Name under which transformers finds `prefix_attention`."""

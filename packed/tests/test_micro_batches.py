@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rl.training import pair_trainer
-from rl.training.packed.micro_batches import MicroBatcher, micro_batches
-from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
-from tests.support.tiny_models import tiny_model
+from packed_forward.micro_batches import MicroBatcher, micro_batches
 
 
 def row(tokens: int) -> dict[str, Any]:
@@ -74,36 +69,3 @@ def test_one_row_that_does_not_fit_is_tried_with_checkpointing_once() -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         MicroBatcher([], checkpoint=lambda: False).run([row(10)], never)
-
-
-@pytest.mark.slow
-def test_the_loss_does_not_depend_on_how_a_batch_is_cut(tmp_path: Path) -> None:
-    base = str(tiny_model(tmp_path / "base"))
-    recipe = dataclasses.replace(QUICK, batch_size=8, max_steps=4)
-    whole = a_trainer(base, tmp_path / "whole", recipe).train(some_pairs(12))
-    cut = a_trainer(base, tmp_path / "cut", dataclasses.replace(recipe, micro_tokens=120)).train(
-        some_pairs(12)
-    )
-    assert cut.history["loss"] == pytest.approx(whole.history["loss"], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_out_of_memory_goes_on_with_less_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = str(tiny_model(tmp_path / "base"))
-    recipe = dataclasses.replace(QUICK, batch_size=8, max_steps=3)
-    whole = a_trainer(base, tmp_path / "whole", recipe).train(some_pairs(12))
-    stock = pair_trainer.PairTrainer._compute_loss
-
-    def tight(self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
-        out = stock(self, model, inputs, return_outputs)
-        if len(inputs["input_ids"]) > 2 * 3:
-            raise torch.OutOfMemoryError("more than three pairs")
-        return out
-
-    monkeypatch.setattr(pair_trainer.PairTrainer, "_compute_loss", tight)
-    trainer = a_trainer(base, tmp_path / "tight", recipe)
-    cut = trainer.train(some_pairs(12))
-    assert cut.history["loss"] == pytest.approx(whole.history["loss"], abs=1e-5)
-    assert any(note.startswith("out of memory at") for note in trainer.context.notes)

@@ -16,10 +16,10 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from rl.training import packed
-from rl.training.packed.dpo_trainer import PackedDPOTrainer
-from rl.training.packed.preference_collator import PreferenceCollator
-from rl.training.packed.strategies import Strategy
+import packed_forward as packed
+from packed_forward.dpo_trainer import PackedDPOTrainer
+from packed_forward.preference_collator import PreferenceCollator
+from packed_forward.strategies import Strategy
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "packed_dpo.py"
 

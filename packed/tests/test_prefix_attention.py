@@ -2,116 +2,22 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from peft import LoraConfig
 
-from rl.recipes import Recipe
-from rl.training.encoding import EncodedResponse
-from rl.training.hardware import Hardware
-from rl.training.packed import forward, fused_layers, prefix_attention, selection, selftest
-from rl.training.packed.packing import PackedBatch, pack
-from rl.training.packed.strategies import Strategy
-from rl.training.policy import LoadedPolicy, lora_config
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
-VOCABULARY = 200
-
-COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-HEAD = {"head_dim": 16}
-MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "state_size": 8}
-GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "vocab_size": VOCABULARY}
-LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
-SHAPES: dict[str, tuple[str, dict[str, Any], Strategy]] = {
-    "llama": ("llama", COMMON, Strategy.LAST_LAYER),
-    "qwen2": ("qwen2", COMMON, Strategy.LAST_LAYER),
-    "qwen3": ("qwen3", COMMON | HEAD, Strategy.LAST_LAYER),
-    "mistral": ("mistral", COMMON | HEAD | {"sliding_window": None}, Strategy.LAST_LAYER),
-    "gemma": ("gemma", COMMON | HEAD, Strategy.LAST_LAYER),
-    "qwen2_moe": (
-        "qwen2_moe",
-        COMMON | {"num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
-        Strategy.LAST_LAYER,
-    ),
-    "phi3": ("phi3", COMMON | {"original_max_position_embeddings": 512}, Strategy.SPLIT),
-    "olmo2": ("olmo2", COMMON, Strategy.SPLIT),
-    "gpt_neox": ("gpt_neox", COMMON, Strategy.SPLIT),
-    "gpt2": ("gpt2", GPT2, Strategy.SPLIT),
-    # every fourth layer has no positions, and its last layer is one of them
-    "smollm3": ("smollm3", COMMON, Strategy.SPLIT),
-    # a window shorter than the rows
-    "mistral, windowed": ("mistral", COMMON | HEAD | {"sliding_window": 16}, Strategy.STOCK),
-    "gemma3, windowed": ("gemma3_text", COMMON | HEAD | {"sliding_window": 16}, Strategy.STOCK),
-    "qwen3_next": ("qwen3_next", COMMON | HEAD | LINEAR | {"num_experts": 0}, Strategy.STOCK),
-    "mamba": ("mamba", MAMBA, Strategy.STOCK),
-}
-"""Name -> (architecture, its config, the strategy it must end on)."""
+from packed_forward import forward, fused_layers, prefix_attention, selection, selftest
+from packed_forward.packing import PackedBatch, TokenizedCompletion, pack
+from packed_forward.selftest import PackableModel
+from packed_forward.strategies import Strategy
+from random_models import SHAPES, VOCABULARY, a_policy, some_items
 
 
-def a_policy(shape: str, dtype: torch.dtype = torch.float32) -> LoadedPolicy:
-    """A random model with LoRA, whose weights are large enough for a wrong mask to be seen."""
-    architecture, config, _ = SHAPES[shape]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**config)).to(dtype)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if weight.ndim > 1:
-                    weight.mul_(10 if "embed" in name else 4)
-        lora = (
-            LoraConfig(target_modules=["in_proj", "x_proj"], task_type="CAUSAL_LM")
-            if architecture == "mamba"
-            else lora_config(Recipe(), model)
-        )
-        adapted = get_peft_model(model, lora)
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    tokenizer = types.SimpleNamespace(pad_token_id=0)
-    return LoadedPolicy(
-        model=adapted,
-        tokenizer=tokenizer,
-        encoder=None,  # type: ignore[arg-type]
-        base_model=shape,
-        base_model_hash="",
-        device=torch.device("cpu"),
-        hardware=HARDWARE,
-    )
-
-
-def some_items(*prompts: int, seed: int = 1) -> list[EncodedResponse]:
-    """Two responses, of 7 and 12 tokens, to each prompt of so many tokens."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def tokens(count: int) -> list[int]:
-        return list(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
-
-    ids = [tokens(count) for count in prompts]
-    return [EncodedResponse(prompt, tokens(length)) for prompt in ids for length in (7, 12)]
-
-
-def compare(policy: LoadedPolicy, items: list[EncodedResponse], strategy: Strategy) -> tuple[float, float]:
+def compare(
+    policy: PackableModel, items: list[TokenizedCompletion], strategy: Strategy
+) -> tuple[float, float]:
     """Largest difference of a token's log-probability, and largest relative difference of a gradient, to stock rows."""
     with selftest.measurement_mode(policy, True):
         expected, wanted = selftest.measure_reference(policy, items, True)

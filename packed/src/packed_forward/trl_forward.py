@@ -10,10 +10,10 @@ import torch
 from accelerate.utils import DistributedType
 from trl.trainer.utils import FusedCausalLMOutput
 
-from rl.training.packed.allowed_tokens import AllowedTokens
-from rl.training.packed.forward import packed_logps, strategy_of
-from rl.training.packed.logps import head_logps, spread
-from rl.training.packed.packing import PackedBatch
+from packed_forward.allowed_tokens import AllowedTokens
+from packed_forward.forward import packed_logps, strategy_of
+from packed_forward.logps import head_logps, spread
+from packed_forward.packing import PackedBatch
 
 EXTRAS = ("entropy", "mean_logits", "is_top1")
 """Per-token values TRL's metrics want beside the log-probabilities."""

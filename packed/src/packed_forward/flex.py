@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from rl.training.packed.packing import FLEX_BLOCK, Flat
+from packed_forward.packing import FLEX_BLOCK, Flat
 
 
 def sees(flat: Flat, at: torch.Tensor | None = None) -> Callable[..., torch.Tensor]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch.nn import functional
 
-from rl.training.packed.allowed_tokens import AllowedTokens
+from packed_forward.allowed_tokens import AllowedTokens
 
 FLEX_BLOCK = 128
 """Tokens on a side of one tile of the mask; rows are filled up to a multiple of it."""

@@ -14,21 +14,21 @@ from typing import Any
 
 import torch
 
-from rl.training.packed import layer_compilation, selftest
-from rl.training.packed.forward import last_layer_supported
-from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import CompletionTokens
-from rl.training.packed.prefix_attention import ATTENTION
-from rl.training.packed.selftest import FORWARD_ERRORS, Fit, Head, PackablePolicy, install
-from rl.training.packed.selftest_cache import selftest_key, selftest_read, selftest_store
-from rl.training.packed.strategies import (
+from packed_forward import layer_compilation, selftest
+from packed_forward.forward import last_layer_supported
+from packed_forward.logps import causal_model
+from packed_forward.packing import CompletionTokens
+from packed_forward.prefix_attention import ATTENTION
+from packed_forward.selftest import FORWARD_ERRORS, Fit, Head, PackablePolicy, install
+from packed_forward.selftest_cache import selftest_key, selftest_read, selftest_store
+from packed_forward.strategies import (
     FLEX_STRATEGIES,
     LAST_LAYER_STRATEGIES,
     PREFIX_ATTENTION_STRATEGIES,
     Strategy,
 )
 
-logger = logging.getLogger("rl.training.packed.selection")
+logger = logging.getLogger("packed_forward.selection")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-logger = logging.getLogger("rl.training.packed.row_cache")
+logger = logging.getLogger("packed_forward.row_cache")
 
 BUSY_S = 30.0
 """Seconds to wait for another process that is writing."""

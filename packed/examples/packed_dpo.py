@@ -1,7 +1,7 @@
 """DPO with TRL, and the same over packed rows: two trainers, one model, one order of batches.
 
-    python examples/packed_dpo.py                          # a tiny random model, no network
-    python examples/packed_dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --steps 20
+    python packed/examples/packed_dpo.py                          # a tiny random model, no network
+    python packed/examples/packed_dpo.py --model Qwen/Qwen2.5-0.5B-Instruct --steps 20
 
 Prints each step's loss under both trainers and the median seconds of a step. The losses agree to rounding.
 """
@@ -30,9 +30,9 @@ from transformers import (
     TrainerCallback,
 )
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from rl.training.packed.dpo_trainer import PackedDPOTrainer
+from packed_forward.dpo_trainer import PackedDPOTrainer
 
 PAIRS = [
     {

@@ -6,8 +6,8 @@ import pytest
 import torch
 from trl.kernels import ChunkedLogProbFunction
 
-from rl.training.packed import frozen_head
-from rl.training.packed.frozen_head import FrozenHeadLogProb
+from packed_forward import frozen_head
+from packed_forward.frozen_head import FrozenHeadLogProb
 
 EXTRAS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 TOKENS, WIDTH, VOCABULARY = 7, 16, 61

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from rl.training.packed import layer_compilation
-from rl.training.packed.layer_compilation import Buckets, buckets_fit, compiling_pays
-from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import CompletionTokens
-from rl.training.packed.selection import compiled_agrees
-from rl.training.packed.selftest import PackablePolicy
-from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
+from packed_forward import layer_compilation
+from packed_forward.layer_compilation import Buckets, buckets_fit, compiling_pays
+from packed_forward.logps import causal_model
+from packed_forward.packing import CompletionTokens
+from packed_forward.selection import compiled_agrees
+from packed_forward.selftest import PackablePolicy
+from packed_forward.strategies import FLEX_STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)

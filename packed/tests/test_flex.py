@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from rl.training.packed import flex, forward, packing, selection, selftest
-from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import PackedBatch, pack
-from rl.training.packed.strategies import Strategy
-from tests.test_prefix_attention import a_policy, some_items
+from packed_forward import flex, forward, packing, selection, selftest
+from packed_forward.logps import causal_model
+from packed_forward.packing import PackedBatch, pack
+from packed_forward.strategies import Strategy
+from random_models import a_policy, some_items
 
 
 def two_prompts() -> PackedBatch:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from rl.training.packed.packing import completion_batch, flatten, pack
-from rl.training.packed.selftest import Fit
-from rl.training.packed.strategies import FLEX_STRATEGIES, Strategy
+from packed_forward.packing import completion_batch, flatten, pack
+from packed_forward.selftest import Fit
+from packed_forward.strategies import FLEX_STRATEGIES, Strategy
 
 
 @dataclass

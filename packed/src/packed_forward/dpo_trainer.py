@@ -1,6 +1,6 @@
 """Drop-in for `trl.DPOTrainer`: pairs share the computation of their prompt, loss and metrics stay TRL's.
 
-    from rl.training.packed.dpo_trainer import PackedDPOTrainer
+    from packed_forward.dpo_trainer import PackedDPOTrainer
 
     trainer = PackedDPOTrainer(model=model, args=args, train_dataset=pairs, processing_class=tokenizer)
 
@@ -19,16 +19,16 @@ import trl
 from datasets import Dataset
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import TokenizedCompletion
-from rl.training.packed.preference_collator import PreferenceCollator
-from rl.training.packed.selection import FLEX_FROM, StrategyChoice, strategy_select
-from rl.training.packed.selftest import PackableModel, install
-from rl.training.packed.selftest_cache import SelftestCache
-from rl.training.packed.strategies import Strategy
-from rl.training.packed.trl_forward import install_forward, is_sharded
+from packed_forward.logps import causal_model
+from packed_forward.packing import TokenizedCompletion
+from packed_forward.preference_collator import PreferenceCollator
+from packed_forward.selection import FLEX_FROM, StrategyChoice, strategy_select
+from packed_forward.selftest import PackableModel, install
+from packed_forward.selftest_cache import SelftestCache
+from packed_forward.strategies import Strategy
+from packed_forward.trl_forward import install_forward, is_sharded
 
-logger = logging.getLogger("rl.training.packed.dpo_trainer")
+logger = logging.getLogger("packed_forward.dpo_trainer")
 
 
 class PackedDPOTrainer(trl.DPOTrainer):

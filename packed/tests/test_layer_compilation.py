@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from rl.training.packed import compile_choice, forward, layer_compilation, selftest
-from rl.training.packed.layer_compilation import Buckets, widths_fit
-from rl.training.packed.logps import causal_model
-from rl.training.packed.packing import pack
-from rl.training.packed.strategies import Strategy
-from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
-from tests.support.tiny_models import tiny_model
-from tests.test_prefix_attention import a_policy, some_items
+from packed_forward import compile_choice, forward, layer_compilation, selftest
+from packed_forward.layer_compilation import Buckets, widths_fit
+from packed_forward.logps import causal_model
+from packed_forward.packing import pack
+from packed_forward.strategies import Strategy
+from random_models import a_policy, some_items
 
 
 @pytest.fixture(autouse=True)
@@ -173,19 +169,3 @@ def test_on_a_card_a_short_run_is_not_compiled(monkeypatch: pytest.MonkeyPatch) 
     assert "100 steps of 0.5 s, of which a tenth is 5 s, against 60 s for compiling 2 widths" in short.summary
     # 17 tokens of completions are fed: 7 + 12, without their last ones
     assert choose(policy, "auto", step_s=0.5, steps=10_000).buckets == Buckets((24, 64), (24,))
-
-
-@pytest.mark.training
-def test_a_compiled_run_has_the_losses_of_an_uncompiled_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stock = layer_compilation.compile_layers
-    monkeypatch.setattr(layer_compilation, "compile_layers", lambda model: stock(model, "eager"))
-    base = str(tiny_model(tmp_path / "base"))
-    recipe = dataclasses.replace(QUICK, max_steps=6)
-    plain = a_trainer(base, tmp_path / "plain", recipe).train(some_pairs(12))
-    trainer = a_trainer(base, tmp_path / "compiled", dataclasses.replace(recipe, compile="on"))
-    compiled = trainer.train(some_pairs(12))
-    assert compiled.history["loss"] == pytest.approx(plain.history["loss"], abs=1e-5)
-    assert any(note.startswith("layers are compiled, for prompts of") for note in compiled.details)
-    assert any(note.startswith("layers are not compiled: only on CUDA") for note in plain.details)

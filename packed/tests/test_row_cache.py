@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.training.packed.row_cache import RowCache, row_key
+from packed_forward.row_cache import RowCache, row_key
 
 
 def key(number: int) -> bytes:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from rl.training.packed import flex, layer_compilation
-from rl.training.packed.logps import head_logps, spread_at
-from rl.training.packed.packing import PackedBatch, flatten
-from rl.training.packed.prefix_attention import ATTENTION, CPU_BLOCK_LIMIT, Prefix, additive, repeat_heads
-from rl.training.packed.shared_prompt import SharedPrompt
-from rl.training.packed.strategies import (
+from packed_forward import flex, layer_compilation
+from packed_forward.logps import head_logps, spread_at
+from packed_forward.packing import PackedBatch, flatten
+from packed_forward.prefix_attention import ATTENTION, CPU_BLOCK_LIMIT, Prefix, additive, repeat_heads
+from packed_forward.shared_prompt import SharedPrompt
+from packed_forward.strategies import (
     FLEX_STRATEGIES,
     LAST_LAYER_STRATEGIES,
     PREFIX_ATTENTION_STRATEGIES,

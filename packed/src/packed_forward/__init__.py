@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from rl.training.packed.forward import packed_logps, strategy_of
-from rl.training.packed.logps import causal_model, collate, token_logps
-from rl.training.packed.packing import PackedBatch, TokenizedCompletion, pack
-from rl.training.packed.selection import StrategyChoice, strategy_select
-from rl.training.packed.selftest import PackableModel
-from rl.training.packed.strategies import Strategy
+from packed_forward.forward import packed_logps, strategy_of
+from packed_forward.logps import causal_model, collate, token_logps
+from packed_forward.packing import PackedBatch, TokenizedCompletion, pack
+from packed_forward.selection import StrategyChoice, strategy_select
+from packed_forward.selftest import PackableModel
+from packed_forward.strategies import Strategy
 
 __all__ = ["Packed", "Strategy", "StrategyChoice", "completion_logps", "pack", "prepare"]
 

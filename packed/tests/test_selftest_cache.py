@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from rl.training.packed import selection, selftest, selftest_cache
-from rl.training.packed.row_cache import RowCache
-from rl.training.packed.selftest_cache import SelftestCache
-from rl.training.packed.strategies import Strategy
-from rl.training.policy import LoadedPolicy
-from tests.test_prefix_attention import a_policy, some_items
+from packed_forward import selection, selftest, selftest_cache
+from packed_forward.logps import causal_model
+from packed_forward.row_cache import RowCache
+from packed_forward.selftest import PackableModel
+from packed_forward.selftest_cache import SelftestCache
+from packed_forward.strategies import Strategy
+from random_models import a_policy, some_items
 
 
 @pytest.fixture
@@ -21,18 +22,18 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ran: list[str] = []
     stock = selftest.measure_reference
 
-    def counted(policy: LoadedPolicy, *args: Any, **kwargs: Any) -> Any:
-        ran.append(policy.base_model)
+    def counted(policy: PackableModel, *args: Any, **kwargs: Any) -> Any:
+        ran.append(causal_model(policy.model).config.model_type)
         return stock(policy, *args, **kwargs)
 
     monkeypatch.setattr(selftest, "measure_reference", counted)
     return ran
 
 
-def kept(shape: str, folder: Path) -> LoadedPolicy:
-    policy = a_policy(shape)
-    policy.selftest_cache = SelftestCache(RowCache(folder / "findings.sqlite3"), "", "none", "a processor")
-    return policy
+def kept(shape: str, folder: Path) -> PackableModel:
+    return a_policy(
+        shape, cache=SelftestCache(RowCache(folder / "findings.sqlite3"), "", "none", "a processor")
+    )
 
 
 def test_a_later_run_takes_what_an_earlier_one_found_and_says_so(tmp_path: Path, tried: list[str]) -> None:

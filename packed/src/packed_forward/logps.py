@@ -9,9 +9,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from trl.kernels import ChunkedLogProbFunction
 
-from rl.training.packed.allowed_tokens import NO_CHOICE, AllowedTokens, allowed_logps
-from rl.training.packed.frozen_head import CELLS, FrozenHeadLogProb
-from rl.training.packed.packing import CompletionTokens
+from packed_forward.allowed_tokens import NO_CHOICE, AllowedTokens, allowed_logps
+from packed_forward.frozen_head import CELLS, FrozenHeadLogProb
+from packed_forward.packing import CompletionTokens
 
 TILE = 32768
 """Widest slice of the vocabulary projected at once, so that no [tokens, vocabulary] tensor is ever held."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from rl.training.packed.prefix_attention import ATTENTION
-from rl.training.packed.row_cache import RowCache, row_key
+from packed_forward.prefix_attention import ATTENTION
+from packed_forward.row_cache import RowCache, row_key
 
 LIBRARIES = ("torch", "transformers", "peft", "trl")
 
