@@ -30,7 +30,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -231,15 +230,10 @@ def cpu_seconds(process: psutil.Process) -> float:
     return sum(sum(p.cpu_times()[:2]) for p in [process, *process.children(recursive=True)])
 
 
-def favour(database_url: str) -> None:
-    """Let the scheduler prefer this benchmark's processes; each session of processes has a priority of its own."""
-    home = unquote(database_url.split("@")[1].partition("/")[0])
-    databases = [
-        p for p in psutil.process_iter() if home in p.cwd() or any(home in word for word in p.cmdline())
-    ]
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True), *databases]:
-        for one in [process, *process.children(recursive=True)]:
-            Path(f"/proc/{one.pid}/autogroup").write_text("-15")
+def favour() -> None:
+    """Let the scheduler prefer this process and its children; each session of processes has a priority of its own."""
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        Path(f"/proc/{process.pid}/autogroup").write_text("-15")
 
 
 def main() -> None:
@@ -283,7 +277,7 @@ def main() -> None:
                     measured(server.port, key, options.connections, 2.0, None)
                 )  # caches are warm then
                 if options.first:
-                    favour(url)
+                    favour()
                 rates = [float(rate) for rate in options.rates.split(",") if rate]
                 for rate in [*rates, None]:
                     direct = asyncio.run(measured(port, key, options.connections, options.seconds, rate))

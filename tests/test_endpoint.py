@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ from tests.support.stub_openai import ModelServer
 HELLO = [{"role": "user", "content": "hello"}]
 POLICY = Model("widgets-v3", "bundled")
 BASE_MODEL = Model("base", "Qwen/Qwen3-0.6B")
+
+
+def streamed(ask: Ask) -> Ask:
+    return replace(ask, stream=True)
 
 
 @pytest.fixture
@@ -85,7 +90,10 @@ def test_a_server_that_repeats_an_item_has_not_answered(backend: EndpointBackend
     prioritizer, state = AGENTS["prioritizer"], {"goal": "go on", "tasks": list("abcdefgh")}
     ask = Ask(HELLO, response_schema=prioritizer.response_schema(state))
     stub.said = prioritizer.respond(list("aaaaaaaa"))
-    for answered in (lambda: backend.answer(ask, POLICY, 5), lambda: next(backend.stream(ask, POLICY, 5))):
+    for answered in (
+        lambda: backend.answer(ask, POLICY, 5),
+        lambda: next(backend.pieces(streamed(ask), POLICY, 5)),
+    ):
         stub.bodies.clear()
         with pytest.raises(BackendFailed, match="uniqueItems") as failure:
             answered()
@@ -94,7 +102,7 @@ def test_a_server_that_repeats_an_item_has_not_answered(backend: EndpointBackend
     sent = stub.bodies[0]["response_format"]["json_schema"]["schema"]
     assert "uniqueItems" not in json.dumps(sent)  # servers refuse the keyword
     stub.said = prioritizer.respond(list("hgfedcba"))
-    pieces = list(backend.stream(ask, POLICY, 5))
+    pieces = list(backend.pieces(streamed(ask), POLICY, 5))
     assert "".join(piece.text for piece in pieces) == stub.said
     assert pieces[-1].finish_reason == "stop"
 
@@ -141,7 +149,7 @@ def test_who_asks_is_told_only_to_an_endpoint_that_may_know(stub: ModelServer, f
 
 
 def test_a_stream_comes_in_pieces_with_usage_at_its_end(backend: EndpointBackend, stub: ModelServer) -> None:
-    pieces = list(backend.stream(Ask(HELLO), POLICY, 5))
+    pieces = list(backend.pieces(Ask(HELLO, stream=True), POLICY, 5))
     assert [piece.text for piece in pieces] == ["hello ", "there ", ""]
     last = pieces[-1]
     assert (last.end, last.finish_reason, last.tokens_in, last.tokens_out) == (True, "stop", 7, 3)
@@ -152,7 +160,7 @@ def test_a_stream_that_is_cut_fails_after_its_first_pieces(
     backend: EndpointBackend, stub: ModelServer
 ) -> None:
     stub.cut_stream = True
-    pieces = backend.stream(Ask(HELLO), POLICY, 5)
+    pieces = backend.pieces(Ask(HELLO, stream=True), POLICY, 5)
     assert next(pieces).text == "hello "
     with pytest.raises(BackendFailed):
         list(pieces)
@@ -205,7 +213,9 @@ def test_our_own_fault_is_for_another_backend_to_make_good(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_slow_server_is_given_up_in_time(backend: EndpointBackend, stub: ModelServer, stream: bool) -> None:
     stub.delay_s = 2.0
-    ask: Any = (lambda *a: next(backend.stream(*a))) if stream else backend.answer
+    ask: Any = (
+        (lambda asked, *rest: next(backend.pieces(streamed(asked), *rest))) if stream else backend.answer
+    )
     with pytest.raises(BackendFailed) as failure:
         ask(Ask(HELLO), POLICY, 0.2)
     assert failure.value.kind == "timeout"

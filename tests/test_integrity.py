@@ -280,7 +280,7 @@ def test_the_gateway_steps_in_for_a_damaged_file_which_is_made_again(
     flip(exported)
     backend = InProcess()
     with pytest.raises(fallback.BackendFailed) as failed:
-        next(iter(backend.stream(fallback.Ask([]), model_of(row), 1.0)))
+        next(iter(backend.pieces(fallback.Ask([], stream=True), model_of(row), 1.0)))
     assert failed.value.kind == "damaged"  # the next in line answers
     assert made == [("--policy", "widgets-v1", "--format", "gguf-lora")]
     assert len(told) == 1

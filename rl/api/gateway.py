@@ -22,12 +22,11 @@ from backend.rest.reading import parameters
 from backend.rest.views import ApiView
 from rl.agents import AGENTS
 from rl.serving import metrics
-from rl.serving.assembly import answer_of
 from rl.serving.base import BackendFailed, Extras, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest, chat_request
 from rl.serving.dialects import from_anthropic, from_responses
 from rl.serving.fallback import NobodyAnswers
-from rl.serving.gateway import Completion, KeyReused, complete, complete_stream, usage_of
+from rl.serving.gateway import Completion, KeyReused, complete, completion_stream
 from rl.serving.recording_policy import HEADER as RECORDED_HEADER
 from rl.serving.recording_policy import RecordingImpossible
 from rl.serving.routing import ListedModel, ModelUnknown, models_listed, policy_model, target_of
@@ -107,7 +106,7 @@ class ChatCompletions(OpenAIView):
         id = _idempotent(request)
         is_retry = request.headers.get("X-Stainless-Retry-Count", "0") != "0"
         if chat.stream:
-            pieces = complete_stream(chat, id=id, retried=is_retry)
+            pieces = completion_stream(chat, id=id, retried=is_retry)
             made = next(pieces)  # what goes wrong before the first word still has a status
             assert isinstance(made, Completion)
             return StreamingHttpResponse(
@@ -236,13 +235,13 @@ def _chunks(
         # the status is long sent: the clients raise what they find here
         yield openai_body(503, f"the answer broke off: {failure}", code="unavailable")
         return
-    routed = not completion.recorded or last.extras.source or last.extras.choices or last.extras.left_out
-    own = {"ratchet": _routing_represent(completion, last.extras)} if routed else {}
+    extras = completion.extras
+    routed = not completion.recorded or extras.source or extras.choices or extras.left_out
+    own = {"ratchet": _routing_represent(completion, extras)} if routed else {}
     yield chunk(last, last.finish_reason, **own)
-    usage = usage_of(answer_of([last], 0))
-    if asked.include_usage and usage is not None:
-        yield {**head, "choices": [], "usage": usage}
-    _count(completion, usage, began)
+    if asked.include_usage and completion.usage is not None:
+        yield {**head, "choices": [], "usage": completion.usage}
+    _count(completion, completion.usage, began)
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,37 +125,22 @@ class Assembly:
 
 def answer_of(pieces: Iterable[Piece], latency_ms: float) -> Answer:
     """The answer that its pieces come to; without a last one the answer was left."""
-    assembly, last = Assembly(), Piece(end=True, finish_reason="left")
+    assembly, known, reason = Assembly(), Piece(), "left"  # type: tuple[Assembly, Piece, str | None]
     for piece in pieces:
         assembly.add(piece.delta)
-        last = piece if piece.end else last
+        if piece.end or piece.tokens_in is not None or piece.extras is not Piece.extras:
+            known = piece
+        reason = piece.finish_reason if piece.end else reason
     return Answer(
         assembly.typed(),
-        last.tokens_in,
-        last.tokens_out,
+        known.tokens_in,
+        known.tokens_out,
         latency_ms,
-        last.finish_reason,
+        reason,
         assembly.message,
-        last.log_probability,
-        last.chosen,
-        last.extras,
-    )
-
-
-def pieces_of(answer: Answer) -> Iterator[Piece]:
-    """An answer as a stream of two pieces."""
-    delta = delta_indexed(answer.said)
-    extras = answer.extras
-    if delta or extras.choice:
-        yield Piece(delta, extras.choice, extras.body)
-    yield Piece(
-        end=True,
-        finish_reason=answer.finish_reason,
-        tokens_in=answer.tokens_in,
-        tokens_out=answer.tokens_out,
-        log_probability=answer.log_probability,
-        chosen=answer.chosen,
-        extras=extras,
+        known.log_probability,
+        known.chosen,
+        known.extras,
     )
 
 

@@ -59,6 +59,8 @@ class Ask:
     """Further fields of an OpenAI request (tools, tool_choice, logit_bias, ...), passed on as they are."""
     limit_field: str = "max_tokens"
     """Caller's name for its limit: `max_tokens` or `max_completion_tokens`."""
+    stream: bool = False
+    """The answer is given in pieces, as it comes; else whole."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer on its way. The last piece has `end`, and says why the answer ended and what it took."""
+    """A part of an answer on its way. The last piece has `end`, and says why the answer ended and what it took. An
+    earlier one may say what is known by then, for an answer that breaks off."""
 
     delta: Mapping[str, Any] = field(default_factory=dict)
     """Further words, calls or other fields of the message, as OpenAI streams them."""
@@ -135,7 +138,7 @@ class Piece:
     log_probability: float | None = None
     chosen: bool = False
     extras: Extras = Extras()
-    """Of the whole answer; with the last piece."""
+    """Of the answer so far; with the last piece of the whole."""
 
     @property
     def text(self) -> str:
@@ -209,10 +212,9 @@ class Backend(Protocol):
 
     name: str
 
-    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer: ...
-
-    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
-        """The answer in pieces. What goes wrong before the first piece is raised by the first `next`."""
+    def pieces(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        """The answer in pieces: one and a last one where it is asked for whole. What goes wrong before the first piece
+        is raised by the first `next`."""
         ...
 
     def log_probabilities(

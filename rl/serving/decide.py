@@ -20,11 +20,12 @@ from rl.agents.base import UNREADABLE, Agent, InvalidResponse
 from rl.decoding.unique_items import items_repeated
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback
+from rl.serving.assembly import answer_of
 from rl.serving.base import Answer, Ask, BackendUnable, ServingRefused
 from rl.serving.candidate_selection import choose
 from rl.serving.chat_request import check_metadata, read_messages
 from rl.serving.fallback import ServedAnswer
-from rl.serving.gateway import facts_of, propensity_of, recorder
+from rl.serving.gateway import answer_storable, facts_of, propensity_of, recorder
 from rl.serving.linear import LINEAR, listed_answers
 from rl.serving.recording_policy import after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
@@ -234,7 +235,8 @@ def _generate_response(
         response_schema=schema,
         answers=agent.answers,
     )
-    served = fallback.answer(target, ask)
-    facts = facts_of(target, served, served.result)
-    facts["propensity"] = propensity_of(served.result, ask)
+    served = fallback.pieces(target, ask)
+    answer = answer_storable(answer_of(served.result, served.latency_ms))
+    facts = facts_of(target, served, answer)
+    facts["propensity"] = propensity_of(answer, ask)
     return facts

@@ -28,7 +28,7 @@ from urllib3.exceptions import (
 )
 
 from rl.decoding.unique_items import UniqueItems, items_repeated
-from rl.serving.assembly import answer_of, pieces_of
+from rl.serving.assembly import answer_of
 from rl.serving.base import (
     Answer,
     Ask,
@@ -167,26 +167,29 @@ class EndpointBackend:
         self._list = ModelList(self) if listed else None
 
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
-        """A whole answer; asked for again where it repeats an item of a list that holds each once."""
+        """A whole answer."""
+        start = time.perf_counter()
+        found = list(self.pieces(dataclasses.replace(ask, stream=False), model, timeout_s))
+        return answer_of(found, 1000 * (time.perf_counter() - start))
+
+    def pieces(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        """The answer in pieces; asked for again where it repeats an item of a list that holds each once."""
         deadline = time.monotonic() + timeout_s
+        if UniqueItems.of(ask.response_schema) is None:
+            yield from self._asked(ask, model, deadline)
+            return
+        # looked at whole: what was given cannot be taken back
+        ask = dataclasses.replace(ask, stream=False)
         for _ in range(1 + RETRIES):
-            start = time.perf_counter()
-            found = list(self._asked(ask, model, deadline, stream=False))
-            answer = answer_of(found, 1000 * (time.perf_counter() - start))
-            if not (repeated := items_repeated(ask.response_schema, answer.text)):
-                return answer
+            found = list(self._asked(ask, model, deadline))
+            if not (repeated := items_repeated(ask.response_schema, answer_of(found, 0).text)):
+                yield from found
+                return
             if time.monotonic() >= deadline or ask.temperature == 0 or ask.seed is not None:
                 break  # it would say the same again
         raise BackendFailed(
             f"{self.name} ignored uniqueItems: {repeated}; serve this agent in process", kind="repeated"
         )
-
-    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
-        if UniqueItems.of(ask.response_schema) is not None:
-            # looked at whole: what was given cannot be taken back
-            yield from pieces_of(self.answer(ask, model, timeout_s))
-            return
-        yield from self._asked(ask, model, time.monotonic() + timeout_s, stream=True)
 
     def log_probabilities(
         self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
@@ -218,7 +221,7 @@ class EndpointBackend:
 
     # --- Asking -------------------------------------------------------------------------------------------
 
-    def _asked(self, ask: Ask, model: Model, deadline: float, *, stream: bool) -> Iterator[Piece]:
+    def _asked(self, ask: Ask, model: Model, deadline: float) -> Iterator[Piece]:
         """The pieces of an answer; one and a last one where the server sends it whole."""
         if self.endpoint.fault:
             raise BackendFailed(self.endpoint.fault, kind="refused")
@@ -229,7 +232,7 @@ class EndpointBackend:
                     named = self._list.name_of(named)
                 breaker = self._breakers.setdefault(named, CircuitBreaker(f"{named} on {self.name}"))
                 turn = _Turn(named, breaker, deadline)
-                response, sent = self._post_in_form(ask, model, turn, stream=stream)
+                response, sent = self._post_in_form(ask, model, turn)
                 yield from self._read(response, sent, turn)
             except BackendFailed as failure:
                 failure.args = (self.key_hidden(str(failure)),)
@@ -266,7 +269,7 @@ class EndpointBackend:
             response.close() if is_stream else response.release_conn()
         turn.breaker.record_success()
 
-    def _sent(self, ask: Ask, model: Model, named: str, *, stream: bool) -> Sent:
+    def _sent(self, ask: Ask, model: Model, named: str) -> Sent:
         """The request's body for a model of this endpoint."""
         is_weaker = self._weaker_until.get(named, 0.0) > time.monotonic()
         schemas = "json_object" if is_weaker else self.endpoint.schemas
@@ -280,7 +283,7 @@ class EndpointBackend:
                 f"the request cannot be written for {self.name}: expected tools, tool_choice, tool_calls and "
                 f"response_format as OpenAI has them ({error})"
             ) from error
-        if stream:
+        if ask.stream:
             sent.body["stream"] = True
             if self.endpoint.dialect == "openai":
                 sent.body["stream_options"] = {"include_usage": True}
@@ -291,9 +294,9 @@ class EndpointBackend:
             tuple(name for name in left_out if name not in model.parameters),
         )
 
-    def _post_in_form(self, ask: Ask, model: Model, turn: _Turn, *, stream: bool) -> tuple[Any, Sent]:
+    def _post_in_form(self, ask: Ask, model: Model, turn: _Turn) -> tuple[Any, Sent]:
         """The answer with its head read. A server that does not know `json_schema` is asked for `json_object`."""
-        sent = self._sent(ask, model, turn.model, stream=stream)
+        sent = self._sent(ask, model, turn.model)
         try:
             return self._post(sent.body, turn), sent
         except BackendFailed as failure:
@@ -301,7 +304,7 @@ class EndpointBackend:
                 raise
             reason = self.key_hidden(str(failure))
         self._weaker_until[turn.model] = time.monotonic() + WEAKER_S
-        sent = self._sent(ask, model, turn.model, stream=stream)
+        sent = self._sent(ask, model, turn.model)
         try:
             response = self._post(sent.body, turn)
         except (BackendFailed, ServingRefused):

@@ -19,7 +19,6 @@ from rl.registry.integrity import stand_in_notify
 from rl.serving import metrics
 from rl.serving.base import (
     BASE,
-    Answer,
     Ask,
     Backend,
     BackendFailed,
@@ -77,6 +76,12 @@ class ServedAnswer(Generic[T]):
     model: Model
     backend: str
     fallbacks: list[Fallback] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+    """When the backend was asked."""
+
+    @property
+    def latency_ms(self) -> float:
+        return 1000 * (time.perf_counter() - self.began)
 
 
 _backends: dict[tuple[object, ...], list[Backend]] = {}
@@ -132,18 +137,13 @@ def _backend(name: str) -> Backend:
     return EndpointBackend(endpoint, waiting=settings.SERVING_QUEUE, listed=True)
 
 
-def answer(target: Target, ask: Ask) -> ServedAnswer[Answer]:
-    """A whole answer. Raises ServingRefused, NobodyAnswers."""
-    return _first(target, lambda backend, model, s: backend.answer(ask, model, s))
-
-
-def stream(target: Target, ask: Ask) -> ServedAnswer[Iterator[Piece]]:
-    """An answer in pieces. A failure before the first piece falls back to the next policy; after it nothing can."""
+def pieces(target: Target, ask: Ask) -> ServedAnswer[Iterator[Piece]]:
+    """An answer in pieces. A failure before the first piece falls back to the next policy; after it nothing can. Of a
+    whole answer no piece is given before the last is there. Raises ServingRefused, NobodyAnswers."""
 
     def begin(backend: Backend, model: Model, timeout_s: float) -> Iterator[Piece]:
-        pieces = backend.stream(ask, model, timeout_s)
-        first = next(pieces)
-        return _stream_rest(first, pieces)
+        found = backend.pieces(ask, model, timeout_s)
+        return _stream_rest(next(found), found) if ask.stream else iter(list(found))
 
     return _first(target, begin)
 
@@ -186,7 +186,7 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
             continue
         if model.endpoint is not None:
             connection_release()  # an upstream takes seconds
-        began = time.monotonic()
+        began, asked = time.monotonic(), time.perf_counter()
         try:
             result = call(backend, model, own_timeout_s or (left / 2 if pending else left))
         except BackendUnable as refusal:
@@ -205,7 +205,7 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
         for fallback in fallbacks:
             if fallback.kind == "damaged" and fallback.policy != model.name:
                 stand_in_notify(target.agent, fallback.policy, model.name)
-        return ServedAnswer(result, model, backend.name, fallbacks)
+        return ServedAnswer(result, model, backend.name, fallbacks, asked)
     if unable is not None and len(fallbacks) == passed_over:
         raise unable
     raise NobodyAnswers(fallbacks, min(retry_after_s, default=2.0))

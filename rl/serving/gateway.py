@@ -6,9 +6,10 @@ import dataclasses
 import json
 import logging
 import math
+import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -37,6 +38,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger("rl.serving")
 outage = OutageLog(logger)
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""NUL, and the halves of surrogate pairs."""
 
 KEPT_CHARACTERS = 50_000
 """Most of one field of a server's answer that is kept in a decision's metadata, as JSON."""
@@ -87,82 +91,98 @@ class Completion:
 
 
 def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool = False) -> Completion:
-    """Answer a request and record the decision.
-
-    id: the decision's, where the client's idempotency key says which one it is. retried: the client says it sends this
-    once more. Either way what was answered before is given again. Raises ServingRefused (KeyReused where the key came
-    with another request), NobodyAnswers, RecordingImpossible.
-    """
-    target = target_of(request.model, request.unit)
-    if (earlier := _earlier(request, target, id, retried)) is not None:
-        return earlier
-    before_answer(recorder)
-    served = fallback.answer(target, ask_of(request, target))
-    answer = served.result
-    made = _completion(id or uuid.uuid4(), target, served)
-    made = dataclasses.replace(
-        made,
-        message=storable(answer.said),
-        finish_reason=answer.finish_reason,
-        usage=storable(usage_of(answer)),
-        extras=_extras_storable(answer.extras),
-    )
-    storage = recorder.note(_facts(request, target, served, made, answer), hold=not refuses())
-    return dataclasses.replace(made, recorded=after_answer(recorder, storage))
+    """Answer a request and record the decision. As `completion_stream`, of which this is the last item."""
+    *_, made = completion_stream(request, id=id, retried=retried)
+    assert isinstance(made, Completion)
+    return made
 
 
-def complete_stream(
+def completion_stream(
     request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool = False
 ) -> Iterator[Completion | Piece]:
-    """Stream a completion: first a Completion without text, then pieces, the last one with the finish reason.
+    """Answer a request, in pieces where it asks for a stream, and record the decision.
 
-    The decision is recorded before the last piece is given, or when whoever reads leaves, or the backend breaks off
-    (then BackendFailed is raised); what was given until then is what is recorded. Where that fails, a Completion with
-    `recorded` false comes after the last piece: words that were given cannot be refused. Raises as `complete`.
+    id: the decision's, where the client's idempotency key says which one it is. retried: the client says it sends this
+    once more. Either way what was answered before is given again.
+
+    First comes a Completion without a message, then the pieces (one and a last one of a whole answer), then the
+    Completion as it is recorded. The decision is recorded before the last piece is given, or when whoever reads leaves,
+    or the backend breaks off (then BackendFailed is raised); what was given until then is what is recorded. A stream
+    that cannot be recorded ends with `recorded` false: words that were given cannot be refused.
+
+    Raises ServingRefused (KeyReused where the key came with another request), NobodyAnswers, RecordingImpossible.
     """
     target = target_of(request.model, request.unit)
     if (earlier := _earlier(request, target, id, retried)) is not None:
         yield dataclasses.replace(earlier, message={})
         yield from _pieces_again(earlier)
+        yield earlier
         return
-    recordable = before_answer(recorder)
-    began = time.perf_counter()
-    stream = fallback.stream(target, ask_of(request, target))
-    completion = dataclasses.replace(_completion(id or uuid.uuid4(), target, stream), recorded=recordable)
-    pieces: list[Piece] = []
+    recordable, ask = before_answer(recorder), ask_of(request, target)
+    served = fallback.pieces(target, ask)
+    begun = Completion(
+        id or uuid.uuid4(),
+        target.agent,
+        served.model.name,
+        target.arm,
+        intended_policy=target.meant,
+        recorded=recordable,
+    )
+    given: list[Piece] = []
+    made: Completion | None = None
     error = ""
-
-    def record() -> bool:
-        answer = answer_of(pieces, 1000 * (time.perf_counter() - began))
-        facts = _facts(request, target, stream, completion, answer)
-        if error:
-            facts["metadata"]["serving"] |= {"finish_reason": "error", "error": error[:1000]}
-        storage = recorder.note(facts)
-        try:
-            return after_answer(recorder, storage)
-        except RecordingImpossible:
-            return False  # it was given already, and is held in memory
-
-    is_recorded = False
-    durable = True
     try:
-        yield completion
-        for piece in stream.result:
-            pieces.append(piece)
+        yield begun
+        for piece in served.result:
+            given.append(piece)
             if piece.end:
-                durable = record()
-                is_recorded = True
+                made = begun  # whatever comes of recording it, it is not tried twice
+                made = _recorded(begun, request, target, served, ask, given)
             yield piece
-        if not durable:
-            yield dataclasses.replace(completion, recorded=False)
+        if made is not None:
+            yield made
     except BackendFailed as failure:
         error = str(failure)
         raise
     finally:
-        if close := getattr(stream.result, "close", None):
+        if close := getattr(served.result, "close", None):
             close()
-        if not is_recorded:
-            record()
+        if made is None:
+            _recorded(begun, request, target, served, ask, given, error)
+
+
+def _recorded(
+    begun: Completion,
+    request: ChatRequest,
+    target: Target,
+    served: ServedAnswer[Any],
+    ask: Ask,
+    given: Sequence[Piece],
+    error: str = "",
+) -> Completion:
+    """The completion that the pieces come to, whose decision is recorded. error: why it broke off.
+
+    Raises RecordingImpossible for a whole answer that is refused then.
+    """
+    answer = answer_storable(answer_of(given, served.latency_ms))
+    facts = _facts(request, target, served, begun.id, answer, ask)
+    if error:
+        facts["metadata"]["serving"] |= {"finish_reason": "error", "error": error[:1000]}
+    storage = recorder.note(facts, hold=request.stream or not refuses())
+    try:
+        is_recorded = after_answer(recorder, storage)
+    except RecordingImpossible:
+        if not request.stream:
+            raise
+        is_recorded = False  # it was given already, and is held in memory
+    return dataclasses.replace(
+        begun,
+        message=answer.said,
+        finish_reason=answer.finish_reason,
+        usage=usage_of(answer),
+        extras=answer.extras,
+        recorded=is_recorded,
+    )
 
 
 def ask_of(request: ChatRequest, target: Target) -> Ask:
@@ -177,6 +197,7 @@ def ask_of(request: ChatRequest, target: Target) -> Ask:
         schema = agent.response_schema()
     return dataclasses.replace(
         request.ask,
+        stream=request.stream,
         response_schema=schema,
         answers=answers,
         temperature=request.ask.temperature if request.ask.temperature is not None else limits.temperature,
@@ -184,12 +205,8 @@ def ask_of(request: ChatRequest, target: Target) -> Ask:
     )
 
 
-def _completion(id: uuid.UUID, target: Target, served: ServedAnswer[Any]) -> Completion:
-    return Completion(id, target.agent, served.model.name, target.arm, intended_policy=target.meant)
-
-
 def _facts(
-    request: ChatRequest, target: Target, served: ServedAnswer[Any], made: Completion, answer: Answer
+    request: ChatRequest, target: Target, served: ServedAnswer[Any], id: uuid.UUID, answer: Answer, ask: Ask
 ) -> dict[str, Any]:
     facts = facts_of(target, served, answer)
     metadata = {**request.metadata, **facts.pop("metadata")}
@@ -198,18 +215,18 @@ def _facts(
         metadata["tools"] = tools
     return {
         **facts,
-        "id": str(made.id),
+        "id": str(id),
         "messages": list(request.ask.messages),
         "unit": request.unit,
         "run_id": request.run_id,
         "metadata": metadata,
         "source": "gateway",
-        "propensity": propensity_of(answer, ask_of(request, target)),
+        "propensity": propensity_of(answer, ask),
     }
 
 
 def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[str, Any]:
-    """Serving facts that every served decision records."""
+    """Serving facts that every served decision records. answer: as `answer_storable` returns it."""
     metadata: dict[str, Any] = {
         "serving": {
             "backend": served.backend,
@@ -259,7 +276,7 @@ def _serving_extras(answer: Answer, text: str, reasoning: str, metadata: Mapping
         "other_choices": list(extras.choices),
         "left_out_of_request": list(extras.left_out),
     }
-    said = storable(dict(answer.said))
+    said = dict(answer.said)
     if said != _message_again(text, reasoning, metadata):
         facts["message"] = said
     found: dict[str, Any] = {}
@@ -271,7 +288,7 @@ def _serving_extras(answer: Answer, text: str, reasoning: str, metadata: Mapping
         if length > KEPT_CHARACTERS or _is_deep(value):
             left_out[name] = f"{length:,} characters"
         else:
-            found[name] = storable(value)
+            found[name] = value
     return found | ({"left_out": left_out} if left_out else {})
 
 
@@ -320,6 +337,8 @@ def storable(value: T) -> T:
     """A value without what no database keeps: NUL characters, halves of surrogate pairs, numbers that are none."""
     found: Any = value
     if isinstance(value, str):
+        if not UNSTORABLE.search(value):
+            return value
         # the halves of a pair may have come in two pieces
         whole = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         found = whole.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
@@ -332,14 +351,16 @@ def storable(value: T) -> T:
     return found
 
 
-def _extras_storable(extras: Extras) -> Extras:
-    return Extras(**{one.name: storable(getattr(extras, one.name)) for one in dataclasses.fields(extras)})
+def answer_storable(answer: Answer) -> Answer:
+    """An answer as a database keeps it and a client gets it."""
+    extras = {one.name: storable(getattr(answer.extras, one.name)) for one in dataclasses.fields(Extras)}
+    return dataclasses.replace(answer, said=storable(answer.said), extras=Extras(**extras))
 
 
 def _is_deep(value: Any) -> bool:
     """True for JSON too deep to be stored within a decision's metadata."""
     check = Check()
-    check.json("", [[[storable(value)]]])
+    check.json("", [[[value]]])
     return bool(check.fields)
 
 

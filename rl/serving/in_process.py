@@ -14,7 +14,6 @@ from pathlib import Path
 from rl.models.serving import IN_PROCESS
 from rl.serving.base import (
     BASE,
-    Answer,
     Ask,
     BackendFailed,
     BackendUnable,
@@ -42,16 +41,15 @@ class InProcess:
         self._turns = ConcurrencyLimiter(1, waiting, "llama.cpp in process")
         self._bases: OrderedDict[Path, LlamaPolicy] = OrderedDict()
 
-    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
+    def pieces(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        """A stream is written by a thread of its own: a reader who is slow, or gone, must not keep others waiting."""
         ask_check(ask)
         deadline = time.monotonic() + timeout_s
-        with self._open_policy(model, timeout_s) as (llama, adapter):
-            return llama.answer(_ask_for_model(ask, model), adapter, deadline=deadline)
-
-    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
-        """Written by a thread of its own: a reader who is slow, or gone, must not keep the others waiting."""
-        ask_check(ask)
-        deadline = time.monotonic() + timeout_s
+        if not ask.stream:
+            with self._open_policy(model, timeout_s) as (llama, adapter):
+                whole = list(llama.stream(_ask_for_model(ask, model), adapter, deadline=deadline))
+            yield from whole
+            return
         pieces: queue.SimpleQueue[Piece | Exception | None] = queue.SimpleQueue()
         stop = threading.Event()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,7 @@ from rl.agents.template import answer_of_schema
 from rl.checksums import FileDamaged, file_check
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.registry.integrity import damage_notify
-from rl.serving.assembly import pieces_of
-from rl.serving.base import Answer, Ask, BackendFailed, BackendUnable, Model, Piece, SentMessage
+from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, Piece, SentMessage
 from rl.serving.candidate_selection import choose
 
 LINEAR = "linear"
@@ -37,8 +35,7 @@ class LinearBackend:
 
     name = LINEAR
 
-    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
-        began = time.perf_counter()
+    def pieces(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
         if ask.extra.get("tools"):
             raise BackendUnable(
                 "a linear policy chooses among listed answers and cannot call tools", param="tools"
@@ -50,15 +47,8 @@ class LinearBackend:
             temperature=ask.temperature or 0.0,
             random=Random(ask.seed) if ask.seed is not None else None,
         )
-        return Answer.of_text(
-            options[drawn.index],
-            1000 * (time.perf_counter() - began),
-            log_probability=math.log(drawn.propensity),
-            chosen=True,
-        )
-
-    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
-        yield from pieces_of(self.answer(ask, model, timeout_s))
+        yield Piece.of_text(options[drawn.index])
+        yield Piece(end=True, finish_reason="stop", log_probability=math.log(drawn.propensity), chosen=True)
 
     def log_probabilities(
         self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float

@@ -17,8 +17,7 @@ from feedback.recording.recorder import Recorder, Storage
 from rl.checksums import base_hash
 from rl.models import Artifact, Policy
 from rl.serving import fallback
-from rl.serving.assembly import answer_of
-from rl.serving.base import Answer, Ask, BackendFailed, Model, Piece, SentMessage
+from rl.serving.base import Ask, BackendFailed, Model, Piece, SentMessage
 
 BUNDLED = Path(__file__).resolve().parents[2] / "rl" / "bundled_model"
 
@@ -73,21 +72,18 @@ class Parrot:
         if model.name in self.failing:
             raise self.failing[model.name]
 
-    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
+    def pieces(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
         self._asked(ask, model)
-        delta: dict[str, Any] = {"content": self.said}
-        if self.tool_calls:
-            delta = {"tool_calls": [{"index": n, **call} for n, call in enumerate(self.tool_calls)]}
-        reason = "tool_calls" if self.tool_calls else "stop"
-        return answer_of([Piece(delta), Piece(end=True, finish_reason=reason, **COUNTS)], 1.5)
-
-    def stream(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
-        self._asked(ask, model)
-        for word in self.said.split(" "):
-            yield Piece.of_text(word + " ")
-        if "broken" in self.said:
+        reason = "stop"
+        if self.tool_calls and not ask.stream:
+            yield Piece({"tool_calls": [{"index": n, **call} for n, call in enumerate(self.tool_calls)]})
+            reason = "tool_calls"
+        else:
+            for word in self.said.split(" ") if ask.stream else [self.said]:
+                yield Piece.of_text(word + " " if ask.stream else word)
+        if ask.stream and "broken" in self.said:
             raise BackendFailed("the line went dead")
-        yield Piece(end=True, finish_reason="stop", **COUNTS)
+        yield Piece(end=True, finish_reason=reason, **COUNTS)
 
     def log_probabilities(
         self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
