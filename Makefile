@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM = false
 # Servers, workers and trainings start sooner when the bytecode of the project is kept.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-all test-fast suite campaign serve lint docs clean
+.PHONY: demo test test-all test-fast suite campaign serve lint docs size clean
 
 demo: $(STAMP)-rl
 	$(BIN)/python manage.py migrate --verbosity 0
@@ -66,6 +66,10 @@ $(STAMP)-dev: $(VENV)/bin/python requirements.txt requirements-rl.txt requiremen
 $(STAMP)-docs: $(VENV)/bin/python requirements-docs.txt
 	$(BIN)/python -m pip install --prefer-binary -r requirements-docs.txt
 	@touch $@
+
+# Lines, modules, types and the files that a training and an answer pass through.
+size: $(STAMP)-rl
+	$(BIN)/python tools/size.py --walks
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

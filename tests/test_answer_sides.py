@@ -147,6 +147,7 @@ def trained(db: None) -> Policy:
     )
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_the_app_is_the_first_opponent_and_all_three_sides_are_reported(
     trained: Policy, capsys: pytest.CaptureFixture[str]

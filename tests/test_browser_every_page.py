@@ -82,6 +82,7 @@ def test_pages_fit_and_axe_finds_nothing(looked_at: Callable[[Iterable[str]], li
     assert looked_at(pages) == []
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("app", ["rl_evidence", "rl_others", "others"])
 def test_pages_of_the_admin_fit_and_axe_finds_nothing(
     looked_at: Callable[[Iterable[str]], list[str]], app: str

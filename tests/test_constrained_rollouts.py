@@ -283,6 +283,7 @@ RUNS = {
 }
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.parametrize("method", sorted(RUNS))
 def test_an_agent_whose_form_the_base_does_not_write_is_taught_by_its_rewards(

@@ -11,6 +11,7 @@ from tests.support.crash_loop import QUICK, Loop, faults
 from tests.support.tiny_models import tiny_model
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_a_retrain_survives_the_death_of_its_child_its_worker_and_the_web(tmp_path: Path) -> None:
     base, choose = tiny_model(tmp_path / "base"), random.Random(0)

@@ -135,6 +135,7 @@ def test_a_run_that_gains_no_more_stops_and_keeps_its_best_weights(
     assert result.metrics[metric] == losses[result.best_step]
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_a_killed_run_counts_its_patience_from_where_it_was(base: str, tmp_path: Path) -> None:
     recipe = DPORecipe(**QUICK)
@@ -174,6 +175,7 @@ def test_a_warm_up_needs_its_reference_computed_before() -> None:
         DPORecipe(warm_up_steps=10, precompute_reference=False)
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.parametrize("method", ["dpo", "kto"])
 def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
@@ -215,6 +217,7 @@ def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
     assert 10 * near < far
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_a_resumed_run_takes_the_warm_up_that_was_finished(base: str, tmp_path: Path) -> None:
     recipe = DPORecipe(**QUICK | {"warm_up_steps": 3, "max_steps": 4, "patience": 0, "save_steps": 2})

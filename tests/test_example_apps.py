@@ -44,7 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch, script: Path, *arguments: str) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.django_db(transaction=True)
 def test_the_support_router_is_answered_by_what_its_tickets_taught(
     live_server: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -333,6 +333,7 @@ print(json.dumps([found(), index("make"), found(), index("drop")]))
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.postgres
 def test_with_an_index_of_texts_everything_is_looked_through_at_once(
     postgres_url: str, tmp_path: Path

@@ -202,6 +202,7 @@ print(json.dumps([brought, counts]))
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.postgres
 def test_postgresql_gives_back_what_it_was_given(world: None, tmp_path: Path, postgres_url: str) -> None:
     """Superseded and withdrawn words, traces, comparisons, through COPY; and what every format says of them."""

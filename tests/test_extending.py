@@ -200,6 +200,7 @@ def test_its_agent_is_simulated_with_every_taste_and_draws_its_choices() -> None
     assert facts.draw("cellar", **facts_shown) is None
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 @pytest.mark.usefixtures("installed", "ratchet_home")

@@ -18,6 +18,7 @@ from tests.support.tiny_models import tiny_model
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_on_another_device_every_run_is_the_run_on_the_cpu(tmp_path: Path) -> None:
     """Nothing is left on the CPU that a GPU would miss there, and every number is the same."""

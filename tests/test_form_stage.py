@@ -195,6 +195,7 @@ def test_a_run_that_samples_within_the_form_needs_none_shown_but_takes_a_first_t
     assert run.recipe["start_from"] == "planner-form"
 
 
+@pytest.mark.campaign
 @pytest.mark.django_db
 @pytest.mark.training
 def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_it_was_killed(

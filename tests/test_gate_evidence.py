@@ -100,6 +100,7 @@ def learnt(base: Path, rows: list[dict[str, Any]], folder: Path) -> Path:
     return Path(trainer.train(rows).checkpoint)
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -178,6 +179,7 @@ def corrected(agent: str, asks: list[str]) -> None:
         rating_submit(decision=decision, rater="ann", correction=KIND)
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_what_people_wrote_is_evidence_beside_the_pairs_it_makes(taught: tuple[Path, Path]) -> None:
     base, adapter = taught

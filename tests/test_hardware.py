@@ -252,7 +252,7 @@ def test_the_estimate_counts_steps_as_training_does(tmp_path: Path) -> None:
     assert dpo_estimate(base, recipe, same, hardware=CPU).steps == 0
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_estimate_needs_more_memory_for_longer_batches(tmp_path: Path) -> None:
     base = str(tiny_model(tmp_path / "base", "llama", hidden=256))
     long = [{**row, "prompt": [{"role": "user", "content": "why " * 900}]} for row in ROWS]

@@ -238,6 +238,7 @@ print(json.dumps([same, sorted(moved), left]))
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.postgres
 def test_postgresql_takes_imports_back_and_renames_and_deletes_agents(
     tmp_path: Path, postgres_url: str

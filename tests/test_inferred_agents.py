@@ -188,6 +188,7 @@ def test_the_base_model_is_not_held_to_answers_it_never_saw(name: str, answers: 
     assert tuple(_ask_for_model(ask, Model(name, "bundled")).answers) == answers
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_a_policy_over_a_closed_set_is_judged_by_its_choices_and_not_by_its_distance() -> None:

@@ -136,6 +136,7 @@ def test_the_logistic_loss_by_hand() -> None:
     assert float(logistic_loss(rewards, liked, (2.0, 1.0))) == pytest.approx(2 * math.log(2))
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_the_logistic_loss_teaches_what_is_preferred(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,6 +179,7 @@ def test_sft_reproduces_what_was_shown(base: str, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 1_000
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.parametrize("method", ["kto", "sft"])
 def test_a_stopped_run_goes_on_to_the_same_end(base: str, tmp_path: Path, method: str) -> None:
@@ -242,6 +244,7 @@ def test_the_likelihood_of_the_good_responses_is_a_mean_over_their_tokens() -> N
     assert likelihood_loss(log_probs, mask, torch.tensor([False, False, False])) == 0.0
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_packed_rows_lose_what_trl_s_rows_lose(
     base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

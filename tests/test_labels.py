@@ -223,6 +223,7 @@ def test_with_few_held_out_ratings_nothing_is_stacked() -> None:
     assert left_out[REWARD_MODEL].startswith("on held-out prompts: expected at least 40")
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_ratings_become_suggestions_that_are_mostly_right_and_a_reward(ratchet_home: Path) -> None:

@@ -88,6 +88,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, django_db_setup: None) -> Wo
     return made
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.parametrize("how", [TWO, SHARDED], ids=["whole weights", "sharded weights"])
 def test_two_processes_train_as_one_and_enter_one_policy(world: World, how: tuple[str, ...]) -> None:

@@ -261,6 +261,7 @@ def test_the_command_without_an_objective_takes_what_the_feedback_asks_for(
     assert (recipe["objective"], recipe["architecture"]) == ("regression", "causal")
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_thumbs_on_objects_make_a_policy_by_rlhf(ratchet_home: Path, settings: Any) -> None:

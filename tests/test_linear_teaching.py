@@ -194,6 +194,7 @@ def test_auto_leaves_corrected_wordings_as_they_are() -> None:
     assert (chosen.method, chosen.knobs) == ("sft", {})
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_a_run_learns_corrections_and_what_the_classifier_says_of_others(tmp_path: Path) -> None:
@@ -304,6 +305,7 @@ def test_few_liked_objects_are_left_to_kto() -> None:
     assert method_chosen("tables", base_model="bundled").method == "kto"
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_a_run_learns_the_preferred_answers(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Bar:
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.prepares
 @pytest.mark.usefixtures("written_at_once")

@@ -397,6 +397,7 @@ def of_the_policy(server: OllamaServer, name: str) -> dict[str, Any]:
     return dict(order)
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_train_dpo_makes_what_it_trained_a_model(
@@ -414,6 +415,7 @@ def test_train_dpo_makes_what_it_trained_a_model(
     ]  # nobody asked for the alias
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_run_pipeline_deploys_what_passes_the_gate(
@@ -429,6 +431,7 @@ def test_run_pipeline_deploys_what_passes_the_gate(
     assert [kind for kind in events if kind in ("promoted", "exported", "deployed")][-1] == "deployed"
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_run_pipeline_deploys_nothing_that_the_gate_refuses(

@@ -67,6 +67,7 @@ def test_a_session_is_opened_of_whole_files_alone(world: World, tmp_path: Path) 
         session_open(copy)
 
 
+@pytest.mark.campaign
 def test_logits_equal_pefts_in_every_shape(world: World) -> None:
     session, generator = world.session(), torch.Generator().manual_seed(0)
     for shape in ((1, 1), (1, 300), (3, 5)):
@@ -115,6 +116,7 @@ def test_weights_too_large_for_one_file_lie_beside_it(world: World) -> None:
     assert all((tensor.data_location == onnx.TensorProto.EXTERNAL) == beside.exists() for tensor in large)
 
 
+@pytest.mark.campaign
 def test_other_logits_are_refused_and_leave_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from tests.support.tiny_models import tiny_model
 from tests.test_full_fine_tuning import HALF, WHOLE, rows
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_whole_weights_on_a_base_of_half_precision_are_exported_as_they_are_served(tmp_path: Path) -> None:
     half = str(tiny_model(tmp_path / "half", dtype="bfloat16"))

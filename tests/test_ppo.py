@@ -106,7 +106,7 @@ def test_the_step_does_not_depend_on_how_a_mini_batch_is_cut(trainer: Callable[.
     assert torch.cat([x.flatten() for x in apart]).mean() < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_resumed_run_takes_the_same_steps(trainer: Callable[..., PPOTrainer]) -> None:
     straight = trainer("straight", max_steps=4, save_steps=2).train(ROWS, ROWS[:2])
     first = trainer("broken", max_steps=4, save_steps=2, listener=ListenerCallback(stop_after=2)).train(

@@ -68,12 +68,14 @@ def trained(folder: Path, rows: list[dict[str, Any]], pay: Callable[[RewardSampl
     return liking(load_policy("bundled", result.checkpoint, hardware=HARDWARE), rows[:128])
 
 
+@pytest.mark.campaign
 def test_what_is_paid_for_is_learnt_on_prompts_never_seen(
     rows: list[dict[str, Any]], base: float, tmp_path: Path
 ) -> None:
     assert trained(tmp_path / "liked", rows, likes) > 1.15 * base
 
 
+@pytest.mark.campaign
 def test_a_reward_drawn_without_looking_teaches_no_taste(
     rows: list[dict[str, Any]], base: float, tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ def deploy_check(environment: dict[str, str], home: Path) -> subprocess.Complete
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_documented_mode_has_nothing_left_to_say(tmp_path: Path) -> None:
     done = deploy_check(documented_mode(), tmp_path / "home")
     assert done.returncode == 0, done.stderr

@@ -429,6 +429,7 @@ print(json.dumps([plans, len(seen), seen[-1] == last.pk, queue_progress("ada", w
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.postgres
 def test_postgresql_walks_each_lane_along_its_index_and_finds_a_tag_in_any_place(
     postgres_url: str, tmp_path: Path

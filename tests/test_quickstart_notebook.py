@@ -24,7 +24,7 @@ def printed(cell: Any) -> str:
     return "".join(shown)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
 def test_the_notebook_goes_from_a_log_to_a_champion_that_answers(

@@ -107,6 +107,7 @@ EXPECTED = {
 """Command -> what it must have said."""
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.prepares
 @pytest.mark.django_db(transaction=True)

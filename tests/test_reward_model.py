@@ -132,7 +132,7 @@ def test_coin_flips_teach_nothing(base: str, tmp_path: Path) -> None:
     assert 0.25 < result.metrics["accuracy"] < 0.75
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_checkpoint_scores_as_it_did_when_it_was_saved(base: str, tmp_path: Path) -> None:
     recipe = dataclasses.replace(RECIPE, max_steps=2)
     model, result = train_reward_model(
@@ -146,7 +146,7 @@ def test_a_checkpoint_scores_as_it_did_when_it_was_saved(base: str, tmp_path: Pa
     assert not list(Path(result.checkpoint).glob("*.bin"))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_an_encoder_serves_as_backbone(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer("gpt2")
     tokenizer.chat_template = "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"

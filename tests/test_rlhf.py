@@ -88,6 +88,7 @@ def test_a_coin_is_refused_as_a_reward_with_its_n(
     assert "rate more at /rate/?agent=planner" in run.reason
 
 
+@pytest.mark.campaign
 def test_a_run_killed_in_its_first_stage_goes_on_with_it(
     base: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,6 +268,7 @@ def interrupted(home: Path, command: list[str], step: int, number: signal.Signal
     raise AssertionError(f"no checkpoint to interrupt at: rc {process.returncode}, {out} {err}")
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_a_run_that_was_stopped_and_then_killed_ends_with_the_same_number_of_steps(
     rated_home: Path, base: Path

@@ -161,6 +161,7 @@ def test_a_scorer_answers_its_owner_alone_and_ends_when_nobody_asks(
     assert (ran, scorer.place().exists()) == ([True], False)
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_a_server_scores_without_torch_in_its_web_process(tmp_path: Path) -> None:
     """The real thing: a registered reward model on the bundled base, asked through gunicorn and the child it starts."""

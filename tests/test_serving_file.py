@@ -17,6 +17,7 @@ from tests.support.tiny_models import tiny_model
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.campaign
 def test_the_first_file_that_agrees_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = tiny_model(tmp_path / "base", "llama")
     folder = tmp_path / "files"

@@ -102,6 +102,7 @@ def test_a_stop_from_another_thread_interrupts_the_main_one(stop: StopRequest) -
     assert stop.asked
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_dpo_is_stopped_in_each_phase_and_ends_as_if_it_never_was(
     base: str, tmp_path: Path, stop: StopRequest
@@ -212,6 +213,7 @@ def _ppo(base: str, folder: Path, **options: Any) -> tuple[Any, list[Any]]:
     ), ROWS
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.parametrize("method", [_sft, _kto, _grpo, _ppo])
 def test_a_stop_after_a_step_ends_with_the_same_weights(
@@ -229,6 +231,7 @@ def test_a_stop_after_a_step_ends_with_the_same_weights(
     assert listener.steps[0] == 3
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.parametrize("method", [_grpo, _ppo])
 def test_a_stop_while_answers_are_sampled_goes_back_to_the_last_step(

@@ -159,7 +159,7 @@ TRAINERS: dict[str, Any] = {
 ROWS = [{"prompt": [{"role": "user", "content": f"question {n}"}]} for n in range(8)]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("method", TRAINERS)
 def test_a_constant_reward_is_refused_after_the_probe_unless_it_is_insisted_on(
     base: str, tmp_path: Path, method: str
@@ -317,7 +317,7 @@ def test_a_run_that_diverges_before_a_checkpoint_fails(base: str, tmp_path: Path
         ).train(rows)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.django_db
 def test_a_stopped_run_says_so_on_its_row(base: str) -> None:
     simulate("widgets", scenarios=40, rated=True)

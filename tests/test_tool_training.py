@@ -266,7 +266,7 @@ def test_a_dry_run_refuses_what_the_training_refuses() -> None:
 
 
 @pytest.mark.training
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_policy_answers_fresh_prompts_with_the_call_it_was_taught(tmp_path: Path) -> None:
     def asking(sku: int) -> list[dict[str, str]]:
         return [{"role": "user", "content": f"How many of item {sku}?"}]

@@ -46,7 +46,7 @@ def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
     assert Path(found["files"]["plot"]).is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.django_db
 def test_logged_groups_are_a_dataset_of_their_own(quick: list[str]) -> None:
     for number in range(24):
@@ -60,7 +60,7 @@ def test_logged_groups_are_a_dataset_of_their_own(quick: list[str]) -> None:
     assert TrainingRun.objects.get().recipe["mode"] == "logged"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.django_db
 def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
     simulate("widgets", scenarios=40)

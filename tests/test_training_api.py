@@ -367,6 +367,7 @@ def test_a_dataset_that_is_too_small_when_the_worker_comes_refuses_the_run() -> 
     assert "pairs found" in run.reason
 
 
+@pytest.mark.campaign
 @pytest.mark.training
 def test_the_quick_start_of_the_docs_ends_with_an_answer(tmp_path: Path) -> None:
     """gunicorn takes 16 scores and the order, qcluster trains and judges, the policy answers by its name."""

@@ -169,7 +169,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.django_db
 def test_the_first_version_upgrades_with_its_rows_to_the_schema_of_a_new_database(tmp_path: Path) -> None:
     from django.db import connection
@@ -188,6 +188,7 @@ def test_the_models_are_as_migrated() -> None:
     call_command("makemigrations", check_changes=True, dry_run=True, verbosity=0)  # exits where they are not
 
 
+@pytest.mark.campaign
 @pytest.mark.postgres
 def test_postgresql_upgrades_and_forgets(tmp_path: Path, postgres_url: str) -> None:  # noqa: F811
     whole, forgotten = upgraded(tmp_path / "home", fresh_database(postgres_url), FORGET)
