@@ -6,7 +6,6 @@ from django.urls import path
 
 from feedback.agents import views as agent_views
 from feedback.agreement import views as agreement_views
-from feedback.explorer import problem_views, withdrawal_views
 from feedback.explorer import views as explorer_views
 from feedback.rating import pair_views, views
 from feedback.transfer import import_views
@@ -21,10 +20,10 @@ urlpatterns = [
     path("rate/pairs/skip/", pair_views.pairs_skip, name="pairs-skip"),
     path("decisions/", explorer_views.decisions, name="decisions"),
     path("decisions/<uuid:pk>/", explorer_views.decision, name="decision"),
-    path("decisions/withdraw/", withdrawal_views.decisions_take_out, name="decisions-withdraw"),
-    path("decisions/<uuid:pk>/withdraw/", withdrawal_views.decision_take_out, name="decision-withdraw"),
-    path("decisions/<uuid:pk>/restore/", withdrawal_views.decision_put_back, name="decision-restore"),
-    path("problems/", problem_views.problem_rows, name="problems"),
+    path("decisions/withdraw/", explorer_views.decisions_take_out, name="decisions-withdraw"),
+    path("decisions/<uuid:pk>/withdraw/", explorer_views.decision_take_out, name="decision-withdraw"),
+    path("decisions/<uuid:pk>/restore/", explorer_views.decision_put_back, name="decision-restore"),
+    path("problems/", explorer_views.problem_rows, name="problems"),
     path("import/", transfer_views.imports, name="import"),
     path("import/do/", transfer_views.import_do, name="import-do"),
     path("imports/", import_views.imports, name="imports"),

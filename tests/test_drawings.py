@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedback.explorer.previews import agent_facts, preview_of
-from rl.agents import AGENTS
+from rl.agents import AGENTS, get_agent
 from rl.agents.fixtures import SITUATIONS
 from rl.agents.fixtures.drawing import fixture_drawing
 from rl.agents.template import TemplateAgent
@@ -85,7 +85,7 @@ def test_an_agent_draws_its_own_choices(monkeypatch: pytest.MonkeyPatch) -> None
     assert agent_facts("filer").draw is None
     decision = record(**scenario("widgets"))
     facts = agent_facts(decision.agent)
-    preview = preview_of(decision, facts.preview, draw=facts.draw)
+    preview = preview_of(decision, facts)
     assert preview.drawing == "<svg><text>mine</text></svg>"
     assert asked["choice"] == preview.choice
     assert asked["seed"] == decision.prompt_hash
@@ -95,7 +95,7 @@ def test_a_drawing_that_fails_leaves_the_page_without_a_picture(caplog: pytest.L
     def broken(choice: str, **facts: Any) -> str:
         raise KeyError("colour")
 
-    preview = preview_of(record(**scenario("widgets")), "widget", draw=broken)
+    preview = preview_of(record(**scenario("widgets")), replace(get_agent("widgets").facts(), draw=broken))
     assert preview.drawing is None
     assert preview.choice
     assert "the drawing of agent widgets failed" in caplog.text

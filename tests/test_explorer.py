@@ -19,7 +19,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from feedback.explorer import listing
 from feedback.explorer.decision_facts import LinkedFacts
-from feedback.explorer.listing import decisions_page, place_of
+from feedback.explorer.listing import DecisionSearch, decisions_page, place_of
 from feedback.explorer.search import DecisionFilter
 from feedback.explorer.timeline import PARTS_READ, STEPS_SHOWN, timeline_of
 from feedback.models import Decision, Trace
@@ -47,7 +47,9 @@ def decide(number: int = 1, **facts: Any) -> Decision:
 
 
 def found(within: DecisionFilter | None = None, **asked: Any) -> list[str]:
-    return [row.response for row in decisions_page(within or DecisionFilter(), **asked).decisions]
+    return [
+        row.response for row in decisions_page(DecisionSearch(within or DecisionFilter(), **asked)).decisions
+    ]
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_the_newest_come_first_and_pages_leave_nothing_out(monkeypatch: pytest.M
         decide(9, id=pk, response=pk.hex)
     seen, place = [], None
     while True:
-        page = decisions_page(DecisionFilter(), before=place)
+        page = decisions_page(DecisionSearch(DecisionFilter()), place)
         seen += [row.response for row in page.decisions]
         if page.older is None:
             break
@@ -122,12 +124,12 @@ def test_what_no_index_knows_is_looked_for_a_bounded_way_back(monkeypatch: pytes
     monkeypatch.setattr(listing, "LOOK", 4)
     for number in range(10):
         decide(number, response="needle" if number in (1, 8) else "hay")
-    first = decisions_page(DecisionFilter(), q="needle")
+    first = decisions_page(DecisionSearch(DecisionFilter(), q="needle"))
     assert [row.messages[0]["content"] for row in first.decisions] == ["question 8"]
     assert first.scan_end == START + timedelta(minutes=6)
-    second = decisions_page(DecisionFilter(), q="needle", before=first.older)
+    second = decisions_page(DecisionSearch(DecisionFilter(), q="needle"), first.older)
     assert second.decisions == []
-    third = decisions_page(DecisionFilter(), q="needle", before=second.older)
+    third = decisions_page(DecisionSearch(DecisionFilter(), q="needle"), second.older)
     assert [row.messages[0]["content"] for row in third.decisions] == ["question 1"]
     assert (third.older, third.scan_end) == (None, None)
 
@@ -324,7 +326,7 @@ for text in ("der Schlüssel passt", 'says "key"', "hay", "hay"):
     decision_record(agent="a", messages="q", response=text)
 listing.LOOK = 1
 def found():
-    pages = [listing.decisions_page(DecisionFilter(), q=q) for q in ("SCHLÜSSEL", '"key"')]
+    pages = [listing.decisions_page(listing.DecisionSearch(DecisionFilter(), q)) for q in ("SCHLÜSSEL", '"key"')]
     return [[row.response for row in page.decisions] for page in pages]
 def index(action):
     call_command("text_index", action, "--json", stdout=(out := io.StringIO()))

@@ -192,7 +192,7 @@ def test_its_agent_is_simulated_with_every_taste_and_draws_its_choices() -> None
     assert facts.draw is not None
     decision = Decision.objects.filter(response=right).first()
     assert decision is not None
-    preview = preview_of(decision, facts.preview, (facts.asked_key, facts.listed_key), facts.draw)
+    preview = preview_of(decision, facts)
     assert "returns</text>" in (preview.drawing or "")
     assert len(preview.options) == 3
     facts_shown: dict[str, Any] = {"asked": "", "description": "", "context": {}, "seed": ""}

@@ -249,7 +249,7 @@ def test_the_right_tool_with_other_arguments_is_half_right() -> None:
 def shown(slug: str, response: str, state: dict[str, Any], **more: Any) -> Any:
     facts = AGENTS[slug].facts()
     row = Decision(agent=slug, messages=AGENTS[slug].render(state), response=response, state=state, **more)
-    return preview_of(row, facts.preview, (facts.asked_key, facts.listed_key))
+    return preview_of(row, facts)
 
 
 def test_picked_names_come_first_and_in_their_order() -> None:

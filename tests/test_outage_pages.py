@@ -79,7 +79,7 @@ def test_a_fault_of_ours_is_still_a_500_with_its_cause_in_the_log(
     def broken(*_: Any, **__: Any) -> Any:
         raise KeyError("ours")
 
-    monkeypatch.setattr("feedback.explorer.problem_views.problems", broken)
+    monkeypatch.setattr("feedback.explorer.views.problems", broken)
     client.force_login(User.objects.create_superuser("ada"))
     client.raise_request_exception = False
     assert client.get("/problems/").status_code == 500

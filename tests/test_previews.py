@@ -9,6 +9,7 @@ import pytest
 from django.test import Client
 
 from feedback.explorer.previews import answer_line, preview_of, text_blocks, turns_of
+from rl.agents.base import AgentFacts
 from tests.support.rating_page import rater as rater
 from tests.support.rating_page import record, scenario
 
@@ -73,7 +74,7 @@ def test_each_built_in_agent_has_its_preview(rater: Client, slug: str, sign: str
 def test_the_chosen_folder_is_marked_in_the_tree(rater: Client) -> None:
     facts = scenario("filer") | {"response": '{"folder": "Mail Oakwood"}'}
     facts["candidates"] = ['{"folder": "Mail Oakwood"}', '{"folder": "Letters/2024"}']
-    preview = preview_of(record(**facts), "folder")
+    preview = preview_of(record(**facts), AgentFacts("a", "", "", (), "folder"))
     assert [(folder.name, folder.depth, folder.chosen) for folder in preview.tree] == [
         ("Letters", 0, False),
         ("2024", 1, False),
@@ -88,7 +89,7 @@ def test_an_agent_without_a_file_is_shown_as_text(rater: Client) -> None:
 
 @pytest.mark.parametrize("kind", ["no-such-preview", "../../../etc/passwd", "_raw", ""])
 def test_a_preview_without_a_template_falls_back_to_text(kind: str) -> None:
-    preview = preview_of(record(), kind)
+    preview = preview_of(record(), AgentFacts("a", "", "", (), kind))
     assert preview.template == "feedback/preview/text.html"
 
 

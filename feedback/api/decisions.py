@@ -18,8 +18,13 @@ from backend.rest.views import ApiView
 from feedback.api.representations import decision_represent, outcome_represent, rating_represent
 from feedback.api.schemas import SLUG, fields_in
 from feedback.explorer.decision_facts import reward_query, rewarded_at_least
-from feedback.explorer.search import DecisionWhole, decision_whole, decisions_search, parse_batch_number
-from feedback.explorer.text_index import text_looked_through
+from feedback.explorer.search import (
+    DecisionWhole,
+    decision_whole,
+    decisions_search,
+    parse_batch_number,
+    text_looked_through,
+)
 from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
 from feedback.recording.recorder import recorded_or_never
 from feedback.storage.validation import Check, DecisionUnknown, FeedbackRefused

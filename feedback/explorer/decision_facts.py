@@ -1,11 +1,11 @@
-"""Hook by which another app adds facts about a decision: its reward, the page of its policy."""
+"""Hook for another app to add facts about a decision: its reward, its policy's page, links."""
 
 from __future__ import annotations
 
 import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from datetime import datetime
 from typing import Any, TypedDict
 
 from django.conf import settings
@@ -17,7 +17,7 @@ from feedback.storage.validation import FeedbackRefused
 
 
 class RewardComponent(TypedDict):
-    """One part of a reward. `raw` in [-2, 2], None where the part does not apply; `detail` says why it is so."""
+    """One component of a reward. `raw` is in [-2, 2], or None if the component does not apply; `detail` explains it."""
 
     name: str
     raw: float | None
@@ -26,17 +26,17 @@ class RewardComponent(TypedDict):
 
 
 class Reward(TypedDict):
-    """`value` in [0, 1], `raw` in [-2, 2]; components in the order in which they are shown."""
+    """`value` is in [0, 1], `raw` in [-2, 2]."""
 
     value: float
     raw: float
     components: Sequence[RewardComponent]
-    calculated_at: Any
-    """datetime, or None where it is calculated as it is shown."""
+    calculated_at: datetime | None
+    """None: calculated for this page, not stored."""
 
 
 class Link(TypedDict):
-    """Something that can be done with a decision elsewhere, for who has the permission."""
+    """An action on a decision on another page, shown to users with `permission`."""
 
     words: str
     url: str
@@ -44,30 +44,28 @@ class Link(TypedDict):
 
 
 class LinkedFacts(TypedDict, total=False):
-    """All of it may be missing."""
-
     reward: Reward | None
     policy_url: str
-    """Address of the page of the policy that decided; empty where there is none."""
+    """The policy's page; empty if it has none."""
     links: Sequence[Link]
 
 
 FactsSource = Callable[[uuid.UUID, str], LinkedFacts]
-"""A decision's id and the name of its policy, to what is known."""
+"""(decision id, policy name) -> facts."""
 
 
 def decision_facts(decision: uuid.UUID, policy: str) -> LinkedFacts:
-    """Facts about a decision, by the function of FEEDBACK_DECISION_FACTS; none where that is not set."""
+    """Facts about a decision from FEEDBACK_DECISION_FACTS; none if that is not set."""
     if not settings.FEEDBACK_DECISION_FACTS:
         return {}
-    return _source(settings.FEEDBACK_DECISION_FACTS)(decision, policy)
+    source: FactsSource = import_string(settings.FEEDBACK_DECISION_FACTS)
+    return source(decision, policy)
 
 
 def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[Decision]:
-    """Decisions with a raw reward, in [-2, 2], that is known and at least `least`, by the function of
-    FEEDBACK_REWARDED.
+    """Decisions whose stored raw reward is at least `least` (in [-2, 2]), by FEEDBACK_REWARDED.
 
-    None of them where that is not set: nothing is known of rewards then.
+    Empty if that is not set.
     """
     if not settings.FEEDBACK_REWARDED:
         return decisions.none()
@@ -78,7 +76,7 @@ def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[D
 
 
 def reward_query(text: str) -> float | None:
-    """A least reward as it stands in an address; None where it is empty. Raises FeedbackRefused."""
+    """`min_reward` from an address; None if it is empty. Raises FeedbackRefused."""
     if not text.strip():
         return None
     try:
@@ -89,9 +87,3 @@ def reward_query(text: str) -> float | None:
         fault = "expected a number from -2 to 2"
         raise FeedbackRefused(f"min_reward: {fault}", {"min_reward": fault})
     return least
-
-
-@cache
-def _source(path: str) -> FactsSource:
-    source: FactsSource = import_string(path)
-    return source

@@ -1,8 +1,9 @@
-"""Keyset pagination of decisions, newest first, at a constant cost per page; and all feedback on one of them."""
+"""The decisions page: its search, keyset pagination (constant cost per page), and one decision's feedback."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,9 +11,15 @@ from typing import Any
 from django.db.models import OuterRef, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
-from feedback.explorer.decision_facts import rewarded_at_least
-from feedback.explorer.search import DecisionFilter, decisions_search, one_of
-from feedback.explorer.text_index import text_looked_through
+from feedback.erasure.withdrawals import WithdrawalSelection, selection_read
+from feedback.explorer.decision_facts import reward_query, rewarded_at_least
+from feedback.explorer.search import (
+    DecisionFilter,
+    decisions_search,
+    narrowed_of,
+    one_of,
+    text_looked_through,
+)
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.selectors import ratings_standing
 from feedback.storage.validation import Check, FeedbackRefused
@@ -20,11 +27,11 @@ from feedback.storage.validation import Check, FeedbackRefused
 PAGE = 40
 """Decisions on one page."""
 LOOK = 20_000
-"""Decisions looked through for one page, where what is asked for stands in no index (text, tag, rating)."""
+"""Decisions scanned per page when the search has no index (text, tag, rating, reward)."""
 MATCHING = 10_000
-"""Most decisions that a page withdraws at once; the command takes any number."""
+"""Most decisions withdrawn at once from the page; the command has no limit."""
 HISTORY = 200
-"""Ratings, comparisons and outcomes shown of one decision."""
+"""Most ratings, comparisons and outcomes shown for one decision."""
 
 GOOD = Q(score__gt=0.5) | Q(score=None, stars__gt=3) | Q(score=None, stars=None, thumb="up")
 BAD = Q(score__lt=0.5) | Q(score=None, stars__lt=3) | Q(score=None, stars=None, thumb="down")
@@ -38,12 +45,59 @@ RATING_FILTERS: dict[str, tuple[str, Q | None]] = {
     "people": ("rated by people", Q(rater_kind=RaterKind.HUMAN)),
     "disputed": ("raters differ", None),
 }
-"""Filters by standing ratings: name -> (words, condition that one of the ratings meets)."""
+"""Name -> (label, condition that at least one standing rating meets; None: handled in `_filter_rated`)."""
+
+
+@dataclass(frozen=True)
+class DecisionSearch:
+    """Search of the decisions page, as its address carries it."""
+
+    filter: DecisionFilter
+    q: str = ""
+    rated: str = ""
+    """A key of RATING_FILTERS; empty: rated or not."""
+    min_reward: float | None = None
+    """Raw, in [-2, 2]."""
+
+    @property
+    def beyond_filter(self) -> dict[str, str]:
+        """The set fields other than the filter's, as the address spells them."""
+        floor = "" if self.min_reward is None else f"{self.min_reward:g}"
+        named = {"q": self.q, "rated": self.rated, "min_reward": floor}
+        return {name: value for name, value in named.items() if value}
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Every set field, as the address spells it; empty: the search finds everything."""
+        return {**self.filter.parts, **self.beyond_filter}
+
+
+def search_read(given: Mapping[str, Any]) -> DecisionSearch:
+    """Read a search from an address or a form. Raises FeedbackRefused with a fault per field."""
+    within = narrowed_of(given)
+    check = Check()
+    rated = check.choice("rated", given.get("rated", ""), ["", *RATING_FILTERS])
+    q = check.text("q", given.get("q", "").strip(), limit=200)
+    check.raise_faults("search")
+    return DecisionSearch(within, q, rated, reward_query(given.get("min_reward", "")))
+
+
+def selection_chosen(search: DecisionSearch | None, ids: Sequence[str]) -> WithdrawalSelection:
+    """Decisions to withdraw: everything `search` finds, or the ticked `ids` where it is None.
+
+    Raises FeedbackRefused if nothing was chosen or the search has no condition.
+    """
+    if search is not None and not search.parts:
+        raise FeedbackRefused("Narrow the list first: without a search every decision would be withdrawn")
+    chosen = tuple(decision_ids_matching(search)) if search is not None else selection_read({"ids": ids}).ids
+    if not chosen:
+        raise FeedbackRefused("Nothing was chosen: tick decisions first, or withdraw all that a search finds")
+    return WithdrawalSelection(ids=chosen)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Cursor of a page: the next one starts below it."""
+    """Cursor: the next page starts below this row."""
 
     created_at: datetime
     pk: uuid.UUID
@@ -53,18 +107,18 @@ class Place:
 
 
 def place_of(text: str) -> Place | None:
-    """Raises FeedbackRefused where it is none of ours."""
+    """Read a cursor; None if empty. Raises FeedbackRefused for a text that no page wrote."""
     if not text:
         return None
     at, _, pk = text.partition("~")
     try:
-        # a + that was not encoded arrives as a space
+        # An unencoded + arrives as a space.
         found = parse_datetime(at.replace(" ", "+"))
         if found is None or found.tzinfo is None:
             raise ValueError
         return Place(found, uuid.UUID(pk))
     except ValueError:
-        raise FeedbackRefused("before: expected the end of another page") from None
+        raise FeedbackRefused("before: expected the cursor of a previous page") from None
 
 
 @dataclass(frozen=True)
@@ -72,66 +126,56 @@ class DecisionPage:
     """One page of decisions."""
 
     decisions: list[Decision]
-    """With `standing`, a list of the ratings that stand."""
+    """Each has `standing`, its standing ratings."""
     older: Place | None
-    """Position of the next page; None at the end."""
+    """Start of the next page; None on the last one."""
     scan_end: datetime | None
-    """Set where LOOK ended the page: everything recorded since then was looked through."""
+    """Set if LOOK ended the page: older decisions were not scanned."""
 
 
-def decisions_page(
-    within: DecisionFilter,
-    *,
-    q: str = "",
-    rated: str = "",
-    min_reward: float | None = None,
-    before: Place | None = None,
-) -> DecisionPage:
-    """Decisions that match, newest first, from below `before`. rated: a key of RATING_FILTERS, or empty; min_reward:
-    raw."""
-    found, end = _search_query(within, q=q, rated=rated, min_reward=min_reward, before=before)
+def decisions_page(search: DecisionSearch, before: Place | None = None) -> DecisionPage:
+    """PAGE decisions that match, newest first, from below `before`."""
+    found, end = _search_query(search, before)
     rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
     if len(rows) > PAGE:
         rows.pop()
-        end, looked_to = Place(rows[-1].created_at, rows[-1].pk), None
+        end, scan_end = Place(rows[-1].created_at, rows[-1].pk), None
     else:
-        looked_to = end.created_at if end else None
+        scan_end = end.created_at if end else None
     _with_ratings(rows)
-    return DecisionPage(rows, end, looked_to)
+    return DecisionPage(rows, end, scan_end)
 
 
-def decision_ids_matching(
-    within: DecisionFilter, *, q: str = "", rated: str = "", min_reward: float | None = None
-) -> list[uuid.UUID]:
-    """Ids of the decisions that a list would show and that are not withdrawn, newest first, MATCHING at most; where
-    what is asked for stands in no index, those among the newest LOOK."""
-    found, _ = _search_query(within, q=q, rated=rated, min_reward=min_reward, before=None)
+def decision_ids_matching(search: DecisionSearch) -> list[uuid.UUID]:
+    """Ids of the matching decisions that are not withdrawn, newest first, at most MATCHING.
+
+    Without an index, only the newest LOOK decisions are scanned.
+    """
+    found, _ = _search_query(search, None)
     return list(found.filter(withdrawal=None).values_list("pk", flat=True)[:MATCHING])
 
 
-def _search_query(
-    within: DecisionFilter, *, q: str, rated: str, min_reward: float | None, before: Place | None
-) -> tuple[QuerySet[Decision], Place | None]:
-    """Decisions that match, newest first, and where LOOK ended the search (None where nothing did)."""
-    # what an index narrows down; the rest is looked for among at most LOOK of these
-    base = _filter_below(within.but(tag="").decisions(), before).order_by("-created_at", "-id")
-    found = base
-    end: Place | None = None
-    if rated or within.tag or min_reward is not None or text_looked_through(q):
-        for created_at, pk in base.values_list("created_at", "pk")[LOOK - 1 : LOOK]:
+def _search_query(search: DecisionSearch, before: Place | None) -> tuple[QuerySet[Decision], Place | None]:
+    """Matching decisions, newest first, and where LOOK ended the scan (None: it did not)."""
+    tag = search.filter.tag
+    indexed = _filter_below(search.filter.but(tag="").decisions(), before).order_by("-created_at", "-id")
+    scans = bool(search.rated or tag or search.min_reward is not None or text_looked_through(search.q))
+    found, end = indexed, None
+    if scans:
+        for created_at, pk in indexed.values_list("created_at", "pk")[LOOK - 1 : LOOK]:
             end = Place(created_at, pk)
-    if end is not None:
-        found = found.filter(_not_below(end))
-    found = _filter_rated(found & decisions_search(tag=within.tag, q=q).order_by("-created_at", "-id"), rated)
-    if min_reward is not None:
-        found = rewarded_at_least(found, min_reward)
+            found = indexed.filter(_not_below(end))
+    found = found & decisions_search(tag=tag, q=search.q).order_by("-created_at", "-id")
+    found = _filter_rated(found, search.rated)
+    if search.min_reward is not None:
+        found = rewarded_at_least(found, search.min_reward)
     return found, end
 
 
 def _filter_below(decisions: QuerySet[Decision], place: Place | None) -> QuerySet[Decision]:
     if place is None:
         return decisions
-    # the first condition is for the index, which knows no "or"
+    # The first condition is for the index, which cannot use an OR.
     return decisions.filter(created_at__lte=place.created_at).filter(
         Q(created_at__lt=place.created_at) | Q(pk__lt=place.pk)
     )
@@ -161,31 +205,23 @@ def _with_ratings(rows: list[Decision]) -> None:
         row.standing = ratings_by_decision[row.pk]  # type: ignore[attr-defined]
 
 
-def rating_query(text: str) -> str:
-    """A key of RATING_FILTERS. Raises FeedbackRefused for another one."""
-    check = Check()
-    found = check.choice("rated", text, ["", *RATING_FILTERS])
-    check.raise_faults("search")
-    return found
-
-
 @dataclass(frozen=True)
 class ComparisonView:
-    """A comparison as seen from one of its two decisions."""
+    """A comparison, seen from one of its two decisions."""
 
     comparison: Comparison
     counterpart: Decision
     outcome: str
-    """preferred, not preferred, tie, both bad, or taken back."""
+    """preferred, not preferred, equally good, both bad, or taken back."""
     stands: bool
 
 
 @dataclass(frozen=True)
 class History:
-    """All feedback on a decision, newest first, superseded and withdrawn rows included."""
+    """All feedback on a decision, newest first, including superseded and withdrawn rows."""
 
     ratings: list[tuple[Rating, bool]]
-    """Each with whether it stands."""
+    """Each rating, and whether it stands."""
     comparisons: list[ComparisonView]
     outcomes: list[Outcome]
     siblings: list[Decision]

@@ -1,4 +1,4 @@
-"""Preview of a decision as a person sees it: the question, the choice, and the other options."""
+"""Preview of a decision for people: the question, the choice and the other options."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from django.conf import settings
 from django.template.loader import select_template
@@ -26,32 +25,31 @@ STATE_KEYS: dict[str, tuple[str, str]] = {
     "fixture": ("scenario", "fixtures"),
     "folder": ("document", "folders"),
 }
-"""Preview -> the usual keys of a decision's state that hold what was asked and the names to choose from."""
+"""Preview kind -> default keys in `Decision.state` of the question and of the names to choose from."""
 
 SCREENS = ("phone", "tablet", "desktop", "wall-screen")
-"""Screens that a frame is drawn for."""
-
+"""Values of the context's `on` that change the frame of a preview."""
 
 BRIEF = 120
-"""Characters of an answer that two columns on a phone have room for."""
+"""Most characters of an answer that fit two columns on a phone."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of the prompt."""
+    """One message of the prompt, as text."""
 
     role: str
     text: str
 
     @property
     def structure(self) -> Structure | None:
-        """Of a message that is JSON: an app's state, a tool's answer."""
+        """Fields of a JSON message, such as an app's state or a tool's answer; None for other texts."""
         return structure_of(self.text)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of a text: words, code between fences, or JSON with its structure."""
+    """Part of a text: prose, fenced code, or JSON with its structure."""
 
     text: str
     code: bool = False
@@ -69,17 +67,17 @@ class Option:
 
 @dataclass(frozen=True)
 class Pick:
-    """One of the names shown to an agent that picks some or puts all in order."""
+    """One of the names that an agent picks from or ranks."""
 
     name: str
     description: str
     place: int
-    """Rank in the answer, from 1; 0: not picked."""
+    """Rank in the answer, from 1; 0 if not picked."""
 
 
 @dataclass(frozen=True)
 class CallPreview:
-    """A tool call, as JSON to be read."""
+    """A tool call; `arguments` is indented JSON."""
 
     tool: str
     arguments: str
@@ -96,34 +94,34 @@ class Folder:
 
 @dataclass(frozen=True)
 class Preview:
-    """Everything a preview template shows of a decision. Says nothing of the policy: raters are blind to it."""
+    """What a preview template shows of a decision. It leaves out the policy, so that raters are blind to it."""
 
     template: str
     question: str
     facts: list[tuple[str, str]]
     choice: str
-    """The name chosen, empty where the response is free text or cannot be read."""
+    """The chosen name; empty if the response is free text or unreadable."""
     response: list[Block]
     options: list[Option]
     fault: str = ""
-    """Reason why the response cannot be shown as a choice; it is then shown as it is."""
+    """Why the response is shown as plain text instead of a choice."""
     description: str = ""
     drawing: SafeString | None = None
     screen: str = ""
     tree: list[Folder] = field(default_factory=list)
     picks: list[Pick] = field(default_factory=list)
     in_order: bool = False
-    """True if every name was picked: then their order is the answer."""
+    """True if every name was picked: the order is the answer."""
     call: CallPreview | None = None
 
     @property
     def chooses(self) -> bool:
-        """True if a correction is another of the listed responses; free text is corrected by editing it."""
+        """True if raters correct it by choosing another option, False if they edit the text."""
         return bool(self.options) and not self.template.endswith("/text.html")
 
     @property
     def brief(self) -> bool:
-        """True where the answer can be read on half of a phone's width."""
+        """True if the answer is readable in half of a phone's width."""
         if self.choice or self.drawing:
             return True
         return all(not block.code and not block.structure for block in self.response) and (
@@ -135,70 +133,101 @@ class Preview:
         return [option for option in self.options if not option.chosen]
 
 
-def agent_facts(slug: str) -> Any:
-    """Title, description, suggested tags and preview of an agent, asked of FEEDBACK_AGENT_FACTS."""
-    return _facts_source(settings.FEEDBACK_AGENT_FACTS)(slug)
+class AgentFacts(Protocol):
+    """What pages show of an agent."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def suggested_tags(self) -> tuple[str, ...]: ...
+    @property
+    def preview(self) -> str:
+        """Name of a template in `feedback/preview/`; an unknown one is shown as text."""
+
+    @property
+    def asked_key(self) -> str:
+        """Key in `Decision.state` of the question; empty: the default of the preview."""
+
+    @property
+    def listed_key(self) -> str:
+        """Key in `Decision.state` of the names to choose from; empty: the default of the preview."""
+
+    @property
+    def draw(self) -> Callable[..., str | None] | None:
+        """(choice, asked, description, context, seed) -> an SVG element with every text escaped, or None."""
+
+
+def agent_facts(slug: str) -> AgentFacts:
+    """Facts about an agent from FEEDBACK_AGENT_FACTS."""
+    facts: AgentFacts = import_string(settings.FEEDBACK_AGENT_FACTS)(slug)
+    return facts
+
+
+def preview_context(decision: Decision) -> dict[str, Any]:
+    """Template context of a decision's preview."""
+    facts = agent_facts(decision.agent)
+    preview = preview_of(decision, facts)
+    return {
+        "decision": decision,
+        "facts": facts,
+        "preview": preview,
+        "corrections": corrections_offered(decision, preview),
+        "turns": turns_of(decision.messages),
+        "conversation": conversation_of(decision.messages),
+    }
 
 
 def corrections_offered(decision: Decision, preview: Preview) -> list[Option]:
-    """Responses that a correction is picked from: the others listed, or the others of a closed set; else none."""
+    """Responses that a rater can choose as the correction: the other options, or the agent's other closed answers."""
     if preview.chooses:
         return preview.other_options
-    closed = _facts_source(settings.FEEDBACK_CLOSED_ANSWERS)(decision.agent)
-    if not closed:
-        return []
+    closed: Sequence[str] = import_string(settings.FEEDBACK_CLOSED_ANSWERS)(decision.agent)
     return [Option(answer, answer, False) for answer in closed if answer != decision.response.strip()]
 
 
-@cache
-def _facts_source(path: str) -> Any:
-    return import_string(path)
+@dataclass(frozen=True)
+class _Choice:
+    """What a response chose."""
+
+    name: str = ""
+    names: Sequence[str] = ()
+    """Every picked name, in order; for lists alone."""
+    call: CallPreview | None = None
+    fault: str = ""
 
 
-def preview_of(
-    decision: Decision,
-    kind: str,
-    keys: tuple[str, str] = ("", ""),
-    draw: Callable[..., str | None] | None = None,
-) -> Preview:
-    """Preview of a decision; `kind` is the agent's preview, and one without a template is shown as text.
-
-    keys: the state's keys of what was asked and of the names shown; empty: those that are usual for the kind.
-    draw: the agent's drawing of a choice: (choice, asked, description, context, seed) -> an SVG element or None.
-    """
-    template = _template_name(kind)
-    kind = template.removesuffix(".html").rpartition("/")[2]
-    state = decision.state if isinstance(decision.state, Mapping) else {}
-    usual = STATE_KEYS.get(kind, ("question", ""))
-    asked_key, listed_key = keys[0] or usual[0], keys[1] or usual[1]
-    context = state.get("context")
-    context = context if isinstance(context, Mapping) else {}
-    names: list[str] = []
-    call = _call(decision.response) if kind == "tool" else None
+def _read_choice(response: str, kind: str) -> _Choice:
     if kind == "list":
-        names, fault = _choice_names(decision.response)
-        choice = ", ".join(names)
-    elif call:
-        choice, fault = call.tool, ""
-    else:
-        choice, fault = ("", "") if kind in ("text", "tool") else _choice(decision.response)
+        names, fault = _choice_names(response)
+        return _Choice(", ".join(names), names, fault=fault)
+    if kind == "tool":
+        call = _call(response)
+        return _Choice(call.tool if call else "", call=call)
+    if kind == "text":
+        return _Choice()
+    name, fault = _choice(response)
+    return _Choice(name, fault=fault)
+
+
+def preview_of(decision: Decision, facts: AgentFacts) -> Preview:
+    """Preview of a decision of an agent with these facts."""
+    template = _template_name(facts.preview)
+    kind = template.removesuffix(".html").rpartition("/")[2]
+    state = _mapping(decision.state)
+    context = _mapping(state.get("context"))
+    default_asked, default_listed = STATE_KEYS.get(kind, ("question", ""))
+    listed_key = facts.listed_key or default_listed
+    chosen = _read_choice(decision.response, kind)
+    choice, fault = chosen.name, chosen.fault
     options = _options(decision, state.get(listed_key), kind)
     if choice and options and kind not in ("list", "tool") and not any(option.chosen for option in options):
         fault = f"{choice} is not among the {len(options)} listed"
-    question = _text(state.get(asked_key)) or (
-        "" if kind == "text" else _first_line(_last_user(decision.messages))
-    )
-    descriptions = state.get("descriptions")
-    description = _text(descriptions.get(choice)) if isinstance(descriptions, Mapping) else ""
-    drawing = None
-    if choice and draw is not None:
-        try:
-            drawing = draw(
-                choice, asked=question, description=description, context=context, seed=decision.prompt_hash
-            )
-        except Exception:
-            # an agent's drawing may be somebody else's code, and a page of decisions goes on without a picture
-            logger.exception("the drawing of agent %s failed for the choice %.80r", decision.agent, choice)
+    question = _text(state.get(facts.asked_key or default_asked))
+    if not question and kind != "text":
+        question = _first_line(_last_user(decision.messages))
+    description = _text(_mapping(state.get("descriptions")).get(choice))
+    screen = str(context.get("on", "")).replace(" ", "-")
+    names = list(chosen.names)
     return Preview(
         template=template,
         question=question,
@@ -208,32 +237,48 @@ def preview_of(
         options=options,
         fault=fault,
         description=description,
-        # an agent escapes every text of its drawing
-        drawing=None if drawing is None else mark_safe(drawing),  # noqa: S308
-        screen=screen if (screen := str(context.get("on", "")).replace(" ", "-")) in SCREENS else "",
+        drawing=_drawing(decision, facts, choice, asked=question, description=description, context=context),
+        screen=screen if screen in SCREENS else "",
         picks=_picks(state, listed_key, names) if kind == "list" else [],
-        in_order=kind == "list" and len(names) > 1 and set(names) == set(_list_values(state, listed_key)),
-        call=call,
+        in_order=len(names) > 1 and set(names) == set(_list_values(state, listed_key)),
+        call=chosen.call,
         tree=_tree([option.label for option in options] or [choice], choice) if kind == "folder" else [],
     )
 
 
+def _drawing(decision: Decision, facts: AgentFacts, choice: str, **known: object) -> SafeString | None:
+    if not choice or facts.draw is None:
+        return None
+    try:
+        drawing = facts.draw(choice, seed=decision.prompt_hash, **known)
+    except Exception:
+        # A drawing may be a plugin's code: log its fault and show the page without a picture.
+        logger.exception("the drawing of agent %s failed for the choice %.80r", decision.agent, choice)
+        return None
+    # Drawings escape their texts.
+    return None if drawing is None else mark_safe(drawing)  # noqa: S308
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def glimpse_of(decision: Decision) -> tuple[str, str]:
-    """Prompt and response of a decision on a line each, for a list of many."""
+    """The prompt and the response, one line each, for lists."""
     answered = answer_line(decision.response)
     question = _last_user(decision.messages) or next((turn.text for turn in turns_of(decision.messages)), "")
     return _short(_first_line(question)), _short(answered)
 
 
 def answer_line(response: str) -> str:
-    """A response on one line: the names it chose, the fields of an object, else its words."""
+    """A response on one line: the chosen names, an object's fields, or the text."""
     if spoken := _spoken(response):
         return " · ".join(line_of(piece) or " ".join(piece.split()) for piece in spoken)
     return ", ".join(_choice_names(response)[0]) or line_of(response) or " ".join(response.split())
 
 
 def _spoken(response: str) -> list[str]:
-    """What a response of chat messages says: words, and calls as JSON of {tool: arguments}; [] of any other text."""
+    """Texts and tool calls (as JSON {tool: arguments}) of a response of chat messages; [] for any other response."""
     if not response.startswith("[{") or '"role"' not in response[:200]:
         return []
     try:
@@ -256,7 +301,7 @@ def _short(text: str, characters: int = 240) -> str:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt, parted into what is folded away and what a rater reads first."""
+    """A prompt in three parts: system prompts, folded earlier turns, and the turns shown first."""
 
     system: list[Turn]
     earlier: list[Turn]
@@ -264,11 +309,10 @@ class Conversation:
 
 
 RECENT_TURNS = 4
-"""Turns of a conversation shown unfolded: what was asked last, and what led to it."""
+"""Last turns of a conversation that are shown unfolded."""
 
 
 def conversation_of(messages: Any) -> Conversation:
-    """The prompt's messages, with system prompts and all but the last turns set apart."""
     turns = turns_of(messages)
     spoken = [turn for turn in turns if turn.role != "system"]
     return Conversation(
@@ -279,7 +323,7 @@ def conversation_of(messages: Any) -> Conversation:
 
 
 def turns_of(messages: Any) -> list[Turn]:
-    """The prompt's messages as texts; parts that are no text (images, tool calls) are shown as JSON."""
+    """The prompt's messages as texts; images, tool calls and other parts become JSON."""
     turns = []
     for message in messages if isinstance(messages, list) else []:
         if not isinstance(message, Mapping):
@@ -296,8 +340,7 @@ def turns_of(messages: Any) -> list[Turn]:
 
 
 def text_blocks(text: str) -> list[Block]:
-    """A text split at ``` fences; what is a JSON object or list has its structure. Of chat messages, their words and
-    their calls."""
+    """A text split at ``` fences. JSON gets its structure; chat messages become their texts and calls."""
     if spoken := _spoken(text):
         return [Block(piece, structure=structure_of(piece)) for piece in spoken]
     if whole := structure_of(text):
@@ -318,7 +361,7 @@ def _template_name(kind: str) -> str:
 
 
 def _choice(response: str) -> tuple[str, str]:
-    """The one name a JSON response chose, or an empty name and what is wrong with it."""
+    """(name chosen by a JSON response, "") or ("", fault)."""
     try:
         answer = json.loads(response)
     except (ValueError, RecursionError) as error:
@@ -329,7 +372,7 @@ def _choice(response: str) -> tuple[str, str]:
 
 
 def _choice_names(response: str) -> tuple[list[str], str]:
-    """The names a JSON response picked: one, or a list of them."""
+    """(names picked by a JSON response, "") or ([], fault)."""
     name, fault = _choice(response)
     if name:
         return [name], ""
@@ -349,9 +392,8 @@ def _list_values(state: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _picks(state: Mapping[str, Any], key: str, picked: list[str]) -> list[Pick]:
-    """Options that were picked, in their order, then those that were not."""
-    described = state.get("descriptions")
-    described = described if isinstance(described, Mapping) else {}
+    """Picked options in their order, then the others."""
+    described = _mapping(state.get("descriptions"))
     listed = _list_values(state, key)
     rest = [name for name in listed if name not in picked]
     return [
@@ -393,7 +435,7 @@ def _label(response: str, kind: str) -> str:
 
 
 def _canonical_json(response: str) -> str:
-    """Responses that differ only in how their JSON is written choose the same."""
+    """The same text for responses that differ only in how their JSON is written."""
     return _choice(response)[0] or response
 
 
@@ -432,7 +474,7 @@ def _last_user(messages: Any) -> str:
 
 
 def _first_line(text: str) -> str:
-    """The first line of a prompt, without a name in front such as `question:`."""
+    """First line of a prompt, without a leading label such as `question:`."""
     line = text.strip().partition("\n")[0]
     return re.sub(r"^[a-z_]{1,20}:\s+", "", line)
 

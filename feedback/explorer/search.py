@@ -1,4 +1,4 @@
-"""Search for decisions by agent, policy, tag, feedback, time and text."""
+"""Search for decisions by agent, policy, tag, feedback, time and text, and the optional trigram index for text."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from datetime import date, datetime, time, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
-from django.db import connection
+from django.db import Error, connection
 from django.db.models import OuterRef, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
+from django.http import HttpRequest
 from django.utils import timezone
 
+from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.cache import TTLCache
 from feedback.models import Decision, Outcome, Rating
-from feedback.selectors import ratings_standing, tag_condition
+from feedback.selectors import agent_slugs, policy_names, ratings_standing, tag_condition
 from feedback.storage.validation import Check, value_excerpt
-from feedback.storage.validation import FeedbackRefused as FeedbackRefused
 
 
 def decisions_search(
@@ -32,11 +34,15 @@ def decisions_search(
     q: str = "",
     batch: int | None = None,
 ) -> QuerySet[Decision]:
-    """Decisions that match everything asked for, in no particular order.
+    """Decisions that meet every condition, in no particular order.
 
-    tag: one the app gave the decision. rated: whether a rating stands, simulated ones included. since: recorded at or
-    after; until: before. q: text anywhere in the prompt, the response or its reasoning, upper and lower case alike.
-    batch: number of the import that brought it.
+    Args:
+        tag: A tag that the app gave the decision.
+        rated: Whether a rating stands, including simulated ones.
+        since: Recorded at or after this time.
+        until: Recorded before this time.
+        q: Text in the prompt, response or reasoning; case is ignored.
+        batch: Number of the import that created it.
     """
     rows = Decision.objects.order_by()
     if agent:
@@ -55,7 +61,7 @@ def decisions_search(
         standing = one_of(ratings_standing(of_withdrawn=True).order_by().filter(decision=OuterRef("pk")))
         rows = rows.alias(standing=standing).filter(standing__isnull=not rated)
     if q:
-        # as it stands in the column: PostgreSQL writes a letter as itself, Django on SQLite as \u and four digits
+        # As stored in the column: PostgreSQL keeps a letter, Django on SQLite writes \u and four digits.
         within = json.dumps(q, ensure_ascii=connection.vendor != "postgresql")[1:-1]
         rows = rows.alias(prompt=Cast("messages", TextField())).filter(
             Q(response__icontains=q) | Q(reasoning__icontains=q) | Q(prompt__icontains=within)
@@ -64,23 +70,25 @@ def decisions_search(
 
 
 def one_of(rows: QuerySet[Any]) -> Subquery:
-    """The id of one of these rows, or NULL. For "is there any" in place of EXISTS, which PostgreSQL answers by reading
-    the whole table into a hash first; a value is looked up for each decision that is come to."""
+    """The id of one of these rows, or NULL, as a subquery.
+
+    Replaces EXISTS, for which PostgreSQL first reads the whole table into a hash; this is an index lookup per decision.
+    """
     return Subquery(rows.values("pk")[:1])
 
 
 @dataclass(frozen=True)
 class DecisionFilter:
-    """Filter of a list of decisions, as an address carries it; empty: everything."""
+    """Filter of a list of decisions, as the address carries it; empty fields match everything."""
 
     agent: str = ""
     policy: str = ""
     tag: str = ""
     since: date | None = None
     until: date | None = None
-    """The last day that counts."""
+    """Last day, inclusive."""
     batch: int | None = None
-    """Number of the import that brought it."""
+    """Number of the import that created it."""
 
     def decisions(self) -> QuerySet[Decision]:
         return decisions_search(
@@ -94,7 +102,7 @@ class DecisionFilter:
 
     @property
     def parts(self) -> dict[str, str]:
-        """Name and value of what is set, as it stands in an address."""
+        """The set fields, as the address spells them."""
         values = {field.name: getattr(self, field.name) for field in fields(DecisionFilter)}
         return {name: str(value) for name, value in values.items() if value}
 
@@ -107,7 +115,7 @@ class DecisionFilter:
 
 
 def narrowed_of(given: Mapping[str, str]) -> DecisionFilter:
-    """Filter read from an address or a form. Raises FeedbackRefused with a fault per field."""
+    """Read a filter from an address or a form. Raises FeedbackRefused with a fault per field."""
     check = Check()
     found = DecisionFilter(
         agent=check.agent(given["agent"]) if given.get("agent") else "",
@@ -121,6 +129,30 @@ def narrowed_of(given: Mapping[str, str]) -> DecisionFilter:
     return found
 
 
+def filter_context(
+    request: HttpRequest, within: DecisionFilter, more: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Template context of the filters above a list: agents as links, the rest as a form.
+
+    more: other parts of the address that the links keep.
+    """
+
+    def query(narrowed: DecisionFilter) -> str:
+        return urlencode({**narrowed.parts, **(more or {})})
+
+    reads = request.user.has_perm(SCOPE_PERMISSIONS["read"])
+    return {
+        "agents": [(slug, query(within.but(agent=slug))) for slug in agent_slugs()],
+        "all_agents": query(within.but(agent="")),
+        "policies": policy_names() if reads else None,
+        "narrowed": [
+            (name, value, query(within.but(**{name: "" if name in ("policy", "tag") else None})))
+            for name, value in within.parts.items()
+            if name != "agent"
+        ],
+    }
+
+
 def _day(check: Check, name: str, text: str) -> date | None:
     try:
         return date.fromisoformat(text) if text else None
@@ -130,7 +162,7 @@ def _day(check: Check, name: str, text: str) -> date | None:
 
 
 def parse_batch_number(check: Check, text: str) -> int | None:
-    """The number of an import as an address says it; None where it says none."""
+    """An import's number from an address; None if it is empty. A wrong one is a fault of `batch`."""
     if not text:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) == 0:
@@ -145,17 +177,17 @@ def _midnight(day: date) -> datetime:
 
 @dataclass(frozen=True)
 class DecisionWhole:
-    """A decision with what stands of it."""
+    """A decision with its standing ratings and its outcomes."""
 
     decision: Decision
     ratings: list[Rating]
     """Standing ratings, oldest first."""
     outcomes: list[Outcome]
-    """In the order they happened."""
+    """Oldest first."""
 
 
 def decision_whole(pk: uuid.UUID) -> DecisionWhole | None:
-    """A decision with the ratings that stand and its outcomes; None where there is no such decision."""
+    """A decision with its feedback; None if it does not exist."""
     decision = Decision.objects.filter(pk=pk).first()
     if decision is None:
         return None
@@ -164,3 +196,75 @@ def decision_whole(pk: uuid.UUID) -> DecisionWhole | None:
         list(ratings_standing(of_withdrawn=True).filter(decision=decision)),
         list(Outcome.objects.filter(decision=decision).order_by("at", "id")),
     )
+
+
+TEXT_INDEX = "feedback_decision_text_trgm"
+"""Trigram index of all texts on PostgreSQL. It finds a phrase among millions of decisions; every write is slower."""
+TEXT_INDEX_SHORTEST = 3
+"""Shortest text, in characters, that the index can find."""
+
+_presence: TTLCache[bool] = TTLCache()
+
+
+class TextIndexRefused(ValueError):
+    """Raised if the database has no such index type or the user may not create it."""
+
+
+def text_index_exists() -> bool:
+    if connection.vendor != "postgresql":
+        return False
+    return _presence.get("there", _index_is_valid)
+
+
+def text_looked_through(q: str) -> bool:
+    """True if searching for this text scans decisions instead of using the index."""
+    return bool(q) and not (len(q) >= TEXT_INDEX_SHORTEST and text_index_exists())
+
+
+def text_index_make() -> None:
+    """Create the index without blocking reads or writes. Raises TextIndexRefused."""
+    if connection.vendor != "postgresql":
+        raise TextIndexRefused(
+            f"expected PostgreSQL, found {connection.vendor}: here a search reads 20,000 decisions per page"
+        )
+    # Drop what a failed attempt left. UPPER is how Django writes icontains: without it the index is not used.
+    text_index_drop()
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE EXTENSION IF NOT EXISTS pg_trgm")
+            cursor.execute(
+                f"CREATE INDEX CONCURRENTLY {TEXT_INDEX} ON {Decision._meta.db_table} USING gin "
+                "(UPPER(response) gin_trgm_ops, UPPER(reasoning) gin_trgm_ops, UPPER(messages::text) gin_trgm_ops)"
+            )
+            cursor.execute(f"ANALYZE {Decision._meta.db_table}")
+    except Error as error:
+        raise TextIndexRefused(
+            f"PostgreSQL refused: {str(error).strip()}. Install the extension pg_trgm and connect as the owner of the "
+            "database"
+        ) from error
+    _presence.clear()
+
+
+def text_index_drop() -> None:
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(f"DROP INDEX IF EXISTS {TEXT_INDEX}")
+    _presence.clear()
+
+
+def text_index_bytes() -> int:
+    """Size of the index; 0 without one."""
+    if not text_index_exists():
+        return 0
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_relation_size(%s::regclass)", [TEXT_INDEX])
+        return int(cursor.fetchone()[0])
+
+
+def _index_is_valid() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid WHERE relname = %s AND indisvalid",
+            [TEXT_INDEX],
+        )
+        return cursor.fetchone() is not None

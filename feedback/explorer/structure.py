@@ -1,4 +1,4 @@
-"""Structure of a JSON answer: fields, tables and lists that people read, in place of braces and quotes. Pure."""
+"""Layout of a JSON answer as fields, tables and lists instead of braces and quotes. No Django."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from dataclasses import dataclass
 from typing import Any
 
 DEEPEST = 5
-"""Levels that are laid out; deeper ones are shown as JSON."""
+"""Nesting levels that are laid out; deeper ones are shown as JSON."""
 MOST_PARTS = 400
-"""Values of one answer that are laid out; a larger one is shown as it was written."""
+"""Most values of an answer that is laid out; a larger answer is shown as written."""
 MOST_COLUMNS = 6
-"""Columns of a table; wider objects stand one below the other."""
+"""Most columns of a table; wider objects are listed below each other."""
 
 FENCE_PATTERN = re.compile(r"\A```(?:json)?[ \t]*\n(.*)\n?```\Z", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Structure:
-    """One value of an answer: one of the four below is set, or `text` holds it."""
+    """One value of an answer: an object (`fields`), list (`items`), table (`columns`, `rows`), or `text`."""
 
     text: str = ""
     empty: bool = False
-    """Nothing is there: null, an empty text, list or object."""
+    """True for null, '', [] and {}."""
     fields: tuple[tuple[str, Structure], ...] = ()
-    """Names and values of an object."""
     items: tuple[Structure, ...] = ()
-    """Values of a list."""
     columns: tuple[str, ...] = ()
-    """Names above `rows`: a list of objects that all have these and hold texts and numbers."""
+    """Column names. A list is a table if its objects share these keys and hold no nested values."""
     rows: tuple[tuple[Structure, ...], ...] = ()
 
 
@@ -38,7 +36,7 @@ class _TooLarge(ValueError):
 
 
 def structure_of(text: str) -> Structure | None:
-    """The structure of a text that is a JSON object or list, fenced or not; None for any other text."""
+    """Layout of a JSON object or list, fenced or not; None for any other text."""
     value = _json(text)
     if value is None:
         return None
@@ -55,7 +53,7 @@ def line_of(text: str) -> str:
 
 
 def _json(text: str) -> dict[str, Any] | list[Any] | None:
-    """The object or list with something in it that a text is; None for any other text."""
+    """A non-empty JSON object or list; None for any other text."""
     stripped = text.strip()
     if fenced := FENCE_PATTERN.match(stripped):
         stripped = fenced[1].strip()
@@ -73,7 +71,7 @@ def _laid_out(value: Any, left: list[int], depth: int) -> Structure:
     if left[0] < 0:
         raise _TooLarge
     if isinstance(value, str):
-        # a call's arguments are JSON within JSON
+        # Arguments of a tool call are JSON inside JSON.
         value = _json(value) or value
     if isinstance(value, (dict, list)) and value and not depth:
         return Structure(json.dumps(value, ensure_ascii=False))
@@ -92,7 +90,7 @@ def _laid_out(value: Any, left: list[int], depth: int) -> Structure:
 
 
 def _columns(value: list[Any]) -> tuple[str, ...]:
-    """Names of the columns, where a list is a table: several objects of the same few names without lists in them."""
+    """Column names if the list is a table, else ()."""
     if len(value) < 2 or not all(isinstance(row, dict) for row in value):
         return ()
     names = tuple(value[0])

@@ -1,4 +1,4 @@
-"""A trace as a timeline: its steps in order, each with when, how long, what went in and what came out."""
+"""A trace as a timeline of steps: start, duration, input and output of each."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from feedback.models import Trace
 from feedback.storage.field_types import STEP_KINDS
 
 STEPS_SHOWN = 50
-"""Steps on one page; a long trace is shown in parts."""
+"""Steps per page of a trace."""
 PARTS_READ = 50
-"""Pieces of a long trace, as its collector sent them, that are put together again."""
+"""Most rows of one long trace that are joined; its collector sends it in pieces."""
 TEXT_SHOWN = 6000
-"""Characters shown of one argument, result or thought."""
+"""Most characters shown of an argument, result or thought."""
 LINE = 70
-"""Characters of data that are shown on one line."""
+"""Longest JSON, in characters, shown on one line."""
 DEEPEST = 5
-"""Steps within steps are indented up to here."""
+"""Deepest indentation of nested steps."""
 
 _SHOWN_APART = {
     "kind",
@@ -37,39 +37,47 @@ _SHOWN_APART = {
     "result",
     "error",
     "status",
-    "id",
 }
-"""Keys of a step that have a place of their own; others are listed."""
+_SHOWN_APART |= {"id", "unfinished", "forgotten"}
+"""Keys of a step with a place of their own; the others are listed."""
 _OF_DECISION = {
-    "messages", "response", "reasoning", "candidates", "state", "policy", "unit", "arm", "propensity", "run_id", "tags",
-    "metadata", "latency_ms", "tokens_in", "tokens_out",
-}  # fmt: skip
-"""Left to the decision's own page."""
+    "messages",
+    "response",
+    "reasoning",
+    "candidates",
+    "state",
+    "policy",
+    "unit",
+    "arm",
+    "propensity",
+}
+_OF_DECISION |= {"run_id", "tags", "metadata", "latency_ms", "tokens_in", "tokens_out"}
+"""Keys that the decision's own page shows."""
 
 
 @dataclass(frozen=True)
 class TimelineStep:
-    """One step, as it is shown."""
+    """One step of a trace, as its page shows it."""
 
     number: int
     kind: str
     name: str
     depth: int
-    """0 for a step of the trace itself, 1 for one within it, at most DEEPEST."""
+    """Nesting level: 0 for a top-level step, at most DEEPEST."""
     after_ms: float | None
-    """From the trace's start."""
+    """Milliseconds since the trace started."""
     duration_ms: float | None
     text: str
     arguments: str
     result: str
     error: str
     status: str
-    """Of a task: completed or failed."""
+    """completed or failed; tasks only."""
     details: list[tuple[str, str]]
     decision: uuid.UUID | None
-    """Of a decision: which one."""
+    """Id of the decision that this step took."""
     here: bool
-    """True if that is the one whose page this is."""
+    """True for the decision whose page this is."""
     unfinished: bool
     forgotten: bool
 
@@ -96,11 +104,11 @@ class Timeline:
     part: int
     parts: int
     errors: int
-    """Steps in the whole trace that failed."""
+    """Failed steps in the whole trace."""
     took_ms: float | None
     run_id: str
     missing: int
-    """Pieces of the trace that were not put together, because there are more than PARTS_READ."""
+    """Pieces of the trace beyond PARTS_READ, which are not shown."""
 
     @property
     def took_text(self) -> str:
@@ -112,7 +120,7 @@ class Timeline:
 
 
 def timeline_of(trace: Trace, decision: uuid.UUID, part: int | None = None) -> Timeline:
-    """The part of the trace that holds the decision, or the one asked for: from 1, at most the last one."""
+    """Page `part` of the trace (from 1, clamped), by default the one with the decision."""
     pieces, missing = _pieces(trace)
     steps = [
         (piece, index, step)
@@ -121,7 +129,7 @@ def timeline_of(trace: Trace, decision: uuid.UUID, part: int | None = None) -> T
         if isinstance(step, Mapping)
     ]
     if any("n" in step for _, _, step in steps):
-        # numbered by its collector: pieces overlap in time, a step that was open comes with a later one
+        # The collector numbers steps because pieces overlap: a step still open is sent with a later piece.
         steps.sort(key=lambda row: (row[2].get("n") is None, row[2].get("n") or 0))
     began = min((piece.started_at for piece in pieces if piece.started_at), default=None)
     end = max((piece.finished_at for piece in pieces if piece.finished_at), default=None)
@@ -148,7 +156,7 @@ def timeline_of(trace: Trace, decision: uuid.UUID, part: int | None = None) -> T
 
 
 def _pieces(trace: Trace) -> tuple[list[Trace], int]:
-    """The rows that one long trace was sent as, and how many more there are."""
+    """The rows of one long trace, and how many were left out."""
     metadata = trace.metadata if isinstance(trace.metadata, dict) else {}
     whole = str(metadata.get("trace") or trace.pk)
     if not trace.run_id:
@@ -193,7 +201,7 @@ def _timeline_step(
     at = parse_datetime(step["at"]) if isinstance(step.get("at"), str) else None
     after = (at - began).total_seconds() * 1000 if at and began and at.tzinfo else None
     kind = str(step.get("kind", "step"))
-    hidden = _SHOWN_APART | (_OF_DECISION if kind == "decision" else set()) | {"unfinished", "forgotten"}
+    hidden = _SHOWN_APART | (_OF_DECISION if kind == "decision" else set())
     return TimelineStep(
         number=number + 1,
         kind=kind if kind in STEP_KINDS else "step",
@@ -219,7 +227,7 @@ def _timeline_step(
 
 
 def _text(value: Any) -> str:
-    """A value to be read: texts as they are, data as JSON; a long one cut, and saying so."""
+    """A value for reading: text as it is, data as JSON, cut after TEXT_SHOWN characters."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -231,7 +239,7 @@ def _text(value: Any) -> str:
 
 
 def _time(ms: float) -> str:
-    """Milliseconds in words: 8 ms, 1.2 s, 3 min 5 s."""
+    """A duration with its unit: 8 ms, 1.2 s, 3 min 5 s."""
     if ms < 1000:
         return f"{ms:.0f} ms"
     seconds = ms / 1000

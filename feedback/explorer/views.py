@@ -1,4 +1,4 @@
-"""Pages of the explorer: decisions found, and everything known of one."""
+"""Pages: decisions, one decision, withdrawing and restoring decisions, and the rows that bulk readers skipped."""
 
 from __future__ import annotations
 
@@ -8,61 +8,91 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
+from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_safe
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.http import require_POST, require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.erasure.artifacts import trained_text
+from feedback.erasure.withdrawals import (
+    WithdrawalUnknown,
+    decision_restore,
+    decision_withdraw,
+    decisions_withdraw,
+)
 from feedback.explorer.decision_facts import Reward, decision_facts
-from feedback.explorer.decision_search import DecisionSearch, search_read
-from feedback.explorer.listing import LOOK, RATING_FILTERS, decisions_page, history_of, place_of
-from feedback.explorer.page_context import filter_context, preview_context
-from feedback.explorer.previews import answer_line, glimpse_of, text_blocks
-from feedback.explorer.search import narrowed_of
+from feedback.explorer.listing import (
+    LOOK,
+    MATCHING,
+    RATING_FILTERS,
+    DecisionSearch,
+    decisions_page,
+    history_of,
+    place_of,
+    search_read,
+    selection_chosen,
+)
+from feedback.explorer.previews import answer_line, glimpse_of, preview_context, text_blocks
+from feedback.explorer.search import DecisionFilter, filter_context
 from feedback.explorer.timeline import timeline_of
-from feedback.models import Decision, Rating
+from feedback.models import Decision, ProblemRow, Rating
 from feedback.storage.bodies import says_nothing
 from feedback.storage.facts import DECISION, RATING
+from feedback.storage.problem_rows import READERS, problems
 from feedback.storage.validation import FeedbackRefused
 
 RATING_PAGE_FIELDS = ("rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "notes")
-"""Fields of a rating that have places of their own on a decision's page."""
-DECISION_PAGE_FIELDS = (
-    "agent", "messages", "response", "reasoning", "state", "candidates", "policy", "unit", "arm", "propensity",
-    "run_id", "latency_ms", "tokens_in", "tokens_out", "tags", "metadata", "source",
-)  # fmt: skip
-"""Fields of a decision that have places of their own there."""
+"""Rating fields that the decision page lays out itself; it lists the others."""
+DECISION_PAGE_FIELDS = {
+    "agent",
+    "messages",
+    "response",
+    "reasoning",
+    "state",
+    "candidates",
+    "policy",
+    "unit",
+    "arm",
+}
+DECISION_PAGE_FIELDS |= {
+    "propensity",
+    "run_id",
+    "latency_ms",
+    "tokens_in",
+    "tokens_out",
+    "tags",
+    "metadata",
+    "source",
+}
+"""Decision fields that the decision page lays out itself; it lists the others."""
 
 
 @login_required
 @permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
 @require_safe
 def decisions(request: HttpRequest) -> HttpResponse:
-    """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`; `before=` where another page
-    ended."""
+    """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`, from cursor `before=`."""
     fault, page, position = "", None, None
     try:
         search = search_read(request.GET)
         position = place_of(request.GET.get("before", ""))
     except FeedbackRefused as refusal:
         fault = "; ".join(f"{name}: {reason}" for name, reason in refusal.fields.items()) or str(refusal)
-        search = DecisionSearch(narrowed_of({}))
+        search = DecisionSearch(DecisionFilter())
     else:
-        page = decisions_page(
-            search.filter,
-            q=search.q,
-            rated=search.rating_state,
-            min_reward=search.min_reward,
-            before=position,
-        )
+        page = decisions_page(search, position)
     query = search.parts
     context = {
-        **filter_context(request, search.filter, search.beside),
+        **filter_context(request, search.filter, search.beyond_filter),
         "within": search.filter,
         "q": search.q,
-        "rated": search.rating_state,
-        "min_reward": search.beside.get("min_reward", ""),
+        "rated": search.rated,
+        "min_reward": search.beyond_filter.get("min_reward", ""),
         "kinds": [(name, words) for name, (words, _) in RATING_FILTERS.items()],
         "asked": query,
         "may_withdraw": request.user.has_perm(SCOPE_PERMISSIONS["operate"]),
@@ -90,7 +120,7 @@ def _row(decision: Decision) -> dict[str, Any]:
 
 
 def verdict_display(rating: Rating) -> dict[str, Any]:
-    """Verdict of a rating: its tone (good, bad, middling), a mark and words."""
+    """A rating's verdict for a template: `tone` (good, bad, middling, off), short `text` and `words`."""
     if rating.withdrawn:
         return {"tone": "off", "text": "taken back", "words": "taken back"}
     if rating.score is not None:
@@ -109,7 +139,7 @@ def verdict_display(rating: Rating) -> dict[str, Any]:
 
 
 def _further_values(rating: Rating) -> list[tuple[str, Any]]:
-    """Labels and values of the fields that have no place of their own on the page."""
+    """Labels and values of the fields that the page does not lay out."""
     return [
         (field.page_input.label if field.page_input else field.name, value)
         for field in RATING
@@ -122,7 +152,7 @@ def _further_values(rating: Rating) -> list[tuple[str, Any]]:
 @permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
 @require_safe
 def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
-    """One decision with everything known of it; `?part=` of a long trace."""
+    """One decision: answer, trace (`?part=` of a long one), feedback, reward and provenance."""
     row = Decision.objects.select_related("trace", "withdrawal").filter(pk=pk).first()
     if row is None:
         raise Http404(f"no decision {pk}")
@@ -199,7 +229,7 @@ def _provenance(row: Decision) -> list[tuple[str, str]]:
 
 
 def _reward(reward: Reward | None) -> dict[str, Any] | None:
-    """Drawn on a scale from -2 to 2: bars from the middle, in hundredths of the width."""
+    """A reward for the template; bars start at the middle of a scale from -2 to 2, in percent of its width."""
     if reward is None:
         return None
     return {
@@ -219,3 +249,117 @@ def _reward(reward: Reward | None) -> dict[str, Any] | None:
             for part in reward["components"]
         ],
     }
+
+
+PROBLEMS_PAGE = 50
+"""Problems on one page."""
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
+@require_safe
+def problem_rows(request: HttpRequest) -> HttpResponse:
+    """Decisions that a bulk reader skipped, newest first: `?agent=&reader=&page=`."""
+    agent, reader = request.GET.get("agent", ""), request.GET.get("reader", "")
+    is_known = reader in ("", *READERS)
+    found = problems(agent, reader) if is_known else problems().none()
+    page = Paginator(found, PROBLEMS_PAGE).get_page(request.GET.get("page"))
+    agents = ProblemRow.objects.order_by("agent").values_list("agent", flat=True).distinct()
+    query = {name: value for name, value in (("agent", agent), ("reader", reader)) if value}
+    context: dict[str, Any] = {
+        "page": page,
+        "agent": agent,
+        "reader": reader,
+        "agents": list(agents),
+        "readers": READERS.items(),
+        "rows": [(row, READERS.get(row.reader, row.reader)) for row in page],
+        "query": urlencode(query),
+        "here": request.get_full_path(),
+        "fault": "" if is_known else f"reader: expected one of {', '.join(READERS)}",
+        "any": bool(query) or bool(page.paginator.count),
+    }
+    return render(request, "feedback/problems.html", context, status=200 if is_known else 400)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@require_POST
+def decision_take_out(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
+    """Withdraw one decision, then redirect to `next=`."""
+    try:
+        done = decision_withdraw(
+            pk, actor=request.user.get_username(), reason=request.POST.get("reason", "")[:500]
+        )
+    except WithdrawalUnknown as unknown:
+        raise Http404(str(unknown)) from unknown
+    trained = ", ".join(str(name) for name in done.trained_on.get("policies", ()))
+    learnt = f" Policies trained on it are not changed: {trained}." if trained else ""
+    messages.success(request, f"Decision {str(pk)[:8]} is withdrawn: it is excluded from training.{learnt}")
+    return _next_page(request, pk)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@require_POST
+def decision_put_back(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
+    try:
+        decision_restore(pk, actor=request.user.get_username())
+    except WithdrawalUnknown as unknown:
+        raise Http404(str(unknown)) from unknown
+    messages.success(request, f"Decision {str(pk)[:8]} counts again.")
+    return _next_page(request, pk)
+
+
+def _next_page(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
+    target = request.POST.get("next", "")
+    safe = url_has_allowed_host_and_scheme(target, None, require_https=request.is_secure())
+    return redirect(target) if target and safe else redirect("decision", pk=pk)
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@require_POST
+def decisions_take_out(request: HttpRequest) -> HttpResponse:
+    """Withdraw the ticked decisions (`id`, repeated) or all that a search finds (`which=found` and its fields).
+
+    Asks for confirmation first, and again if the number found is no longer the `count` that was confirmed.
+    """
+    form = request.POST
+    search: dict[str, str] = {}
+    try:
+        found = search_read(form)
+        search = found.parts
+        in_search = form.get("which") == "found"
+        selection = selection_chosen(found if in_search else None, form.getlist("id"))
+    except FeedbackRefused as refusal:
+        messages.error(request, "; ".join(refusal.fields.values()) or str(refusal))
+        return redirect(_list(search))
+    actor, reason = request.user.get_username(), form.get("reason", "").strip()[:500]
+    tried = decisions_withdraw(selection, actor=actor, reason=reason, dry_run=True)
+    if not tried.decisions:
+        messages.warning(request, "Nothing to withdraw: every chosen decision is withdrawn already.")
+        return redirect(_list(search))
+    if form.get("confirm") != "on" or form.get("count") != str(tried.decisions):
+        context: dict[str, Any] = {
+            "tried": tried,
+            "trained": trained_text(tried.trained_on) if tried.trained_on else "",
+            "reason": reason,
+            "which": form.get("which", ""),
+            "search": search,
+            "ids": [] if in_search else [str(pk) for pk in selection.ids],
+            "most": f"{MATCHING:,}" if in_search and len(selection.ids) == MATCHING else "",
+            "changed": form.get("confirm") == "on",
+            "back": _list(search),
+        }
+        return render(request, "feedback/withdraw.html", context)
+    done = decisions_withdraw(selection, actor=actor, reason=reason)
+    many = f"{done.decisions:,} decision{'' if done.decisions == 1 else 's'}"
+    learnt = f" {trained_text(done.trained_on).capitalize()}, and stays so." if done.trained_on else ""
+    messages.success(
+        request, f"{many} withdrawn (withdrawal {done.withdrawal}): they are excluded from training.{learnt}"
+    )
+    return redirect(_list(search))
+
+
+def _list(search: dict[str, str]) -> str:
+    return reverse("decisions") + (f"?{urlencode(search)}" if search else "")

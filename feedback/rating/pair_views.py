@@ -17,8 +17,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.explorer.page_context import filter_context, preview_context
-from feedback.explorer.search import DecisionFilter
+from feedback.explorer.previews import preview_context
+from feedback.explorer.search import DecisionFilter, filter_context
 from feedback.rating.forms import ComparisonForm, rating_id
 from feedback.rating.pair_queue import QueuedPair, compared_today, pair_get, pairs_waiting
 from feedback.rating.service import comparison_undo

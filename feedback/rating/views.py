@@ -16,8 +16,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from backend.redirects import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.explorer.page_context import filter_context, preview_context
-from feedback.explorer.search import DecisionFilter, narrowed_of
+from feedback.explorer.previews import preview_context
+from feedback.explorer.search import DecisionFilter, filter_context, narrowed_of
 from feedback.models import Decision
 from feedback.rating.forms import (
     PAGE_FIELDS,

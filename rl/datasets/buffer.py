@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 
 from feedback.cache import CostAwareCache
-from feedback.explorer.outcomes import outcomes_standing
+from feedback.explorer.bulk_readers import outcomes_standing
 from feedback.models import Outcome
 from feedback.selectors import (
     agent_slugs,

@@ -13,7 +13,7 @@ from django.db.models import Q
 
 from feedback import selectors
 from feedback.agreement.report import LabelAggregated, labels_aggregated
-from feedback.explorer.outcomes import outcome_facts
+from feedback.explorer.bulk_readers import outcome_facts
 from feedback.models import Aggregation
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feedback.explorer.exposures import prompts_named
+from feedback.explorer.bulk_readers import prompts_named
 from feedback.storage.sql import IDS
 from rl.datasets.prompt_clusters import cluster_text, prompt_text
 from rl.models import Evaluation

@@ -13,14 +13,14 @@ from django.db import Error as DjangoDatabaseError
 from django.db import InterfaceError, OperationalError
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 
-from feedback.explorer.feedback_bundle import (
+from feedback.explorer.bulk_readers import (
     FeedbackBundle,
     RunFacts,
     annotate_feedback_count,
     feedback_bundles,
+    outcomes_standing,
     runs_of,
 )
-from feedback.explorer.outcomes import outcomes_standing
 from feedback.models import Decision, Outcome
 from feedback.selectors import RatingFact, agent_slugs, decisions_of, verdict_stands
 from feedback.storage.problem_rows import RowReader, problem_ids, unreadable_summary

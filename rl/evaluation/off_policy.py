@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feedback.explorer.exposures import (
+from feedback.explorer.bulk_readers import (
     ListedChoice,
     listed_choices,
     listed_prompts,

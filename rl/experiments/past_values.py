@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from feedback.explorer.exposures import Exposure, PromptText, exposures, past_set, prompts_of
+from feedback.explorer.bulk_readers import Exposure, PromptText, exposures, past_set, prompts_of
 from rl.experiments.values import Values, metric_values
 from rl.linear.features import WORDS, prompt_features
 from rl.models import Experiment

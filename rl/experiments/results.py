@@ -12,7 +12,7 @@ from typing import Any
 from django.utils import timezone
 
 from feedback.cache import CostAwareCache
-from feedback.explorer.exposures import Exposure, arms_set, exposures
+from feedback.explorer.bulk_readers import Exposure, arms_set, exposures
 from rl.experiments.past_values import Adjustment, adjustment_of
 from rl.experiments.traffic import arms_of
 from rl.experiments.values import Values, metric_values

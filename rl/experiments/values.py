@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from django.db.models import Q
 
-from feedback.explorer.exposures import DecisionSet, Exposure, outcomes_of, verdicts
+from feedback.explorer.bulk_readers import DecisionSet, Exposure, outcomes_of, verdicts
 from rl.datasets.feedback_types import rating_value
 from rl.models import RewardRecord
 from rl.recipes.experiment_metrics import Metric

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feedback.cache import TTLCache
-from feedback.explorer.responses import corrections_recorded, responses_recorded
+from feedback.explorer.bulk_readers import corrections_recorded, responses_recorded
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
 from rl.agents.inference import agent_inferred

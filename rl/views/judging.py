@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from feedback.explorer.page_context import preview_context
+from feedback.explorer.previews import preview_context
 from feedback.models import Decision
 from feedback.rating.session import SKIP_LIMIT, SessionIds
 from feedback.rating.views import NOTICES, wants_card

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.explorer.page_context import preview_context
+from feedback.explorer.previews import preview_context
 from feedback.models import Decision, Rating
 from feedback.selectors import ratings_standing
 from feedback.services import FeedbackRefused

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from feedback.explorer.text_index import (
+from feedback.explorer.search import (
     TextIndexRefused,
     text_index_bytes,
     text_index_drop,
