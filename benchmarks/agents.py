@@ -4,7 +4,7 @@
                                 [--unseen 200] [--seeds 0,1,2] [--taste team|situation|drifting] [--steps N]
                                 [--cells FILE.jsonl] [--json]
 
-One cell: feedback of a simulated rater (one thumb in ten flipped; `rl.agents.tastes`) on so many prompts, training
+One cell: feedback of a simulated rater (one thumb in ten flipped; `rl.agents.worlds`) on so many prompts, training
 with the default settings of a laptop, and the policy's answer to unseen prompts, as it is served: chosen where the
 prompt lists what may be answered, by the assistant written at temperature 1 (greedily, one that prefers neither of two
 tones always takes the same one). Its worth is the taste itself, in [0, 1]; the figure is the mean paired difference
@@ -48,7 +48,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent, Scenario  # noqa: E402
-from rl.agents.tastes import TASTES, TEAM, scenarios_of  # noqa: E402
+from rl.agents.worlds import TASTES, TEAM, scenarios_of  # noqa: E402
 from rl.rewards.base import RewardSample, RewardValue  # noqa: E402
 
 METHODS = ("dpo", "kto", "sft", "ppo", "grpo", "linear")

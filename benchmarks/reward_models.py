@@ -35,8 +35,8 @@ from constrained_rollouts import PROPERTIES, Workshop  # noqa: E402
 
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
-from rl.agents.drawing import draw_value  # noqa: E402
-from rl.agents.tastes import TEAM, scenarios_of  # noqa: E402
+from rl.agents.random_answers import draw_value  # noqa: E402
+from rl.agents.worlds import TEAM, scenarios_of  # noqa: E402
 
 NOISE, DRAWN, EVAL_SHARE = 0.1, 6, 0.15
 """Share of flipped verdicts, answers drawn for a prompt of the workshop, and share of the prompts that is watched."""

@@ -12,7 +12,7 @@ import pytest
 
 from rl.agents import AGENTS, agent_facts, fixtures, get_agent, widgets
 from rl.agents.base import ChoiceAgent, InvalidResponse, Scenario, names_values
-from rl.agents.tastes import scenarios_of
+from rl.agents.worlds import scenarios_of
 
 CHOOSERS = ("widgets", "fixtures", "filer")
 

@@ -15,7 +15,7 @@ import pytest
 from rl.agents import AGENTS
 from rl.agents.assistant import EVASIVE, FRIENDLY, PLAIN, TOPICS
 from rl.agents.base import ChoiceAgent
-from rl.agents.tastes import TEAM, scenarios_of
+from rl.agents.worlds import TEAM, scenarios_of
 from rl.bundled_models import BUNDLED_MODEL, resolve_base_model
 
 CHOOSERS = ("widgets", "fixtures", "filer")

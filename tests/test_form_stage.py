@@ -11,7 +11,7 @@ import pytest
 
 from feedback.services import decision_record, rating_submit
 from rl.agents import get_agent
-from rl.agents.drawing import Undrawable, draw_answers, draw_value
+from rl.agents.random_answers import Undrawable, draw_answers, draw_value
 from rl.agents.template import TemplateAgent
 from rl.jobs import form_stage, lifecycle, train
 from rl.jobs.lifecycle import TrainOrder

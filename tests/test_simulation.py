@@ -9,8 +9,8 @@ import pytest
 from feedback.models import Decision, Rating
 from rl.agents import AGENTS
 from rl.agents.base import Scenario
-from rl.agents.tastes import TASTES, scenarios_of
 from rl.agents.widgets import WIDGETS
+from rl.agents.worlds import TASTES, scenarios_of
 from rl.management.simulation import SimulationRefused, simulate
 
 pytestmark = pytest.mark.django_db

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import Agent, InvalidResponse, Message, Scenario, State, World
+from rl.agents.base import (
+    Agent,
+    InvalidResponse,
+    JsonObject,
+    Message,
+    Scenario,
+    State,
+    World,
+)
 
 # Topic -> (how customers ask, the fact every direct answer names, the rest of the answer around it).
 TOPICS: dict[str, tuple[tuple[str, str, str], str, str]] = {
@@ -112,7 +120,7 @@ class Assistant(Agent):
             question = json.dumps(shown, ensure_ascii=False)
         return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
 
-    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+    def parse(self, response: str, state: State | None = None) -> JsonObject:
         if not response.strip():
             raise InvalidResponse("expected an answer in words, found nothing but blanks")
         return {"text": response.strip()}
@@ -153,7 +161,7 @@ class Assistant(Agent):
         return round(0.6 * direct + 0.3 * friendly + 0.1 * brief, 2)
 
 
-def state_random(random: Random, topic: str, question: str | None = None) -> dict[str, Any]:
+def state_random(random: Random, topic: str, question: str | None = None) -> JsonObject:
     """A made-up question with four drafts of about one length: two direct, two evasive, each friendly or plain."""
     sayings, fact, answer = TOPICS[topic]
     # as many ways to be direct as to be evasive: neither is the likelier one by being said in fewer ways
@@ -196,13 +204,13 @@ LEADS = {
 """Beginning of a question -> the tone that goes with it."""
 
 
-def _draw_state(agent: Agent, random: Random) -> dict[str, Any]:
+def _draw_state(agent: Agent, random: Random) -> JsonObject:
     state = state_random(random, random.choice(tuple(TOPICS)))
     lead, case = random.choice(tuple(LEADS)), random.randint(100, 999)
     return state | {"question": f"{lead}{state['question']} (case {case})", "lead": lead}
 
 
-def _situation_answer(state: dict[str, Any]) -> None:
+def _situation_answer(state: JsonObject) -> None:
     state["wanted"] = LEADS[state["lead"]]
 
 

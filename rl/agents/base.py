@@ -12,6 +12,9 @@ from typing import Any, Protocol
 Message = dict[str, str]
 """One chat turn: {"role": "system" | "user" | "assistant", "content": text}."""
 
+JsonObject = dict[str, Any]
+"""A JSON object: an action, a JSON schema, a state that is being made."""
+
 State = Mapping[str, Any]
 """State of the app at the time of the prompt, JSON-serialisable; its keys are the agent's own."""
 
@@ -87,11 +90,11 @@ class Drawing(Protocol):
 @dataclass(frozen=True)
 class World:
     """Generator of an agent's situations by the thousand, and the answer that each asks for: a second taste of the
-    simulated rater, which what the prompt says decides (`rl.agents.tastes`)."""
+    simulated rater, which what the prompt says decides (`rl.agents.worlds`)."""
 
-    draw: Callable[[Agent, Random], dict[str, Any]]
+    draw: Callable[[Agent, Random], JsonObject]
     """A new state that shows a situation, with what the agent's own taste wants."""
-    want: Callable[[dict[str, Any]], None]
+    want: Callable[[JsonObject], None]
     """Change in place what is wanted to what the situation asks for."""
 
 
@@ -153,7 +156,7 @@ class Agent:
         """The prompt for a state, as chat messages. Raises ValueError when the state lacks what it needs."""
         raise NotImplementedError
 
-    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+    def parse(self, response: str, state: State | None = None) -> JsonObject:
         """The action a response stands for. Raises InvalidResponse; with a state, also for an unlisted choice."""
         raise NotImplementedError
 
@@ -161,11 +164,11 @@ class Agent:
         """What of an answer must be the same for two of them to be: its action. Raises InvalidResponse."""
         return self.parse(response)
 
-    def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
+    def response_schema(self, state: State | None = None) -> JsonObject | None:
         """JSON schema of a valid response, or None for free text."""
         return None
 
-    def schema_served(self, state: Any) -> dict[str, Any] | None:
+    def schema_served(self, state: Any) -> JsonObject | None:
         """`response_schema` for whatever an app sent as a state, as answers are served; without one where it says too
         little, and None for free text."""
         if not self.structured:
@@ -175,7 +178,7 @@ class Agent:
         except UNREADABLE:
             return self.response_schema()
 
-    def form_served(self, state: Any) -> dict[str, Any] | tuple[str, ...] | None:
+    def form_served(self, state: Any) -> JsonObject | tuple[str, ...] | None:
         """Form of the answers that are tried in training: `schema_served`, as the gateway has them written; the
         responses that are chosen among, two and more, where these are a closed set or the schema does not name every
         value."""
@@ -256,7 +259,7 @@ def state_text(state: State, key: str, slug: str) -> str:
     return value
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     """json's last-key-wins would let a response name two options and be read as one."""
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
@@ -305,7 +308,7 @@ def answer_under(key: str, response: str, *, like: str) -> Any:
     `like`."""
     found = repr(response[:80])
     try:
-        answer = json.loads(response, object_pairs_hook=_unique_keys)
+        answer = json.loads(response, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         # ValueError: not JSON, a key twice, or a number too long to read; RecursionError: nested too deep
         raise InvalidResponse(f"expected JSON like {like}, found {found} ({error})") from error
@@ -315,25 +318,27 @@ def answer_under(key: str, response: str, *, like: str) -> Any:
 
 
 @dataclass(frozen=True)
-class ChoiceAgent(Agent):
-    """An agent that answers with one of the options its state lists: {"<answer_key>": "<option>"}."""
+class OptionsAgent(Agent):
+    """An agent that answers out of the options its state lists.
 
-    answer_key: str = "choice"
+    State: `asked_key`: text; `options_key`: names, in the order shown; "descriptions": name -> what it is, for any of
+    them; "context": name -> text or number, one prompt line each.
+    """
+
+    asked_key: str = "question"
     options_key: str = "options"
-    """State key under which the options are listed, as strings, in the order shown."""
+    answer_key: str = "choice"
+    """Key of the answer in a response."""
 
     @property
     def structured(self) -> bool:
         return True
 
     def facts(self) -> AgentFacts:
-        return replace(super().facts(), listed_key=self.options_key)
-
-    def respond(self, option: str) -> str:
-        """The exact response text for an option."""
-        return json.dumps({self.answer_key: option}, ensure_ascii=False)
+        return replace(super().facts(), asked_key=self.asked_key, listed_key=self.options_key)
 
     def options(self, state: State) -> Sequence[str]:
+        """The names that a state lists. Raises ValueError for a state without any."""
         options = state.get(self.options_key)
         if (
             not isinstance(options, (list, tuple))
@@ -346,7 +351,31 @@ class ChoiceAgent(Agent):
             )
         return options
 
-    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+    def render(self, state: State) -> list[Message]:
+        context, descriptions = state.get("context") or {}, state.get("descriptions") or {}
+        for key, value in (("context", context), ("descriptions", descriptions)):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{self.slug}: {key!r} must map a name to a text, found {value!r}")
+        lines = [f"{self.asked_key}: {state_text(state, self.asked_key, self.slug)}"]
+        lines += [f"{name}: {value}" for name, value in context.items()]
+        lines.append(f"{self.options_key}:")
+        for name in self.options(state):
+            lines.append(f"{name}: {descriptions[name]}" if name in descriptions else name)
+        return [
+            {"role": "system", "content": self.system_prompt},
+            {"role": "user", "content": "\n".join(lines)},
+        ]
+
+
+@dataclass(frozen=True)
+class ChoiceAgent(OptionsAgent):
+    """An agent that answers with one of the options its state lists: {"<answer_key>": "<option>"}."""
+
+    def respond(self, option: str) -> str:
+        """The exact response text for an option."""
+        return json.dumps({self.answer_key: option}, ensure_ascii=False)
+
+    def parse(self, response: str, state: State | None = None) -> JsonObject:
         option = answer_under(self.answer_key, response, like=self.respond("..."))
         if not isinstance(option, str):
             raise InvalidResponse(f"expected a name under {self.answer_key!r}, found {response[:80]!r}")
@@ -356,8 +385,8 @@ class ChoiceAgent(Agent):
             )
         return {self.answer_key: option}
 
-    def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
-        choice: dict[str, Any] = {"type": "string"}
+    def response_schema(self, state: State | None = None) -> JsonObject | None:
+        choice: JsonObject = {"type": "string"}
         if state is not None:
             choice["enum"] = list(self.options(state))
         return {
@@ -379,7 +408,7 @@ class ChoiceAgent(Agent):
 
     def dpo_pairs(
         self, entries: Iterable[Mapping[str, Any]], state_of: Callable[[str], State]
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Preference pairs from thumbs: each option rated up over each rated down, within one scenario.
 
         entries: {"entry_id", "scenario": key, <answer_key>: option, "rating": "up" | "down", ...}; an entry whose
@@ -420,3 +449,32 @@ class ChoiceAgent(Agent):
             for disliked in tally
             if tally[disliked] < 0
         ]
+
+
+def taste_of(choice: str | None, wanted: Iterable[str], unwanted: Iterable[str]) -> float:
+    """Taste for a choice among three wanted and three unwanted ones: 1, 0.9, 0.8 and 0.2, 0.1, 0; else 0."""
+    worth = dict(zip(wanted, (1.0, 0.9, 0.8), strict=True)) | dict(
+        zip(unwanted, (0.2, 0.1, 0.0), strict=True)
+    )
+    return worth.get(choice or "", 0.0)
+
+
+def distinct_scenarios(
+    slug: str,
+    groups: Iterable[str],
+    count: int,
+    draw: Callable[[Random, str], JsonObject],
+    shown: Callable[[State], object],
+) -> list[Scenario]:
+    """`count` scenarios of each group, of which no two have an equal `shown`. The same ones in every process."""
+    made: list[Scenario] = []
+    for group in groups:
+        random = Random(f"{slug}/{group}")
+        seen: set[object] = set()
+        while len(seen) < count:
+            state = draw(random, group)
+            if shown(state) in seen:
+                continue
+            seen.add(shown(state))
+            made.append(Scenario(f"{group}-{len(seen):03d}", state, tags=(group,)))
+    return made

@@ -10,7 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rl.agents.base import Agent, InvalidResponse, answer_plain
+from rl.agents.base import (
+    Agent,
+    InvalidResponse,
+    JsonObject,
+    answer_plain,
+)
 
 Path = tuple[str, ...]
 
@@ -42,7 +47,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def composed(found: Sequence[tuple[Path, Any]]) -> Any:
     """The object of these leaves. Where one stands at the beginning of another's path, the first of both is kept."""
-    whole: dict[str, Any] = {}
+    whole: JsonObject = {}
     taken: set[Path] = set()
     for path, value in found:
         if not path:

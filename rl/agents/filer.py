@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from rl.agents.base import (
     Agent,
     ChoiceAgent,
-    Message,
+    JsonObject,
     OutcomeScale,
     RewardFacts,
     Scenario,
     State,
     World,
+    distinct_scenarios,
     state_text,
+    taste_of,
 )
 
 # Two sensible ways to file anything: by what it is and when, or by whom it is from. Liked most first.
@@ -30,8 +32,17 @@ SAYINGS = (
     "{month} {year} {kind} no. {number}, sender {partner}",
 )
 PARTNERS = (
-    "Hartmann", "Oakwood", "Nordlicht", "Silva", "Meridian", "Kestrel", "Tanaka", "Bluewater", "Lindgren", "Orchard",
-)  # fmt: skip
+    "Hartmann",
+    "Oakwood",
+    "Nordlicht",
+    "Silva",
+    "Meridian",
+    "Kestrel",
+    "Tanaka",
+    "Bluewater",
+    "Lindgren",
+    "Orchard",
+)
 MONTHS = ("January", "March", "April", "June", "September", "November")
 YEARS = (2022, 2023, 2024, 2025)
 STATES = ("open", "disputed", "paid", "closed")
@@ -54,24 +65,11 @@ PER_KIND = 60
 class Filer(ChoiceAgent):
     """Chooses the folder for a document.
 
-    State: "document": text; "folders": names to choose from, in the order shown; "context": what else is known,
-    name -> text or number, one prompt line each (built in: "status", "pages"); "filed_in" (never shown): the folder
-    or list of folders where it ended up, where that is known, and so the ground truth; "kind", "partner", "year",
-    "wanted" (only for the simulated rater, never shown).
+    State: "document": text; "folders": names; "context": "status", "pages". Never shown: "filed_in", the folder or
+    list of folders where the document ended up, which is the ground truth. For the simulated rater alone: "kind",
+    "partner", "year", "wanted".
     Response: {"folder": "<name>"}.
     """
-
-    def render(self, state: State) -> list[Message]:
-        context = state.get("context") or {}
-        if not isinstance(context, Mapping):
-            raise ValueError(f"filer: 'context' must map a name to a text or number, found {context!r}")
-        lines = [f"document: {state_text(state, 'document', self.slug)}"]
-        lines += [f"{name}: {value}" for name, value in context.items()]
-        lines += ["folders:", *self.options(state)]
-        return [
-            {"role": "system", "content": self.system_prompt},
-            {"role": "user", "content": "\n".join(lines)},
-        ]
 
     def ground_truth(self, state: State) -> list[str] | None:
         filed_in = state.get("filed_in")
@@ -80,18 +78,8 @@ class Filer(ChoiceAgent):
         return [self.respond(folder) for folder in ([filed_in] if isinstance(filed_in, str) else filed_in)]
 
     def scenarios(self) -> list[Scenario]:
-        scenario_list: list[Scenario] = []
-        for kind in TASTE:
-            random = Random(f"filer/{kind}")
-            seen: set[str] = set()
-            while len(seen) < PER_KIND:
-                state = state_random(random, kind)
-                if state["document"] in seen:
-                    continue
-                seen.add(state["document"])
-                filed = {**state, "filed_in": best_folder(state)}
-                scenario_list.append(Scenario(f"{kind}-{len(seen):03d}", filed, tags=(kind,)))
-        return scenario_list
+        made = distinct_scenarios(self.slug, TASTE, PER_KIND, state_random, lambda state: state["document"])
+        return [replace(one, state={**one.state, "filed_in": best_folder(one.state)}) for one in made]
 
     def hidden_preference(self, state: State, response: str) -> float:
         """1, 0.9, 0.8 for the wanted way of filing, 0.2, 0.1, 0 for the other way; 0 for anything else."""
@@ -105,13 +93,9 @@ class Filer(ChoiceAgent):
 def folder_value(state: Mapping[str, Any], folder: str) -> float:
     """Value of a folder for the simulated team, in [0, 1]."""
     by_kind, by_partner = _folders(state)
-    way = state.get("wanted", TASTE[state["kind"]])
-    wanted, unwanted = (by_kind, by_partner) if way == "by kind" else (by_partner, by_kind)
-    if folder in wanted:
-        return (1.0, 0.9, 0.8)[wanted.index(folder)]
-    if folder in unwanted:
-        return (0.2, 0.1, 0.0)[unwanted.index(folder)]
-    return 0.0
+    wants_kind = state.get("wanted", TASTE[state["kind"]]) == "by kind"
+    wanted, unwanted = (by_kind, by_partner) if wants_kind else (by_partner, by_kind)
+    return taste_of(folder, wanted, unwanted)
 
 
 def best_folder(state: Mapping[str, Any]) -> str:
@@ -125,10 +109,10 @@ def _folders(state: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return [name.format(**names) for name in BY_KIND], [name.format(**names) for name in BY_PARTNER]
 
 
-def state_random(random: Random, kind: str) -> dict[str, Any]:
+def state_random(random: Random, kind: str) -> JsonObject:
     """A made-up state: two folders by kind and two by partner, all sensible, in random order."""
     partner, year = random.choice(PARTNERS), random.choice(YEARS)
-    state: dict[str, Any] = {
+    state: JsonObject = {
         "document": random.choice(SAYINGS).format(
             kind=kind,
             partner=partner,
@@ -150,12 +134,12 @@ def state_random(random: Random, kind: str) -> dict[str, Any]:
     return {**state, "folders": listed}
 
 
-def _draw_state(agent: Agent, random: Random) -> dict[str, Any]:
+def _draw_state(agent: Agent, random: Random) -> JsonObject:
     state = state_random(random, random.choice(tuple(TASTE)))
     return state | {"filed_in": best_folder(state)}
 
 
-def _situation_answer(state: dict[str, Any]) -> None:
+def _situation_answer(state: JsonObject) -> None:
     """With the partner while something is open, by kind once it is done with."""
     state["wanted"] = "by partner" if state["context"]["status"] in ("open", "disputed") else "by kind"
     state["filed_in"] = best_folder(state)
@@ -175,6 +159,7 @@ AGENT = Filer(
             "file_found_again": OutcomeScale(good=1, bad=0, horizon="strategic"),
         }
     ),
+    asked_key="document",
     answer_key="folder",
     options_key="folders",
     world=World(_draw_state, _situation_answer),

@@ -14,7 +14,11 @@ from typing import Any
 
 from rl.agents.assistant import AGENT as ASSISTANT
 from rl.agents.assistant import Assistant
-from rl.agents.base import InvalidResponse, State
+from rl.agents.base import (
+    InvalidResponse,
+    JsonObject,
+    State,
+)
 from rl.agents.fields import DEEPEST, Path, composed, json_read, leaves, plain
 from rl.agents.template import MAX_SCHEMA, answer_of_schema
 
@@ -85,10 +89,10 @@ class InferredAgent(Assistant):
     def structured(self) -> bool:
         return self.schema is not None
 
-    def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
+    def response_schema(self, state: State | None = None) -> JsonObject | None:
         return None if self.schema is None else dict(self.schema)
 
-    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+    def parse(self, response: str, state: State | None = None) -> JsonObject:
         if self.schema is not None:
             return answer_of_schema(response, self.schema)
         action = super().parse(response, state)
@@ -152,7 +156,7 @@ def are_labels(counts: Mapping[str, int]) -> bool:
 class AnswerForm:
     """The JSON schema that recorded answers share, and the kinds of its fields."""
 
-    schema: dict[str, Any] = field(default_factory=dict)
+    schema: JsonObject = field(default_factory=dict)
     wordings: list[Path] = field(default_factory=list)
     choices: int = 0
 
@@ -177,7 +181,7 @@ Values = Sequence[tuple[str, Any]]
 """(prompt, value) of one field."""
 
 
-def _schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+def _schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> JsonObject:
     """Schema of the values of one field; notes in `form` what it holds. closed: values that are one of a few are
     named."""
     known = [(prompt, value) for prompt, value in values if value is not None]
@@ -206,7 +210,7 @@ def _schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[
     return {"anyOf": [found, {"type": "null"}]}
 
 
-def _typed_schema(kind: str, values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+def _typed_schema(kind: str, values: Values, path: Path, form: AnswerForm, closed: bool) -> JsonObject:
     """Schema of values of one type."""
     if kind == "object":
         return _object_schema(values, path, form, closed)
@@ -223,7 +227,7 @@ def _typed_schema(kind: str, values: Values, path: Path, form: AnswerForm, close
     return {"type": kind}
 
 
-def _object_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+def _object_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> JsonObject:
     counts = Counter(name for _, value in values for name in value)
     names = [name for name, count in counts.items() if count >= max(RARE_KEY * len(values), 2)]
     within = sum(all(name in names for name in value) for _, value in values)
@@ -250,14 +254,14 @@ def _object_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -
     }
 
 
-def _list_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+def _list_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> JsonObject:
     lengths = [len(value) for _, value in values]
     items = [(prompt, item) for prompt, value in values for item in value[:MOST_ITEMS]]
     if not items:
         form.choices += 1
         return {"type": "array", "maxItems": 0}
     inner = AnswerForm()
-    found: dict[str, Any] = {"type": "array", "items": _schema(items, (), inner, closed)}
+    found: JsonObject = {"type": "array", "items": _schema(items, (), inner, closed)}
     if inner.wordings and inner.choices <= len(inner.wordings):
         form.wordings.append(path)
     else:
@@ -267,7 +271,7 @@ def _list_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> 
     return found | {"minItems": min(lengths), "maxItems": max(lengths)}
 
 
-def _text_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> dict[str, Any]:
+def _text_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> JsonObject:
     texts = [value for _, value in values]
     copied = sum(bool(value) and value in prompt for prompt, value in values)
     counts = Counter(texts)

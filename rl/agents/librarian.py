@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
-from rl.agents.base import OutcomeScale, RewardFacts, Scenario
+from rl.agents.base import (
+    JsonObject,
+    OutcomeScale,
+    RewardFacts,
+    Scenario,
+)
 from rl.agents.lists import ListAgent, drafts_of
 from rl.agents.worlds import DESKS, draw_lines, scenarios_world
 
@@ -56,7 +60,7 @@ class Librarian(ListAgent):
         return scenario_list
 
 
-def _situation_answer(state: dict[str, Any]) -> None:
+def _situation_answer(state: JsonObject) -> None:
     """First subject alone, where a catalogue is narrow."""
     if state["context"]["catalogue"] == "narrow":
         state["catalogued_under"] = state["catalogued_under"][:1]

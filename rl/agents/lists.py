@@ -3,85 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from random import Random
-from typing import Any
 
-from rl.agents.base import Agent, AgentFacts, InvalidResponse, Message, State, answer_under, state_text
+from rl.agents.base import (
+    InvalidResponse,
+    JsonObject,
+    OptionsAgent,
+    State,
+    answer_under,
+)
 
 
 @dataclass(frozen=True)
-class ListAgent(Agent):
+class ListAgent(OptionsAgent):
     """Answers {"<answer_key>": ["<name>", ...]} with names its state lists.
 
-    State: `asked_key`: text; `options_key`: names, in the order shown; "descriptions": name -> what it is, for any of
-    them; "context": name -> text or number, one prompt line each; `truth_key` (never shown): the right names, where
-    they are known; "drafts" (never shown): lists of names to choose from in a simulation.
+    State: as in `OptionsAgent`; `truth_key` (never shown): the right names, where they are known; "drafts" (never
+    shown): lists of names to choose from in a simulation.
     """
 
-    asked_key: str = "question"
-    options_key: str = "options"
     answer_key: str = "picked"
     truth_key: str = "right"
     ordered: bool = False
-    """True: every name must stand in the answer once, and their order is the answer. False: some of them, and their
-    order says nothing."""
+    """True: the answer holds every name once, and their order counts. False: it holds some, in any order."""
     min_items: int = 1
     max_items: int | None = None
 
-    @property
-    def structured(self) -> bool:
-        return True
-
-    def facts(self) -> AgentFacts:
-        return AgentFacts(
-            self.slug,
-            self.title,
-            self.description,
-            self.suggested_tags,
-            self.preview,
-            self.asked_key,
-            self.options_key,
-            self.drawing,
-        )
-
     def options(self, state: State) -> Sequence[str]:
-        options = state.get(self.options_key)
-        if (
-            not isinstance(options, (list, tuple))
-            or not options
-            or not all(isinstance(option, str) and option for option in options)
-            or len(set(options)) != len(options)
-        ):
+        options = super().options(state)
+        if len(set(options)) != len(options):
             raise ValueError(
                 f"{self.slug}: the state needs {self.options_key!r}, a list of different names; found {options!r}"
             )
         return options
 
-    def render(self, state: State) -> list[Message]:
-        context, descriptions = state.get("context") or {}, state.get("descriptions") or {}
-        for key, value in (("context", context), ("descriptions", descriptions)):
-            if not isinstance(value, Mapping):
-                raise ValueError(f"{self.slug}: {key!r} must map a name to a text, found {value!r}")
-        lines = [f"{self.asked_key}: {state_text(state, self.asked_key, self.slug)}"]
-        lines += [f"{name}: {value}" for name, value in context.items()]
-        lines.append(f"{self.options_key}:")
-        for name in self.options(state):
-            lines.append(f"{name}: {descriptions[name]}" if name in descriptions else name)
-        return [
-            {"role": "system", "content": self.system_prompt},
-            {"role": "user", "content": "\n".join(lines)},
-        ]
-
     def respond(self, names: Sequence[str]) -> str:
         """The exact response text for these names."""
         return json.dumps({self.answer_key: list(names)}, ensure_ascii=False)
 
-    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
-        """Parse a response like Agent; where order says nothing the names come sorted, so that two answers
-        that do the same are equal."""
+    def parse(self, response: str, state: State | None = None) -> JsonObject:
+        """The names under `answer_key`, sorted unless `ordered`, so that equal answers are equal."""
         found = repr(response[:80])
         names = answer_under(self.answer_key, response, like=self.respond(["..."]))
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -102,11 +66,14 @@ class ListAgent(Agent):
                 raise InvalidResponse(f"expected all {len(listed)} names in order, found {len(names)}")
         return {self.answer_key: names if self.ordered else sorted(names)}
 
-    def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
-        item: dict[str, Any] = {"type": "string"}
-        names: dict[str, Any] = {
-            "type": "array", "items": item, "uniqueItems": True, "minItems": self.min_items
-        }  # fmt: skip
+    def response_schema(self, state: State | None = None) -> JsonObject | None:
+        item: JsonObject = {"type": "string"}
+        names: JsonObject = {
+            "type": "array",
+            "items": item,
+            "uniqueItems": True,
+            "minItems": self.min_items,
+        }
         if self.max_items is not None:
             names["maxItems"] = self.max_items
         if state is not None:
@@ -133,8 +100,7 @@ class ListAgent(Agent):
         return None if right is None else [self.respond(right)]
 
     def quality(self, state: State, response: str) -> float | None:
-        """In order: the share of pairs of names that stand in the right order (Kendall's tau onto [0, 1]). Picked out:
-        the F1 of the names picked."""
+        """Quality in [0, 1]: F1 of the names picked, or with `ordered` the share of pairs in the right order."""
         right = self.truth(state)
         if right is None:
             return None
@@ -142,8 +108,7 @@ class ListAgent(Agent):
         return in_order(names, right) if self.ordered else f1(names, right)
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """Correctness of the answer in [0, 1]; 0 for what cannot be acted on. Squared where the state says
-        that what is "wanted" is "exact": one name too many, or too few, of two is not liked then."""
+        """Quality of the answer in [0, 1], 0 if invalid. Squared where the state's "wanted" is "exact"."""
         if not self.is_valid(response, state):
             return 0.0
         quality = self.quality(state, response)

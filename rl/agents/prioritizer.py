@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
-from rl.agents.base import Message, OutcomeScale, RewardFacts, Scenario, State
+from rl.agents.base import (
+    JsonObject,
+    Message,
+    OutcomeScale,
+    RewardFacts,
+    Scenario,
+    State,
+)
 from rl.agents.lists import ListAgent
 from rl.agents.worlds import WEEKDAYS, draw_lines, scenarios_world
 
 TASKS = (
-    "answer the auditor", "mend the login", "write the newsletter", "order paper", "call the landlord",
-    "review the contract", "back up the server", "book the room", "pay the invoice", "plan the offsite",
-    "update the price list", "reply to the complaint",
-)  # fmt: skip
+    "answer the auditor",
+    "mend the login",
+    "write the newsletter",
+    "order paper",
+    "call the landlord",
+    "review the contract",
+    "back up the server",
+    "book the room",
+    "pay the invoice",
+    "plan the offsite",
+    "update the price list",
+    "reply to the complaint",
+)
 GOALS = (
     "clear the desk by tonight",
     "keep customers happy",
@@ -87,7 +102,7 @@ def _length(messages: list[Message]) -> int:
     return sum(len(message["content"]) for message in messages)
 
 
-def _state(random: Random, right: list[str], dues: list[int]) -> dict[str, Any]:
+def _state(random: Random, right: list[str], dues: list[int]) -> JsonObject:
     near, backwards = [*right[:2], right[3], right[2]], right[::-1]
     drafts = [right, near, backwards, [backwards[1], backwards[0], *backwards[2:]]]
     random.shuffle(drafts)
@@ -100,7 +115,7 @@ def _state(random: Random, right: list[str], dues: list[int]) -> dict[str, Any]:
     }
 
 
-def _situation_answer(state: dict[str, Any]) -> None:
+def _situation_answer(state: JsonObject) -> None:
     """Rule: once the deadline is moved, what was pressing can wait, and the long view comes first."""
     if state["context"]["deadline"] == "moved":
         state["done_in_order"] = state["done_in_order"][::-1]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
-from rl.agents.base import OutcomeScale, RewardFacts, Scenario
+from rl.agents.base import (
+    JsonObject,
+    OutcomeScale,
+    RewardFacts,
+    Scenario,
+)
 from rl.agents.lists import ListAgent, drafts_of
 from rl.agents.worlds import WEEKDAYS, draw_lines, scenarios_world
 
@@ -81,7 +85,7 @@ class Retriever(ListAgent):
         return scenario_list
 
 
-def _situation_answer(state: dict[str, Any]) -> None:
+def _situation_answer(state: JsonObject) -> None:
     """On a phone the first passage that helps, and no second one."""
     if state["context"]["reader"] == "on a phone":
         state["helped"] = state["helped"][:1]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from random import Random
-from typing import Any
 
 from rl.agents.base import (
-    AgentFacts,
     ChoiceAgent,
-    Message,
+    JsonObject,
     OutcomeScale,
     RewardFacts,
     Scenario,
@@ -54,29 +51,10 @@ PER_PLACE = 30
 class Storer(ChoiceAgent):
     """Chooses the place where a fact is kept.
 
-    State: "fact": text; "places": names to choose from, in the order shown, one of which may mean that it is not kept;
-    "descriptions": name -> what it is for; "context": name -> text, one prompt line each; "kept_in" (never shown): the
-    right place, where that is known.
+    State: "fact": text; "places": names, one of which may mean "not kept"; "descriptions": name -> what it is for;
+    "context". "kept_in" (never shown): the right place, where that is known.
     Response: {"place": "<name>"}.
     """
-
-    def facts(self) -> AgentFacts:
-        return dataclasses.replace(super().facts(), asked_key="fact")
-
-    def render(self, state: State) -> list[Message]:
-        context, descriptions = state.get("context") or {}, state.get("descriptions") or {}
-        for key, value in (("context", context), ("descriptions", descriptions)):
-            if not isinstance(value, Mapping):
-                raise ValueError(f"storer: {key!r} must map a name to a text, found {value!r}")
-        lines = [f"fact: {state_text(state, 'fact', self.slug)}"]
-        lines += [f"{name}: {value}" for name, value in context.items()]
-        lines.append("places:")
-        for name in self.options(state):
-            lines.append(f"{name}: {descriptions[name]}" if name in descriptions else name)
-        return [
-            {"role": "system", "content": self.system_prompt},
-            {"role": "user", "content": "\n".join(lines)},
-        ]
 
     def ground_truth(self, state: State) -> list[str] | None:
         kept_in = state.get("kept_in")
@@ -85,37 +63,33 @@ class Storer(ChoiceAgent):
     def scenarios(self) -> list[Scenario]:
         scenario_list = []
         for place, (_, sayings) in PLACES.items():
-            random, facts = Random(f"storer/{place}"), set()
+            random = Random(f"storer/{place}")
             every = sorted(
                 {
-                    s.format(who=who, place=where, day=day)
-                    for s in sayings
-                    for who in PEOPLE
-                    for where in CITIES
-                    for day in DAYS
+                    saying.format(who=who, place=city, day=day)
+                    for saying, who, city, day in product(sayings, PEOPLE, CITIES, DAYS)
                 }
             )
-            for fact in random.sample(every, min(PER_PLACE, len(every))):
-                facts.add(fact)
+            for number, fact in enumerate(random.sample(every, min(PER_PLACE, len(every))), start=1):
                 state = {
                     "fact": fact,
                     "places": random.sample(tuple(PLACES), len(PLACES)),
                     "descriptions": {name: what for name, (what, _) in PLACES.items()},
                     "kept_in": place,
                 }
-                key = f"{place.replace(' ', '-')}-{len(facts):03d}"
+                key = f"{place.replace(' ', '-')}-{number:03d}"
                 scenario_list.append(Scenario(key, state, tags=(place,)))
         return scenario_list
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """1 for the right place, 0 for any other; keeping what is worth nothing counts 0.3."""
+        """1 for the right place, 0 for another, 0.3 for keeping what belongs nowhere."""
         place, right = self.option_chosen(state, response), state_text(state, "kept_in", self.slug)
         if place is None:
             return 0.0
         return 1.0 if place == right else 0.3 if right == "nowhere" else 0.0
 
 
-def _situation_answer(state: dict[str, Any]) -> None:
+def _situation_answer(state: JsonObject) -> None:
     """Rule: facts known from hearsay alone are not kept."""
     if state["context"]["source"] == "hearsay":
         state["kept_in"] = "nowhere"
@@ -129,6 +103,7 @@ AGENT = Storer(
     suggested_tags=("not worth keeping", "should be kept", "wrong place", "known already"),
     max_new_tokens=24,
     preview="list",
+    asked_key="fact",
     answer_key="place",
     options_key="places",
     reward_facts=RewardFacts(

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import Agent, InvalidResponse, Message, State, _unique_keys
+from rl.agents.base import (
+    Agent,
+    InvalidResponse,
+    JsonObject,
+    Message,
+    State,
+    unique_keys,
+)
 
 MAX_SCHEMA = 32_768
 """Longest JSON schema in characters, as `backend.limits.SCHEMA_CHARACTERS`, which this package does not import."""
@@ -73,11 +80,11 @@ def _references(value: Any) -> list[str]:
     return [found for inner in value for found in _references(inner)] if isinstance(value, list) else []
 
 
-def answer_of_schema(response: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def answer_of_schema(response: str, schema: Mapping[str, Any]) -> JsonObject:
     """Object in a response in JSON, checked by a schema; a value that is no object stands under "value".
     Raises InvalidResponse."""
     try:
-        answer = json.loads(response, object_pairs_hook=_unique_keys)
+        answer = json.loads(response, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise InvalidResponse(f"expected JSON, found {response[:80]!r} ({error})") from error
     fault = schema_fault(answer, schema)
@@ -116,14 +123,14 @@ class TemplateAgent(Agent):
         turns = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*turns, {"role": "user", "content": text}]
 
-    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+    def parse(self, response: str, state: State | None = None) -> JsonObject:
         if not response.strip():
             raise InvalidResponse("expected an answer, found nothing but blanks")
         if self.schema is None:
             return {"text": response.strip()}
         return answer_of_schema(response, self.schema)
 
-    def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
+    def response_schema(self, state: State | None = None) -> JsonObject | None:
         return None if self.schema is None else dict(self.schema)
 
     def ground_truth(self, state: State) -> list[str] | None:

@@ -14,13 +14,14 @@ from rl.agents.base import (
     Agent,
     AgentFacts,
     InvalidResponse,
+    JsonObject,
     Message,
     OutcomeScale,
     RewardFacts,
     Scenario,
     State,
-    _unique_keys,
     state_text,
+    unique_keys,
 )
 from rl.agents.template import arguments_fault
 from rl.agents.worlds import scenarios_world
@@ -28,7 +29,7 @@ from rl.agents.worlds import scenarios_world
 RESULT_LENGTH = 400
 """Characters shown of one earlier result."""
 
-TOOLS: list[dict[str, Any]] = [
+TOOLS: list[JsonObject] = [
     {
         "name": "search_orders",
         "description": "find orders of a customer",
@@ -113,14 +114,14 @@ class ToolAgent(Agent):
         """The exact response text of a call."""
         return json.dumps({"tool": tool, "arguments": dict(arguments)}, ensure_ascii=False)
 
-    def parse(self, response: str, state: State | None = None) -> dict[str, Any]:
+    def parse(self, response: str, state: State | None = None) -> JsonObject:
         """{"tool", "arguments"} or {"answer"}; with a state, a tool it lists, called as its schema says."""
         if not response.strip():
             raise InvalidResponse("expected a call or an answer, found nothing but blanks")
         if not response.lstrip().startswith("{"):
             return {"answer": response.strip()}
         try:
-            value = json.loads(response, object_pairs_hook=_unique_keys)
+            value = json.loads(response, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             raise InvalidResponse(f"expected JSON, found {response[:80]!r} ({error})") from error
         if set(value) == {"answer"} and isinstance(value["answer"], str) and value["answer"].strip():
@@ -139,7 +140,7 @@ class ToolAgent(Agent):
                 raise InvalidResponse(f"arguments of {call['tool']}: {fault}")
         return call
 
-    def response_schema(self, state: State | None = None) -> dict[str, Any] | None:
+    def response_schema(self, state: State | None = None) -> JsonObject | None:
         answer = _exact_object({"answer": {"type": "string", "minLength": 1}})
         if state is None:
             return {
@@ -184,13 +185,13 @@ class ToolAgent(Agent):
                 made.append(Scenario(f"{tool['name']}-{number:03d}", state, tags=(tool["name"],)))
         return made
 
-    def _state(self, random: Random, tool: str, number: int) -> dict[str, Any]:
+    def _state(self, random: Random, tool: str, number: int) -> JsonObject:
         person, order, amount = (
             random.choice(PEOPLE),
             100 * number + random.randint(0, 99),
             random.randint(5, 90),
         )
-        calls: dict[str, dict[str, Any]] = {
+        calls: dict[str, JsonObject] = {
             "search_orders": {"customer": person},
             "refund": {"order": order, "amount": amount},
             "send_mail": {"to": person, "text": f"About order {order}."},
@@ -228,7 +229,7 @@ class ToolAgent(Agent):
 
 def states_of_trace(
     steps: Sequence[Mapping[str, Any]], goal: str, tools: Sequence[Mapping[str, Any]]
-) -> list[tuple[dict[str, Any], str]]:
+) -> list[tuple[JsonObject, str]]:
     """Every tool call of a trace as a state (what had been done before it) and the response that makes it.
 
     A call that failed is one too: its error is what the tool_success reward reads.
@@ -245,7 +246,7 @@ def states_of_trace(
     return made
 
 
-def _call(said: Any) -> dict[str, Any] | None:
+def _call(said: Any) -> JsonObject | None:
     if "tool_calls" in said:
         calls = said["tool_calls"]
         if not isinstance(calls, list) or len(calls) != 1 or not isinstance(calls[0], dict):
@@ -264,7 +265,7 @@ def _call(said: Any) -> dict[str, Any] | None:
     return {"tool": name, "arguments": arguments}
 
 
-def _exact_object(properties: dict[str, Any]) -> dict[str, Any]:
+def _exact_object(properties: JsonObject) -> JsonObject:
     return {
         "type": "object",
         "properties": properties,
@@ -295,7 +296,7 @@ FIRST = {
 """Tool that a goal asks for -> words by which another one comes first."""
 
 
-def _situation_prompt(random: Random, state: dict[str, Any]) -> None:
+def _situation_prompt(random: Random, state: JsonObject) -> None:
     """Half of the goals say what comes before them; the call that does it is among the drafts of all."""
     tool = state["expected_call"]["tool"]
     who = next(name for name in PEOPLE if name in state["goal"])
@@ -304,7 +305,7 @@ def _situation_prompt(random: Random, state: dict[str, Any]) -> None:
     call = dict(state["expected_call"]["arguments"])
     call |= {"order": order} if "order" in call else {}
     call |= {"text": f"About order {order}."} if "text" in call else {}
-    before: dict[str, Any] = (
+    before: JsonObject = (
         {"tool": "send_mail", "arguments": {"to": who, "text": f"About order {order}."}}
         if tool == "search_orders"
         else {"tool": "search_orders", "arguments": {"customer": who}}
@@ -323,7 +324,7 @@ def _situation_prompt(random: Random, state: dict[str, Any]) -> None:
         state["goal"] += FIRST[tool]
 
 
-def _situation_answer(state: dict[str, Any]) -> None:
+def _situation_answer(state: JsonObject) -> None:
     if state["goal"].endswith("first"):
         state["expected_call"] = state["before"]
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl.agents.drawing import draw_answers
+from rl.agents.random_answers import draw_answers
 from rl.datasets.feedback_types import NEUTRAL
 from rl.linear.distillation import ROW_COLUMNS, rows_recombined, rows_taught
 from rl.linear.rows import LinearRefused, single_text

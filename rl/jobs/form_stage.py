@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rl.agents.drawing import draw_answers
+from rl.agents.random_answers import draw_answers
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.stages import StageRunner, memory_release, stage_limits, stage_started, stage_trained

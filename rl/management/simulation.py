@@ -16,7 +16,7 @@ from feedback.models import RaterKind, Thumb
 from feedback.services import decisions_record, rating_submit
 from rl.agents import AGENTS
 from rl.agents.base import Agent, Scenario
-from rl.agents.tastes import TEAM, scenarios_of
+from rl.agents.worlds import TEAM, scenarios_of
 
 NAMESPACE = uuid.UUID("5b0e4c1e-8f0a-4b53-9a5c-6d1f0a7c2e10")
 """Ids are UUIDv5 in this namespace, so that simulating again adds nothing twice."""
@@ -61,7 +61,7 @@ def simulate(
     """Make every variation of an agent's scenarios a decision, to be rated by people or by simulated raters.
 
     scenarios: how many, drawn with the seed; None for all built-in ones, 2,000 of another taste. taste: one of
-    `rl.agents.tastes.TASTES`; scenarios of another one than `team`, or more than are built in, are made up with the
+    `rl.agents.worlds.TASTES`; scenarios of another one than `team`, or more than are built in, are made up with the
     seed. rated: let simulated raters answer, each with a thumb that follows the agent's hidden preference (up from 0.5)
     and is flipped with probability `noise` in [0, 0.5]; 0.5 is a coin. Deterministic: the same arguments make the same
     rows, and a second call adds nothing.

@@ -45,7 +45,7 @@ class SFTRecipe(AnswerRecipe):
     """Source of the answers with feedback other than `corrections`: the `classifier`; `preferred`, the answer to
     each prompt that people preferred or liked most, as it was given (Preferred-FT of Rafailov et al. 2023,
     arXiv 2305.18290); `form` shows any answer that the agent can act on, drawn by lot, liked or not: the form of an
-    answer, and no taste (`rl.agents.drawing`)."""
+    answer, and no taste (`rl.agents.random_answers`)."""
 
     recombine: bool = False
     """True shows, beside what people wrote (feedback `corrections`), a linear classifier's answers to prompts made of

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from rl.agents.tastes import TASTES, TEAM
+from rl.agents.worlds import TASTES, TEAM
 from rl.management import simulation
 
 

@@ -7,7 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from rl.agents.base import UNREADABLE, Agent
+from rl.agents.base import (
+    UNREADABLE,
+    Agent,
+    JsonObject,
+)
 
 MOST_ITEMS = 3
 """Items of a drawn list whose schema names no number."""
@@ -20,7 +24,7 @@ class Undrawable(ValueError):
     """A schema whose values cannot be drawn: a free text, a reference."""
 
 
-def draw_answers(rows: Iterable[Mapping[str, Any]], agent: Agent, *, seed: int = 42) -> list[dict[str, Any]]:
+def draw_answers(rows: Iterable[Mapping[str, Any]], agent: Agent, *, seed: int = 42) -> list[JsonObject]:
     """One demonstration for each prompt of pairs, labels or scores: an answer its agent can act on.
 
     Drawn evenly among the answers that may be chosen; else among the valid ones that were given to the prompt, liked or

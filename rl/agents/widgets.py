@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import Agent, ChoiceAgent, Message, Scenario, State, World, state_text
-from rl.agents.widgets.drawing import widget_drawing
+from rl.agents.base import (
+    Agent,
+    ChoiceAgent,
+    JsonObject,
+    Scenario,
+    State,
+    World,
+    distinct_scenarios,
+    state_text,
+    taste_of,
+)
+from rl.agents.sketches import widget_drawing
 
 SCREENS = ("phone", "tablet", "desktop", "wall screen")
 POINTS = (4, 8, 12, 20, 240, 600, 1500, 4000)
@@ -23,9 +33,8 @@ WIDGETS: dict[str, tuple[tuple[str, str, str], tuple[str, str, str]]] = {
     "where": (("top_places", "pin_card", "region_list"), ("map", "heatmap", "site_grid")),
 }
 
-# The taste of one made-up team: per intent, the kind of widget it wants. Both kinds are liked for half of the intents,
-# so neither a position, nor a length, nor one rule for all questions gets anywhere; "table" is liked for comparing
-# and disliked for looking up.
+# The taste of one made-up team: per intent, the kind of widget it wants. Each kind is liked for half of the intents,
+# so no rule by position, length or name gets all of them right: "table" is liked for compare, disliked for lookup.
 TASTE: dict[str, str] = {
     "trend": "compact",
     "compare": "rich",
@@ -74,9 +83,19 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 METRICS = (
-    "revenue", "latency", "pump pressure", "energy use", "open tickets", "error rate", "temperature",
-    "stock level", "uptime", "cash flow", "orders", "queue depth",
-)  # fmt: skip
+    "revenue",
+    "latency",
+    "pump pressure",
+    "energy use",
+    "open tickets",
+    "error rate",
+    "temperature",
+    "stock level",
+    "uptime",
+    "cash flow",
+    "orders",
+    "queue depth",
+)
 GROUPS = ("team", "site", "product", "customer", "machine", "channel")
 TIMES = ("the last day", "last week", "this month", "2025", "the last hour", "the past quarter")
 
@@ -87,56 +106,29 @@ PER_INTENT = 168
 class Widgets(ChoiceAgent):
     """Chooses a widget for a dashboard question.
 
-    State: "question": text; "widgets": names to choose from, in the order shown; "context": what else is known,
-    name -> text or number, one prompt line each (built in: "on", the screen, and "points", how many readings there
-    are); "intent" (only for the simulated rater, never shown): a key of WIDGETS; "wanted" (likewise): the kind that is
-    wanted, where the intent does not say.
+    State: "question": text; "widgets": names; "context": "on" (the screen) and "points" (the number of readings).
+    For the simulated rater alone, never shown: "intent", a key of WIDGETS; "wanted", the kind wanted if not TASTE's.
     Response: {"widget": "<name>"}.
     """
 
-    def render(self, state: State) -> list[Message]:
-        context = state.get("context") or {}
-        if not isinstance(context, Mapping):
-            raise ValueError(f"widgets: 'context' must map a name to a text or number, found {context!r}")
-        lines = [f"question: {state_text(state, 'question', self.slug)}"]
-        lines += [f"{name}: {value}" for name, value in context.items()]
-        lines += ["widgets:", *self.options(state)]
-        return [
-            {"role": "system", "content": self.system_prompt},
-            {"role": "user", "content": "\n".join(lines)},
-        ]
-
     def scenarios(self) -> list[Scenario]:
-        scenario_list: list[Scenario] = []
-        for intent in WIDGETS:
-            random = Random(f"widgets/{intent}")
-            seen: set[tuple[str, str, int]] = set()
-            while len(seen) < PER_INTENT:
-                state = state_random(random, intent)
-                shown = (state["question"], state["context"]["on"], state["context"]["points"])
-                if shown in seen:
-                    continue
-                seen.add(shown)
-                scenario_list.append(Scenario(f"{intent}-{len(seen):03d}", state, tags=(intent,)))
-        return scenario_list
+        def shown(state: State) -> object:
+            return state["question"], state["context"]["on"], state["context"]["points"]
+
+        return distinct_scenarios(self.slug, WIDGETS, PER_INTENT, state_random, shown)
 
     def hidden_preference(self, state: State, response: str) -> float:
         """1, 0.9, 0.8 for the wanted kind of widget, 0.2, 0.1, 0 for the other kind; 0 for anything else."""
-        widget = self.option_chosen(state, response)
         intent = state_text(state, "intent", self.slug)
         if intent not in WIDGETS:
             raise ValueError(f"widgets: 'intent' must be one of {', '.join(WIDGETS)}; found {intent!r}")
         compact, rich = WIDGETS[intent]
-        kind = state.get("wanted", TASTE[intent])
-        wanted, unwanted = (compact, rich) if kind == "compact" else (rich, compact)
-        if widget in wanted:
-            return (1.0, 0.9, 0.8)[wanted.index(widget)]
-        if widget in unwanted:
-            return (0.2, 0.1, 0.0)[unwanted.index(widget)]
-        return 0.0
+        wants_compact = state.get("wanted", TASTE[intent]) == "compact"
+        wanted, unwanted = (compact, rich) if wants_compact else (rich, compact)
+        return taste_of(self.option_chosen(state, response), wanted, unwanted)
 
 
-def state_random(random: Random, intent: str) -> dict[str, Any]:
+def state_random(random: Random, intent: str) -> JsonObject:
     """A made-up state: two compact and two rich widgets, all sensible for the question, in random order."""
     compact, rich = WIDGETS[intent]
     listed = random.sample(compact, 2) + random.sample(rich, 2)
@@ -154,7 +146,7 @@ def state_random(random: Random, intent: str) -> dict[str, Any]:
 
 def build_widget_dpo_pairs(
     entries: Iterable[Mapping[str, Any]], all_scenarios: Mapping[str, State] | Iterable[Scenario]
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Preference pairs from rated widgets: up over down within a scenario, see `ChoiceAgent.dpo_pairs`.
 
     entries: {"entry_id", "scenario": key, "widget", "rating": "up" | "down", "tags"?, "notes"?};
@@ -174,11 +166,11 @@ def build_widget_dpo_pairs(
     return AGENT.dpo_pairs(entries, state_of)
 
 
-def _draw_state(agent: Agent, random: Random) -> dict[str, Any]:
+def _draw_state(agent: Agent, random: Random) -> JsonObject:
     return state_random(random, random.choice(tuple(WIDGETS)))
 
 
-def _situation_answer(state: dict[str, Any]) -> None:
+def _situation_answer(state: JsonObject) -> None:
     """Compact on a phone, rich on a wall screen; between them rich from 240 readings on."""
     screen, points = state["context"]["on"], state["context"]["points"]
     rich = screen == "wall screen" or (screen != "phone" and points >= 240)
@@ -194,6 +186,7 @@ AGENT = Widgets(
     max_new_tokens=24,
     preview="widget",
     drawing=widget_drawing,
+    asked_key="question",
     answer_key="widget",
     options_key="widgets",
     world=World(_draw_state, _situation_answer),
