@@ -13,7 +13,7 @@ import pytest
 
 from feedback.transfer import formats
 from feedback.transfer.formats.base import NO_RATING, columns_watched
-from feedback.transfer.formats.open_webui import NO_CHAT
+from feedback.transfer.formats.chats import NO_CHAT
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feedback.storage.responses import value_excerpt
-from feedback.transfer.formats import writers
 from feedback.transfer.formats.base import WatchedRow, has, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.fields import (
+    Answers,
     answer_fields,
-    is_correction,
-    is_note,
+    asks_for_text,
     prompt_field,
     prompt_messages,
 )
@@ -38,7 +36,7 @@ from feedback.transfer.formats.writers import (
     RowShape,
     View,
     Writer,
-    plain,
+    prompt_fields,
     sides,
     some_words,
     stars_of,
@@ -156,25 +154,19 @@ def _preferences(value: Any, responses: list[str]) -> list[tuple[str, str]]:
 
 
 def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
-    facts: dict[str, Any] = {}
-    tags: list[str] = []
-    notes: list[str] = []
+    found = Answers()
     for question, value in answers:
-        if isinstance(value, str) and is_correction(question):
-            facts["correction"] = text_of(value, question)
-        elif isinstance(value, str) and is_note(question):
-            notes.append(text_of(value, question))
-        elif isinstance(value, bool) or (isinstance(value, str) and thumb_of(value)):
-            facts["thumb"] = ("up" if value else "down") if isinstance(value, bool) else thumb_of(value)
+        if isinstance(value, bool) or (
+            isinstance(value, str) and thumb_of(value) and not asks_for_text(question)
+        ):
+            found.facts["thumb"] = ("up" if value else "down") if isinstance(value, bool) else thumb_of(value)
         elif isinstance(value, (int, float)):
-            if value not in (1, 2, 3, 4, 5):
-                raise RowError(f"{question}: expected 1 to 5 stars, found {value_excerpt(value)}")
-            facts["stars"] = int(value)
+            found.add_stars(question, value)
         elif isinstance(value, list):
-            tags += [text_of(item, question) for item in value]
+            found.tags += [text_of(item, question) for item in value]
         else:
-            notes.append(text_of(value, question))
-    return ImportedRating(rater=rater, tags=tuple(tags), notes="\n".join(notes), **facts)
+            found.add_text(question, text_of(value, question))
+    return found.rating(rater=rater)
 
 
 # --- Writing -----------------------------------------------------------------------------------------------
@@ -187,7 +179,7 @@ def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[
     if left.response == right.response:
         raise NotSaid("same_response")
     fields = {
-        **_prompt_fields(left),
+        **prompt_fields(left),
         "response1": some_words(left.response),
         "response2": some_words(right.response),
     }
@@ -212,15 +204,8 @@ def _rating_records(record: ImportedDecision, left_out: Counter[str]) -> Iterato
         left_out["no_verdict"] += not given
         answers += given
     yield AnnotatedRecord(
-        str(record.id), {**_prompt_fields(record), "response": some_words(record.response)}, answers
+        str(record.id), {**prompt_fields(record), "response": some_words(record.response)}, answers
     )
-
-
-def _prompt_fields(record: ImportedDecision) -> Line:
-    try:
-        return {"prompt": writers.question(record.messages)}
-    except NotSaid:
-        return {"messages": plain(record.messages)}
 
 
 @dataclass(frozen=True)
@@ -275,4 +260,4 @@ SHAPES = (
     RowShape("argilla-flat", "the same, flattened", BOTH, _write(flat=True), "array"),
 )
 
-FORMAT = row_format("argilla", "Argilla records, nested and flattened", recognises, records, SHAPES)
+ARGILLA = row_format("argilla", "Argilla records, nested and flattened", recognises, records, SHAPES)

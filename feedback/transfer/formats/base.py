@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from feedback.storage.responses import Completion, Message, value_excerpt
-from feedback.transfer.formats.cells import truth_of
+from feedback.transfer.formats.cells import listed, truth_of
 from feedback.transfer.formats.columns import IMAGES, NAMES, ColumnMap, normal, verdicts_in
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.records import (
@@ -25,6 +25,7 @@ from feedback.transfer.formats.records import (
     OutcomeReference,
     Record,
     RowError,
+    RowLeftOut,
     RowRefused,
     RowSkipped,
     check_json,
@@ -49,7 +50,7 @@ class Format:
     """True if a row looks like this format; asked in the order of FORMATS."""
     read: Callable[[Path, Path | None], Iterator[Record]]
     """Reads a file and, where the format has two, the file with its ratings."""
-    shapes: tuple[RowShape, ...]
+    shapes: tuple[RowShape, ...] = ()
     """The kinds of file it is written as; the first one has the format's name. None: it is read only."""
     two_files: bool = False
     ratings_row: Callable[[Mapping[str, Any]], bool] = lambda row: False
@@ -77,16 +78,17 @@ def row_format(
     title: str,
     recognises: Callable[[Mapping[str, Any]], bool],
     records: RowRecords,
-    shapes: tuple[RowShape, ...],
+    shapes: tuple[RowShape, ...] = (),
     untested_parts: str = "",
     verdicts: Collection[str] | None = None,
+    pages: bool = False,
 ) -> Format:
-    """A format of one file whose rows are read one by one; `verdicts` as `each_row` takes them."""
+    """A format of one file whose rows are read one by one; `verdicts` and `pages` as `each_row` takes them."""
     return Format(
         name,
         title,
         recognises,
-        lambda path, ratings_path: each_row(path, records, verdicts),
+        lambda path, ratings_path: each_row(path, records, verdicts, pages),
         shapes,
         untested_parts=untested_parts,
     )
@@ -146,19 +148,27 @@ def columns_watched() -> Iterator[Counter[str]]:
         _unread_columns.reset(token)
 
 
-def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None = None) -> Iterator[Record]:
+def each_row(
+    path: Path, records: RowRecords, verdicts: Collection[str] | None = None, pages: bool = False
+) -> Iterator[Record]:
     """The records of every row; a row that cannot be read is refused and the next one read.
 
     verdicts: the format's own columns that look like a verdict; a row in which another one says something is refused.
-    None: the names are free, or the reader looks itself.
+    None: the names are free, or the reader looks itself. pages: a row may be a page of an API, which lists rows under
+    `data`.
     """
 
     unread = _unread_columns.get()
 
+    def records_in(row: Mapping[str, Any], line: int) -> Iterable[Record]:
+        if pages and is_page(row):
+            return each_item(line, row["data"], "data", records)
+        return records(row, line)
+
     def records_of(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         if verdicts is not None:
             verdicts_read(row, used=verdicts)
-        yield from _watched(row, line, records, unread)
+        yield from _watched(row, line, records_in, unread)
 
     for row in rows(path):
         if isinstance(row, RowRefused):
@@ -167,6 +177,31 @@ def each_row(path: Path, records: RowRecords, verdicts: Collection[str] | None =
             yield RowRefused(row.line, "", f"expected an object, found {value_excerpt(row.value)}")
         else:
             yield from attempt(row.line, key_of(row.value), partial(records_of, row.value, row.line))
+
+
+def is_page(row: Mapping[str, Any]) -> bool:
+    """True of a page of an API, which lists its rows under `data`."""
+    return isinstance(row.get("data"), list)
+
+
+def rows_in_page(row: Any) -> list[Mapping[str, Any]]:
+    """The objects that a row is: those of a page, or itself."""
+    listed = row["data"] if isinstance(row, Mapping) and is_page(row) else [row]
+    return [item for item in listed if isinstance(item, Mapping)]
+
+
+def objects_in(*files: Path | None) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Every object of some files with its line, for a look ahead: what cannot be read is passed over."""
+    for file in filter(None, files):
+        for item in rows(file):
+            if not isinstance(item, RowRefused):
+                yield from ((row, item.line) for row in rows_in_page(item.value))
+
+
+def holds(*sets: str) -> Callable[[Mapping[str, Any]], bool]:
+    """A test of rows: true of one that has all columns of one of the sets, each written `name name name`."""
+    wanted = [one.split() for one in sets]
+    return lambda row: any(all(name in row for name in names) for names in wanted)
 
 
 def _watched(
@@ -195,17 +230,21 @@ def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator
 
 
 def decisions_first(
-    path: Path, second: Path | None, records: RowRecords, verdicts: Collection[str] | None = None
+    path: Path,
+    second: Path | None,
+    records: RowRecords,
+    verdicts: Collection[str] | None = None,
+    pages: bool = False,
 ) -> Iterator[Record]:
     """The records of one or two files, those that speak of decisions elsewhere after all others.
 
     What a row refers to may stand in the other file, or on a later line: both are read again for such rows. `verdicts`
-    as `each_row` takes them.
+    and `pages` as `each_row` takes them.
     """
     files = [path] if second is None else [path, second]
     referring = False
     for file in files:
-        for record in each_row(file, records, verdicts):
+        for record in each_row(file, records, verdicts, pages):
             if refers(record):
                 referring = True
             elif isinstance(record, RowRefused) and file == second:
@@ -215,7 +254,7 @@ def decisions_first(
     if referring:
         with columns_watched():  # these rows were counted above
             for file in files:
-                yield from filter(refers, each_row(file, records, verdicts))
+                yield from filter(refers, each_row(file, records, verdicts, pages))
 
 
 def refers(record: Record) -> bool:
@@ -229,16 +268,16 @@ def attempt(line: int, key: str, records: Callable[[], Iterable[Record]]) -> Ite
     """Records as they come, until one cannot be read: then a refusal in its place."""
     try:
         yield from records()
+    except RowLeftOut as reason:
+        yield RowSkipped(line, key, str(reason))
     except RowError as error:
         yield RowRefused(line, key, str(error))
     except RecursionError:
         yield RowRefused(line, key, "nested too deeply")
 
 
-KEYS = (
-    "entry_id", "id", "_server_id", "message_tree_id", "messageId", "message_id", "EventId", "idx", "question_id",
-    "post_id", "request_id", "span_id", "trace_id", "key",
-)  # fmt: skip
+KEYS = listed("""entry_id id _server_id message_tree_id messageId message_id EventId idx question_id post_id request_id
+    span_id trace_id key""")
 """Keys under which formats name their rows, as shown in a refusal."""
 
 
@@ -276,7 +315,7 @@ PROMPT_ALONE = (
 
 NO_RATING = "a feedback without a rating"
 
-FACTS = ("facts", "tests", "test_list", "test", "entry_point", "expected_output", "input_output")
+FACTS = listed("facts tests test_list test entry_point expected_output input_output")
 """Columns beside a prompt that say how answers to it are tested."""
 
 
@@ -336,23 +375,10 @@ def judgement(
     yield with_reasoning(found, reasoning)
 
 
-THUMB_UP_WORDS = (
-    "up",
-    "good",
-    "accept",
-    "accepted",
-    "like",
-    "liked",
-    "positive",
-    "thumbs_up",
-    "thumbsup",
-    "thumb_up",
-    "approve",
+THUMB_UP_WORDS = listed("up good accept accepted like liked positive thumbs_up thumbsup thumb_up approve")
+THUMB_DOWN_WORDS = listed(
+    "down bad reject rejected dislike disliked negative thumbs_down thumbsdown thumb_down disapprove"
 )
-THUMB_DOWN_WORDS = (
-    "down", "bad", "reject", "rejected", "dislike", "disliked", "negative", "thumbs_down", "thumbsdown", "thumb_down",
-    "disapprove",
-)  # fmt: skip
 
 
 def thumb_of(word: Any) -> str:
@@ -407,16 +433,7 @@ def demonstration(
     return with_reasoning(found, reasoning)
 
 
-OPTIONS = (
-    "tool_choice",
-    "parallel_tool_calls",
-    "response_format",
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "seed",
-    "stop",
-)
+OPTIONS = listed("tool_choice parallel_tool_calls response_format temperature top_p max_tokens seed stop")
 """Options of a request that are kept beside the decision."""
 
 

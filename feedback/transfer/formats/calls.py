@@ -16,6 +16,7 @@ from typing import Any
 from feedback.messages import REASONING_KEYS, ROLES, ChatMessage, is_pair
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import EMPTY, tools_of
+from feedback.transfer.formats.cells import listed
 from feedback.transfer.formats.records import (
     SYSTEM_COLUMNS,
     ImportedDecision,
@@ -31,29 +32,18 @@ from feedback.transfer.formats.records import (
     with_system,
 )
 
-QUESTIONS = ("question", "query", "prompt", "input", "user_input", "instruction", "text", "message")
+QUESTIONS = listed("question query prompt input user_input instruction text message")
 """Keys of a request that hold the prompt as one text, likeliest first."""
 
-ANSWERS = (
-    "answer",
-    "output",
-    "response",
-    "completion",
-    "text",
-    "content",
-    "result",
-    "generated_text",
-    "output_text",
-    "generation",
+ANSWERS = listed(
+    "answer output response completion text content result generated_text output_text generation"
 )
 """Keys of an answer that hold the response, likeliest first."""
 
 PARAMETERS = frozenset(
-    (
-        "model", "temperature", "top_p", "max_tokens", "max_completion_tokens", "stream", "user", "seed", "n", "stop",
-        "tools", "tool_choice", "response_format", "metadata", "stream_options", "functions", "function_call",
-    )
-)  # fmt: skip
+    listed("""model temperature top_p max_tokens max_completion_tokens stream user seed n stop tools tool_choice
+    response_format metadata stream_options functions function_call""")
+)
 """Keys of a request that say how to answer, and hold no question."""
 
 

@@ -18,6 +18,11 @@ class Cell(str):
     __slots__ = ()
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a text; for long lists of names."""
+    return tuple(text.split())
+
+
 def normal(name: str) -> str:
     """A column's name in lower case, with one underscore for spaces, dashes and dots, without a byte order mark."""
     return re.sub(r"[\s\-./?()\[\]:]+", "_", name.lstrip("\ufeff").strip().lower()).strip("_")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from feedback.transfer.formats.cells import listed
 from feedback.transfer.formats.cells import normal as normal
 from feedback.transfer.formats.records import SYSTEM_COLUMNS, FormatRefused
 
@@ -169,25 +170,14 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
 
 # --- Usual names --------------------------------------------------------------------------------------------
 
-SIDE_STEMS = (
-    "response", "responses", "message", "messages", "output", "outputs", "answer", "answers", "completion",
-    "completions", "text", "reply", "generation", "conversation", "conversations",
-)  # fmt: skip
-REJECTED_WORDS = (
-    "rejected", "worse", "dispreferred", "non_preferred", "nonpreferred", "unpreferred", "reject", "negative",
-    "losing", "bad",
-)  # fmt: skip
-ALONE = (
-    "chosen",
-    "rejected",
-    "better",
-    "worse",
-    "preferred",
-    "dispreferred",
-    "accepted",
-    "reject",
-    "non_preferred",
+SIDE_STEMS = listed(
+    """response responses message messages output outputs answer answers completion completions text reply
+    generation conversation conversations"""
 )
+REJECTED_WORDS = listed(
+    "rejected worse dispreferred non_preferred nonpreferred unpreferred reject negative losing bad"
+)
+ALONE = listed("chosen rejected better worse preferred dispreferred accepted reject non_preferred")
 """Words that name a response by themselves; `negative` and `bad` may be anything."""
 
 
@@ -197,64 +187,55 @@ def _sides(words: Iterable[str]) -> tuple[str, ...]:
     return (*(word for word in words if word in ALONE), *names)
 
 
+_USUAL_NAMES = """
+prompt: prompt instruction question query input prompt_text user_prompt user_message user_input input_text
+    request user_query user_question user_request user_text problem problem_statement task
+    task_description human post user context
+messages: messages conversation conversations chat dialogue
+response: response answer output completion reply assistant generation model_output
+preferred: preferred preference winner choice better label vote preferred_response which_is_better
+thumb: thumb thumbs thumbs_up liked like thumbs_down thumb_down disliked dislike downvoted unhelpful
+    is_unhelpful
+stars: stars star star_rating stars_rating
+score: score
+rating: rating feedback label vote verdict grade feedback_type kto_tag helpful is_helpful csat
+reasoning: reasoning_content reasoning thinking thinking_content thoughts chain_of_thought
+correction: correction corrected corrected_response correct_response edited_response better_response
+    improved_response rewrite should_be should_have_been
+notes: notes note comment comments remark remarks explanation rationale reason
+tags: tags tag
+rater: rater annotator annotator_id rater_id evaluator labeler labeller reviewer author user_id user
+id: id uuid decision_id prompt_id example_id question_id
+created_at: created_at timestamp created time date datetime
+agent: agent
+model: model policy model_name generator
+model_a: model_a model_1 generator_1 model_left
+model_b: model_b model_2 generator_2 model_right
+unit: unit session_id session
+run_id: run_id
+state: state
+candidates: candidates
+propensity: propensity propensity_score
+reward: reward
+outcomes: outcomes
+rater_kind: rater_kind
+"""
+
 NAMES: dict[str, tuple[str, ...]] = {
-    "prompt": (
-        "prompt", "instruction", "question", "query", "input", "prompt_text", "user_prompt", "user_message",
-        "user_input", "input_text", "request", "user_query", "user_question", "user_request", "user_text", "problem",
-        "problem_statement", "task", "task_description", "human", "post", "user", "context",
-    ),
-    "messages": ("messages", "conversation", "conversations", "chat", "dialogue"),
     "system": SYSTEM_COLUMNS,
-    "response": ("response", "answer", "output", "completion", "reply", "assistant", "generation", "model_output"),
-    "chosen": _sides(("chosen", "better", "preferred", "accepted", "positive", "winning", "good")),
+    "chosen": _sides(listed("chosen better preferred accepted positive winning good")),
     "rejected": _sides(REJECTED_WORDS),
-    "preferred": (
-        "preferred", "preference", "winner", "choice", "better", "label", "vote", "preferred_response",
-        "which_is_better",
-    ),
-    "thumb": (
-        "thumb", "thumbs", "thumbs_up", "liked", "like", "thumbs_down", "thumb_down", "disliked", "dislike",
-        "downvoted", "unhelpful", "is_unhelpful",
-    ),
-    "stars": ("stars", "star", "star_rating", "stars_rating"),
-    "score": ("score",),
-    "rating": (
-        "rating", "feedback", "label", "vote", "verdict", "grade", "feedback_type", "kto_tag", "helpful", "is_helpful",
-        "csat",
-    ),
-    "reasoning": (
-        "reasoning_content", "reasoning", "thinking", "thinking_content", "thoughts", "chain_of_thought",
-    ),
-    "correction": (
-        "correction", "corrected", "corrected_response", "correct_response", "edited_response", "better_response",
-        "improved_response", "rewrite", "should_be", "should_have_been",
-    ),
-    "notes": ("notes", "note", "comment", "comments", "remark", "remarks", "explanation", "rationale", "reason"),
-    "tags": ("tags", "tag"),
-    "rater": (
-        "rater", "annotator", "annotator_id", "rater_id", "evaluator", "labeler", "labeller", "reviewer", "author",
-        "user_id", "user",
-    ),
-    "id": ("id", "uuid", "decision_id", "prompt_id", "example_id", "question_id"),
-    "created_at": ("created_at", "timestamp", "created", "time", "date", "datetime"),
-    "agent": ("agent",),
-    "model": ("model", "policy", "model_name", "generator"),
-    "model_a": ("model_a", "model_1", "generator_1", "model_left"),
-    "model_b": ("model_b", "model_2", "generator_2", "model_right"),
-    "unit": ("unit", "session_id", "session"),
-    "run_id": ("run_id",),
-    "state": ("state",),
-    "candidates": ("candidates",),
-    "propensity": ("propensity", "propensity_score"),
-    "reward": ("reward",),
-    "outcomes": ("outcomes",),
-    "rater_kind": ("rater_kind",),
-}  # fmt: skip
+    **{
+        field: listed(names)
+        for field, names in re.findall(r"^(\w+): (.*(?:\n .*)*)", _USUAL_NAMES, re.MULTILINE)
+    },
+}
 """Field -> what its column is usually called, likeliest first; compared as `normal` writes them."""
 
 PAIR_STEMS = (
-    "response", "answer", "output", "completion", "reply", "generation", "assistant", "candidate", "option", "text", "",
-)  # fmt: skip
+    *listed("response answer output completion reply generation assistant candidate option text"),
+    "",
+)
 PAIR_ENDS = (("a", "b"), ("1", "2"), ("left", "right"), ("one", "two"), ("first", "second"))
 PAIRS: tuple[tuple[str, str], ...] = tuple(
     (f"{stem}{joint}{first}" if stem else first, f"{stem}{joint}{second}" if stem else second)
@@ -271,29 +252,31 @@ PAIR_PROMPTS = frozenset((*NAMES["prompt"], "text"))
 REJECTED = frozenset(NAMES["rejected"])
 """Columns that make a row a preference: beside them the response, or the last turn, is the better one."""
 
-IMAGES = ("image", "images", "image_url", "image_path", "video", "videos", "audio", "audios")
+IMAGES = listed("image images image_url image_path video videos audio audios")
 """Columns of what is no text."""
 
-_VERDICTS = frozenset({
-    "thumb", "thumbs", "rating", "ratings", "rated", "label", "labels", "feedback", "score", "scores", "stars", "star",
-    "vote", "votes", "upvote", "upvotes", "downvote", "downvotes", "annotator", "annotators", "annotation",
-    "annotations", "rater", "raters", "verdict", "verdicts", "preference", "preferred", "winner", "grade", "grades",
-    "graded", "liked", "like", "likes", "dislike", "dislikes", "disliked", "judgment", "judgement", "approval",
-    "reward", "rewards", "correction", "corrections", "csat", "evaluation", "quality", "nps", "upvoted", "downvoted",
-    # German, Spanish, Portuguese, French, Italian
-    "bewertung", "urteil", "sterne", "puntuacion", "puntuación", "valoracion", "valoración", "calificacion",
-    "calificación", "avaliação", "évaluation", "avis", "valutazione", "voto",
-})  # fmt: skip
+_VERDICTS = frozenset(
+    listed("""thumb thumbs rating ratings rated label labels feedback score scores stars star vote votes upvote
+    upvotes downvote downvotes annotator annotators annotation annotations rater raters verdict verdicts
+    preference preferred winner grade grades graded liked like likes dislike dislikes disliked judgment
+    judgement approval reward rewards correction corrections csat evaluation quality nps upvoted downvoted
+    bewertung urteil sterne puntuacion puntuación valoracion valoración calificacion calificación avaliação
+    évaluation avis valutazione voto""")
+)
+"""Words in English, German, Spanish, Portuguese, French and Italian."""
 _RATER_NAMES = frozenset({"annotator", "annotators", "rater", "raters"})
-_TRUE_OR_FALSE = frozenset({
-    "good", "bad", "ok", "correct", "wrong", "helpful", "unhelpful", "harmful", "accepted", "rejected", "approved",
-    "passed", "success", "failed", "satisfied", "solved", "resolved", "kto", "chosen",
-})  # fmt: skip
-_ADVERSE = frozenset({
-    "bad", "dislike", "disliked", "dislikes", "downvote", "downvoted", "downvotes", "failed", "harmful", "rejected",
-    "unhelpful", "wrong",
-})  # fmt: skip
-_CLICKS = frozenset({"click", "clicked", "clicks", "conversion", "converted"})
+_TRUE_OR_FALSE = frozenset(
+    listed(
+        """accepted approved bad chosen correct failed good harmful helpful kto ok passed rejected resolved
+    satisfied solved success unhelpful wrong"""
+    )
+)
+_ADVERSE = frozenset(
+    listed(
+        "bad dislike disliked dislikes downvote downvoted downvotes failed harmful rejected unhelpful wrong"
+    )
+)
+_CLICKS = frozenset(listed("click clicked clicks conversion converted"))
 _OWNER_PREFIX = re.compile(r"^(user|human|customer|overall|final|your|expert)_(?=.)")
 _RANGE = re.compile(r"_\d+(_to)?_\d+$")
 _SCALE_RANGE = re.compile(r"(?<![\d.])(\d+)\s*(?:-|–|\.\.|to)\s*(\d+)(?![\d.])")

@@ -136,7 +136,7 @@ SHAPES = (
     RowShape("feedback_collector", "a line for each rating", (View.RATED,), writer_by_record(_rating_lines)),
 )
 
-FORMAT = row_format(
+FEEDBACK_COLLECTOR = row_format(
     "feedback_collector",
     "FeedbackCollector JSON lines",
     recognises,

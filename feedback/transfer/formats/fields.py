@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from feedback.storage.responses import Message
-from feedback.transfer.formats.cells import json_of
+from feedback.storage.responses import Message, value_excerpt
+from feedback.transfer.formats.cells import json_of, listed
 from feedback.transfer.formats.columns import NAMES, normal
-from feedback.transfer.formats.records import SYSTEM_COLUMNS, RowError, messages_of, system_in, with_system
-
-PROMPTS = (
-    "prompt",
-    "instruction",
-    "question",
-    "query",
-    "input",
-    "messages",
-    "chat",
-    "conversation",
-    "context",
-    "text",
+from feedback.transfer.formats.records import (
+    SYSTEM_COLUMNS,
+    ImportedRating,
+    RowError,
+    messages_of,
+    system_in,
+    with_system,
 )
+
+PROMPTS = listed("prompt instruction question query input messages chat conversation context text")
 """Names of prompt columns, likeliest first."""
 
 CORRECTIONS = ("correct", "rewrite", "edit", "improved", "better", "textarea")
@@ -80,6 +77,11 @@ def is_correction(question: str) -> bool:
     return any(word in question.lower() for word in CORRECTIONS)
 
 
+def asks_for_text(question: str) -> bool:
+    """True of a question whose answer is a better response or a remark, whatever is written there."""
+    return any(word in question.lower() for word in (*CORRECTIONS, *NOTES))
+
+
 def is_text_answer(name: str) -> bool:
     """True of a column that holds what an annotator wrote: a better response, or a remark."""
     words = re.split(r"[\W_]+", name.lower())
@@ -88,13 +90,34 @@ def is_text_answer(name: str) -> bool:
     )
 
 
-def is_note(question: str) -> bool:
-    return any(word in question.lower() for word in NOTES)
-
-
 def _stem(name: str) -> str:
     return name.lower().rstrip("0123456789ab").rstrip("_- ")
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, (str, list)) and bool(value)
+
+
+@dataclass
+class Answers:
+    """What one annotator answered of one response, as the rating it is."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add_stars(self, question: str, value: Any) -> None:
+        """Raises RowError."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (1, 2, 3, 4, 5):
+            raise RowError(f"{question}: expected 1 to 5 stars, found {value_excerpt(value)}")
+        self.facts["stars"] = int(value)
+
+    def add_text(self, question: str, text: str) -> None:
+        """A better response, or a remark: the question's name says which."""
+        if is_correction(question):
+            self.facts["correction"] = text
+        else:
+            self.notes.append(text)
+
+    def rating(self, **about: Any) -> ImportedRating:
+        return ImportedRating(tags=tuple(self.tags), notes="\n".join(self.notes), **self.facts, **about)

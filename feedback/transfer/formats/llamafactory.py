@@ -1,4 +1,4 @@
-"""LLaMA-Factory: alpaca and sharegpt rows, ranked pairs, kto verdicts, demonstrations.
+"""LLaMA-Factory: alpaca and sharegpt rows, ranked pairs, kto verdicts, demonstrations; and content parts (v1).
 
 A `dataset_info.json` (or `*_dataset_info.json`) beside the file that names it says what its columns are called; without
 one the names LLaMA-Factory defaults to are expected, and the one column of true and false is the kto verdict.
@@ -23,6 +23,7 @@ from feedback.transfer.formats.base import (
     key_of,
     preference,
     reasoning_in,
+    row_format,
     text_only,
     tools_of,
     verdicts_read,
@@ -36,14 +37,17 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     RowSkipped,
+    check_json,
     completion_of,
     list_of,
     mapping_of,
     message_of,
+    number_of,
     system_in,
     text_of,
     with_system,
 )
+from feedback.transfer.formats.trl import preference_parts
 from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
@@ -58,6 +62,8 @@ from feedback.transfer.formats.writers import (
     words,
     writer_by_record,
 )
+
+# --- Alpaca and sharegpt ------------------------------------------------------------------------------------
 
 COLUMNS = {
     "prompt": "instruction",
@@ -378,6 +384,104 @@ SHAPES = (
     ),
 )
 
-FORMAT = Format(
+LLAMAFACTORY = Format(
     "llamafactory", "LLaMA-Factory alpaca and sharegpt: ranking, kto, SFT", recognises, read, SHAPES
+)
+
+
+# --- Version 1: messages whose content is a list of {type, value} parts, with a loss weight each ------------
+
+
+def _is_v1(row: Mapping[str, Any]) -> bool:
+    paired = has(row, "chosen_messages", "rejected_messages")
+    messages = row["chosen_messages"] if paired else row.get("messages")
+    if not isinstance(messages, list) or not messages or (not paired and verdicts_in(row)):
+        return False
+    first = messages[0]
+    content = first.get("content") if isinstance(first, Mapping) else None
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and isinstance(content[0], Mapping)
+        and has(content[0], "type", "value")
+    )
+
+
+def _v1(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key, metadata = key_of(row), tools_of(row)
+    if (info := row.get("extra_info")) not in (None, ""):
+        metadata["extra_info"] = check_json(info, "extra_info")
+    if "chosen_messages" in row:
+        sides = {
+            side: _v1_messages(row.get(f"{side}_messages"), f"{side}_messages")[0]
+            for side in ("chosen", "rejected")
+        }
+        messages, chosen, rejected = preference_parts(sides)
+        yield from preference(line, key, messages, chosen, rejected, metadata=metadata)
+        return
+    messages, weights = _v1_messages(row.get("messages"), "messages")
+    learnt = [
+        index
+        for index, (message, weight) in enumerate(zip(messages, weights, strict=True))
+        if index and weight > 0 and message["role"] == "assistant"
+    ]
+    if not learnt:
+        yield RowSkipped(line, key, "no assistant turn of a loss weight above 0 after a prompt")
+        return
+    last = learnt[-1]
+    for message in messages:
+        message.pop("loss_weight", None)
+    response = messages[last]
+    completion = completion_of([response], f"messages[{last}]", required=True)
+    yield demonstration(line, key, messages[:last], completion, metadata=metadata)
+
+
+def _v1_messages(value: Any, what: str) -> tuple[list[Message], list[float]]:
+    """Chat messages and their loss weights (1 where none is given). Raises RowError."""
+    messages: list[Message] = []
+    weights: list[float] = []
+    for index, item in enumerate(list_of(value, what)):
+        where = f"{what}[{index}]"
+        message = mapping_of(item, where)
+        messages.append(_v1_message(message, where))
+        weight = message.get("loss_weight")
+        weights.append(1.0 if weight is None else number_of(weight, f"{where}.loss_weight"))
+    if not messages:
+        raise RowError(f"{what}: expected at least one message, found none")
+    return messages, weights
+
+
+def _v1_message(message: Mapping[str, Any], where: str) -> Message:
+    """A message whose parts have their words, or the JSON of a call, under `value`."""
+    content = message.get("content")
+    parts = content if isinstance(content, str) else list_of(content, f"{where}.content")
+    read = (
+        parts
+        if isinstance(parts, str)
+        else [_v1_part(part, f"{where}.content[{n}]") for n, part in enumerate(parts)]
+    )
+    return message_of({**message, "content": read}, where)
+
+
+def _v1_part(value: Any, where: str) -> dict[str, Any]:
+    part = mapping_of(value, where)
+    text = text_of(part.get("value"), f"{where}.value")
+    if part.get("type") != "tool_call":
+        return {**part, "value": text}
+    try:
+        call = mapping_of(json.loads(text), f"{where}.value")
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, RowError):
+            raise
+        raise RowError(f"{where}.value: expected a call as JSON, found {value_excerpt(text)}") from None
+    return {"type": "tool_call", **call}
+
+
+LLAMAFACTORY_V1 = row_format(
+    "llamafactory_v1",
+    "LLaMA-Factory v1: pairs and SFT of content parts",
+    _is_v1,
+    _v1,
+    (),
+    verdicts=(),
 )

@@ -131,7 +131,7 @@ SHAPES = (
     ),
 )
 
-FORMAT = row_format(
+OPENAI = row_format(
     "openai",
     "OpenAI chat SFT and DPO",
     recognises,

@@ -10,116 +10,85 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
-from feedback.transfer.formats import (
-    alpacaeval,
-    arena,
-    argilla,
-    capybara,
-    deepeval,
-    feedback_collector,
-    flywheel,
-    helicone,
-    helpsteer,
-    hh,
-    label_studio,
-    langfuse,
-    langfuse_traces,
-    langsmith,
-    librechat,
-    litellm,
-    llamafactory,
-    llamafactory_v1,
-    mlflow,
-    mtbench,
-    nectar,
-    oasst,
-    open_webui,
-    open_webui_chats,
-    openai,
-    openai_evals,
-    openai_stored_completions,
-    opik,
-    otlp,
-    pandalm,
-    phoenix,
-    portkey,
-    promptfoo,
-    ratchet,
-    scored_pairs,
-    shp,
-    simulation,
-    table,
-    tensorzero,
-    trl,
-    ultrafeedback,
-    vw,
-    weave,
-)
+from feedback.transfer.formats.arenas import ARENA, MTBENCH
+from feedback.transfer.formats.argilla import ARGILLA
 from feedback.transfer.formats.base import Format
+from feedback.transfer.formats.chats import LIBRECHAT, OPEN_WEBUI, OPEN_WEBUI_CHATS
+from feedback.transfer.formats.data_sets import (
+    ALPACAEVAL,
+    CAPYBARA,
+    HELPSTEER,
+    NECTAR,
+    SCORED_PAIRS,
+    SHP,
+    ULTRAFEEDBACK,
+)
+from feedback.transfer.formats.evaluations import DEEPEVAL, OPENAI_EVALS, PROMPTFOO
+from feedback.transfer.formats.feedback_collector import FEEDBACK_COLLECTOR
+from feedback.transfer.formats.gateways import FLYWHEEL, HELICONE, LITELLM, OPENAI_STORED, PORTKEY
+from feedback.transfer.formats.label_studio import LABEL_STUDIO
+from feedback.transfer.formats.langfuse import LANGFUSE, LANGFUSE_TRACES
+from feedback.transfer.formats.llamafactory import LLAMAFACTORY, LLAMAFACTORY_V1
+from feedback.transfer.formats.openai import OPENAI
+from feedback.transfer.formats.pair_files import HH, OASST, PANDALM
+from feedback.transfer.formats.ratchet import RATCHET
+from feedback.transfer.formats.simulation import SIMULATION
+from feedback.transfer.formats.spans import OTLP, PHOENIX
+from feedback.transfer.formats.table import TABLE
+from feedback.transfer.formats.tensorzero import TENSORZERO
+from feedback.transfer.formats.traces import LANGSMITH, MLFLOW, OPIK, WEAVE
+from feedback.transfer.formats.trl import TRL
+from feedback.transfer.formats.vw import VW
 from feedback.transfer.formats.writers import RowShape, View
 
-OWN_FORMATS: tuple[ModuleType, ...] = (ratchet, feedback_collector)
+OWN_FORMATS = (RATCHET, FEEDBACK_COLLECTOR)
 """Formats that we and our collector write."""
 
-TELEMETRY: tuple[ModuleType, ...] = (
-    otlp,
-    mlflow,
-    opik,
-    promptfoo,
-    deepeval,
-    openai_evals,
-    openai_stored_completions,
-    weave,
-    langsmith,
-    phoenix,
-    langfuse_traces,
-    langfuse,
+TELEMETRY = (
+    OTLP,
+    MLFLOW,
+    OPIK,
+    PROMPTFOO,
+    DEEPEVAL,
+    OPENAI_EVALS,
+    OPENAI_STORED,
+    WEAVE,
+    LANGSMITH,
+    PHOENIX,
+    LANGFUSE_TRACES,
+    LANGFUSE,
 )
 """Traces, spans and evaluations of observability tools."""
 
-LOGS: tuple[ModuleType, ...] = (helicone, litellm, portkey, flywheel)
+LOGS = (HELICONE, LITELLM, PORTKEY, FLYWHEEL)
 """Requests and responses of gateways."""
 
-CHOICES: tuple[ModuleType, ...] = (vw,)
+CHOICES = (VW,)
 """Choices among listed actions."""
 
-APPLICATIONS: tuple[ModuleType, ...] = (
-    open_webui,
-    open_webui_chats,
-    librechat,
-    tensorzero,
-    oasst,
-    label_studio,
-    argilla,
-)
+APPLICATIONS = (OPEN_WEBUI, OPEN_WEBUI_CHATS, LIBRECHAT, TENSORZERO, OASST, LABEL_STUDIO, ARGILLA)
 """Exports of chat and labelling applications."""
 
-DATA_SETS: tuple[ModuleType, ...] = (
-    mtbench,
-    arena,
-    helpsteer,
-    capybara,
-    shp,
-    ultrafeedback,
-    nectar,
-    alpacaeval,
-    scored_pairs,
-)
+DATA_SETS = (MTBENCH, ARENA, HELPSTEER, CAPYBARA, SHP, ULTRAFEEDBACK, NECTAR, ALPACAEVAL, SCORED_PAIRS)
 """Published data sets with columns of their own."""
 
-TRAINING: tuple[ModuleType, ...] = (pandalm, hh, llamafactory_v1, openai, llamafactory, trl)
+TRAINING = (PANDALM, HH, LLAMAFACTORY_V1, OPENAI, LLAMAFACTORY, TRL)
 """Files that training programs read."""
 
-PLAIN: tuple[ModuleType, ...] = (simulation, table)
+PLAIN = (SIMULATION, TABLE)
 """Rows of a prompt, a response and what was said of it, whatever else they hold: last."""
 
 ORDER: list[Format] = [
-    module.FORMAT
-    for section in (OWN_FORMATS, TELEMETRY, LOGS, CHOICES, APPLICATIONS, DATA_SETS, TRAINING, PLAIN)
-    for module in section
+    *OWN_FORMATS,
+    *TELEMETRY,
+    *LOGS,
+    *CHOICES,
+    *APPLICATIONS,
+    *DATA_SETS,
+    *TRAINING,
+    *PLAIN,
 ]
 """Every format, in the order in which they are asked."""
 
@@ -155,7 +124,7 @@ def format_register(name: str, found: Any) -> None:
         if one in READ_AS or one == "auto":
             raise ValueError(f"the name {one!r} is taken by another format: choose another name")
     guarded = replace(found, recognises=_guard_recognises(found.name, found.recognises))
-    ORDER.insert(ORDER.index(TRAINING[0].FORMAT), guarded)
+    ORDER.insert(ORDER.index(TRAINING[0]), guarded)
     FORMATS[found.name] = guarded
     SHAPES.update({shape.name: shape for shape in found.shapes})
     READ_AS.update(dict.fromkeys((found.name, *(shape.name for shape in found.shapes)), guarded))

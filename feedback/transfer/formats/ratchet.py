@@ -284,7 +284,7 @@ def _stored_json(text: str | None) -> Any:
     return orjson.Fragment(text)
 
 
-FORMAT = row_format(
+RATCHET = row_format(
     "ratchet",
     "Ratchet's own: decisions with all that was said of them, traces, comparisons",
     recognises,

@@ -30,9 +30,9 @@ def format_of(path: Path, name: str = "", columns: ColumnMap | None = None) -> F
     """
     name = name or str(path)
     if columns:
-        return table.FORMAT
+        return table.TABLE
     if llamafactory.names_file(path):
-        return llamafactory.FORMAT
+        return llamafactory.LLAMAFACTORY
     votes: Counter[str] = Counter()
     first_keys: list[str] = []
     number = -1

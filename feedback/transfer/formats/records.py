@@ -20,7 +20,7 @@ from feedback.messages import (
 )
 from feedback.storage.facts import ComparisonFacts, DecisionFacts, OutcomeFacts, RatingFacts, TraceFacts
 from feedback.storage.responses import Completion, Message, value_excerpt
-from feedback.transfer.formats.cells import Cell, is_unread_chat, json_of, normal, number_in
+from feedback.transfer.formats.cells import Cell, is_unread_chat, json_of, listed, normal, number_in
 
 
 class FormatRefused(ValueError):
@@ -29,6 +29,10 @@ class FormatRefused(ValueError):
 
 class RowError(ValueError):
     """One row that cannot be read; the message says what was expected and what was found."""
+
+
+class RowLeftOut(ValueError):
+    """One row that can be read and says nothing we keep; the message is the reason of its RowSkipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +251,10 @@ def messages_of(value: Any, what: str) -> list[Message]:
     return messages
 
 
-SYSTEM_COLUMNS = (
-    "system", "system_prompt", "system_message", "system_instruction", "system_instructions", "system_text",
-    "systemprompt", "systemmessage", "systeminstruction",
-    "systemInstruction", "sys_prompt", "instructions",
-)  # fmt: skip
+SYSTEM_COLUMNS = listed(
+    """system system_prompt system_message system_instruction system_instructions system_text systemprompt
+    systemmessage systeminstruction systemInstruction sys_prompt instructions"""
+)
 """Names of a system prompt beside the messages, as `normal` writes them."""
 
 

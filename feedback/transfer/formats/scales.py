@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import THUMB_DOWN_WORDS, THUMB_UP_WORDS
-from feedback.transfer.formats.cells import number_in
+from feedback.transfer.formats.cells import listed, number_in
 from feedback.transfer.formats.columns import Scale, verdicts_in
 from feedback.transfer.formats.records import FormatRefused, RowError
 
@@ -20,15 +20,13 @@ MOST_VALUES = 200
 ODD_SHARE = 0.1
 """Values that are no verdict, for each that is one, up to which a column is one of verdicts with mistakes in it."""
 
-UP_WORDS = frozenset((
-    *THUMB_UP_WORDS, "yes", "true", "thumbsup", "helpful", "correct", "👍", "+1", "pass", "passed", "ok", "chosen",
-))  # fmt: skip
-DOWN_WORDS = frozenset((
-    *THUMB_DOWN_WORDS, "no", "false", "thumbsdown", "unhelpful", "incorrect", "wrong", "👎", "fail", "failed",
-))  # fmt: skip
-NEUTRAL_WORDS = frozenset(
-    {"neutral", "none", "null", "nan", "n/a", "na", "unrated", "skip", "mixed", "neither", "_"}
+UP_WORDS = frozenset(
+    (*THUMB_UP_WORDS, *listed("yes true thumbsup helpful correct 👍 +1 pass passed ok chosen"))
 )
+DOWN_WORDS = frozenset(
+    (*THUMB_DOWN_WORDS, *listed("no false thumbsdown unhelpful incorrect wrong 👎 fail failed"))
+)
+NEUTRAL_WORDS = frozenset(listed("_ mixed n/a na nan neither neutral none null skip unrated"))
 """Words of somebody who did not say good or bad, and what programs write into a cell for nothing."""
 
 FIRST, SECOND = ("a", "1", "left", "first", "one"), ("b", "2", "right", "second", "two")

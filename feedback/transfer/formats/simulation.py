@@ -201,13 +201,19 @@ def _rating_lines(record: ImportedDecision, left_out: Counter[str]) -> Iterator[
 
 SHAPES = (
     RowShape(
-        "simulation", "entries, and beside them their ratings", (View.DECISIONS,), writer_by_record(_entry), "array",
+        "simulation",
+        "entries, and beside them their ratings",
+        (View.DECISIONS,),
+        writer_by_record(_entry),
+        "array",
         beside=("simulation-ratings",),
     ),
-    RowShape("simulation-ratings", "ratings of entries", (View.RATED,), writer_by_record(_rating_lines), "array"),
-)  # fmt: skip
+    RowShape(
+        "simulation-ratings", "ratings of entries", (View.RATED,), writer_by_record(_rating_lines), "array"
+    ),
+)
 
-FORMAT = Format(
+SIMULATION = Format(
     "simulation",
     "simulation entries and ratings",
     recognises,

@@ -388,7 +388,7 @@ SEVERAL = ("responses", "answers", "outputs", "completions", "generations")
 """Last words of columns that hold several responses to one prompt."""
 
 
-FORMAT = Format(
+TABLE = Format(
     "table",
     "Plain rows and tables: prompt, response and what was said of it",
     recognises,

@@ -7,7 +7,6 @@ inferences it cannot be told which one is meant. Ids are UUIDv7 and carry their 
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.declared import slug
 from feedback.transfer.formats.disk_store import DiskMultimap
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.records import (
@@ -248,11 +248,6 @@ def _output(value: Any) -> Completion:
     return messages
 
 
-def slug(name: str) -> str:
-    """A function's name as an agent's slug."""
-    return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")[:64].strip("-_")
-
-
 def _time_in(own: uuid.UUID | None) -> datetime | None:
     """The time a UUIDv7 was made: its first 48 bits are milliseconds since 1970 (RFC 9562, 5.7)."""
     if own is None or own.version != 7:
@@ -310,9 +305,15 @@ def _blocks(message: Message) -> list[Line]:
             raise NotSaid("not_text") from None
         raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         blocks.append(
-            {"type": "tool_call", "id": name, "name": name, "raw_name": name, "arguments": _object(raw),
-             "raw_arguments": raw}
-        )  # fmt: skip
+            {
+                "type": "tool_call",
+                "id": name,
+                "name": name,
+                "raw_name": name,
+                "arguments": _object(raw),
+                "raw_arguments": raw,
+            }
+        )
     return blocks
 
 
@@ -369,13 +370,19 @@ TABLES = {
 }
 SHAPES = (
     RowShape(
-        "tensorzero", "ChatInference, and beside it the feedback tables", (View.DECISIONS,),
-        writer_by_record(_inference_row), beside=tuple(f"tensorzero-{kind}" for kind in TABLES),
+        "tensorzero",
+        "ChatInference, and beside it the feedback tables",
+        (View.DECISIONS,),
+        writer_by_record(_inference_row),
+        beside=tuple(f"tensorzero-{kind}" for kind in TABLES),
     ),
-    *(RowShape(f"tensorzero-{kind}", title, (View.RATED,), _feedback_rows(kind)) for kind, title in TABLES.items()),
-)  # fmt: skip
+    *(
+        RowShape(f"tensorzero-{kind}", title, (View.RATED,), _feedback_rows(kind))
+        for kind, title in TABLES.items()
+    ),
+)
 
-FORMAT = Format(
+TENSORZERO = Format(
     "tensorzero",
     "TensorZero inferences and feedback",
     recognises,

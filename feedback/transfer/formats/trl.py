@@ -289,6 +289,6 @@ SHAPES = (
     RowShape("trl-prompt-only", "prompts", (View.PROMPTS,), writer_by_record(_prompt)),
 )
 
-FORMAT = row_format(
+TRL = row_format(
     "trl", "TRL preference, unpaired, prompt-completion and prompt-only rows", recognises, records, SHAPES
 )

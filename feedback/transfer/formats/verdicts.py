@@ -17,6 +17,7 @@ from typing import Any
 
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import thumb_of
+from feedback.transfer.formats.cells import listed
 from feedback.transfer.formats.records import (
     ImportedOutcome,
     ImportedRating,
@@ -29,18 +30,7 @@ from feedback.transfer.formats.records import (
 )
 
 PASS_WORDS = ("yes", "true", "pass", "passed", "correct", "right", "satisfied", "helpful", "\U0001f44d", "+1")
-FAIL_WORDS = (
-    "no",
-    "false",
-    "fail",
-    "failed",
-    "incorrect",
-    "wrong",
-    "unsatisfied",
-    "unhelpful",
-    "\U0001f44e",
-    "-1",
-)
+FAIL_WORDS = listed("no false fail failed incorrect wrong unsatisfied unhelpful 👎 -1")
 
 LESS_IS_BETTER = re.compile(
     r"toxic|hallucinat|bias|harm|error|violat|jailbreak|latenc|duration|cost|perplex|distance|pii|risk|refus|leak",

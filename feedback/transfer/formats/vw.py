@@ -281,4 +281,4 @@ def _action(text: str) -> Any:
 
 SHAPES = (RowShape("vw", "choices among listed responses", (View.DECISIONS,), writer_by_record(_line)),)
 
-FORMAT = row_format("vw", "Vowpal Wabbit: cb and ccb, dsjson and json", recognises, records, SHAPES)
+VW = row_format("vw", "Vowpal Wabbit: cb and ccb, dsjson and json", recognises, records, SHAPES)

@@ -133,6 +133,11 @@ def sides(record: ImportedComparison) -> tuple[ImportedDecision, ImportedDecisio
     return record.left, record.right
 
 
+def pair_ids(record: ImportedComparison) -> tuple[Any, ...]:
+    """The ids of both sides: comparisons of one pair have the same."""
+    return tuple(side.id for side in sides(record))
+
+
 def better_worse(record: ImportedComparison) -> tuple[ImportedDecision, ImportedDecision]:
     """The preferred and the other response. Raises NotSaid for a tie and for two with the same words."""
     left, right = sides(record)
@@ -174,6 +179,14 @@ def question(messages: Sequence[Mapping[str, Any]]) -> str:
     if not turns[0][1].strip():
         raise NotSaid("empty")
     return turns[0][1]
+
+
+def prompt_fields(record: ImportedDecision) -> Line:
+    """The prompt as labelling tools show it: a question as `prompt`, several turns as `messages`. Raises NotSaid."""
+    try:
+        return {"prompt": question(record.messages)}
+    except NotSaid:
+        return {"messages": plain(record.messages)}
 
 
 def words(completion: Completion) -> str:
