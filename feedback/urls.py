@@ -8,7 +8,6 @@ from feedback.agents import views as agent_views
 from feedback.agreement import views as agreement_views
 from feedback.explorer import views as explorer_views
 from feedback.rating import pair_views, views
-from feedback.transfer import import_views
 from feedback.transfer import views as transfer_views
 
 urlpatterns = [
@@ -26,9 +25,9 @@ urlpatterns = [
     path("problems/", explorer_views.problem_rows, name="problems"),
     path("import/", transfer_views.imports, name="import"),
     path("import/do/", transfer_views.import_do, name="import-do"),
-    path("imports/", import_views.imports, name="imports"),
-    path("imports/<int:number>/", import_views.import_detail, name="import-one"),
-    path("imports/<int:number>/undo/", import_views.import_take_back, name="import-undo"),
+    path("imports/", transfer_views.import_list, name="imports"),
+    path("imports/<int:number>/", transfer_views.import_detail, name="import-one"),
+    path("imports/<int:number>/undo/", transfer_views.import_take_back, name="import-undo"),
     path("export/", transfer_views.exports, name="export"),
     path("export/file/", transfer_views.export_file, name="export-file"),
     path("agents/<str:slug>/change/", agent_views.agent_change, name="agent-change"),

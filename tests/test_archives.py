@@ -205,9 +205,8 @@ def test_links_encryption_doubles_and_crowds_are_refused(tmp_path: Path) -> None
 
 
 def test_a_zip_bomb_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from feedback.transfer.formats import archives
 
-    monkeypatch.setattr(archives, "FREE", 1 << 20)
+    monkeypatch.setattr(compression, "FREE", 1 << 20)
     path = zipped(tmp_path / "bomb.zip", {f"{n}.jsonl": b" " * (1 << 20) for n in range(4)})
     with pytest.raises(FormatRefused, match="unpacks to more than"):
         formats.detect(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedback.transfer.formats.disk_store import DiskMultimap, Tally
+from feedback.transfer.formats.files import DiskMultimap, Tally
 
 
 def test_values_under_one_key_come_back_in_the_order_they_came() -> None:

@@ -18,7 +18,7 @@ from backend import plugins
 from backend.operator_file import OperatorFileError, operator_settings
 from backend.plugins import KINDS, Plugin, object_at, plugins_check, plugins_load
 from feedback.transfer.formats.order import FORMATS, ORDER, READ_AS, SHAPES
-from feedback.transfer.formats.recognition import format_of_row
+from feedback.transfer.formats.readers import format_of_row
 from rl import doctor
 from rl.agents import AGENTS
 from rl.export.exporters import EXPORTERS, Exporter, exporters_of

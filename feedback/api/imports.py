@@ -29,9 +29,8 @@ from feedback.transfer import formats
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportOrder, ImportRefused, order_import
-from feedback.transfer.import_report import COUNTS, ROWS, next_steps
+from feedback.transfer.import_report import COUNTS, ROWS, batch_get, batches, import_summary, next_steps
 from feedback.transfer.import_undo import import_undo
-from feedback.transfer.imports import batch_get, batches, import_summary
 from feedback.transfer.uploads import upload_store, uploads_sweep
 
 MAX_CONTENT = 14_000_000

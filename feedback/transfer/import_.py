@@ -16,8 +16,7 @@ from feedback.models import ImportBatch, RaterKind
 from feedback.transfer import formats
 from feedback.transfer.formats.base import columns_watched
 from feedback.transfer.formats.columns import ColumnMap
-from feedback.transfer.formats.disk_store import Tally
-from feedback.transfer.formats.files import rows_bounded, too_many_rows
+from feedback.transfer.formats.files import Tally, rows_bounded, too_many_rows
 from feedback.transfer.formats.readers import Reading
 from feedback.transfer.formats.records import (
     FormatRefused,

@@ -16,6 +16,7 @@ from feedback import selectors
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read
 from feedback.transfer import formats
+from feedback.transfer.formats.own_tools import ENTRY
 from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedComparison,
@@ -27,7 +28,6 @@ from feedback.transfer.formats.records import (
     RowRefused,
     RowSkipped,
 )
-from feedback.transfer.formats.simulation import ENTRY
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
 from rl.datasets.evidence import SIMULATED_RATER, Prompt, Response, candidates_read, tools_of, with_reasoning

@@ -26,8 +26,14 @@ from feedback.rating.views import card_in_place
 from feedback.selectors import SLUG_PATTERN
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import DEFAULT_AGENT, ImportRefused, order_import
-from feedback.transfer.trial import too_large, upload_mapped, upload_try
-from feedback.transfer.uploads import Upload, upload_store, uploads_sweep
+from feedback.transfer.uploads import (
+    Upload,
+    too_large,
+    upload_mapped,
+    upload_store,
+    upload_try,
+    uploads_sweep,
+)
 from rl.base_models.service import addition_of, agent_base_model
 from rl.bundled_models import BUNDLED
 from rl.jobs.estimates import automatic_plan

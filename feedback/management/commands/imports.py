@@ -8,8 +8,7 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from feedback.transfer.import_report import count_text
-from feedback.transfer.imports import batches, import_summary
+from feedback.transfer.import_report import batches, count_text, import_summary
 
 COUNT_NAMES = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
 

@@ -16,7 +16,7 @@ from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, holds, key_of, objects_in, row_format
 from feedback.transfer.formats.calls import chat_of, json_value, text_or_empty
 from feedback.transfer.formats.declared import Sides, at, metadata_at, notes_of
-from feedback.transfer.formats.disk_store import DiskMultimap
+from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,

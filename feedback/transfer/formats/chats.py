@@ -24,7 +24,7 @@ from feedback.transfer.formats.base import (
 )
 from feedback.transfer.formats.cells import listed
 from feedback.transfer.formats.declared import at
-from feedback.transfer.formats.disk_store import DiskMultimap
+from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,

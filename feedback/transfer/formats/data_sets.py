@@ -38,7 +38,7 @@ from feedback.transfer.formats.records import (
     number_of,
     text_of,
 )
-from feedback.transfer.formats.trl import preference_parts
+from feedback.transfer.formats.training_files import preference_parts
 
 # --- Stanford Human Preferences: two comments on one post, of which one got more votes though it came later -------
 

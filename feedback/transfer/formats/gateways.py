@@ -17,7 +17,7 @@ from feedback.transfer.formats.base import (
 )
 from feedback.transfer.formats.calls import json_value, text_or_empty
 from feedback.transfer.formats.declared import Call
-from feedback.transfer.formats.disk_store import DiskMultimap
+from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import ImportedRating, Record, RowError, RowLeftOut, time_of
 
 THUMBS = {"true": "up", "false": "down"}

@@ -13,7 +13,7 @@ from feedback.transfer.formats.base import WatchedRow, key_of, row_format, thumb
 from feedback.transfer.formats.cells import Cell, json_of, listed
 from feedback.transfer.formats.columns import is_verdict
 from feedback.transfer.formats.declared import at
-from feedback.transfer.formats.fields import (
+from feedback.transfer.formats.labelling import (
     Answers,
     is_text_answer,
     one_answer,

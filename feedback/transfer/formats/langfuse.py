@@ -29,7 +29,7 @@ from feedback.transfer.formats.base import (
 from feedback.transfer.formats.calls import NO_RESPONSE, json_value, text_or_empty
 from feedback.transfer.formats.cells import listed
 from feedback.transfer.formats.declared import Call, Scores, at
-from feedback.transfer.formats.disk_store import DiskMultimap
+from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,

@@ -47,7 +47,7 @@ from feedback.transfer.formats.records import (
     text_of,
     with_system,
 )
-from feedback.transfer.formats.trl import preference_parts
+from feedback.transfer.formats.training_files import preference_parts
 from feedback.transfer.formats.writers import (
     Line,
     NotSaid,

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from feedback.transfer.formats.arenas import ARENA, MTBENCH
-from feedback.transfer.formats.argilla import ARGILLA
 from feedback.transfer.formats.base import Format
 from feedback.transfer.formats.chats import LIBRECHAT, OPEN_WEBUI, OPEN_WEBUI_CHATS
 from feedback.transfer.formats.data_sets import (
@@ -26,20 +25,19 @@ from feedback.transfer.formats.data_sets import (
     ULTRAFEEDBACK,
 )
 from feedback.transfer.formats.evaluations import DEEPEVAL, OPENAI_EVALS, PROMPTFOO
-from feedback.transfer.formats.feedback_collector import FEEDBACK_COLLECTOR
 from feedback.transfer.formats.gateways import FLYWHEEL, HELICONE, LITELLM, OPENAI_STORED, PORTKEY
 from feedback.transfer.formats.label_studio import LABEL_STUDIO
+from feedback.transfer.formats.labelling import ARGILLA
 from feedback.transfer.formats.langfuse import LANGFUSE, LANGFUSE_TRACES
 from feedback.transfer.formats.llamafactory import LLAMAFACTORY, LLAMAFACTORY_V1
-from feedback.transfer.formats.openai import OPENAI
+from feedback.transfer.formats.own_tools import FEEDBACK_COLLECTOR, SIMULATION
 from feedback.transfer.formats.pair_files import HH, OASST, PANDALM
 from feedback.transfer.formats.ratchet import RATCHET
-from feedback.transfer.formats.simulation import SIMULATION
 from feedback.transfer.formats.spans import OTLP, PHOENIX
 from feedback.transfer.formats.table import TABLE
 from feedback.transfer.formats.tensorzero import TENSORZERO
 from feedback.transfer.formats.traces import LANGSMITH, MLFLOW, OPIK, WEAVE
-from feedback.transfer.formats.trl import TRL
+from feedback.transfer.formats.training_files import OPENAI, TRL
 from feedback.transfer.formats.vw import VW
 from feedback.transfer.formats.writers import RowShape, View
 

@@ -22,16 +22,6 @@ from feedback.storage.bodies import Body, Field
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
-from feedback.transfer.formats.history import (
-    JSON_COLUMNS,
-    ComparisonRow,
-    DecisionExport,
-    DecisionRow,
-    DecisionText,
-    OutcomeRow,
-    RatingRow,
-    TraceRow,
-)
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -49,7 +39,20 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.writers import Line, LineWritten, RowShape, View
+from feedback.transfer.formats.writers import (
+    JSON_COLUMNS,
+    ComparisonRow,
+    DecisionExport,
+    DecisionRow,
+    DecisionText,
+    Line,
+    LineWritten,
+    OutcomeRow,
+    RatingRow,
+    RowShape,
+    TraceRow,
+    View,
+)
 
 TYPES = ("decision", "comparison", "trace")
 
@@ -233,7 +236,7 @@ def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
 
 
 def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
-    """The rows of feedback.transfer.export_views.history as lines of this format; nothing is ever left out."""
+    """The rows of feedback.transfer.export_views as lines of this format; nothing is ever left out."""
     for row in rows:
         line: Line
         if isinstance(row, DecisionText):

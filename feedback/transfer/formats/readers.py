@@ -1,19 +1,22 @@
-"""A file of any known format becomes records: recognised, unpacked where it is an archive, read row after row."""
+"""A file of any known format becomes records: recognised, unpacked where it is an archive, read, or shown in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from feedback.transfer.formats.archives import Member, archive_open
+from feedback.transfer.formats import llamafactory, table
 from feedback.transfer.formats.base import Format, OpenFile, refers
-from feedback.transfer.formats.columns import ColumnMap
+from feedback.transfer.formats.columns import ColumnMap, is_verdict, map_guessed
+from feedback.transfer.formats.compression import Member, archive_open
 from feedback.transfer.formats.files import MAX_REFUSED, columns_dropped, rows
 from feedback.transfer.formats.order import FORMATS, ORDER, READ_AS
-from feedback.transfer.formats.recognition import SAMPLE, format_of
 from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedComparison,
@@ -23,6 +26,8 @@ from feedback.transfer.formats.records import (
     RowSkipped,
     prompt_apart,
 )
+
+# --- Reading -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -242,3 +247,142 @@ def decisions_before_feedback(paths: Sequence[str | Path]) -> list[str | Path]:
             return False  # importing it says why
 
     return sorted(paths, key=refers_to_decisions) if len(paths) > 1 else list(paths)
+
+
+# --- Recognition: the sampled rows vote, asked for the most specific format first --------------------------
+
+SAMPLE = 1000
+"""Rows looked at to recognise a format."""
+
+
+def format_of_row(row: Mapping[str, object]) -> Format | None:
+    """The first format in ORDER that knows a row; None where none does."""
+    return next((format for format in ORDER if format.recognises(row)), None)
+
+
+def format_of(path: Path, name: str = "", columns: ColumnMap | None = None) -> Format:
+    """The format a file is of: the one that knows most of its rows, the more specific one of two that know as many.
+
+    columns: where any is mapped, the file is a table. Raises FormatRefused where it cannot be read or is
+    of no format.
+    """
+    name = name or str(path)
+    if columns:
+        return table.TABLE
+    if llamafactory.names_file(path):
+        return llamafactory.LLAMAFACTORY
+    votes: Counter[str] = Counter()
+    first_keys: list[str] = []
+    number = -1
+    for number, row in enumerate(rows(path, name)):
+        if number == SAMPLE:
+            break
+        if isinstance(row, RowRefused) or not isinstance(row.value, Mapping):
+            continue
+        if (known := format_of_row(row.value)) is not None:
+            votes[known.name] += 1
+        else:
+            first_keys = first_keys or [str(key)[:40] for key in list(row.value)[:12]]
+    if votes:
+        return max(ORDER, key=lambda format: votes[format.name])
+    if number < 0:
+        raise FormatRefused(f"{name}: expected rows below the header, or in the list, found none")
+    found = f"found rows with {', '.join(first_keys)}" if first_keys else "found no row that is an object"
+    raise FormatRefused(
+        f"{name}: of no known format: {found}. Say which column holds what, as in {map_guessed(first_keys)}, "
+        "or what wrote the file, with --format NAME; docs/formats.md shows the columns and the names of every format"
+    )
+
+
+# --- Previews ----------------------------------------------------------------------------------------------
+
+VALUE_LENGTH = 80
+"""Characters of a value shown."""
+
+
+@dataclass(frozen=True)
+class ColumnSeen:
+    """A column of a file: its first values, what it is taken for."""
+
+    name: str
+    samples: tuple[str, ...]
+    field: str | None = None
+    """The field it is read as, or the kind of verdict (thumb, stars, score); None where the format has names of its own
+    for its columns, or nothing is kept of it."""
+    ignored: bool = False
+    """True if nothing of it is kept."""
+    verdict: bool = False
+    """True if its name says that it holds a verdict."""
+
+
+@dataclass(frozen=True)
+class FilePreview:
+    """One file before it is imported."""
+
+    name: str
+    format: str
+    """Name of the format; empty where none knows it."""
+    title: str
+    columns: tuple[ColumnSeen, ...]
+    notes: tuple[str, ...] = ()
+    """Decisions about the file as a whole, such as the scale of its ratings."""
+    problem: str = ""
+    """Reason why it cannot be read as it is, and the column map that would cure it."""
+
+
+def preview(
+    path: str | Path, columns: ColumnMap | None = None, demonstration_rows: int = 5
+) -> tuple[FilePreview, ...]:
+    """Preview of the files at a path; nothing is stored.
+
+    What only a map of columns can cure is a `problem` beside the columns there are. Raises FormatRefused for a
+    file whose rows cannot be read.
+    """
+    try:
+        with readings(path, columns=columns) as files:
+            left_out = columns.ignored_columns if columns else ()
+            return tuple(_preview(file, demonstration_rows, left_out) for file in files)
+    except FormatRefused as error:
+        with archive_open(Path(path)) as archive:
+            return tuple(_unread(member, str(error), demonstration_rows) for member in archive.members)
+
+
+def _preview(file: Reading, count: int, left_out: Collection[str] = ()) -> FilePreview:
+    field_of = file.open_file.field_lookup if file.open_file else None
+    seen = tuple(
+        ColumnSeen(
+            name,
+            samples,
+            field_of(name) if field_of else None,
+            name in left_out or (field_of is not None and field_of(name) is None),
+            is_verdict(name),
+        )
+        for name, samples in _samples(file.path, file.name, count).items()
+    )
+    return FilePreview(file.name, file.format.name, file.format.title, seen, file.notes)
+
+
+def _unread(member: Member, problem: str, count: int) -> FilePreview:
+    samples = _samples(member.path, member.name, count)
+    seen = tuple(ColumnSeen(name, texts, verdict=is_verdict(name)) for name, texts in samples.items())
+    return FilePreview(member.name, "", "", seen, problem=problem)
+
+
+def _samples(path: Path, name: str, count: int) -> dict[str, tuple[str, ...]]:
+    """Column -> its values in the first rows, one for each row: empty where a row has none."""
+    found: list[dict[str, str]] = []
+    with columns_dropped(()):  # what is left out is shown as such
+        for row in islice(rows(path, name), count):
+            if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
+                found.append({str(column): _text(value) for column, value in row.value.items()})
+    columns = dict.fromkeys(column for row in found for column in row)
+    return {column: tuple(row.get(column, "") for row in found) for column in columns}
+
+
+def _text(value: Any) -> str:
+    """A value in a line; of a conversation its last turn, which tells one row from the next."""
+    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        turn = value[-1].get("content")
+        value = turn if isinstance(turn, str) else value
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= VALUE_LENGTH else text[: VALUE_LENGTH - 3] + "..."

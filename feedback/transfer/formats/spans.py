@@ -25,7 +25,7 @@ from feedback.transfer.formats.base import (
 from feedback.transfer.formats.calls import json_value, object_or_empty, text_or_empty
 from feedback.transfer.formats.cells import listed
 from feedback.transfer.formats.declared import Call, Scores, at, slug
-from feedback.transfer.formats.disk_store import DiskMultimap
+from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     Record,
     RowError,

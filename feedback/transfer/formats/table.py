@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from feedback.storage.responses import Completion, Message, value_excerpt
-from feedback.transfer.formats import trl
 from feedback.transfer.formats.base import (
     PROMPT_ALONE,
     Format,
@@ -49,6 +48,7 @@ from feedback.transfer.formats.records import (
     with_reasoning,
     with_system,
 )
+from feedback.transfer.formats.training_files import preference_parts
 
 EMPTY_CELLS = ("", "nan", "none", "null", "n/a")
 """Texts that programs write into an empty cell."""
@@ -367,7 +367,7 @@ def _choice_records(cells: _Cells, line: int, key: str) -> Iterator[Record]:
     models = {"left": cells.text("model_a"), "right": cells.text("model_b")}
     sides = (_answers(row[name], cells.name(name)) for name in ("chosen", "rejected"))
     for chosen, rejected in product(*sides):
-        messages, better, worse = trl.preference_parts({**row, "chosen": chosen, "rejected": rejected})
+        messages, better, worse = preference_parts({**row, "chosen": chosen, "rejected": rejected})
         if not stated:
             messages = with_system(cells.get("system"), messages, cells.name("system"))
         yield _comparison(cells, line, key, messages, [better, worse], models, "left", ordered=False)

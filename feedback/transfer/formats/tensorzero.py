@@ -18,8 +18,7 @@ from typing import Any
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, has, key_of
 from feedback.transfer.formats.declared import slug
-from feedback.transfer.formats.disk_store import DiskMultimap
-from feedback.transfer.formats.files import rows
+from feedback.transfer.formats.files import DiskMultimap, rows
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,

@@ -26,7 +26,7 @@ from feedback.transfer.formats.base import (
 )
 from feedback.transfer.formats.calls import answer_of, json_value, object_or_empty, plain_text, text_or_empty
 from feedback.transfer.formats.declared import Call, Scores, at, notes_of
-from feedback.transfer.formats.disk_store import DiskMultimap
+from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,

@@ -1,4 +1,4 @@
-"""Hugging Face TRL: preference (explicit and implicit prompt), unpaired, prompt-completion and prompt-only rows."""
+"""Files that TRL and OpenAI fine-tune on: preferences, labels, demonstrations, prompts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from feedback.storage.responses import Completion, Message
 from feedback.transfer.formats.base import (
     FACTS,
     PROMPT_ALONE,
+    UNLEARNT,
     demonstration,
     has,
     judgement,
     key_of,
+    learnt_taken,
+    part_of,
     preference,
     reasoning_in,
+    request_options,
     row_format,
     text_only,
     tools_of,
@@ -53,6 +57,8 @@ from feedback.transfer.formats.writers import (
     words,
     writer_by_record,
 )
+
+# --- TRL: preference, unpaired, prompt-completion and prompt-only rows -------------------------------------
 
 
 def recognises(row: Mapping[str, Any]) -> bool:
@@ -291,4 +297,106 @@ SHAPES = (
 
 TRL = row_format(
     "trl", "TRL preference, unpaired, prompt-completion and prompt-only rows", recognises, records, SHAPES
+)
+
+
+# --- OpenAI: chat SFT (`messages`) and DPO (`input`, `preferred_output`) -----------------------------------
+
+OPENAI_ANSWERS = {"response", "completion", "answer", "output", "chosen", "rejected"}
+
+
+def _is_openai(row: Mapping[str, Any]) -> bool:
+    if has(row, "input", "preferred_output", "non_preferred_output"):
+        return True
+    # an answer beside the messages makes them its prompt, and what looks like a verdict must not be passed over
+    return isinstance(row.get("messages") or row.get("contents"), list) and not (
+        OPENAI_ANSWERS & set(row)
+        or REJECTED & {normal(str(name)) for name in row}
+        or verdicts_in(row, used=("messages", "contents"))
+    )
+
+
+def _openai(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    key = key_of(row)
+    if "preferred_output" in row:
+        request_body = part_of(row, "input")
+        yield from preference(
+            line,
+            key,
+            with_system(system_in(row), messages_of(request_body, "input"), "input"),
+            completion_of(row["preferred_output"], "preferred_output", required=True),
+            completion_of(row.get("non_preferred_output"), "non_preferred_output"),
+            metadata={**tools_of(request_body, "input.tools"), **request_options(request_body)},
+        )
+        return
+    text_only(row)
+    verdicts_read(row)
+    name = "messages" if "messages" in row else "contents"
+    messages = with_system(system_in(row), messages_of(row.get(name), name), name)
+    metadata = {**tools_of(row), **request_options(row)}
+    learnt = [learnt_taken(message) for message in messages]
+    found = False
+    for index, message in enumerate(messages):
+        # every assistant turn that counts is a response of its own to what stands before it; a weight of 0 means
+        # that it is only there to be read
+        if message["role"] == "assistant" and learnt[index] and index and _says(message):
+            found = True
+            response = completion_of([message], f"{name}[{index}]", required=True)
+            yield demonstration(line, key, messages[:index], response, metadata=metadata)
+    if not found:
+        yield RowSkipped(line, key, UNLEARNT)
+
+
+def _says(message: Message) -> bool:
+    return bool(message["content"].strip() or message.get("tool_calls") or message.get("refusal"))
+
+
+# --- Writing -----------------------------------------------------------------------------------------------
+
+
+def _openai_pair(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
+    better, worse = better_worse(record)
+    input_line: Line = {"messages": plain(better.messages), "tools": better.metadata.get("tools") or []}
+    yield {
+        "input": input_line | {"parallel_tool_calls": True},
+        "preferred_output": some_turns(better.response),
+        "non_preferred_output": turns_of(worse.response),
+    }
+
+
+def _chat(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
+    """The whole conversation, of which the response alone is to be learnt."""
+    response = some_turns(record.response)
+    if len(response) > 1:
+        raise NotSaid("not_text")  # read again, several turns would be as many responses
+    before = [{**m, "weight": 0} if m["role"] == "assistant" else m for m in plain(record.messages)]
+    tools = record.metadata.get("tools")
+    yield {
+        "messages": [*before, {**response[0], "weight": 1}],
+        **({"tools": tools} if tools else {}),
+    }
+
+
+OPENAI_SHAPES = (
+    RowShape(
+        "openai",
+        "DPO: preferred and non-preferred output",
+        (View.PREFERENCES,),
+        writer_by_record(_openai_pair),
+    ),
+    RowShape(
+        "openai-sft",
+        "SFT: chats whose last answer is learnt",
+        (View.DEMONSTRATIONS,),
+        writer_by_record(_chat),
+    ),
+)
+
+OPENAI = row_format(
+    "openai",
+    "OpenAI chat SFT and DPO",
+    _is_openai,
+    _openai,
+    OPENAI_SHAPES,
+    verdicts=("preferred_output", "non_preferred_output"),
 )

@@ -1,40 +1,234 @@
-"""Views of what was said, as the formats ask for it: decisions, comparisons, preferences, demonstrations, prompts."""
+"""Views of what was said, as the formats ask for it, over a selection of decisions; read piece by piece."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, islice
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from feedback.models import Decision
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import Q
+from django.utils.module_loading import import_string
+
+from feedback.models import Comparison, Decision, Trace
 from feedback.selectors import comparisons_standing, ratings_standing
 from feedback.storage.annotation_priority import rating_share
 from feedback.storage.bodies import Body
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING
 from feedback.storage.field_types import Tags, Time
+from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read
-from feedback.transfer.export_views.history import history
-from feedback.transfer.export_views.rows import FETCH, decision_exports, only_standing, pieces, rows_of
-from feedback.transfer.export_views.selection import RAW_LOW, Selection, raw_rewards, selected_exports
-from feedback.transfer.formats.base import DEMONSTRATION
-from feedback.transfer.formats.history import (
-    ComparisonRow,
-    DecisionExport,
-    RatingRow,
+from feedback.storage.sql import rows_in
+from feedback.transfer.export_rows import (
+    FETCH,
+    decision_exports,
+    decision_texts,
+    in_chains,
+    only_standing,
+    pieces,
+    rows_of,
+    with_feedback,
 )
+from feedback.transfer.formats.base import DEMONSTRATION
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
     ImportedOutcome,
     ImportedRating,
 )
-from feedback.transfer.formats.writers import View
+from feedback.transfer.formats.writers import (
+    ComparisonRow,
+    DecisionExport,
+    DecisionRow,
+    RatingRow,
+    TraceRow,
+    View,
+)
+
+# --- Selection ---------------------------------------------------------------------------------------------
+
+RAW_LOW, RAW_HIGH = -2.0, 2.0
+"""Range of a raw reward."""
+
+
+BEYOND_LIMIT = "more"
+"""Key of `left_out` for decisions beyond the limit."""
+
+
+RewardsOf = Callable[[Sequence[uuid.UUID]], Mapping[uuid.UUID, float]]
+"""Decisions -> their raw rewards in [-2, 2]; one that has none is not in it."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Selection of the decisions to export."""
+
+    agent: str | None = None
+    """None: every agent's."""
+    min_reward: float = RAW_LOW
+    """Least raw reward; at its lowest, decisions without a reward are there too."""
+    require_feedback: bool = False
+    newest_first: bool = False
+    decisions: int | None = None
+    """Of views of decisions at most so many."""
+    reader: RowReader = field(default_factory=lambda: RowReader("", "export"), compare=False, repr=False)
+    """Reader that counts rows which could not be read."""
+
+    @property
+    def narrows(self) -> bool:
+        return self.require_feedback or self.min_reward > RAW_LOW
+
+
+@contextmanager
+def one_moment() -> Iterator[None]:
+    """Everything read inside is of one moment, whatever is written meanwhile, and nobody is kept waiting."""
+    if connection.in_atomic_block:
+        yield
+    elif connection.vendor == "postgresql":
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            yield
+    else:
+        # a transaction of Django's takes SQLite's one write lock at once; this one only reads
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN DEFERRED")
+        try:
+            yield
+        finally:
+            # SQLite ends it by itself where the disk fails
+            if connection.connection is not None and connection.connection.in_transaction:
+                with connection.cursor() as cursor:
+                    cursor.execute("ROLLBACK")
+
+
+def _decision_rows(selection: Selection) -> Iterator[DecisionRow]:
+    rows = Decision.objects.filter(withdrawal=None)
+    if selection.agent is not None:
+        rows = rows.filter(agent=selection.agent)
+    order = ("-created_at", "-id") if selection.newest_first else ("created_at", "id")
+    return rows_of(rows.order_by(*order), DecisionRow._make, DecisionRow._fields)
+
+
+def selected_exports(selection: Selection, left_out: Counter[str]) -> Iterator[DecisionExport]:
+    exports = (
+        one
+        for rows in pieces(_decision_rows(selection))
+        for one in _narrow(with_feedback(rows), selection, left_out)
+    )
+    yield from islice(exports, selection.decisions)
+    if selection.decisions is not None and next(exports, None) is not None:
+        left_out[BEYOND_LIMIT] = 1
+
+
+def _narrow(
+    told: list[DecisionExport], selection: Selection, left_out: Counter[str]
+) -> Sequence[DecisionExport]:
+    if not selection.narrows:
+        return told
+    rows = told
+    if selection.require_feedback:
+        ids = [one.decision.id for one in told]
+        compared: set[str] = set()
+        for side in ("left_id", "right_id"):
+            standing = rows_in(comparisons_standing().order_by(), side, ids)
+            compared.update(str(pk) for pk in standing.values_list(side, flat=True))
+        rows = [
+            one for one in told if only_standing(one.ratings) or one.outcomes or one.decision.id in compared
+        ]
+        left_out["no_feedback"] += len(told) - len(rows)
+    if selection.min_reward > RAW_LOW:
+        rewards = raw_rewards(rows)
+        enough = [one for one in rows if rewards.get(one.decision.id, RAW_LOW - 1) >= selection.min_reward]
+        left_out["below_min_reward"] += len(rows) - len(enough)
+        rows = enough
+    return rows
+
+
+def raw_rewards(told: Sequence[DecisionExport]) -> Mapping[str, float]:
+    """Raw rewards: as they were calculated, else the mean of what raters say (good 2, bad -2)."""
+    found: dict[str, float] = {}
+    for one in told:
+        shares = [rating_share(r.thumb, r.stars, r.score) for r in only_standing(one.ratings)]
+        if known := [share for share in shares if share is not None]:
+            found[one.decision.id] = RAW_LOW + (RAW_HIGH - RAW_LOW) * fmean(known)
+    if settings.FEEDBACK_REWARDS:
+        calculated: RewardsOf = import_string(settings.FEEDBACK_REWARDS)
+        rewards = calculated([uuid.UUID(one.decision.id) for one in told])
+        found |= {str(pk): raw for pk, raw in rewards.items()}
+    return found
+
+
+# --- Everything, in an order in which it can be read back --------------------------------------------------
+
+
+def history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
+    """Traces, decisions, comparisons; of a narrowed selection the traces and comparisons of its decisions alone."""
+    if selection.narrows or selection.decisions is not None:
+        yield from _history_of(selected_exports(selection, left_out), selection.agent)
+        return
+    yield from _trace_rows(selection.agent)
+    if connection.vendor == "postgresql":
+        yield from decision_texts(selection.agent)
+    else:
+        yield from selected_exports(selection, left_out)
+    yield from _comparison_rows(selection.agent)
+
+
+def _history_of(told: Iterable[DecisionExport], agent: str | None) -> Iterator[Any]:
+    decision_ids: set[str] = set()
+    trace_ids: set[str] = set()
+    for piece in pieces(told):
+        named = {one.decision.trace_id for one in piece if one.decision.trace_id} - trace_ids
+        rows = rows_of(
+            rows_in(Trace.objects.all(), "id", named), TraceRow._make, TraceRow._fields, stream=False
+        )
+        traces = {row.id: row for row in rows}
+        for one in piece:
+            trace = one.decision.trace_id
+            decision_ids.add(one.decision.id)
+            if trace and trace not in trace_ids:
+                trace_ids.add(trace)
+                yield traces[trace]
+            yield one
+    for comparison in _comparison_rows(agent):
+        if comparison.left_id in decision_ids and comparison.right_id in decision_ids:
+            yield comparison
+
+
+def _trace_rows(agent: str | None) -> Iterator[TraceRow]:
+    # a decision may have been taken in another agent's trace: what it names must be there
+    traces = Trace.objects.all()
+    if agent is not None:
+        traces = traces.filter(
+            Q(agent=agent) | Q(pk__in=Decision.objects.filter(agent=agent).values("trace"))
+        )
+    return rows_of(traces.order_by("created_at", "id"), TraceRow._make, TraceRow._fields)
+
+
+def _comparison_rows(agent: str | None) -> Iterator[ComparisonRow]:
+    """Each after the one it supersedes."""
+    comparisons = Comparison.objects.filter(left__withdrawal=None, right__withdrawal=None)
+    if agent is not None:
+        comparisons = comparisons.filter(left__agent=agent)
+    rows = comparisons.order_by("created_at", "id")
+    yield from rows_of(rows.filter(supersedes__isnull=True), ComparisonRow._make, ComparisonRow._fields)
+    # few people change their mind: these fit into memory
+    later = rows.filter(supersedes__isnull=False)
+    changed = list(rows_of(later, ComparisonRow._make, ComparisonRow._fields))
+    own = {row.id for row in changed}
+    yield from in_chains(changed, lambda row: row.supersedes_id not in own)
+
+
+# --- Views of decisions and comparisons --------------------------------------------------------------------
 
 
 def records(view: View, selection: Selection, left_out: Counter[str]) -> Generator[Any]:
@@ -85,11 +279,11 @@ def _record(told: DecisionExport) -> ImportedDecision:
 def facts_of(row: Any, body: Body) -> dict[str, Any]:
     """The declared fields of a row, its JSON and times no longer as texts."""
     facts = body.read(row)
-    for field in body.encoded:
-        if (text := facts[field.name]) is not None:
-            facts[field.name] = _time(text) if isinstance(field.type, Time) else json.loads(text)
-        if isinstance(field.type, Tags):
-            facts[field.name] = tuple(facts[field.name])
+    for one in body.encoded:
+        if (text := facts[one.name]) is not None:
+            facts[one.name] = _time(text) if isinstance(one.type, Time) else json.loads(text)
+        if isinstance(one.type, Tags):
+            facts[one.name] = tuple(facts[one.name])
     return facts
 
 
