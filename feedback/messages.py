@@ -408,7 +408,10 @@ class _Parts:
             self.refusals.append(str(part.get("refusal", "")))
         elif kind in ("tool_use", "toolUse", "tool_call", "functionCall", "function_call"):
             inner = part.get(kind)
-            self.calls.append(inner if isinstance(inner, Mapping) else part)
+            if isinstance(part.get("value"), str):  # LLaMA-Factory puts the JSON of a call there
+                self.calls += _json_calls(part["value"], where)
+            else:
+                self.calls.append(inner if isinstance(inner, Mapping) else part)
         elif kind in ("tool_result", "toolResult", "tool_call_response", "functionResponse"):
             inner = part.get(kind)
             self.results.append(_result(inner if isinstance(inner, Mapping) else part, where))

@@ -36,12 +36,14 @@ from feedback.transfer.formats.records import (
     ImportedDecision,
     Record,
     RowError,
+    RowLeftOut,
     RowSkipped,
     check_json,
     completion_of,
     list_of,
     mapping_of,
     message_of,
+    messages_of,
     number_of,
     system_in,
     text_of,
@@ -412,69 +414,27 @@ def _v1(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if (info := row.get("extra_info")) not in (None, ""):
         metadata["extra_info"] = check_json(info, "extra_info")
     if "chosen_messages" in row:
-        sides = {
-            side: _v1_messages(row.get(f"{side}_messages"), f"{side}_messages")[0]
-            for side in ("chosen", "rejected")
-        }
+        sides = {side: _v1_messages(row, f"{side}_messages") for side in ("chosen", "rejected")}
         messages, chosen, rejected = preference_parts(sides)
         yield from preference(line, key, messages, chosen, rejected, metadata=metadata)
         return
-    messages, weights = _v1_messages(row.get("messages"), "messages")
+    messages = _v1_messages(row, "messages")
+    weights = [number_of(message.pop("loss_weight", 1.0), "loss_weight") for message in messages]
     learnt = [
         index
         for index, (message, weight) in enumerate(zip(messages, weights, strict=True))
         if index and weight > 0 and message["role"] == "assistant"
     ]
     if not learnt:
-        yield RowSkipped(line, key, "no assistant turn of a loss weight above 0 after a prompt")
-        return
+        raise RowLeftOut("no assistant turn of a loss weight above 0 after a prompt")
     last = learnt[-1]
-    for message in messages:
-        message.pop("loss_weight", None)
-    response = messages[last]
-    completion = completion_of([response], f"messages[{last}]", required=True)
+    completion = completion_of([messages[last]], f"messages[{last}]", required=True)
     yield demonstration(line, key, messages[:last], completion, metadata=metadata)
 
 
-def _v1_messages(value: Any, what: str) -> tuple[list[Message], list[float]]:
-    """Chat messages and their loss weights (1 where none is given). Raises RowError."""
-    messages: list[Message] = []
-    weights: list[float] = []
-    for index, item in enumerate(list_of(value, what)):
-        where = f"{what}[{index}]"
-        message = mapping_of(item, where)
-        messages.append(_v1_message(message, where))
-        weight = message.get("loss_weight")
-        weights.append(1.0 if weight is None else number_of(weight, f"{where}.loss_weight"))
-    if not messages:
-        raise RowError(f"{what}: expected at least one message, found none")
-    return messages, weights
-
-
-def _v1_message(message: Mapping[str, Any], where: str) -> Message:
-    """A message whose parts have their words, or the JSON of a call, under `value`."""
-    content = message.get("content")
-    parts = content if isinstance(content, str) else list_of(content, f"{where}.content")
-    read = (
-        parts
-        if isinstance(parts, str)
-        else [_v1_part(part, f"{where}.content[{n}]") for n, part in enumerate(parts)]
-    )
-    return message_of({**message, "content": read}, where)
-
-
-def _v1_part(value: Any, where: str) -> dict[str, Any]:
-    part = mapping_of(value, where)
-    text = text_of(part.get("value"), f"{where}.value")
-    if part.get("type") != "tool_call":
-        return {**part, "value": text}
-    try:
-        call = mapping_of(json.loads(text), f"{where}.value")
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, RowError):
-            raise
-        raise RowError(f"{where}.value: expected a call as JSON, found {value_excerpt(text)}") from None
-    return {"type": "tool_call", **call}
+def _v1_messages(row: Mapping[str, Any], name: str) -> list[Message]:
+    """Chat messages whose parts have their words, or the JSON of a call, under `value`. Raises RowError."""
+    return messages_of(list_of(row.get(name), name), name)
 
 
 LLAMAFACTORY_V1 = row_format(

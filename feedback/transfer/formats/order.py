@@ -24,7 +24,7 @@ from feedback.transfer.formats.data_sets import (
     SHP,
     ULTRAFEEDBACK,
 )
-from feedback.transfer.formats.evaluations import DEEPEVAL, OPENAI_EVALS, PROMPTFOO
+from feedback.transfer.formats.evaluations import DEEPEVAL, MLFLOW, OPENAI_EVALS, PROMPTFOO
 from feedback.transfer.formats.gateways import FLYWHEEL, HELICONE, LITELLM, OPENAI_STORED, PORTKEY
 from feedback.transfer.formats.label_studio import LABEL_STUDIO
 from feedback.transfer.formats.labelling import ARGILLA
@@ -36,7 +36,7 @@ from feedback.transfer.formats.ratchet import RATCHET
 from feedback.transfer.formats.spans import OTLP, PHOENIX
 from feedback.transfer.formats.table import TABLE
 from feedback.transfer.formats.tensorzero import TENSORZERO
-from feedback.transfer.formats.traces import LANGSMITH, MLFLOW, OPIK, WEAVE
+from feedback.transfer.formats.traces import LANGSMITH, OPIK, WEAVE
 from feedback.transfer.formats.training_files import OPENAI, TRL
 from feedback.transfer.formats.vw import VW
 from feedback.transfer.formats.writers import RowShape, View

@@ -1,4 +1,4 @@
-"""Traces of LangSmith, Weave, Opik and MLflow with what was said of them.
+"""Traces of LangSmith, Weave and Opik with what was said of them.
 
 Of a trace the model's calls are decisions, or its root where none of them answered. What is said of the root is then
 said of the last decision of the trace.
@@ -24,12 +24,11 @@ from feedback.transfer.formats.base import (
     objects_in,
     row_format,
 )
-from feedback.transfer.formats.calls import answer_of, json_value, object_or_empty, plain_text, text_or_empty
-from feedback.transfer.formats.declared import Call, Scores, at, notes_of
+from feedback.transfer.formats.calls import answer_of, object_or_empty, plain_text, text_or_empty
+from feedback.transfer.formats.declared import Call, Scores, at
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedComparison,
-    ImportedDecision,
     Record,
     RowError,
     RowLeftOut,
@@ -41,7 +40,7 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.verdicts import NamedScore, ratings_and_outcomes, word_thumb
+from feedback.transfer.formats.verdicts import NamedScore, word_thumb
 
 # --- LangSmith: runs, feedback on them, pairwise feedback ------------------------------------------------------
 
@@ -63,14 +62,12 @@ _run = Call(
 _LANGSMITH_SOURCE = "feedback_source.type == 'model' || feedback_source.type == 'auto_eval'"
 _langsmith_score = Scores(
     name="key",
-    # beside a category's name its number says nothing: the scale stands in a configuration that is not exported
-    value="type(value) == 'string' && value || not_null(score, value)",
     author="feedback_source.user_name || feedback_source.user_id || feedback_source.type || 'api'",
     notes="comment",
     scored_at="created_at",
     simulated=_LANGSMITH_SOURCE,
 )
-_langsmith_group_score = replace(_langsmith_score, name="key || 'preference'", value="")
+_langsmith_group_score = replace(_langsmith_score, name="key || 'preference'")
 GROUP_KEYS = ("id", "run_id", "score")
 """Of feedback in a group: what must be remembered until the rest of the group is read."""
 
@@ -125,9 +122,12 @@ def _langsmith_run(row: Mapping[str, Any], line: int, answered: DiskMultimap) ->
 def _langsmith_feedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     if row.get("run_id") is None:
         raise RowLeftOut("feedback on a project, not on a run")
-    score, correction = _langsmith_score.one(row), row.get("correction")
-    if isinstance(score.value, Mapping):
-        score = replace(score, value=plain_text(answer_of(score.value, "value")))
+    number, value, correction = row.get("score"), row.get("value"), row.get("correction")
+    # beside a category's name its number says nothing: the scale stands in a configuration that is not exported
+    verdict = number if number is not None and not isinstance(value, str) else value
+    if isinstance(verdict, Mapping):
+        verdict = plain_text(answer_of(verdict, "value"))
+    score = replace(_langsmith_score.one(row), value=verdict)
     if correction:
         score = replace(score, correction=plain_text(answer_of(correction, "correction")))
     target = text_of(row["run_id"], "run_id")
@@ -415,111 +415,3 @@ OPIK = row_format(
     verdicts=("feedback_scores", "span_feedback_scores", "comments"),
     untested_parts="keys from the program's own types; no file that Opik wrote was seen",
 )
-
-# --- MLflow 3 traces with their assessments, and leniently those of MLflow 2 ------------------------------------
-
-_mlflow_call = Call(
-    request="request",
-    answer="response",
-    own="info.trace_id || info.request_id",
-    fields={
-        "policy": "json(request).model",
-        "latency_ms": "not_null(info.execution_duration_ms, info.execution_duration)",
-        "created_at": "not_null(info.request_time, info.timestamp_ms)",
-    },
-    left_out={"!response": "no response"},
-)
-_assessment = Scores(
-    name="not_null(assessment_name, name)",
-    author="source.source_id",
-    notes="rationale",
-    scored_at="create_time",
-    simulated="source.source_type != 'HUMAN'",
-    binary=False,
-)
-CORRECTIONS = ("expected_response", "expected_output", "expected_answer")
-"""Expectations of a person that are a better response; others are kept as metadata."""
-
-
-def _is_mlflow(row: Mapping[str, Any]) -> bool:
-    info = row.get("info")
-    if isinstance(info, Mapping) and ("data" in row or "assessments" in info):
-        return "trace_id" in info or "request_id" in info
-    return (
-        "trace_id" in row and "assessments" in row and ("trace" in row or {"request", "response"} <= set(row))
-    )
-
-
-def _mlflow(row: Mapping[str, Any], line: int) -> Iterator[Record]:
-    whole = json_value(row.get("trace"))
-    trace = whole if isinstance(whole, Mapping) and "info" in whole else row
-    info, data = (json_value(trace.get(name)) for name in ("info", "data"))
-    info = mapping_of(row if info is None else info, "info")
-    data = mapping_of(row if data is None else data, "data")
-    request, response = _mlflow_exchange(info, data)
-    scores, expectations, left_out = _assessments(info.get("assessments") or row.get("assessments"))
-    ratings, outcomes = ratings_and_outcomes(scores)
-    seen = {"info": info, "request": request, "response": response}
-    for record in _mlflow_call(seen, line, ratings=ratings, outcomes=outcomes):
-        if isinstance(record, ImportedDecision):
-            about = {"trace_id": record.run_id, **({"expectations": expectations} if expectations else {})}
-            yield replace(record, metadata={**about, **record.metadata})
-            yield from (RowSkipped(line, record.key, reason) for reason in left_out)
-        else:
-            yield record
-
-
-def _mlflow_exchange(info: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Prompt and response: of the chat model's last span, else the root's, else of the whole trace."""
-    chosen: Mapping[str, Any] | None = None
-    root: Mapping[str, Any] | None = None
-    spans = json_value(data.get("spans"))
-    for item in spans if isinstance(spans, list) else []:
-        attributes = at(item, "attributes")
-        if not isinstance(attributes, Mapping) or "mlflow.spanOutputs" not in attributes:
-            continue
-        if json_value(attributes.get("mlflow.spanType")) in ("CHAT_MODEL", "LLM"):
-            chosen = attributes
-        elif not at(item, "parent_span_id || parent_id"):
-            root = root or attributes
-    if attributes := chosen or root:
-        return attributes.get("mlflow.spanInputs"), attributes.get("mlflow.spanOutputs")
-    if data.get("request") is not None:
-        return data.get("request"), data.get("response")
-    about = object_or_empty(info.get("trace_metadata", info.get("request_metadata")))
-    return (
-        about.get("mlflow.traceInputs") or info.get("request_preview"),
-        about.get("mlflow.traceOutputs") or info.get("response_preview"),
-    )
-
-
-def _assessments(value: Any) -> tuple[list[NamedScore], dict[str, Any], list[str]]:
-    """(scores and corrections, other expectations by name, why the rest says nothing)."""
-    scores: list[NamedScore] = []
-    expectations: dict[str, Any] = {}
-    left_out: list[str] = []
-    items = json_value(value)
-    for index, item in enumerate(list_of(items if items is not None else [], "assessments")):
-        one = mapping_of(item, f"assessments[{index}]")
-        score, found = _assessment.one(one, f"assessments[{index}]."), at(one, "feedback.value")
-        if one.get("valid") is False:
-            left_out.append("an assessment that was overridden")
-        elif isinstance(one.get("expectation"), Mapping):
-            serialised = at(one, "expectation.serialized_value")
-            expected = json_value(at(serialised, "value")) if serialised else one["expectation"].get("value")
-            is_text = isinstance(expected, str) and bool(expected.strip())
-            if is_text and not score.simulated and score.name in CORRECTIONS:
-                scores.append(replace(score, correction=expected))
-            else:
-                expectations[score.name] = expected
-        elif found is None:
-            left_out.append("an assessment without a value")
-        elif isinstance(found, (list, Mapping)):
-            notes = f"{json.dumps(found, ensure_ascii=False)} {score.notes}".strip()
-            scores.append(replace(score, notes=notes_of(notes, "notes")))
-        else:
-            scores.append(replace(score, value=found))
-    return scores, expectations, left_out
-
-
-MLFLOW = row_format("mlflow", "MLflow traces with assessments", _is_mlflow, _mlflow, verdicts=())
