@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,10 @@ from feedback.transfer.formats.chats import NO_CHAT
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
-    ImportedReference,
     RowRefused,
-    RowSkipped,
 )
 from feedback.transfer.import_ import file_import
 from tests.support.formats import (
-    ASKED,
     BAD,
     BRIEF,
     GOOD,
@@ -36,19 +32,6 @@ from tests.support.formats import (
 )
 
 # --- Two files --------------------------------------------------------------------------------------------
-
-
-def test_simulation_entries_are_joined_with_their_ratings() -> None:
-    first, second, third = read("simulation_entries.json", ratings_path=HERE / "simulation_ratings.json")
-    assert isinstance(first, ImportedDecision)
-    assert (first.agent, first.messages, first.response) == ("helper", ASKED, GOOD)
-    assert [(r.thumb, r.tags, r.notes) for r in first.ratings] == [("up", ("clear",), "good")]
-    assert isinstance(second, ImportedDecision)
-    assert second.response == '{"answer": "No idea."}'
-    assert [r.thumb for r in second.ratings] == ["down"]
-    assert isinstance(third, ImportedDecision)
-    assert third.messages == []
-    assert third.metadata == {"entry": {"entry_id": "e3", "scenario": "trend-001", "widget": "line_chart"}}
 
 
 def test_faults_in_simulation_ratings_are_told_with_their_file(tmp_path: Path) -> None:
@@ -76,19 +59,6 @@ def test_an_entry_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
     assert "twice" in found[1].reason
 
 
-def test_tensorzero_inferences_are_joined_with_their_feedback() -> None:
-    (record,) = read(
-        "tensorzero_chat_inference.jsonl", ratings_path=HERE / "tensorzero_boolean_feedback.jsonl"
-    )
-    assert isinstance(record, ImportedDecision)
-    assert str(record.id) == "0195e000-0000-7000-8000-000000000001"
-    assert (record.agent, record.policy, record.latency_ms) == ("answer", "v1", 812.0)
-    assert (record.messages, record.response) == (BRIEF, GOOD)
-    # UUIDv7 0195e000-0000 is 0x0195e0000000 = 1743219851264 ms after 1970
-    assert record.created_at == datetime(2025, 3, 29, 3, 44, 11, 264000, tzinfo=UTC)
-    assert [(r.rater, r.thumb, r.tags) for r in record.ratings] == [("Alice (accepted)", "up", ("accepted",))]
-
-
 def test_feedback_on_an_episode_of_several_inferences_is_refused(tmp_path: Path) -> None:
     row = json.loads((HERE / "tensorzero_chat_inference.jsonl").read_text())
     both = [row, {**row, "id": "0195e000-0000-7000-8000-000000000009"}]
@@ -105,36 +75,12 @@ def test_feedback_on_an_episode_of_several_inferences_is_refused(tmp_path: Path)
     assert any(isinstance(r, RowRefused) and "several inferences" in r.reason for r in several)
 
 
-def test_a_tensorzero_demonstration_is_a_correction() -> None:
-    (record,) = read("tensorzero_demonstration.jsonl")
-    assert isinstance(record, ImportedReference)
-    assert record.reference == "0195e000-0000-7000-8000-000000000001"
-    assert record.rating.correction == GOOD
-
-
 def test_a_float_metric_of_unknown_scale_is_refused(tmp_path: Path) -> None:
     row = {"id": "x", "target_id": "t", "metric_name": "seconds", "value": 12.5}
     assert "unknown scale" in refusal(tmp_path, row, "tensorzero")
 
 
 # --- Annotation tools -------------------------------------------------------------------------------------
-
-
-def test_label_studio_pairs_keep_their_sides_and_cancelled_ones_are_skipped() -> None:
-    first, second, third = read("label_studio_pairwise.json")
-    assert isinstance(first, ImportedComparison)
-    assert isinstance(second, ImportedComparison)
-    assert isinstance(third, RowSkipped)
-    assert (first.preference, first.rater, second.preference, second.rater) == (
-        "left",
-        "annotator 1",
-        "right",
-        "annotator 2",
-    )
-    assert first.ordered
-    assert isinstance(first.left, ImportedDecision)
-    assert (first.left.messages, first.left.response) == (ASKED, GOOD)
-    assert "cancelled" in third.reason
 
 
 def test_label_studio_sides_follow_the_name_the_result_is_about(tmp_path: Path) -> None:
@@ -148,50 +94,16 @@ def test_label_studio_sides_follow_the_name_the_result_is_about(tmp_path: Path) 
         assert record.left.response == left
 
 
-def test_label_studio_stars_choices_and_text_are_one_rating() -> None:
-    (record,) = read("label_studio_rating.json")
-    assert isinstance(record, ImportedDecision)
-    (rating,) = record.ratings
-    assert (rating.stars, rating.thumb, rating.tags, rating.notes) == (4, "up", ("accept",), "fine")
-    assert rating.rater == "rater@example.test"
-    assert rating.created_at == datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
 def test_label_studio_json_min_says_the_same_as_the_full_export() -> None:
     (flat,) = read("label_studio_json_min.json")
     full = read("label_studio_pairwise.json")[0]
     assert flat == full
 
 
-def test_a_rated_message_of_a_label_studio_chat_is_a_decision() -> None:
-    (record,) = read("label_studio_chat.json")
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response) == (ASKED, GOOD)
-    assert [(r.stars, r.rater) for r in record.ratings] == [(5, "annotator 1")]
-
-
 def test_a_task_with_three_answers_cannot_be_paired(tmp_path: Path) -> None:
     (task,) = json.loads((HERE / "label_studio_pairwise.json").read_text())
     task["data"]["answer3"] = "Perhaps."
     assert "expected two answers" in refusal(tmp_path, task, "label_studio")
-
-
-def test_argilla_preferences_and_rankings_become_comparisons() -> None:
-    preference, ranking, skipped = read("argilla_to_list_nested.json")
-    for record in (preference, ranking):
-        assert isinstance(record, ImportedComparison)
-        assert isinstance(record.left, ImportedDecision)
-        assert isinstance(record.right, ImportedDecision)
-        assert (record.left.response, record.right.response, record.preference) == (GOOD, BAD, "left")
-        assert record.rater == "11111111-1111-4111-8111-111111111111"
-    assert isinstance(skipped, RowSkipped)
-    assert "which of 2 responses is meant cannot be told: quality" in skipped.reason
-
-
-def test_argilla_drafts_do_not_count() -> None:
-    (record,) = read("argilla_to_list_flatten.json")
-    assert isinstance(record, ImportedComparison)
-    assert record.rater == "11111111-1111-4111-8111-111111111111"
 
 
 def test_an_argilla_ranking_of_three_is_three_comparisons_and_a_shared_rank_is_none(tmp_path: Path) -> None:
@@ -235,24 +147,6 @@ def test_argilla_ratings_labels_and_texts_on_one_response_are_one_rating(tmp_pat
 
 
 # --- Chat applications ------------------------------------------------------------------------------------
-
-
-def test_open_webui_feedback_brings_its_chat_along() -> None:
-    rated, sibling, elsewhere = read("open_webui_feedback_export.json")
-    assert isinstance(rated, ImportedDecision)
-    assert (rated.messages, rated.response, rated.policy, rated.run_id) == (ASKED, GOOD, "shop-b", "m3")
-    (rating,) = rated.ratings
-    # 9 on a scale of 1 to 10 is 8/9 of the way
-    assert (rating.thumb, rating.score, rating.tags, rating.notes) == (
-        "up",
-        pytest.approx(8 / 9),
-        ("returns",),
-        "Accurate information",
-    )
-    assert isinstance(sibling, ImportedDecision)
-    assert (sibling.response, sibling.policy, sibling.ratings) == (BAD, "shop-a", ())
-    assert isinstance(elsewhere, ImportedReference)
-    assert (elsewhere.reference, elsewhere.rating.thumb, elsewhere.rating.notes) == ("m2", "down", "wrong")
 
 
 @pytest.mark.django_db
@@ -345,28 +239,9 @@ def test_an_open_webui_arena_thumb_chooses_between_the_answers(tmp_path: Path) -
     assert (comparison.left.response, comparison.preference) == (GOOD, "right")
 
 
-def test_librechat_thumbs_are_placed_in_their_conversation() -> None:
-    skipped, rated = read("librechat_messages.json")
-    assert isinstance(skipped, RowSkipped)
-    assert isinstance(rated, ImportedDecision)
-    assert (rated.messages, rated.response, rated.policy) == (ASKED, BAD, "m1")
-    (rating,) = rated.ratings
-    assert (rating.thumb, rating.tags, rating.notes) == ("down", ("inaccurate",), "wrong")
-
-
 def test_a_librechat_thumb_whose_question_is_missing_is_refused(tmp_path: Path) -> None:
     message = json.loads((HERE / "librechat_messages.json").read_text())[1]
     assert "not in the file" in refusal(tmp_path, message, "librechat")
-
-
-def test_langfuse_scores_are_ratings_of_decisions_elsewhere() -> None:
-    found = read("langfuse_scores.json")
-    assert all(isinstance(record, ImportedReference) for record in found)
-    boolean, numeric, category = (r for r in found if isinstance(r, ImportedReference))
-    assert (boolean.reference, boolean.also) == ("o1", ("t1",))
-    assert (boolean.rating.thumb, boolean.rating.notes) == ("down", "wrong")
-    assert (numeric.rating.score, numeric.rating.rater) == (0.9, "u1: quality")
-    assert (category.rating.tags, category.rating.rater_kind) == (("tone: polite",), "simulated")
 
 
 def test_a_langfuse_score_of_unknown_scale_is_refused(tmp_path: Path) -> None:
@@ -375,15 +250,6 @@ def test_a_langfuse_score_of_unknown_scale_is_refused(tmp_path: Path) -> None:
 
 
 # --- The others -------------------------------------------------------------------------------------------
-
-
-def test_a_vw_event_is_a_choice_with_its_propensity_and_reward() -> None:
-    (record,) = read("vw_dsjson.jsonl")
-    assert isinstance(record, ImportedDecision)
-    assert (record.response, record.propensity) == ('{"_tag": "v2"}', 0.85)
-    assert record.candidates == ['{"_tag": "v1"}', '{"_tag": "v2"}']
-    assert [(o.name, o.value) for o in record.outcomes] == [("reward", 1.0)]
-    assert record.created_at == datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def test_a_vw_event_whose_two_numberings_disagree_is_refused(tmp_path: Path) -> None:
@@ -399,29 +265,11 @@ def test_a_vw_event_whose_probabilities_do_not_sum_to_1_is_refused(tmp_path: Pat
     )
 
 
-def test_pandalm_annotators_are_three_raters() -> None:
-    found = read("pandalm.json")
-    assert [(r.rater, r.preference) for r in found if isinstance(r, ImportedComparison)] == [
-        ("annotator1", "left"),
-        ("annotator2", "tie"),
-        ("annotator3", "right"),
-    ]
-
-
 def test_an_answer_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (row,) = json.loads((HERE / "pandalm.json").read_text())
     assert "response1: expected a text, found True" in refusal(
         tmp_path, {**row, "response1": True}, "pandalm"
     )
-
-
-def test_feedback_collector_rows_hold_stars_thumbs_scores_and_corrections() -> None:
-    found = [r for r in read("feedback_collector.jsonl") if isinstance(r, ImportedDecision)]
-    said = [
-        (r.ratings[0].stars, r.ratings[0].thumb, r.ratings[0].score, r.ratings[0].correction) for r in found
-    ]
-    assert said == [(2, "", None, GOOD), (None, "up", None, None), (None, "", 0.7, None)]
-    assert found[0].ratings[0].rater == "u1"
 
 
 def test_oasst_ranks_are_ordered_pairs_and_equal_ranks_ties(tmp_path: Path) -> None:
@@ -437,16 +285,6 @@ def test_oasst_ranks_are_ordered_pairs_and_equal_ranks_ties(tmp_path: Path) -> N
         ("a", "c", "left"),
         ("b", "c", "tie"),
     ]
-
-
-def test_ratchet_rows_keep_ids_times_and_every_rating() -> None:
-    first, _, comparison = read("ratchet.jsonl")
-    assert isinstance(first, ImportedDecision)
-    assert str(first.id).startswith("11111111")
-    assert [(r.thumb, str(r.id)[:4]) for r in first.ratings] == [("up", "2222"), ("down", "3333")]
-    assert first.outcomes[0].name == "ticket_reopened"
-    assert isinstance(comparison, ImportedComparison)
-    assert str(comparison.left).startswith("11111111")
 
 
 def test_an_unknown_key_in_a_ratchet_row_is_refused(tmp_path: Path) -> None:

@@ -17,97 +17,15 @@ from feedback.transfer.formats.records import (
 from tests.support.formats import (
     ASKED,
     BAD,
-    BRIEF,
     GOOD,
     HERE,
     QUESTION,
     one,
-    read,
     refusal,
     written,
 )
 
 # --- TRL --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "prompt", "chosen", "rejected"),
-    [
-        ("trl_preference_conversational_explicit.jsonl", BRIEF, GOOD, BAD),
-        ("trl_preference_conversational_implicit.jsonl", ASKED, GOOD, BAD),
-        (
-            "trl_preference_standard_explicit.jsonl",
-            [{"role": "user", "content": "Refund window is"}],
-            " 30 days.",
-            " unknown.",
-        ),
-        (
-            # the common beginning is "Refund window is ", whose last space belongs to the responses
-            "trl_preference_standard_implicit.jsonl",
-            [{"role": "user", "content": "Refund window is"}],
-            " 30 days.",
-            " unknown.",
-        ),
-        ("hh_rlhf.jsonl", ASKED, GOOD, BAD),
-        ("openai_dpo.jsonl", ASKED, GOOD, BAD),
-        ("llamafactory_alpaca_ranking.json", ASKED, GOOD, BAD),
-        ("llamafactory_sharegpt_ranking.json", BRIEF, GOOD, BAD),
-        ("oasst_tree.jsonl", ASKED, GOOD, BAD),
-    ],
-)
-def test_a_preference_is_read_to_the_letter(name: str, prompt: Any, chosen: str, rejected: str) -> None:
-    (record,) = read(name)
-    assert isinstance(record, ImportedComparison)
-    assert isinstance(record.left, ImportedDecision)
-    assert isinstance(record.right, ImportedDecision)
-    assert record.preference == "left"
-    assert not record.ordered
-    assert record.left.messages == record.right.messages == prompt
-    assert (record.left.response, record.right.response) == (chosen, rejected)
-
-
-@pytest.mark.parametrize(
-    ("name", "prompt", "response", "thumb"),
-    [
-        ("trl_unpaired_conversational.jsonl", ASKED, BAD, "down"),
-        ("trl_unpaired_standard.jsonl", [{"role": "user", "content": "Refund window is"}], " 30 days.", "up"),
-        ("llamafactory_openai_kto.json", ASKED, GOOD, "up"),
-        ("llamafactory_sharegpt_kto.json", ASKED, BAD, "down"),
-    ],
-)
-def test_a_label_is_read_as_a_thumb(name: str, prompt: Any, response: str, thumb: str) -> None:
-    (record,) = read(name)
-    assert isinstance(record, ImportedDecision)
-    assert record.messages == prompt
-    assert record.response == response
-    assert [rating.thumb for rating in record.ratings] == [thumb]
-
-
-@pytest.mark.parametrize(
-    ("name", "prompt"), [("trl_prompt_completion.jsonl", ASKED), ("openai_sft.jsonl", BRIEF)]
-)
-def test_a_demonstration_is_a_decision_nobody_rated(name: str, prompt: Any) -> None:
-    (record,) = read(name)
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response, record.tags) == (prompt, GOOD, ("demonstration",))
-    assert record.ratings == ()
-
-
-def test_a_prompt_alone_is_skipped() -> None:
-    assert [type(record) for record in read("trl_prompt_only.jsonl")] == [RowSkipped, RowSkipped]
-
-
-def test_tool_calls_stay_messages_and_tools_are_kept() -> None:
-    (record,) = read("trl_preference_tools.jsonl")
-    assert isinstance(record, ImportedComparison)
-    assert isinstance(record.left, ImportedDecision)
-    assert isinstance(record.left.response, list)
-    assert [message["role"] for message in record.left.response] == ["assistant", "tool", "assistant"]
-    assert record.left.response[0]["tool_calls"][0]["function"] == {
-        "name": "weather",
-        "arguments": '{"city": "Oslo"}',
-    }
-    assert record.left.metadata["tools"][0]["function"]["name"] == "weather"
 
 
 def test_tools_as_one_json_text_are_the_same_tools(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,21 +98,6 @@ def test_a_preference_beside_the_messages_is_a_preference(tmp_path: Path) -> Non
     assert (record.left.response, record.preference) == (GOOD, "left")
 
 
-@pytest.mark.parametrize("name", ["ultrafeedback_binarized.jsonl", "ultrafeedback_binarized.parquet"])
-def test_ultrafeedback_binarized_is_read_as_published(name: str) -> None:
-    found = list(formats.read(HERE / name))
-    pairs = [record for record in found if isinstance(record, ImportedComparison)]
-    # scores of 5 and 5 are sold as a preference
-    assert [(pair.preference, pair.rater_kind) for pair in pairs] == [
-        ("left", "simulated"),
-        ("tie", "simulated"),
-    ]
-    scores = [record.ratings[0] for record in found if isinstance(record, ImportedDecision)]
-    # 8.5 and 3 on a scale of 1 to 10
-    assert [round(rating.score or 0, 6) for rating in scores[:2]] == [round(7.5 / 9, 6), round(2 / 9, 6)]
-    assert {rating.rater_kind for rating in scores} == {"simulated"}
-
-
 def test_the_rows_vote_for_the_format_not_the_first_one(tmp_path: Path) -> None:
     odd = {"entry_id": "x", "prompt": "q"}
     pairs = [{"prompt": f"q{i}", "chosen": "a", "rejected": "b"} for i in range(3)]
@@ -154,54 +138,6 @@ def test_images_are_refused_by_name(row: dict[str, Any], column: str, tmp_path: 
 
 
 # --- The examples -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("table_ratings.csv", [5, 1, None, 4]),
-        ("table_ratings.parquet", [5, 1, None]),
-        ("table_ratings_excel.csv", [0.25, 1.0]),
-        ("table_ratings_variants.tsv", ["up", "down", "down", None]),
-    ],
-)
-def test_the_tables_of_ratings_are_read(name: str, found: list[Any]) -> None:
-    assert ratings(HERE / name) == found
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("table_pairs.csv", ["left", "right", "tie", "nobody said which response is better"]),
-        ("table_pairs.parquet", ["left", "right"]),
-        ("table_pairs_variants.tsv", ["left", "right", "right", "both_bad"]),
-    ],
-)
-def test_the_tables_of_pairs_are_read(name: str, found: list[str]) -> None:
-    records = list(formats.read(HERE / name))
-    assert [
-        r.preference if isinstance(r, ImportedComparison) else r.reason
-        for r in records
-        if not isinstance(r, RowRefused)
-    ] == found  # type: ignore[union-attr]
-
-
-def test_a_table_keeps_what_its_columns_say() -> None:
-    first, second, *_ = formats.read(HERE / "table_ratings_variants.tsv")
-    assert isinstance(second, ImportedDecision)
-    assert second.messages == [{"role": "user", "content": "Do you ship to Norway?"}]
-    at = datetime(2025, 1, 2, 4, tzinfo=UTC)
-    assert second.ratings == (ImportedRating(rater="bob", thumb="down", notes="too vague", created_at=at),)
-    assert (second.run_id, second.created_at) == ("8", at)
-    assert isinstance(first, ImportedDecision)
-    assert first.ratings[0].notes == ""
-    excel, _ = formats.read(HERE / "table_ratings_excel.csv")
-    assert isinstance(excel, ImportedDecision)
-    assert excel.ratings == (ImportedRating(score=0.25, correction=GOOD),)
-    (*_, quoted) = formats.read(HERE / "table_ratings.csv")
-    assert isinstance(quoted, ImportedDecision)
-    assert quoted.messages[0]["content"] == 'Say "hi", then stop.\nThanks.'
-    assert quoted.line == 5
 
 
 def test_what_was_decided_for_a_file_is_told() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from feedback.transfer import formats
-from feedback.transfer.formats.records import (
-    Record,
-    RowRefused,
-)
+from feedback.transfer.formats.base import columns_watched
+from feedback.transfer.formats.records import Record, RowRefused
 
 HERE = Path(__file__).parents[1] / "formats"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -26,6 +27,37 @@ BRIEF = [{"role": "system", "content": "Be brief."}, *ASKED]
 
 def read(name: str, **how: Any) -> list[Record]:
     return list(formats.read(HERE / name, **how))
+
+
+def told(value: Any) -> Any:
+    """A record as JSON, without the fields that have their default; of a refused row its line alone."""
+    if isinstance(value, RowRefused):
+        return {"is": "RowRefused", "line": value.line}
+    if dataclasses.is_dataclass(value):
+        found = {f.name: (getattr(value, f.name), f) for f in dataclasses.fields(value)}
+        said = {
+            name: told(item)
+            for name, (item, f) in found.items()
+            if item != f.default and item not in ((), {})
+        }
+        return {"is": type(value).__name__, **said}
+    if isinstance(value, dict):
+        return {key: told(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [told(item) for item in value]
+    return str(value) if isinstance(value, (UUID, datetime)) else value
+
+
+def example_told(name: str, beside: str = "") -> dict[str, Any]:
+    """What an example file says: its format, its records, the columns nothing is kept of."""
+    path = HERE / name
+    with (
+        columns_watched() as unread,
+        formats.readings(path, "auto", HERE / beside if beside else None) as files,
+    ):
+        records = [told(record) for file in files for record in file.records()]
+        kinds = [file.format.name for file in files]
+    return {"file": name, "beside": beside, "formats": kinds, "records": records, "left_out": dict(unread)}
 
 
 def written(path: Path, items: Iterable[Any]) -> Path:
