@@ -48,10 +48,10 @@ MAX_NOTES = 20_000
 """Characters kept of what a judge wrote."""
 
 
-class _Functions(Functions):  # type: ignore[misc]
+class _Functions(Functions):
     """JMESPath's functions, and one of ours."""
 
-    @signature({"types": []})  # type: ignore[untyped-decorator]
+    @signature({"types": []})
     def _func_json(self, value: Any) -> Any:
         return json_value(value)
 
