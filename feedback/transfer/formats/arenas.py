@@ -8,13 +8,14 @@ judgments by a model, of pairs and of single answers, whose texts stand in a sec
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, holds, key_of, objects_in, row_format
 from feedback.transfer.formats.calls import chat_of, json_value, text_or_empty
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import Sides, at, metadata_at, notes_of
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
@@ -45,7 +46,7 @@ MODEL_JUDGE = re.compile(r"^(gpt|claude|gemini|llama|mistral|llm)", re.I)
 """Name of a judge that is a model, as in the gpt4_pair split of the MT-bench judgments."""
 
 
-def _arena(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _arena(row: JsonObject, line: int) -> Iterator[Record]:
     if "winner_model_a" in row and "conversation_a" not in row:
         conversations, preference = [_cells(row, side) for side in "ab"], _one_hot(row)
     else:
@@ -82,7 +83,7 @@ def _winner(value: Any) -> str:
     return winner
 
 
-def _one_hot(row: Mapping[str, Any]) -> str:
+def _one_hot(row: JsonObject) -> str:
     yes = ("1", "1.0", "true")
     won = [side for name, side in ONE_HOT.items() if str(row.get(name)).strip().lower() in yes]
     if len(won) != 1:
@@ -90,7 +91,7 @@ def _one_hot(row: Mapping[str, Any]) -> str:
     return won[0]
 
 
-def _cells(row: Mapping[str, Any], side: str) -> list[Message]:
+def _cells(row: JsonObject, side: str) -> list[Message]:
     """The turns of one side of the 55k table, whose cells are JSON lists; null is an empty reply."""
     prompts, replies = (list_of(json_value(row.get(name)), name) for name in ("prompt", f"response_{side}"))
     if len(prompts) != len(replies):
@@ -164,7 +165,7 @@ def _read_mtbench(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         elif "turns" in row:
             texts.add(f"{row.get('question_id')}", row["turns"])
 
-    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records(row: JsonObject, line: int) -> Iterator[Record]:
         if ratings_path is None:
             raise RowError(
                 "a judgment without the texts it is about: bring the model answers and the questions (question.jsonl "
@@ -175,7 +176,7 @@ def _read_mtbench(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return each_row(path, records)
 
 
-def _conversation(row: Mapping[str, Any], model: Any, texts: DiskMultimap) -> list[Message]:
+def _conversation(row: JsonObject, model: Any, texts: DiskMultimap) -> list[Message]:
     """Questions and answers up to the turn that was judged."""
     number, turn = row.get("question_id"), row.get("turn")
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 1:
@@ -192,13 +193,13 @@ def _conversation(row: Mapping[str, Any], model: Any, texts: DiskMultimap) -> li
     ]
 
 
-def _judge(row: Mapping[str, Any]) -> str:
+def _judge(row: JsonObject) -> str:
     judge = row.get("judge")
     parts = judge if isinstance(judge, list) else [text_of(judge, "judge")]
     return ": ".join(str(part) for part in parts)[:200]
 
 
-def _mtbench_pair(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[Record]:
+def _mtbench_pair(row: JsonObject, line: int, texts: DiskMultimap) -> Iterator[Record]:
     """FastChat's own rule: a pair is judged in both orders, and where the two disagree it is a tie."""
     winners = [row.get(name) for name in ("g1_winner", "g2_winner")]
     if any(winner not in JUDGED for winner in winners):
@@ -212,7 +213,7 @@ def _mtbench_pair(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Ite
     yield sides.judged(preference, simulated=True, rater=_judge(row), notes=notes, **given)
 
 
-def _mtbench_single(row: Mapping[str, Any], line: int, texts: DiskMultimap) -> Iterator[Record]:
+def _mtbench_single(row: JsonObject, line: int, texts: DiskMultimap) -> Iterator[Record]:
     score = number_of(row.get("score"), "score")
     if score == -1:
         raise RowLeftOut(UNREADABLE)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from feedback.storage.responses import Completion, Message, value_excerpt
-from feedback.transfer.formats.cells import listed, truth_of
+from feedback.transfer.formats.cells import JsonObject, listed, truth_of
 from feedback.transfer.formats.columns import IMAGES, NAMES, ColumnMap, normal, verdicts_in
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.records import (
@@ -36,7 +36,7 @@ from feedback.transfer.formats.records import (
 )
 from feedback.transfer.formats.writers import RowShape
 
-RowRecords: TypeAlias = Callable[[Mapping[str, Any], int], Iterable[Record]]
+RowRecords: TypeAlias = Callable[[JsonObject, int], Iterable[Record]]
 """Reads one row, given the line it starts on. Raises RowError."""
 
 
@@ -46,14 +46,14 @@ class Format:
 
     name: str
     title: str
-    recognises: Callable[[Mapping[str, Any]], bool]
+    recognises: Callable[[JsonObject], bool]
     """True if a row looks like this format; asked in the order of FORMATS."""
     read: Callable[[Path, Path | None], Iterator[Record]]
     """Reads a file and, where the format has two, the file with its ratings."""
     shapes: tuple[RowShape, ...] = ()
     """The kinds of file it is written as; the first one has the format's name. None: it is read only."""
     two_files: bool = False
-    ratings_row: Callable[[Mapping[str, Any]], bool] = lambda row: False
+    ratings_row: Callable[[JsonObject], bool] = lambda row: False
     """True if a row can only be read with a row of the other file; of formats of two files."""
     open_file: Callable[[Path, ColumnMap | None], OpenFile] | None = None
     """Looks through a whole file before it is read, with a map of its columns; of formats whose columns have no fixed
@@ -76,7 +76,7 @@ class OpenFile:
 def row_format(
     name: str,
     title: str,
-    recognises: Callable[[Mapping[str, Any]], bool],
+    recognises: Callable[[JsonObject], bool],
     records: RowRecords,
     shapes: tuple[RowShape, ...] = (),
     untested_parts: str = "",
@@ -100,7 +100,7 @@ class WatchedRow(dict[str, Any]):
     `[]`, `get` and `pop` take a column; `in`, `items` and a copy of the row take none.
     """
 
-    def __init__(self, row: Mapping[str, Any]) -> None:
+    def __init__(self, row: JsonObject) -> None:
         super().__init__(row)
         self.taken: set[str] = set()
         self.parts: dict[str, WatchedRow] = {}
@@ -124,7 +124,7 @@ class WatchedRow(dict[str, Any]):
         return [*own, *(f"{name}.{key}" for name, part in self.parts.items() for key in part.unread)]
 
 
-def part_of(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part_of(row: JsonObject, name: str) -> JsonObject:
     """The object in a column; its keys that nobody takes are named as `column.key`. Raises RowError."""
     part = mapping_of(row.get(name), name)
     if isinstance(row, WatchedRow):
@@ -160,12 +160,12 @@ def each_row(
 
     unread = _unread_columns.get()
 
-    def records_in(row: Mapping[str, Any], line: int) -> Iterable[Record]:
+    def records_in(row: JsonObject, line: int) -> Iterable[Record]:
         if pages and is_page(row):
             return each_item(line, row["data"], "data", records)
         return records(row, line)
 
-    def records_of(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records_of(row: JsonObject, line: int) -> Iterator[Record]:
         if verdicts is not None:
             verdicts_read(row, used=verdicts)
         yield from _watched(row, line, records_in, unread)
@@ -179,18 +179,18 @@ def each_row(
             yield from attempt(row.line, key_of(row.value), partial(records_of, row.value, row.line))
 
 
-def is_page(row: Mapping[str, Any]) -> bool:
+def is_page(row: JsonObject) -> bool:
     """True of a page of an API, which lists its rows under `data`."""
     return isinstance(row.get("data"), list)
 
 
-def rows_in_page(row: Any) -> list[Mapping[str, Any]]:
+def rows_in_page(row: Any) -> list[JsonObject]:
     """The objects that a row is: those of a page, or itself."""
     listed = row["data"] if isinstance(row, Mapping) and is_page(row) else [row]
     return [item for item in listed if isinstance(item, Mapping)]
 
 
-def objects_in(*files: Path | None) -> Iterator[tuple[Mapping[str, Any], int]]:
+def objects_in(*files: Path | None) -> Iterator[tuple[JsonObject, int]]:
     """Every object of some files with its line, for a look ahead: what cannot be read is passed over."""
     for file in filter(None, files):
         for item in rows(file):
@@ -198,14 +198,14 @@ def objects_in(*files: Path | None) -> Iterator[tuple[Mapping[str, Any], int]]:
                 yield from ((row, item.line) for row in rows_in_page(item.value))
 
 
-def holds(*sets: str) -> Callable[[Mapping[str, Any]], bool]:
+def holds(*sets: str) -> Callable[[JsonObject], bool]:
     """A test of rows: true of one that has all columns of one of the sets, each written `name name name`."""
     wanted = [one.split() for one in sets]
     return lambda row: any(all(name in row for name in names) for names in wanted)
 
 
 def _watched(
-    row: Mapping[str, Any], line: int, records: RowRecords, unread: Counter[str] | None, prefix: str = ""
+    row: JsonObject, line: int, records: RowRecords, unread: Counter[str] | None, prefix: str = ""
 ) -> Iterator[Record]:
     """The records of a row; counts the columns that nobody took, where something of the row is kept."""
     if unread is None:
@@ -281,7 +281,7 @@ KEYS = listed("""entry_id id _server_id message_tree_id messageId message_id Eve
 """Keys under which formats name their rows, as shown in a refusal."""
 
 
-def key_of(row: Mapping[str, Any]) -> str:
+def key_of(row: JsonObject) -> str:
     """Name of a row in its file, or "". Takes no column: the name is shown in refusals and not kept."""
     for name in KEYS:
         value = dict.get(row, name) if isinstance(row, dict) else row.get(name)
@@ -290,14 +290,14 @@ def key_of(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def text_only(row: Mapping[str, Any]) -> None:
+def text_only(row: JsonObject) -> None:
     """Raises RowError for a row with a picture, sound or film beside its texts, naming the column."""
     for name, value in row.items():
         if value and normal(str(name)) in IMAGES:
             raise RowError(f"{name}: holds an image, sound or film; only text can be read")
 
 
-def verdicts_read(row: Mapping[str, Any], used: Collection[str] = ()) -> None:
+def verdicts_read(row: JsonObject, used: Collection[str] = ()) -> None:
     """Raises RowError for a row with a column that looks like a verdict and is not among those read, naming it."""
     if unread := verdicts_in(row, used):
         raise RowError(
@@ -319,7 +319,7 @@ FACTS = listed("facts tests test_list test entry_point expected_output input_out
 """Columns beside a prompt that say how answers to it are tested."""
 
 
-def has(row: Mapping[str, Any], *keys: str) -> bool:
+def has(row: JsonObject, *keys: str) -> bool:
     return all(key in row for key in keys)
 
 
@@ -437,19 +437,19 @@ OPTIONS = listed("tool_choice parallel_tool_calls response_format temperature to
 """Options of a request that are kept beside the decision."""
 
 
-def request_options(row: Mapping[str, Any]) -> dict[str, Any]:
+def request_options(row: JsonObject) -> dict[str, Any]:
     """Metadata that keeps the options of a request, where it has any."""
     found = {name: check_json(row[name], name) for name in OPTIONS if name in row and row[name] not in EMPTY}
     return {"request": found} if found else {}
 
 
-def reasoning_in(row: Mapping[str, Any]) -> str:
+def reasoning_in(row: JsonObject) -> str:
     """The model's reasoning that a column of its own holds beside the response; "" where none does."""
     named = {normal(str(name)): name for name, value in row.items() if value not in EMPTY}
     return next((reasoning_text(row[named[name]]) for name in NAMES["reasoning"] if name in named), "")
 
 
-def tools_of(row: Mapping[str, Any], what: str = "tools") -> dict[str, Any]:
+def tools_of(row: JsonObject, what: str = "tools") -> dict[str, Any]:
     """Metadata that keeps a row's tools: a list of schemas, or one JSON text of it (as datasets < 4.7 stores it)."""
     tools = row.get("tools") or row.get("functions")
     if tools is None or tools == "":

@@ -16,7 +16,7 @@ from typing import Any
 from feedback.messages import REASONING_KEYS, ROLES, ChatMessage, is_pair
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import EMPTY, tools_of
-from feedback.transfer.formats.cells import listed
+from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.records import (
     SYSTEM_COLUMNS,
     ImportedDecision,
@@ -238,13 +238,13 @@ def answer_of(value: Any, what: str) -> Completion:
     return next((said for said in answers_of(value, what) if said), "")
 
 
-def _beside(outer: Mapping[str, Any], key: str, inner: ModelAnswer) -> ModelAnswer:
+def _beside(outer: JsonObject, key: str, inner: ModelAnswer) -> ModelAnswer:
     """The answer found under a key, with what stands beside it."""
     more = {name: item for name, item in outer.items() if name != key} | inner.more
     return ModelAnswer(inner.responses, {name: item for name, item in more.items() if item not in EMPTY})
 
 
-def _of_message(message: Mapping[str, Any], what: str) -> ModelAnswer:
+def _of_message(message: JsonObject, what: str) -> ModelAnswer:
     """One response, whose role need not be said; LangChain says it in its own way."""
     given = message if _is_message(message) else {**message, "role": "assistant"}
     return ModelAnswer([messages_of([given], what)])
@@ -254,7 +254,7 @@ def _of_choices(choices: Sequence[Any], what: str) -> ModelAnswer:
     """Alternatives: OpenAI's choices, LangChain's generations (a list per prompt, and here there was one), Gemini's."""
     items = choices[0] if choices and isinstance(choices[0], list) else choices
     responses: list[list[Message]] = []
-    more: list[Mapping[str, Any]] = []
+    more: list[JsonObject] = []
     for index, item in sorted(enumerate(items), key=lambda entry: _index(entry[1], entry[0])):
         where = f"{what}[{index}]"
         choice = mapping_of(item, where)
@@ -304,7 +304,7 @@ def _is_message(item: Any) -> bool:
     )
 
 
-def _one_text(value: Mapping[str, Any], names: Sequence[str], what: str) -> tuple[str, str]:
+def _one_text(value: JsonObject, names: Sequence[str], what: str) -> tuple[str, str]:
     """(its key, the text): under the likeliest name, the only text there is, or ("", the whole object as JSON)."""
     for name in names:
         if isinstance(value.get(name), str) and value[name].strip():
@@ -407,6 +407,6 @@ def metadata_retained(**values: Any) -> dict[str, Any]:
     return {name: check_json(value, name) for name, value in values.items() if value not in EMPTY}
 
 
-def object_or_empty(value: Any) -> Mapping[str, Any]:
+def object_or_empty(value: Any) -> JsonObject:
     """An object as it is; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

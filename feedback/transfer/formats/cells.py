@@ -7,9 +7,12 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from feedback.messages import ROLES
+
+JsonObject: TypeAlias = Mapping[str, Any]
+"""An object that somebody else wrote: a row, or a part of one."""
 
 
 class Cell(str):

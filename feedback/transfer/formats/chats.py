@@ -22,7 +22,7 @@ from feedback.transfer.formats.base import (
     objects_in,
     row_format,
 )
-from feedback.transfer.formats.cells import listed
+from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.declared import at
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
@@ -55,12 +55,9 @@ from feedback.transfer.formats.writers import (
     writer_by_record,
 )
 
-Node = Mapping[str, Any]
-"""A message of a chat as the application stores it."""
-
 
 def _thread(
-    find: Callable[[str], Node | None], last: Any, parent: str, turn: Callable[[Node], Message]
+    find: Callable[[str], JsonObject | None], last: Any, parent: str, turn: Callable[[JsonObject], Message]
 ) -> list[Message]:
     """The turns up to and with the message named `last`, first one first. parent: the key that names the one before."""
     turns: list[Message] = []
@@ -86,12 +83,12 @@ WEBUI_TREE = frozenset(
 """Keys of a message that place it in its tree or say how it was made; others are kept beside the decision."""
 
 
-def _webui_turn(message: Node) -> Message:
+def _webui_turn(message: JsonObject) -> Message:
     return message_of({key: value for key, value in message.items() if key not in WEBUI_TREE}, "message")
 
 
 def _webui_decision(
-    chat: Mapping[str, Node],
+    chat: Mapping[str, JsonObject],
     name: str,
     line: int,
     key: str,
@@ -113,7 +110,7 @@ def _webui_decision(
     )
 
 
-def _webui_rating(row: Node, data: Node) -> ImportedRating:
+def _webui_rating(row: JsonObject, data: JsonObject) -> ImportedRating:
     thumb, details = WEBUI_THUMBS.get(str(data.get("rating"))), at(data, "details.rating")
     if thumb is None:
         raise RowError(f"data.rating: expected 1 or -1, found {value_excerpt(data.get('rating'))}")
@@ -132,7 +129,7 @@ def _webui_rating(row: Node, data: Node) -> ImportedRating:
     )
 
 
-def _is_webui_feedback(row: Node) -> bool:
+def _is_webui_feedback(row: JsonObject) -> bool:
     data = row.get("data")
     return "meta" in row and "type" in row and isinstance(data, Mapping) and "rating" in data
 
@@ -142,7 +139,7 @@ def _read_webui_feedback(path: Path, ratings_path: Path | None) -> Iterator[Reco
     return decisions_first(path, ratings_path, _webui_feedback, verdicts=())
 
 
-def _webui_feedback(row: Node, line: int) -> Iterator[Record]:
+def _webui_feedback(row: JsonObject, line: int) -> Iterator[Record]:
     key = key_of(row)
     if row.get("type") != "rating":
         raise RowLeftOut(f"feedback of type {value_excerpt(row.get('type'))}")
@@ -247,7 +244,7 @@ OPEN_WEBUI = Format(
 )
 
 
-def _webui_chat(row: Node, line: int) -> Iterator[Record]:
+def _webui_chat(row: JsonObject, line: int) -> Iterator[Record]:
     """Every answer of a chat with its annotation. Siblings are decisions of their own and not candidates of each other:
     a chat grows, and what a decision is must not depend on answers that came later. The same rating stands in the
     feedback export: both name the message and the rater, and what says the same again adds nothing."""
@@ -261,7 +258,7 @@ def _webui_chat(row: Node, line: int) -> Iterator[Record]:
         yield from attempt(line, name, partial(_webui_answer, row, line, chat, name))
 
 
-def _webui_answer(row: Node, line: int, chat: Mapping[str, Node], name: str) -> Iterator[Record]:
+def _webui_answer(row: JsonObject, line: int, chat: Mapping[str, JsonObject], name: str) -> Iterator[Record]:
     message = chat[name]
     turn = _webui_turn(message)
     if not turn["content"].strip() and not turn.get("tool_calls"):
@@ -303,7 +300,7 @@ def _read_librechat(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return each_row(path, partial(_librechat, messages), verdicts=("feedback",))
 
 
-def _librechat(messages: DiskMultimap, message: Node, line: int) -> Iterator[Record]:
+def _librechat(messages: DiskMultimap, message: JsonObject, line: int) -> Iterator[Record]:
     if not message.get("feedback"):
         raise RowLeftOut("a message without feedback")
     message = {name: message[name] for name in message}  # each is used, or kept beside the decision
@@ -337,7 +334,7 @@ def _librechat(messages: DiskMultimap, message: Node, line: int) -> Iterator[Rec
     )
 
 
-def _librechat_turn(message: Node) -> Message:
+def _librechat_turn(message: JsonObject) -> Message:
     """A message as a turn: its `text`, or in newer versions the parts of `content`."""
     content = message.get("text")
     if not content and message.get("content"):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from feedback.transfer.formats.cells import listed
+from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.cells import normal as normal
 from feedback.transfer.formats.records import SYSTEM_COLUMNS, FormatRefused
 
@@ -153,7 +153,7 @@ def _column(name: str, text: str) -> tuple[str, Scale | None, tuple[str, ...]]:
     return text, None, ()
 
 
-def value_at(row: Mapping[str, Any], column: str) -> Any:
+def value_at(row: JsonObject, column: str) -> Any:
     """The value of a column, or at the path a dotted name says; ABSENT where there is none."""
     if column in row:
         return row[column]
@@ -313,7 +313,7 @@ def is_adverse(name: str) -> bool:
     )
 
 
-def verdicts_in(row: Mapping[str, Any], used: Collection[str] = ()) -> list[str]:
+def verdicts_in(row: JsonObject, used: Collection[str] = ()) -> list[str]:
     """The columns of a row that look like a verdict, say something, and are not among those used."""
     return [
         name

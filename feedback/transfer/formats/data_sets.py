@@ -20,7 +20,7 @@ from feedback.transfer.formats.base import (
     text_only,
 )
 from feedback.transfer.formats.calls import chat_of, text_or_empty
-from feedback.transfer.formats.cells import Cell, number_in
+from feedback.transfer.formats.cells import Cell, JsonObject, number_in
 from feedback.transfer.formats.declared import Pair, Sides, at, metadata_at, notes_of
 from feedback.transfer.formats.pair_files import LAST, turns_of_text
 from feedback.transfer.formats.records import (
@@ -54,7 +54,7 @@ _posts = Pair(
 )
 
 
-def _shp(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _shp(row: JsonObject, line: int) -> Iterator[Record]:
     better = BETTER.get(str(row.get("labels")).lower())
     if better is None:
         raise RowError(
@@ -78,7 +78,7 @@ _outputs = Pair(
 )
 
 
-def _alpacaeval(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _alpacaeval(row: JsonObject, line: int) -> Iterator[Record]:
     if "output_1" not in row:
         messages = messages_of(text_of(row.get("instruction"), "instruction"), "instruction")
         output = text_of(row.get("output"), "output")
@@ -118,7 +118,7 @@ NEITHER = -100
 """Strength of a preference that says that neither response is valid."""
 
 
-def _helpsteer(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _helpsteer(row: JsonObject, line: int) -> Iterator[Record]:
     """Raters have no names, and their order in a list names nobody across rows."""
     if "helpfulness" in row:
         yield _helpsteer_rated(row, line)
@@ -138,7 +138,7 @@ def _helpsteer(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield from _helpsteer_votes(row, line, Pair("", ("response_1", "response_2")), messages, votes)
 
 
-def _objects(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def _objects(row: JsonObject, name: str) -> list[JsonObject]:
     value = row.get(name)
     items = list_of(value if value is not None else [], name)
     return [mapping_of(item, f"{name}[{index}]") for index, item in enumerate(items)]
@@ -152,7 +152,7 @@ def _marked_turns(value: Any, what: str) -> list[Message]:
     return [{"role": "user", "content": first}, *turns]
 
 
-def _helpsteer_rated(row: Mapping[str, Any], line: int) -> ImportedDecision:
+def _helpsteer_rated(row: JsonObject, line: int) -> ImportedDecision:
     helpful = row["helpfulness"]
     if helpful is None:
         raise RowLeftOut(NO_RATING)
@@ -176,7 +176,7 @@ def _numbers(value: Any, what: str) -> list[float]:
 
 
 def _helpsteer_votes(
-    row: Mapping[str, Any], line: int, pair: Pair, messages: list[Message], votes: list[tuple[Any, Any]]
+    row: JsonObject, line: int, pair: Pair, messages: list[Message], votes: list[tuple[Any, Any]]
 ) -> Iterator[Record]:
     """A comparison for each vote; below 0 the first response is better."""
     sides = pair(row, line, messages)
@@ -218,7 +218,7 @@ SCALES = {"score": (1.0, 10.0), "rating": (1.0, 5.0)}
 """Beginning of the two columns -> lowest and highest value, as the data sets' cards state them."""
 
 
-def _scored_sides(row: Mapping[str, Any], line: int, parts: Any, **facts: Any) -> Iterator[Record]:
+def _scored_sides(row: JsonObject, line: int, parts: Any, **facts: Any) -> Iterator[Record]:
     """Both decisions, and their comparison. The same score is a tie: the file sells it as a preference."""
     messages, chosen, rejected = parts
     if chosen == rejected:
@@ -242,7 +242,7 @@ def _scored_sides(row: Mapping[str, Any], line: int, parts: Any, **facts: Any) -
     yield Sides(*decisions).judged("tie" if tie else "left", ordered=False, simulated=True)
 
 
-def _side_rating(row: Mapping[str, Any], side: str) -> ImportedRating | None:
+def _side_rating(row: JsonObject, side: str) -> ImportedRating | None:
     for scale, (low, high) in SCALES.items():
         name = f"{scale}_{side}"
         value = row.get(name)
@@ -261,7 +261,7 @@ def _side_rating(row: Mapping[str, Any], side: str) -> ImportedRating | None:
     return None
 
 
-def _scored_pair(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _scored_pair(row: JsonObject, line: int) -> Iterator[Record]:
     text_only(row)
     conversations = isinstance(row.get("chosen"), list) and isinstance(row.get("rejected"), list)
     if conversations and row["chosen"] == row["rejected"]:
@@ -279,7 +279,7 @@ SCORED_PAIRS = row_format(
 )
 
 
-def _is_capybara(row: Mapping[str, Any]) -> bool:
+def _is_capybara(row: JsonObject) -> bool:
     if {"chosen", "rejected", "rating_chosen", "rating_rejected"} <= row.keys():
         return isinstance(row["chosen"], list)
     # of TRL's own rows the completion begins with the response
@@ -287,7 +287,7 @@ def _is_capybara(row: Mapping[str, Any]) -> bool:
     return {"prompt", "label", "rating", "model"} <= row.keys() and first in ("user", "system")
 
 
-def _capybara(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _capybara(row: JsonObject, line: int) -> Iterator[Record]:
     """Pairs, and labelled answers whose completion repeats the prompt. What both conversations begin with is the
     prompt; the templated `prompt` of a pair is not read."""
     metadata = metadata_at(row, {"source": "source"})
@@ -330,14 +330,14 @@ CAPYBARA = row_format(
 ASPECTS = ("instruction_following", "honesty", "truthfulness", "helpfulness")
 
 
-def _is_ultrafeedback(row: Mapping[str, Any]) -> bool:
+def _is_ultrafeedback(row: JsonObject) -> bool:
     completions = row.get("completions")
     if not isinstance(row.get("instruction"), str) or not isinstance(completions, list):
         return False
     return "models" in row or any(isinstance(item, Mapping) and "annotations" in item for item in completions)
 
 
-def _ultrafeedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _ultrafeedback(row: JsonObject, line: int) -> Iterator[Record]:
     """The fine-grained score (the mean of four aspects, 1 to 5) is the rating; the overall score (1 to 10) was wrong
     in early files and is kept as an outcome. The system prompt of a completion is part of what its model saw."""
     instruction = text_of(row.get("instruction"), "instruction", required=True)
@@ -348,7 +348,7 @@ def _ultrafeedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     answers = {f"{name}_answers": f"{name}_answers[?@ != 'None']" for name in ("correct", "incorrect")}
     metadata = metadata_at(row, {"source": "source", **answers})
 
-    def completion(item: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def completion(item: JsonObject, line: int) -> Iterator[Record]:
         system = text_of(item.get("custom_system_prompt") or "", "custom_system_prompt")
         score, overall = (_number(item.get(name)) for name in ("fine-grained_score", "overall_score"))
         rated = {aspect: _number(at(item, f"annotations.{aspect}.Rating")) for aspect in ASPECTS}
@@ -401,12 +401,12 @@ ULTRAFEEDBACK = row_format(
 # --- Nectar: up to seven answers to one conversation, put in order by a model --------------------------------------
 
 
-def _is_nectar(row: Mapping[str, Any]) -> bool:
+def _is_nectar(row: JsonObject) -> bool:
     first = at(row, "answers[0]")
     return "prompt" in row and isinstance(first, Mapping) and {"answer", "rank"} <= first.keys()
 
 
-def _nectar(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _nectar(row: JsonObject, line: int) -> Iterator[Record]:
     """A comparison of each two answers; rank 1 is the best."""
     prompt, found, rest = text_of(row.get("prompt"), "prompt").rpartition(LAST)
     if not found or rest.strip():

@@ -26,6 +26,7 @@ from feedback.transfer.formats.calls import (
     text_or_empty,
     whole_of,
 )
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -164,7 +165,7 @@ class Scores:
             elif score.notes.strip():
                 yield replace(score, name=f"{score.name} {index + 1}" if index else score.name)
 
-    def one(self, row: Mapping[str, Any], where: str = "") -> NamedScore:
+    def one(self, row: JsonObject, where: str = "") -> NamedScore:
         label, correction = at(row, self.label), at(row, self.correction)
         return NamedScore(
             name=text_of(at(row, self.name), where + self.name, required=True),
@@ -196,10 +197,10 @@ class Call:
     scores: Sequence[Scores] = ()
     outcomes: str = ""
     """Path of an object of numbers without a stated scale."""
-    ratings: Callable[[Mapping[str, Any]], tuple[ImportedRating, ...]] = lambda row: ()
+    ratings: Callable[[JsonObject], tuple[ImportedRating, ...]] = lambda row: ()
 
     def __call__(
-        self, row: Mapping[str, Any], line: int, request: Any = None, answer: Any = None, **more: Any
+        self, row: JsonObject, line: int, request: Any = None, answer: Any = None, **more: Any
     ) -> Iterator[Record]:
         """The decision a row is. request, answer, more: what is known already. Raises RowError, RowLeftOut."""
         own = text_of(at(row, self.own) or "", self.own, required=self.own_required) if self.own else ""
@@ -242,7 +243,7 @@ class Sides:
     @classmethod
     def of(
         cls,
-        row: Mapping[str, Any],
+        row: JsonObject,
         line: int,
         messages: list[Message],
         responses: Sequence[Completion],
@@ -285,7 +286,7 @@ class Pair:
     required: bool = False
     """True if an empty response is a fault."""
 
-    def __call__(self, row: Mapping[str, Any], line: int, messages: list[Message] | None = None) -> Sides:
+    def __call__(self, row: JsonObject, line: int, messages: list[Message] | None = None) -> Sides:
         """The decisions of both. Raises RowError, RowLeftOut."""
         if messages is None:
             messages = messages_of(text_of(at(row, self.prompt), self.prompt), self.prompt)

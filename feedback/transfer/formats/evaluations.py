@@ -25,6 +25,7 @@ from feedback.transfer.formats.calls import (
     prompt_of,
     text_or_empty,
 )
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import Call, Scores, at, facts_at, metadata_at, notes_of, outcomes_at
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -62,7 +63,7 @@ PROMPTFOO_FIELDS = {
 }
 
 
-def _is_promptfoo(row: Mapping[str, Any]) -> bool:
+def _is_promptfoo(row: JsonObject) -> bool:
     results = row.get("results")
     if isinstance(results, Mapping) and isinstance(results.get("results"), list):
         return "evalId" in row or "version" in results or "stats" in results
@@ -72,7 +73,7 @@ def _is_promptfoo(row: Mapping[str, Any]) -> bool:
 _is_promptfoo_result = holds("promptIdx testIdx", "gradingResult provider vars")
 
 
-def _promptfoo(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _promptfoo(row: JsonObject, line: int) -> Iterator[Record]:
     results = row.get("results")
     if not isinstance(results, Mapping):
         yield from _promptfoo_result(row, line)
@@ -90,7 +91,7 @@ def _promptfoo(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield from _chosen_over_others(line, rater, outputs)
 
 
-def _promptfoo_result(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _promptfoo_result(row: JsonObject, line: int) -> Iterator[Record]:
     output = at(row, "response.output")
     if row.get("failureReason") == ERROR or output in (None, ""):
         raise RowLeftOut("no response (error)" if row.get("error") else "no response")
@@ -173,17 +174,17 @@ DEEPEVAL_METADATA = {"context": "context", "retrieval_context": "retrievalContex
 _is_deepeval_case = holds("input actualOutput", "turns metricsData")
 
 
-def _run(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _run(row: JsonObject) -> JsonObject:
     """The test run; the latest one that deepeval keeps stands in an object of its own."""
     inside = row.get("testRunData")
     return inside if isinstance(inside, Mapping) else row
 
 
-def _is_deepeval(row: Mapping[str, Any]) -> bool:
+def _is_deepeval(row: JsonObject) -> bool:
     return any(isinstance(_run(row).get(name), list) for name in CASES) or _is_deepeval_case(row)
 
 
-def _deepeval(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _deepeval(row: JsonObject, line: int) -> Iterator[Record]:
     row = _run(row)
     cases = [name for name in CASES if name in row]
     for name in cases:
@@ -192,7 +193,7 @@ def _deepeval(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield from _case(row, line)
 
 
-def _case(case: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _case(case: JsonObject, line: int) -> Iterator[Record]:
     key = text_or_empty(case.get("name")) or key_of(case)
     metadata = metadata_at(case, DEEPEVAL_METADATA)
     messages, response = _exchange(case)
@@ -218,7 +219,7 @@ def _case(case: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield demonstration(line, key, messages, text_of(expected, "expectedOutput"), metadata=metadata)
 
 
-def _exchange(case: Mapping[str, Any]) -> tuple[list[Message], Any]:
+def _exchange(case: JsonObject) -> tuple[list[Message], Any]:
     """Prompt and response: of a conversation its last answer, which the metrics are about."""
     if "turns" not in case:
         output = case.get("actualOutput", case.get("actual_output"))
@@ -232,7 +233,7 @@ def _exchange(case: Mapping[str, Any]) -> tuple[list[Message], Any]:
     return spoken[:last], completion_of([spoken[last]], "turns", required=True) if last else ""
 
 
-def _metric(metric: Mapping[str, Any], what: str) -> tuple[ImportedRating | None, ImportedOutcome | None]:
+def _metric(metric: JsonObject, what: str) -> tuple[ImportedRating | None, ImportedOutcome | None]:
     name = text_of(metric.get("name"), f"{what}.name", required=True)
     success, score = metric.get("success"), metric.get("score")
     judge = text_or_empty(metric.get("evaluationModel"))
@@ -280,7 +281,7 @@ _sample = Call(
 )
 
 
-def _openai_evals(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _openai_evals(row: JsonObject, line: int) -> Iterator[Record]:
     mapping_of(row.get("sample"), "sample")
     results = list_of(row.get("results") or [], "results")
     grades = [_grade(mapping_of(item, f"results[{i}]"), f"results[{i}]") for i, item in enumerate(results)]
@@ -293,7 +294,7 @@ def _openai_evals(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield record
 
 
-def _grade(result: Mapping[str, Any], what: str) -> tuple[ImportedRating | None, ImportedOutcome | None]:
+def _grade(result: JsonObject, what: str) -> tuple[ImportedRating | None, ImportedOutcome | None]:
     """A grader's verdict; its score beside it where it is in [0, 1], else as an outcome: each grader has its range."""
     name = text_of(at(result, "name || type || 'grader'"), f"{what}.name", required=True)
     score, passed = result.get("score"), result.get("passed")
@@ -340,7 +341,7 @@ CORRECTIONS = ("expected_response", "expected_output", "expected_answer")
 """Expectations of a person that are a better response; others are kept as metadata."""
 
 
-def _is_mlflow(row: Mapping[str, Any]) -> bool:
+def _is_mlflow(row: JsonObject) -> bool:
     info = row.get("info")
     if isinstance(info, Mapping) and ("data" in row or "assessments" in info):
         return "trace_id" in info or "request_id" in info
@@ -349,7 +350,7 @@ def _is_mlflow(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _mlflow(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _mlflow(row: JsonObject, line: int) -> Iterator[Record]:
     whole = json_value(row.get("trace"))
     trace = whole if isinstance(whole, Mapping) and "info" in whole else row
     info, data = (json_value(trace.get(name)) for name in ("info", "data"))
@@ -368,10 +369,10 @@ def _mlflow(row: Mapping[str, Any], line: int) -> Iterator[Record]:
             yield record
 
 
-def _mlflow_exchange(info: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[Any, Any]:
+def _mlflow_exchange(info: JsonObject, data: JsonObject) -> tuple[Any, Any]:
     """Prompt and response: of the chat model's last span, else the root's, else of the whole trace."""
-    chosen: Mapping[str, Any] | None = None
-    root: Mapping[str, Any] | None = None
+    chosen: JsonObject | None = None
+    root: JsonObject | None = None
     spans = json_value(data.get("spans"))
     for item in spans if isinstance(spans, list) else []:
         attributes = at(item, "attributes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import (
@@ -16,6 +15,7 @@ from feedback.transfer.formats.base import (
     rows_in_page,
 )
 from feedback.transfer.formats.calls import json_value, text_or_empty
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import Call
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import ImportedRating, Record, RowError, RowLeftOut, time_of
@@ -23,7 +23,7 @@ from feedback.transfer.formats.records import ImportedRating, Record, RowError, 
 THUMBS = {"true": "up", "false": "down"}
 
 
-def _helicone_feedback(row: Mapping[str, Any]) -> tuple[ImportedRating, ...]:
+def _helicone_feedback(row: JsonObject) -> tuple[ImportedRating, ...]:
     """The user's feedback is a thumb."""
     rating = row.get("feedback_rating")
     if rating in (None, ""):
@@ -101,7 +101,7 @@ LITELLM = row_format(
 )
 
 
-def _is_portkey(row: Mapping[str, Any]) -> bool:
+def _is_portkey(row: JsonObject) -> bool:
     if "request.body" in row and "response.body" in row:
         return True
     parts = (row.get("request"), row.get("response"))
@@ -152,7 +152,7 @@ _flywheel_call = Call(
 )
 
 
-def _is_flywheel(row: Mapping[str, Any]) -> bool:
+def _is_flywheel(row: JsonObject) -> bool:
     names = ("request", "response") if "request" in row else ("input", "output")
     if "workload_id" in row and "request" in row:
         return True
@@ -162,7 +162,7 @@ def _is_flywheel(row: Mapping[str, Any]) -> bool:
     return "messages" in request and ("choices" in response or "error" in response)
 
 
-def _flywheel(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _flywheel(row: JsonObject, line: int) -> Iterator[Record]:
     workload = text_or_empty(row.get("workload_id"))
     return _flywheel_call(row, line, tags=(workload[:100],) if workload else ())
 
@@ -183,7 +183,7 @@ _completion = Call(
 )
 
 
-def _is_completion(row: Mapping[str, Any]) -> bool:
+def _is_completion(row: JsonObject) -> bool:
     return row.get("object") == "chat.completion"
 
 
@@ -202,7 +202,7 @@ def _read_stored(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             prompts.add(completion, [int(number) if number.isdigit() else 0, row])
     alone = next(iter(prompts), None) is None
 
-    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records(row: JsonObject, line: int) -> Iterator[Record]:
         if not _is_completion(row):
             if any_completion:
                 return

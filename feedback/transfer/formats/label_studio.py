@@ -10,7 +10,7 @@ from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import WatchedRow, key_of, row_format, thumb_of, verdicts_read
-from feedback.transfer.formats.cells import Cell, json_of, listed
+from feedback.transfer.formats.cells import Cell, JsonObject, json_of, listed
 from feedback.transfer.formats.columns import is_verdict
 from feedback.transfer.formats.declared import at
 from feedback.transfer.formats.labelling import (
@@ -77,7 +77,7 @@ class Answer:
     """What it is about: the names of the template's tags."""
 
     @classmethod
-    def of(cls, result: Mapping[str, Any]) -> Answer:
+    def of(cls, result: JsonObject) -> Answer:
         kind = str(result.get("type") or "")
         value = mapping_of(result.get("value") or {}, "result.value").get(VALUES.get(kind, kind))
         return cls(str(result.get("from_name") or ""), kind, value, str(result.get("to_name") or ""))
@@ -94,7 +94,7 @@ class Annotation:
 
     line: int
     key: str
-    about: Mapping[str, Any]
+    about: JsonObject
 
     def decision(
         self, messages: list[Message], response: Any, answers: Iterable[Answer] = ()
@@ -106,12 +106,12 @@ class Annotation:
         )
 
 
-def _is_label_studio(row: Mapping[str, Any]) -> bool:
+def _is_label_studio(row: JsonObject) -> bool:
     task = "data" in row and isinstance(json_of(row.get("annotations")), list)
     return task or ("annotation_id" in row and "annotator" in row)
 
 
-def _label_studio(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _label_studio(row: JsonObject, line: int) -> Iterator[Record]:
     if "annotations" not in row:
         yield from _json_min(row, line)
         return
@@ -150,7 +150,7 @@ def _rater(value: Any) -> str:
     return value if isinstance(value, str) else f"annotator {value}"
 
 
-def _task(data: Mapping[str, Any], answers: list[Answer], place: Annotation) -> Iterator[Record]:
+def _task(data: JsonObject, answers: list[Answer], place: Annotation) -> Iterator[Record]:
     prompt = prompt_field(data)
     pairwise = [answer for answer in answers if answer.kind == "pairwise"]
     ratings = [answer for answer in answers if answer.kind in ("rating", "choices", "textarea")]
@@ -178,7 +178,7 @@ def _task(data: Mapping[str, Any], answers: list[Answer], place: Annotation) -> 
         )
 
 
-def _rating_of(answers: Iterable[Answer], about: Mapping[str, Any]) -> ImportedRating:
+def _rating_of(answers: Iterable[Answer], about: JsonObject) -> ImportedRating:
     found = Answers()
     for answer in answers:
         if answer.kind == "rating":
@@ -192,9 +192,7 @@ def _rating_of(answers: Iterable[Answer], about: Mapping[str, Any]) -> ImportedR
     return found.rating(**about)
 
 
-def _chat_records(
-    data: Mapping[str, Any], results: list[Mapping[str, Any]], place: Annotation
-) -> Iterator[Record]:
+def _chat_records(data: JsonObject, results: list[JsonObject], place: Annotation) -> Iterator[Record]:
     """A conversation held while annotating; a verdict on a message shares its id with it."""
     opening = data.get("chat")
     history: list[Message] = messages_of(opening, "data.chat") if opening else []
@@ -218,7 +216,7 @@ def _chat_records(
         yield RowSkipped(place.line, place.key, "a chat without a rated response")
 
 
-def _json_min(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _json_min(row: JsonObject, line: int) -> Iterator[Record]:
     """Flattened: the task's fields and the answers side by side; a single choice or text stands there bare."""
     created_at = time_of(row.get("created_at"), "created_at")
     about = {"rater": _rater(row.get("annotator")), "created_at": created_at}

@@ -14,7 +14,7 @@ from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import WatchedRow, has, key_of, row_format, thumb_of, verdicts_read
-from feedback.transfer.formats.cells import json_of, listed
+from feedback.transfer.formats.cells import JsonObject, json_of, listed
 from feedback.transfer.formats.columns import NAMES, normal
 from feedback.transfer.formats.records import (
     SYSTEM_COLUMNS,
@@ -56,7 +56,7 @@ NOTES = ("note", "comment", "remark")
 """In the name of a text question: whatever is written there is no verdict."""
 
 
-def prompt_field(fields: Mapping[str, Any]) -> str:
+def prompt_field(fields: JsonObject) -> str:
     """The name of the prompt. Raises RowError, naming the fields there are."""
     named = [name for name in PROMPTS if name in fields and _is_text(dict(fields)[name])]
     if not named:
@@ -66,7 +66,7 @@ def prompt_field(fields: Mapping[str, Any]) -> str:
     return named[0]
 
 
-def answer_fields(fields: Mapping[str, Any], prompt: str) -> list[str]:
+def answer_fields(fields: JsonObject, prompt: str) -> list[str]:
     """The names of the texts beside the prompt, in their order: those that are called alike (answer1, answer2), where
     some are; else those with a usual name of a response."""
     texts = [
@@ -78,7 +78,7 @@ def answer_fields(fields: Mapping[str, Any], prompt: str) -> list[str]:
     return alike or [name for name in texts if normal(name) in NAMES["response"]] or texts
 
 
-def two_answers(fields: Mapping[str, Any], prompt: str, first: str = "") -> tuple[str, str]:
+def two_answers(fields: JsonObject, prompt: str, first: str = "") -> tuple[str, str]:
     """The names of the two answers, left one first; `first` says which that is, where anything does."""
     names = answer_fields(fields, prompt)
     if len(names) != 2:
@@ -88,14 +88,14 @@ def two_answers(fields: Mapping[str, Any], prompt: str, first: str = "") -> tupl
     return names[0], names[1]
 
 
-def one_answer(fields: Mapping[str, Any], prompt: str) -> str:
+def one_answer(fields: JsonObject, prompt: str) -> str:
     names = answer_fields(fields, prompt)
     if len(names) != 1:
         raise RowError(f"expected one answer beside {prompt!r}, found {', '.join(names) or 'none'}")
     return names[0]
 
 
-def prompt_messages(fields: Mapping[str, Any], prompt: str) -> list[Message]:
+def prompt_messages(fields: JsonObject, prompt: str) -> list[Message]:
     """The prompt, after the system prompt that stands beside it."""
     return with_system(system_in(fields), messages_of(json_of(fields[prompt]), prompt), prompt)
 
@@ -155,14 +155,14 @@ class Answers:
 RECORD_KEYS = ("id", "status", "_server_id", "inserted_at", "updated_at")
 
 
-def recognises(row: Mapping[str, Any]) -> bool:
+def recognises(row: JsonObject) -> bool:
     if isinstance(row.get("fields"), Mapping) and isinstance(row.get("responses"), Mapping):
         return True
     # a record nobody answered has no column of responses
     return has(row, "_server_id") and ("status" in row or any(name.endswith(".responses") for name in row))
 
 
-def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def records(row: JsonObject, line: int) -> Iterator[Record]:
     key = key_of(row)
     nested = "fields" in row
     if nested:  # flattened, the names of columns are those of the questions
@@ -214,7 +214,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, "a record without submitted responses")
 
 
-def _response_values(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _response_values(row: JsonObject) -> Iterator[tuple[str, Any, str]]:
     """(question, value, rater) of every response."""
     for question, answers in mapping_of(row.get("responses"), "responses").items():
         for item in list_of(answers, f"responses.{question}"):
@@ -223,7 +223,7 @@ def _response_values(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
                 yield question, answer.get("value"), str(answer.get("user_id") or "")
 
 
-def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _flat(row: JsonObject) -> Iterator[tuple[str, Any, str]]:
     for name in row:
         if not name.endswith(".responses") or row[name] is None:
             continue
@@ -240,7 +240,7 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
                 yield question, value, str(user or "")
 
 
-def _flat_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flat_fields(row: JsonObject) -> dict[str, Any]:
     """The fields of a flattened record: what is neither its own nor of a question. Metadata stands among them, and
     cannot be told from fields: answers that are called alike are preferred to it."""
     return {name: value for name, value in row.items() if name not in RECORD_KEYS and "." not in name}

@@ -10,7 +10,7 @@ are lost: prefer the export of the scores.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from feedback.transfer.formats.base import (
     rows_in_page,
 )
 from feedback.transfer.formats.calls import NO_RESPONSE, json_value, text_or_empty
-from feedback.transfer.formats.cells import listed
+from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.declared import Call, Scores, at
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
@@ -57,13 +57,13 @@ _is_table_score = holds("traceId name dataType", "trace_id name data_type string
 _is_listed_score = holds("name value")
 
 
-def _is_score(row: Mapping[str, Any]) -> bool:
+def _is_score(row: JsonObject) -> bool:
     if isinstance(row.get("data"), list) and "meta" in row:  # a page of the API
         return not row["data"] or any(map(_is_listed_score, rows_in_page(row)))
     return _is_table_score(row)
 
 
-def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _score(row: JsonObject, line: int) -> Iterator[Record]:
     if "data_type" in row:
         row = {CAMEL.get(name, name): value for name, value in row.items()}
     if row.get("dataType") not in TYPES:
@@ -93,7 +93,7 @@ def _score(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     yield ImportedReference(line, key_of(row), target, rating, also=also)
 
 
-def _verdict(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _verdict(row: JsonObject, name: str) -> dict[str, Any]:
     """What a score says, by its type. Raises RowError."""
     kind, value = row.get("dataType"), number_in(row.get("value"))
     if kind == "NUMERIC":
@@ -195,7 +195,7 @@ _observation_call = Call(
 )
 
 
-def _is_trace(row: Mapping[str, Any]) -> bool:
+def _is_trace(row: JsonObject) -> bool:
     if isinstance(row.get("data"), list) and "meta" in row:
         return any(map(_is_trace, rows_in_page(row)))
     if not {"id", "input", "output"} <= row.keys():
@@ -215,7 +215,7 @@ def _read_traces(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             if newest is None or changed >= newest[1]:
                 latest.add(str(row["id"]), [line, changed])
 
-    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records(row: JsonObject, line: int) -> Iterator[Record]:
         newest = latest.last(str(row.get("id")))
         if newest is not None and newest[0] != line:
             raise RowLeftOut("an older state of a row that comes again")
@@ -226,7 +226,7 @@ def _read_traces(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         yield from LANGFUSE.read(ratings_path, None)
 
 
-def _trace(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _trace(row: JsonObject, line: int) -> Iterator[Record]:
     call = row
     if row.get("output") in EMPTY or row.get("input") in EMPTY:
         # the last of the model's calls inside a trace that answered something
@@ -250,7 +250,7 @@ def _trace(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     )
 
 
-def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _observation(row: JsonObject, line: int) -> Iterator[Record]:
     if row.get("type") != "GENERATION":
         raise RowLeftOut(f"an observation of type {row.get('type')!s:.40}: decisions are generations")
     if row.get("output") in EMPTY:
@@ -260,7 +260,7 @@ def _observation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     yield from _observation_call(row, line, ratings=ratings, outcomes=outcomes)
 
 
-def _scores(row: Mapping[str, Any], columns: frozenset[str]) -> Iterator[NamedScore]:
+def _scores(row: JsonObject, columns: frozenset[str]) -> Iterator[NamedScore]:
     """The scores that the API lists, and a rating for each value of each score column; nobody knows whose they are."""
     for score, item in zip(_trace_scores.read(row), at(row, _trace_scores.items) or (), strict=True):
         author, is_truth = score.author, item.get("dataType") == "BOOLEAN"

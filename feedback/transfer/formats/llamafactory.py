@@ -28,7 +28,7 @@ from feedback.transfer.formats.base import (
     tools_of,
     verdicts_read,
 )
-from feedback.transfer.formats.cells import truth_of
+from feedback.transfer.formats.cells import JsonObject, truth_of
 from feedback.transfer.formats.columns import REJECTED, is_adverse, is_verdict, verdicts_in
 from feedback.transfer.formats.records import (
     FormatRefused,
@@ -117,12 +117,12 @@ class Layout:
             self.tags["system_tag"]: "system",
         }
 
-    def get(self, row: Mapping[str, Any], column: str) -> Any:
+    def get(self, row: JsonObject, column: str) -> Any:
         name = self.columns.get(column)
         return row.get(name) if name else None
 
 
-def recognises(row: Mapping[str, Any]) -> bool:
+def recognises(row: JsonObject) -> bool:
     verdict = _verdict_column(row)
     verdict = verdict if isinstance(row.get(verdict or ""), bool) else None
     if verdicts_in(row, used=("chosen", "rejected", verdict or "")) or (REJECTED - {"rejected"}) & set(row):
@@ -144,7 +144,7 @@ def names_file(path: Path) -> bool:
         return False
 
 
-def _entry(path: Path) -> Mapping[str, Any] | None:
+def _entry(path: Path) -> JsonObject | None:
     """The entry of a dataset_info.json beside the file that names it."""
     for info in sorted(path.parent.glob("*dataset_info.json")):
         if info == path:
@@ -173,7 +173,7 @@ def _layout(path: Path) -> Layout | None:
     )
 
 
-def _default_layout(row: Mapping[str, Any]) -> Layout:
+def _default_layout(row: JsonObject) -> Layout:
     """The default names, for a file nothing describes."""
     columns = dict(COLUMNS)
     if verdict := _verdict_column(row):
@@ -186,7 +186,7 @@ def _default_layout(row: Mapping[str, Any]) -> Layout:
     return Layout(columns, tags, sharegpt=columns["messages"] in row)
 
 
-def _verdict_column(row: Mapping[str, Any]) -> str | None:
+def _verdict_column(row: JsonObject) -> str | None:
     """The one column whose values are true and false, and whose name says that it is a verdict."""
     found = [
         key
@@ -201,7 +201,7 @@ def _verdict_column(row: Mapping[str, Any]) -> str | None:
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     described = _layout(path)
 
-    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records(row: JsonObject, line: int) -> Iterator[Record]:
         text_only(row)
         layout = described or _default_layout(row)
         if described is None:
@@ -211,7 +211,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     yield from each_row(path, records)
 
 
-def _alpaca(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Record]:
+def _alpaca(row: JsonObject, line: int, layout: Layout) -> Iterator[Record]:
     prompt = text_of(layout.get(row, "prompt"), layout.columns.get("prompt", "prompt"))
     if query := layout.get(row, "query"):
         prompt += "\n" + text_of(query, layout.columns["query"])
@@ -256,7 +256,7 @@ def _alpaca(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Recor
         yield demonstration(line, key_of(row), messages, text, reasoning=reasoning_in(row), metadata=metadata)
 
 
-def _sharegpt(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Record]:
+def _sharegpt(row: JsonObject, line: int, layout: Layout) -> Iterator[Record]:
     key, name = key_of(row), layout.columns.get("messages", "conversations")
     turns = [
         _turn(turn, f"{name}[{index}]", layout)
@@ -291,7 +291,7 @@ def _sharegpt(row: Mapping[str, Any], line: int, layout: Layout) -> Iterator[Rec
         yield demonstration(line, key, prompt, response, metadata=metadata)
 
 
-def _system(row: Mapping[str, Any], layout: Layout) -> list[Message]:
+def _system(row: JsonObject, layout: Layout) -> list[Message]:
     system = layout.get(row, "system") or system_in(row)
     return with_system(system, [], "system")
 
@@ -394,7 +394,7 @@ LLAMAFACTORY = Format(
 # --- Version 1: messages whose content is a list of {type, value} parts, with a loss weight each ------------
 
 
-def _is_v1(row: Mapping[str, Any]) -> bool:
+def _is_v1(row: JsonObject) -> bool:
     paired = has(row, "chosen_messages", "rejected_messages")
     messages = row["chosen_messages"] if paired else row.get("messages")
     if not isinstance(messages, list) or not messages or (not paired and verdicts_in(row)):
@@ -409,7 +409,7 @@ def _is_v1(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _v1(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _v1(row: JsonObject, line: int) -> Iterator[Record]:
     key, metadata = key_of(row), tools_of(row)
     if (info := row.get("extra_info")) not in (None, ""):
         metadata["extra_info"] = check_json(info, "extra_info")
@@ -432,7 +432,7 @@ def _v1(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     yield demonstration(line, key, messages[:last], completion, metadata=metadata)
 
 
-def _v1_messages(row: Mapping[str, Any], name: str) -> list[Message]:
+def _v1_messages(row: JsonObject, name: str) -> list[Message]:
     """Chat messages whose parts have their words, or the JSON of a call, under `value`. Raises RowError."""
     return messages_of(list_of(row.get(name), name), name)
 

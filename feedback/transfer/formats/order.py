@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from feedback.transfer.formats.arenas import ARENA, MTBENCH
 from feedback.transfer.formats.base import Format
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.chats import LIBRECHAT, OPEN_WEBUI, OPEN_WEBUI_CHATS
 from feedback.transfer.formats.data_sets import (
     ALPACAEVAL,
@@ -133,13 +134,11 @@ def _is_format(known: Format, found: Format) -> bool:
     return replace(known, recognises=found.recognises) == found
 
 
-def _guard_recognises(
-    name: str, recognises: Callable[[Mapping[str, Any]], bool]
-) -> Callable[[Mapping[str, Any]], bool]:
+def _guard_recognises(name: str, recognises: Callable[[JsonObject], bool]) -> Callable[[JsonObject], bool]:
     """`recognises`, which is asked about rows of every format: where it fails, the row is not its own."""
     seen: set[str] = set()
 
-    def recognises_safely(row: Mapping[str, Any]) -> bool:
+    def recognises_safely(row: JsonObject) -> bool:
         try:
             return bool(recognises(row))
         except Exception as error:

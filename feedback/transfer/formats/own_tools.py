@@ -10,6 +10,7 @@ from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, has, key_of, row_format, thumb_of, verdicts_read
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.files import DiskMultimap, rows
 from feedback.transfer.formats.records import (
     FormatRefused,
@@ -52,12 +53,12 @@ PROMPTS = ("messages", "prompt", "query")
 RESPONSES = ("response", "answer")
 
 
-def recognises(row: Mapping[str, Any]) -> bool:
+def recognises(row: JsonObject) -> bool:
     # a rating of another kind than up and down is a plain row's
     return "entry_id" in row and (row.get("rating") is None or bool(thumb_of(row["rating"])))
 
 
-def ratings_row(row: Mapping[str, Any]) -> bool:
+def ratings_row(row: JsonObject) -> bool:
     return not {"prompt", "messages", *RESPONSES} & set(row)
 
 
@@ -66,7 +67,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     if ratings_path:
         yield from _ratings(ratings_path, ratings)
 
-    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records(row: JsonObject, line: int) -> Iterator[Record]:
         key = _entry_id(row)
         if key in keys:
             raise RowError(f"entry_id {key!r} stands there twice")
@@ -103,14 +104,14 @@ def _ratings(path: Path, found: DiskMultimap) -> Iterator[RowRefused]:
         raise FormatRefused(f"{path}: expected ratings, found none")
 
 
-def _entry_id(row: Mapping[str, Any]) -> str:
+def _entry_id(row: JsonObject) -> str:
     value = row.get("entry_id")
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
         raise RowError(f"entry_id: expected a text or a number, found {value_excerpt(value)}")
     return str(value)
 
 
-def _rating(row: Mapping[str, Any]) -> ImportedRating:
+def _rating(row: JsonObject) -> ImportedRating:
     thumb = row.get("rating")
     if thumb not in ("up", "down"):
         raise RowError(f"rating: expected up or down, found {value_excerpt(thumb)}")
@@ -125,9 +126,7 @@ def _rating(row: Mapping[str, Any]) -> ImportedRating:
     )
 
 
-def _decision(
-    row: Mapping[str, Any], line: int, key: str, ratings: tuple[ImportedRating, ...]
-) -> ImportedDecision:
+def _decision(row: JsonObject, line: int, key: str, ratings: tuple[ImportedRating, ...]) -> ImportedDecision:
     prompt = next((name for name in PROMPTS if row.get(name) is not None), None)
     answer = next((name for name in RESPONSES if row.get(name) is not None), None)
     agent = row.get("agent")
@@ -230,11 +229,11 @@ SIMULATION = Format(
 # --- FeedbackCollector -------------------------------------------------------------------------------------
 
 
-def _is_collector(row: Mapping[str, Any]) -> bool:
+def _is_collector(row: JsonObject) -> bool:
     return has(row, "query", "response", "feedback_type")
 
 
-def _collector(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _collector(row: JsonObject, line: int) -> Iterator[Record]:
     metadata = dict(mapping_of(check_json(row.get("metadata") or {}, "metadata"), "metadata"))
     created_at = time_of(row.get("timestamp"), "timestamp")
     rating = _verdict(row)
@@ -256,7 +255,7 @@ def _collector(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     )
 
 
-def _verdict(row: Mapping[str, Any]) -> dict[str, Any]:
+def _verdict(row: JsonObject) -> dict[str, Any]:
     """Thumb, stars or score: what the type says the number is."""
     kind, value = text_of(row.get("feedback_type"), "feedback_type"), row.get("rating")
     if thumb := thumb_of(kind):

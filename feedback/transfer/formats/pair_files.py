@@ -10,6 +10,7 @@ from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import has, key_of, preference, row_format
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -44,14 +45,14 @@ LAST = "\n\nAssistant:"
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 
-def _is_hh(row: Mapping[str, Any]) -> bool:
+def _is_hh(row: JsonObject) -> bool:
     return has(row, "chosen", "rejected") and all(
         isinstance(row[key], str) and row[key].startswith("\n\nHuman:") and LAST in row[key]
         for key in ("chosen", "rejected")
     )
 
 
-def _hh(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _hh(row: JsonObject, line: int) -> Iterator[Record]:
     prompt, chosen = _split(row.get("chosen"), "chosen")
     other_prompt, rejected = _split(row.get("rejected"), "rejected")
     if not chosen:
@@ -118,15 +119,15 @@ HH = row_format("hh", "Anthropic hh-rlhf", _is_hh, _hh, HH_SHAPES, verdicts=("ch
 PROMPTERS = {"prompter": "user", "assistant": "assistant"}
 
 
-def _is_oasst(row: Mapping[str, Any]) -> bool:
+def _is_oasst(row: JsonObject) -> bool:
     return "message_tree_id" in row and isinstance(row.get("prompt"), Mapping)
 
 
-def _oasst(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _oasst(row: JsonObject, line: int) -> Iterator[Record]:
     root = mapping_of(row.get("prompt"), "prompt")
     any_record = False
     # depth first with a stack of our own: a long conversation must not exhaust Python's
-    waiting: list[tuple[Mapping[str, Any], list[Message]]] = [(root, [])]
+    waiting: list[tuple[JsonObject, list[Message]]] = [(root, [])]
     while waiting:
         node, before = waiting.pop()
         messages = [*before, _message(node)]
@@ -141,7 +142,7 @@ def _oasst(row: Mapping[str, Any], line: int) -> Iterator[Record]:
 
 
 def _comparisons_by_rank(
-    replies: list[Mapping[str, Any]], messages: list[Message], line: int
+    replies: list[JsonObject], messages: list[Message], line: int
 ) -> Iterator[ImportedComparison]:
     """The better over the worse of each two ranked replies."""
     replies_by_rank = sorted(
@@ -171,14 +172,14 @@ def _comparisons_by_rank(
         )
 
 
-def _rank(node: Mapping[str, Any]) -> int | None:
+def _rank(node: JsonObject) -> int | None:
     rank = node.get("rank")
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
         raise RowError(f"rank: expected a whole number, found {value_excerpt(rank)}")
     return rank
 
 
-def _message(node: Mapping[str, Any]) -> Message:
+def _message(node: JsonObject) -> Message:
     role = PROMPTERS.get(str(node.get("role")))
     if role is None:
         raise RowError(f"role: expected prompter or assistant, found {value_excerpt(node.get('role'))}")
@@ -244,11 +245,11 @@ OASST = row_format(
 ANNOTATED = {0: "tie", 1: "left", 2: "right"}
 
 
-def _is_pandalm(row: Mapping[str, Any]) -> bool:
+def _is_pandalm(row: JsonObject) -> bool:
     return has(row, "instruction", "response1", "response2", "annotator1")
 
 
-def _pandalm(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _pandalm(row: JsonObject, line: int) -> Iterator[Record]:
     parts = [text_of(row.get(name) or "", name) for name in ("instruction", "input")]
     prompt = "\n".join(part for part in parts if part)
     if not prompt.strip():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from feedback.storage.bodies import Body, Field
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -64,7 +65,7 @@ TRACE_KEYS = ("id", *TRACE.names, "created_at")
 KEYS = {"decision": DECISION_KEYS, "comparison": COMPARISON_KEYS, "trace": TRACE_KEYS}
 
 
-def recognises(row: Mapping[str, Any]) -> bool:
+def recognises(row: JsonObject) -> bool:
     if row.get("type") == "decision":
         return has(row, "messages", "response")
     if row.get("type") == "trace":
@@ -72,7 +73,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
     return row.get("type") == "comparison" and has(row, "left", "right", "preference")
 
 
-def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def records(row: JsonObject, line: int) -> Iterator[Record]:
     kind = row.get("type")
     if kind not in TYPES:
         raise RowError(f"type: expected {', '.join(TYPES[:-1])} or {TYPES[-1]}, found {value_excerpt(kind)}")
@@ -83,12 +84,12 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield _decision(row, line) if kind == "decision" else _comparison(row, line)
 
 
-def _check_keys(row: Mapping[str, Any], names: tuple[str, ...], where: str = "") -> None:
+def _check_keys(row: JsonObject, names: tuple[str, ...], where: str = "") -> None:
     if unknown := sorted(set(row) - set(names)):
         raise RowError(f"{where}unknown keys {', '.join(unknown)[:200]}: nothing may be lost in reading")
 
 
-def _trace(row: Mapping[str, Any], line: int) -> ImportedTrace:
+def _trace(row: JsonObject, line: int) -> ImportedTrace:
     return ImportedTrace(
         line=line,
         key=key_of(row),
@@ -98,7 +99,7 @@ def _trace(row: Mapping[str, Any], line: int) -> ImportedTrace:
     )
 
 
-def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
+def _decision(row: JsonObject, line: int) -> ImportedDecision:
     return ImportedDecision(
         line=line,
         key=key_of(row),
@@ -118,7 +119,7 @@ def _decision(row: Mapping[str, Any], line: int) -> ImportedDecision:
     )
 
 
-def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
+def _rating(row: JsonObject, where: str) -> ImportedRating:
     _check_keys(row, RATING_KEYS, where)
     return ImportedRating(
         id=_id(row.get("id"), f"{where}id"),
@@ -128,7 +129,7 @@ def _rating(row: Mapping[str, Any], where: str) -> ImportedRating:
     )
 
 
-def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
+def _outcome(row: JsonObject, where: str) -> ImportedOutcome:
     _check_keys(row, OUTCOME_KEYS, where)
     return ImportedOutcome(
         id=_id(row.get("id"), f"{where}id"),
@@ -137,7 +138,7 @@ def _outcome(row: Mapping[str, Any], where: str) -> ImportedOutcome:
     )
 
 
-def _comparison(row: Mapping[str, Any], line: int) -> ImportedComparison:
+def _comparison(row: JsonObject, line: int) -> ImportedComparison:
     left, right = _id(row.get("left"), "left"), _id(row.get("right"), "right")
     if left is None or right is None:
         raise RowError("left and right: expected the ids of two decisions")
@@ -153,7 +154,7 @@ def _comparison(row: Mapping[str, Any], line: int) -> ImportedComparison:
     )
 
 
-def _facts(row: Mapping[str, Any], body: Body, where: str = "") -> dict[str, Any]:
+def _facts(row: JsonObject, body: Body, where: str = "") -> dict[str, Any]:
     """The declared fields of a row, as far as their types go; what is in them is checked when they are recorded."""
     return {field.name: _value(row.get(field.name), field, where + field.name) for field in body}
 
@@ -220,12 +221,12 @@ def _id(value: Any, what: str) -> uuid.UUID | None:
     return found
 
 
-def _text(row: Mapping[str, Any], name: str, where: str = "") -> str:
+def _text(row: JsonObject, name: str, where: str = "") -> str:
     value = row.get(name)
     return "" if value is None else text_of(value, where + name)
 
 
-def _flag(row: Mapping[str, Any], name: str, where: str = "") -> bool:
+def _flag(row: JsonObject, name: str, where: str = "") -> bool:
     value = row.get(name, False)
     if not isinstance(value, bool):
         raise RowError(f"{where}{name}: expected true or false, found {value_excerpt(value)}")

@@ -20,7 +20,15 @@ from feedback.messages import (
 )
 from feedback.storage.facts import ComparisonFacts, DecisionFacts, OutcomeFacts, RatingFacts, TraceFacts
 from feedback.storage.responses import Completion, Message, value_excerpt
-from feedback.transfer.formats.cells import Cell, is_unread_chat, json_of, listed, normal, number_in
+from feedback.transfer.formats.cells import (
+    Cell,
+    JsonObject,
+    is_unread_chat,
+    json_of,
+    listed,
+    normal,
+    number_in,
+)
 
 
 class FormatRefused(ValueError):
@@ -187,7 +195,7 @@ Record: TypeAlias = (
 # --- Reading values that others wrote ----------------------------------------------------------------------
 
 
-def mapping_of(value: Any, what: str) -> Mapping[str, Any]:
+def mapping_of(value: Any, what: str) -> JsonObject:
     """An object, in a cell as JSON. Raises RowError."""
     value = json_of(value) if isinstance(value, Cell) else value
     if not isinstance(value, Mapping):
@@ -258,7 +266,7 @@ SYSTEM_COLUMNS = listed(
 """Names of a system prompt beside the messages, as `normal` writes them."""
 
 
-def system_in(row: Mapping[str, Any]) -> Any:
+def system_in(row: JsonObject) -> Any:
     """The system prompt that stands beside the messages of a row or a request; None where there is none."""
     named = {normal(str(name)): name for name, value in row.items() if value not in (None, "", [], {})}
     return next((row[named[name]] for name in SYSTEM_COLUMNS if name in named), None)

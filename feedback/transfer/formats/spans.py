@@ -23,7 +23,7 @@ from feedback.transfer.formats.base import (
     rows_in_page,
 )
 from feedback.transfer.formats.calls import json_value, object_or_empty, text_or_empty
-from feedback.transfer.formats.cells import listed
+from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.declared import Call, Scores, at, slug
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
@@ -77,7 +77,7 @@ def _read_otlp(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return decisions_first(path, ratings_path, _otlp, verdicts=())
 
 
-def _otlp(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _otlp(row: JsonObject, line: int) -> Iterator[Record]:
     for outer, scoped, inner, read in (
         ("resourceSpans", "scopeSpans", "spans", _otlp_span),
         ("resourceLogs", "scopeLogs", "logRecords", _otlp_log),
@@ -91,7 +91,7 @@ def _otlp(row: Mapping[str, Any], line: int) -> Iterator[Record]:
                     yield from attempt(line, key, partial(read, item, line, agent))
 
 
-def _objects(value: Any, what: str) -> Iterator[Mapping[str, Any]]:
+def _objects(value: Any, what: str) -> Iterator[JsonObject]:
     for index, item in enumerate(list_of(value if value is not None else [], what)):
         yield mapping_of(item, f"{what}[{index}]")
 
@@ -130,13 +130,13 @@ def _seconds(value: Any, what: str) -> float | None:
     return int(value) / 1e9
 
 
-def _otlp_names(item: Mapping[str, Any]) -> tuple[str, str]:
+def _otlp_names(item: JsonObject) -> tuple[str, str]:
     """(id of the span, id of its trace)."""
     span_id, trace = (text_of(item.get(name) or "", name).lower() for name in ("spanId", "traceId"))
     return span_id, trace
 
 
-def _otlp_span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
+def _otlp_span(span: JsonObject, line: int, agent: str) -> Iterator[Record]:
     attributes, (span_id, trace) = _attributes(span.get("attributes")), _otlp_names(span)
     yield from attempt(line, span_id, lambda: _otlp_decision(span, line, attributes, agent))
     for event in _objects(span.get("events"), "events"):
@@ -145,9 +145,7 @@ def _otlp_span(span: Mapping[str, Any], line: int, agent: str) -> Iterator[Recor
             yield from attempt(line, span_id, partial(_otlp_log, record, line, agent))
 
 
-def _otlp_decision(
-    span: Mapping[str, Any], line: int, attributes: dict[str, Any], agent: str
-) -> Iterator[Record]:
+def _otlp_decision(span: JsonObject, line: int, attributes: dict[str, Any], agent: str) -> Iterator[Record]:
     (span_id, trace), operation = _otlp_names(span), attributes.get("gen_ai.operation.name")
     prompt, answers = (json_value(attributes.get(f"gen_ai.{name}.messages")) for name in ("input", "output"))
     if prompt is None and answers is None:
@@ -175,7 +173,7 @@ def _otlp_decision(
     yield from _otlp_call(seen, line, request=request, answer={"choices": choices}, **more)
 
 
-def _older(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> tuple[Any, Any]:
+def _older(attributes: JsonObject, span: JsonObject) -> tuple[Any, Any]:
     """Messages as older instrumentations write them: attributes `gen_ai.prompt.N.content`, or an event per message."""
     prompts, answers = (_indexed(attributes, f"gen_ai.{name}") for name in ("prompt", "completion"))
     for event in _objects(span.get("events"), "events"):
@@ -189,7 +187,7 @@ def _older(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> tuple[Any,
     return prompts or None, answers or None
 
 
-def _indexed(attributes: Mapping[str, Any], name: str, element: str = "") -> list[dict[str, Any]]:
+def _indexed(attributes: JsonObject, name: str, element: str = "") -> list[dict[str, Any]]:
     """The objects whose keys stand under name.0.key (or name.0.element.key), in their order; or of a list there."""
     listed = json_value(attributes.get(name))
     if isinstance(listed, list):
@@ -203,7 +201,7 @@ def _indexed(attributes: Mapping[str, Any], name: str, element: str = "") -> lis
     return [found[number] for number in sorted(found)]
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(value: JsonObject, prefix: str = "") -> dict[str, Any]:
     """An object within objects as one, under dotted names."""
     found: dict[str, Any] = {}
     for key, item in value.items():
@@ -211,7 +209,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _otlp_log(record: Mapping[str, Any], line: int, agent: str) -> Iterator[Record]:
+def _otlp_log(record: JsonObject, line: int, agent: str) -> Iterator[Record]:
     attributes, (span_id, trace) = _attributes(record.get("attributes")), _otlp_names(record)
     if (record.get("eventName") or attributes.get("event.name")) != EVALUATION:
         raise RowLeftOut("a log record that is no evaluation")
@@ -259,7 +257,7 @@ ANNOTATION = listed(
 """Columns of an annotation that look like a verdict and are one."""
 
 
-def _is_phoenix(row: Mapping[str, Any]) -> bool:
+def _is_phoenix(row: JsonObject) -> bool:
     return any(map(_is_phoenix_row, rows_in_page(row)))
 
 
@@ -278,7 +276,7 @@ def _read_phoenix(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             if _kind(row, _phoenix_attributes(row)) == "LLM":
                 models.add(trace)
 
-    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records(row: JsonObject, line: int) -> Iterator[Record]:
         if "annotator_kind" in row:
             return _phoenix_annotation(row, line)
         return _phoenix_span(row, line, models, roots)
@@ -286,19 +284,17 @@ def _read_phoenix(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return decisions_first(path, ratings_path, records, verdicts=ANNOTATION, pages=True)
 
 
-def _phoenix_names(span: Mapping[str, Any]) -> tuple[str, str]:
+def _phoenix_names(span: JsonObject) -> tuple[str, str]:
     """(id of the span, id of its trace)."""
     own = at(span, 'context.span_id || "context.span_id"')
     return text_or_empty(own), text_or_empty(at(span, 'context.trace_id || "context.trace_id"'))
 
 
-def _kind(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
+def _kind(span: JsonObject, attributes: JsonObject) -> Any:
     return attributes.get("openinference.span.kind") or span.get("span_kind")
 
 
-def _phoenix_span(
-    row: Mapping[str, Any], line: int, models: DiskMultimap, roots: DiskMultimap
-) -> Iterator[Record]:
+def _phoenix_span(row: JsonObject, line: int, models: DiskMultimap, roots: DiskMultimap) -> Iterator[Record]:
     attributes, (span_id, trace) = _phoenix_attributes(row), _phoenix_names(row)
     if not span_id:
         raise RowError("context.span_id: expected the id of the span, found none")
@@ -330,7 +326,7 @@ def _phoenix_span(
     yield from _phoenix_call(seen, line, request=prompt, answer=answer)
 
 
-def _phoenix_attributes(row: Mapping[str, Any]) -> dict[str, Any]:
+def _phoenix_attributes(row: JsonObject) -> dict[str, Any]:
     """The attributes under their dotted names, wherever they stand; of a data frame those columns that hold some."""
     value = json_value(row.get("attributes"))
     found = _flat(value) if isinstance(value, Mapping) else {}
@@ -339,13 +335,13 @@ def _phoenix_attributes(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in found.items() if item is not None}
 
 
-def _phoenix_messages(attributes: Mapping[str, Any], name: str) -> list[Message]:
+def _phoenix_messages(attributes: JsonObject, name: str) -> list[Message]:
     """Messages whose parts stand under name.0.message.role and the like, or as one list of such objects."""
     parts = _indexed(attributes, name, "message")
     return [_phoenix_message(item, f"{name}.{index}") for index, item in enumerate(parts)]
 
 
-def _phoenix_message(parts: Mapping[str, Any], what: str) -> Message:
+def _phoenix_message(parts: JsonObject, what: str) -> Message:
     message: Message = {"role": parts.get("role"), "content": parts.get("content")}
     texts: list[Any] = []
     for part in _indexed(parts, "contents", "message_content"):
@@ -369,7 +365,7 @@ def _phoenix_message(parts: Mapping[str, Any], what: str) -> Message:
     return message | {key: value for key, value in more.items() if value}
 
 
-def _phoenix_annotation(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _phoenix_annotation(row: JsonObject, line: int) -> Iterator[Record]:
     target = row.get("span_id") or row.get("context.span_id") or row.get("trace_id")
     if not target:
         raise RowLeftOut("an annotation of a session, not of a span or trace")

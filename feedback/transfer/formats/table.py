@@ -22,7 +22,7 @@ from feedback.transfer.formats.base import (
     key_of,
     text_only,
 )
-from feedback.transfer.formats.cells import is_chat, json_of
+from feedback.transfer.formats.cells import JsonObject, is_chat, json_of
 from feedback.transfer.formats.columns import ABSENT, NAMES, PAIRS, REJECTED, ColumnMap, normal, value_at
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.layouts import METADATA_COLUMNS, TableLayout, layout_of
@@ -54,7 +54,7 @@ EMPTY_CELLS = ("", "nan", "none", "null", "n/a")
 """Texts that programs write into an empty cell."""
 
 
-def recognises(row: Mapping[str, Any]) -> bool:
+def recognises(row: JsonObject) -> bool:
     names = {normal(str(name)) for name in row}
     prompt = bool(names & {*NAMES["prompt"], *NAMES["messages"]})
     if "messages" in names or "conversations" in names or names & REJECTED:
@@ -75,7 +75,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     yield from table_open(path, None).records()
 
 
-def records(layout: TableLayout, row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def records(layout: TableLayout, row: JsonObject, line: int) -> Iterator[Record]:
     """Records of one row. Raises RowError."""
     text_only(row)
     cells = _Cells(layout, row)
@@ -95,7 +95,7 @@ class OddVerdict(RowError):
 class _Cells:
     """The values of a row by what they are."""
 
-    def __init__(self, layout: TableLayout, row: Mapping[str, Any]) -> None:
+    def __init__(self, layout: TableLayout, row: JsonObject) -> None:
         self.layout, self.row = layout, row
 
     def name(self, field: str) -> str:

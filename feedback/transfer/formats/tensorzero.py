@@ -17,6 +17,7 @@ from typing import Any
 
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import slug
 from feedback.transfer.formats.files import DiskMultimap, rows
 from feedback.transfer.formats.records import (
@@ -48,13 +49,13 @@ from feedback.transfer.formats.writers import (
 )
 
 
-def recognises(row: Mapping[str, Any]) -> bool:
+def recognises(row: JsonObject) -> bool:
     if has(row, "function_name", "variant_name", "input", "output"):
         return True
     return has(row, "target_id", "value") or has(row, "inference_id", "value", "id")
 
 
-def ratings_row(row: Mapping[str, Any]) -> bool:
+def ratings_row(row: JsonObject) -> bool:
     return "function_name" not in row
 
 
@@ -69,7 +70,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             inferences.add(str(row.value.get("episode_id")))
             known.add(str(row.value.get("id")))
 
-    def verdicts_of_row(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def verdicts_of_row(row: JsonObject, line: int) -> Iterator[Record]:
         record = _feedback(row, line)
         target = record.reference
         if target in known or inferences.count(target) == 1:
@@ -85,7 +86,7 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         if isinstance(record, RowRefused):
             yield RowRefused(record.line, record.key, f"{ratings_path}: {record.reason}", record.broken)
 
-    def decisions(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def decisions(row: JsonObject, line: int) -> Iterator[Record]:
         targets = (str(row.get("id")), str(row.get("episode_id")))
         ratings = (_feedback(said_of, line).rating for target in targets for said_of in feedback.all(target))
         yield _inference(row, line, tuple(ratings))
@@ -93,16 +94,14 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     yield from each_row(path, decisions, verdicts=())
 
 
-def _records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _records(row: JsonObject, line: int) -> Iterator[Record]:
     if "function_name" in row:
         yield _inference(row, line)
     else:
         yield _feedback(row, line)
 
 
-def _inference(
-    row: Mapping[str, Any], line: int, ratings: tuple[ImportedRating, ...] = ()
-) -> ImportedDecision:
+def _inference(row: JsonObject, line: int, ratings: tuple[ImportedRating, ...] = ()) -> ImportedDecision:
     model_input = mapping_of(_decode_json(row.get("input"), "input"), "input")
     messages: list[Message] = []
     if (system := model_input.get("system")) is not None:
@@ -135,7 +134,7 @@ def _inference(
     )
 
 
-def _feedback(row: Mapping[str, Any], line: int) -> ImportedReference:
+def _feedback(row: JsonObject, line: int) -> ImportedReference:
     target = row.get("target_id", row.get("inference_id"))
     name, value = row.get("metric_name"), row.get("value")
     own = uuid_of(row.get("id"))
@@ -179,7 +178,7 @@ def _decode_json(value: Any, what: str) -> Any:
         raise RowError(f"{what}: expected JSON, found {value_excerpt(value)}: {error}") from None
 
 
-def _turn(turn: Mapping[str, Any], what: str) -> list[Message]:
+def _turn(turn: JsonObject, what: str) -> list[Message]:
     """One turn as messages of ours: results of tools are messages of their own there, parts of a turn here."""
     role, content = text_of(turn.get("role"), f"{what}.role"), turn.get("content")
     if isinstance(content, str):
@@ -208,7 +207,7 @@ def _turn(turn: Mapping[str, Any], what: str) -> list[Message]:
     return [*results, *spoken]
 
 
-def _block_text(part: Mapping[str, Any], where: str) -> str:
+def _block_text(part: JsonObject, where: str) -> str:
     kind = part.get("type")
     if kind not in ("text", "raw_text", "template"):
         raise RowError(f"{where}: only text and tools can be read, found {value_excerpt(kind)}")
@@ -225,7 +224,7 @@ def _text_or_json(value: Any, what: str) -> str:
     return json.dumps(check_json(value, what), ensure_ascii=False)
 
 
-def _call(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _call(part: JsonObject, where: str) -> dict[str, Any]:
     name = part.get("name") or part.get("raw_name")
     arguments = part.get("arguments") if part.get("arguments") is not None else part.get("raw_arguments")
     return {

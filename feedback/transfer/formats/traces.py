@@ -25,6 +25,7 @@ from feedback.transfer.formats.base import (
     row_format,
 )
 from feedback.transfer.formats.calls import answer_of, object_or_empty, plain_text, text_or_empty
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import Call, Scores, at
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
@@ -72,7 +73,7 @@ GROUP_KEYS = ("id", "run_id", "score")
 """Of feedback in a group: what must be remembered until the rest of the group is read."""
 
 
-def _is_queue(row: Mapping[str, Any]) -> bool:
+def _is_queue(row: JsonObject) -> bool:
     return isinstance(row.get("queue"), Mapping) and "queue_type" in row["queue"] and "runs" in row
 
 
@@ -91,7 +92,7 @@ def _read_langsmith(path: Path, ratings_path: Path | None) -> Iterator[Record]:
                 str(row["feedback_group_id"]), {"line": line} | {name: row.get(name) for name in GROUP_KEYS}
             )
 
-    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records(row: JsonObject, line: int) -> Iterator[Record]:
         if _is_queue(row):
             keys = ", ".join(str(key) for key in at(row, "queue.rubric_items[].feedback_key") or [])
             raise RowError(
@@ -110,7 +111,7 @@ def _read_langsmith(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return decisions_first(path, ratings_path, records, verdicts)
 
 
-def _langsmith_run(row: Mapping[str, Any], line: int, answered: DiskMultimap) -> Iterator[Record]:
+def _langsmith_run(row: JsonObject, line: int, answered: DiskMultimap) -> Iterator[Record]:
     kind, trace = row.get("run_type"), text_or_empty(row.get("trace_id"))
     if not row.get("outputs"):
         raise RowLeftOut(f"no response{' (error)' if row.get('error') else ''}")
@@ -119,7 +120,7 @@ def _langsmith_run(row: Mapping[str, Any], line: int, answered: DiskMultimap) ->
     return _run(row, line)
 
 
-def _langsmith_feedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _langsmith_feedback(row: JsonObject, line: int) -> Iterator[Record]:
     if row.get("run_id") is None:
         raise RowLeftOut("feedback on a project, not on a run")
     number, value, correction = row.get("score"), row.get("value"), row.get("correction")
@@ -134,7 +135,7 @@ def _langsmith_feedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     return score.references(line, key_of(row), target, text_or_empty(row.get("trace_id")))
 
 
-def _langsmith_group(row: Mapping[str, Any], line: int, group: list[dict[str, Any]]) -> Iterator[Record]:
+def _langsmith_group(row: JsonObject, line: int, group: list[dict[str, Any]]) -> Iterator[Record]:
     """Each two runs of a group compared, said in the row that comes first."""
     first = group[0] if group else {}
     if (first.get("id") or first.get("line")) != (row.get("id") or line):
@@ -216,7 +217,7 @@ def _read_weave(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         if "op_name" in row and _is_model_call(row) and row.get("output") not in (None, ""):
             model_traces.add(str(row.get("trace_id")))
 
-    def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+    def records(row: JsonObject, line: int) -> Iterator[Record]:
         if "weave_ref" in row:
             return _weave_feedback(row, line)
         return _weave_call_records(row, line, model_traces, roots)
@@ -224,13 +225,13 @@ def _read_weave(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return decisions_first(path, ratings_path, records, ("feedback_type", "annotation_ref"))
 
 
-def _is_model_call(row: Mapping[str, Any]) -> bool:
+def _is_model_call(row: JsonObject) -> bool:
     kind = object_or_empty(object_or_empty(row.get("attributes")).get("weave")).get("kind")
     return kind == "llm" or MODEL_OP.search(str(row.get("op_name"))) is not None
 
 
 def _weave_call_records(
-    row: Mapping[str, Any], line: int, answered: DiskMultimap, roots: DiskMultimap
+    row: JsonObject, line: int, answered: DiskMultimap, roots: DiskMultimap
 ) -> Iterator[Record]:
     key, trace = key_of(row), str(row.get("trace_id"))
     if not _is_model_call(row) and (row.get("parent_id") is not None or trace in answered):
@@ -276,7 +277,7 @@ def _without_references(inputs: Any) -> Any:
     return words
 
 
-def _weave_feedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _weave_feedback(row: JsonObject, line: int) -> Iterator[Record]:
     kind = text_of(row.get("feedback_type"), "feedback_type", required=True)
     reference = text_of(row.get("weave_ref"), "weave_ref", required=True)
     if "/call/" not in reference:
@@ -288,7 +289,7 @@ def _weave_feedback(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield from score.at_time(scored_at).references(line, key_of(row), reference.rsplit("/", 1)[1])
 
 
-def _weave_scores(kind: str, payload: Mapping[str, Any], author: str) -> Iterator[NamedScore]:
+def _weave_scores(kind: str, payload: JsonObject, author: str) -> Iterator[NamedScore]:
     name = kind.rsplit(".", 1)[-1]
     output, value = payload.get("output"), payload.get("value")
     if kind.startswith("wandb.reaction."):
@@ -315,7 +316,7 @@ def _weave_scores(kind: str, payload: Mapping[str, Any], author: str) -> Iterato
         yield from _weave_custom_scores(name, payload, author)
 
 
-def _weave_custom_scores(name: str, payload: Mapping[str, Any], author: str) -> Iterator[NamedScore]:
+def _weave_custom_scores(name: str, payload: JsonObject, author: str) -> Iterator[NamedScore]:
     """A payload of one's own: a key called correction is one, other plain values are named scores."""
     for part, value in payload.items():
         if part == "correction" and isinstance(value, str):
@@ -381,12 +382,12 @@ _opik_call = Call(
 )
 
 
-def _is_opik(row: Mapping[str, Any]) -> bool:
+def _is_opik(row: JsonObject) -> bool:
     trace = row.get("trace")
     return "spans" in row and isinstance(trace, Mapping) and "id" in trace and "start_time" in trace
 
 
-def _opik(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _opik(row: JsonObject, line: int) -> Iterator[Record]:
     trace = mapping_of(row.get("trace"), "trace")
     spans = [span for span in list_of(row.get("spans") or [], "spans") if isinstance(span, Mapping)]
     models = [span for span in spans if span.get("type") == "llm" and span.get("output")]
@@ -397,7 +398,7 @@ def _opik(row: Mapping[str, Any], line: int) -> Iterator[Record]:
     return _opik_call({**seen, "project_name": row.get("project_name")}, line)
 
 
-def _opik_scores(owner: Mapping[str, Any]) -> Iterator[Any]:
+def _opik_scores(owner: JsonObject) -> Iterator[Any]:
     """Scores with their authors: where several people gave one, its value is their mean, and each is read instead."""
     for score in list_of(owner.get("feedback_scores") or [], "feedback_scores"):
         by_author = object_or_empty(object_or_empty(score).get("value_by_author"))

@@ -25,7 +25,7 @@ from feedback.transfer.formats.base import (
     tools_of,
     verdicts_read,
 )
-from feedback.transfer.formats.cells import truth_of
+from feedback.transfer.formats.cells import JsonObject, truth_of
 from feedback.transfer.formats.columns import PAIR_PROMPTS, REJECTED, alias, normal, verdicts_in
 from feedback.transfer.formats.records import (
     SYSTEM_COLUMNS,
@@ -61,7 +61,7 @@ from feedback.transfer.formats.writers import (
 # --- TRL: preference, unpaired, prompt-completion and prompt-only rows -------------------------------------
 
 
-def recognises(row: Mapping[str, Any]) -> bool:
+def recognises(row: JsonObject) -> bool:
     """True of TRL's own columns. A row that states its prompt or a rejected response under another name is a table."""
     names = {form for name in row for form in (normal(str(name)), alias(normal(str(name))))}
     if ("prompt" not in row and names & PAIR_PROMPTS) or names & (REJECTED - {"rejected"}):
@@ -77,7 +77,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
     )
 
 
-def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def records(row: JsonObject, line: int) -> Iterator[Record]:
     key, metadata = key_of(row), tools_of(row)
     text_only(row)
     verdicts_read(row, used=("chosen", "rejected", "label" if "completion" in row else ""))
@@ -102,7 +102,7 @@ def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
         yield demonstration(line, key, messages, completion, reasoning=reasoning, metadata=metadata)
 
 
-def _prompt_unstated(row: Mapping[str, Any]) -> None:
+def _prompt_unstated(row: JsonObject) -> None:
     """Raises RowError where the prompt would be cut out of two texts while another column may state it."""
     if isinstance(row["chosen"], list) or "prompt" in row or "messages" in row:
         return
@@ -119,7 +119,7 @@ MIN_WORDS = 4
 """Words of a text that may be a prompt rather than a name or a source."""
 
 
-def preference_parts(row: Mapping[str, Any]) -> tuple[list[Message], Completion, Completion]:
+def preference_parts(row: JsonObject) -> tuple[list[Message], Completion, Completion]:
     """Prompt, chosen and rejected response of a row; where no prompt is given apart, what both begin with is it.
 
     Raises RowError.
@@ -305,7 +305,7 @@ TRL = row_format(
 OPENAI_ANSWERS = {"response", "completion", "answer", "output", "chosen", "rejected"}
 
 
-def _is_openai(row: Mapping[str, Any]) -> bool:
+def _is_openai(row: JsonObject) -> bool:
     if has(row, "input", "preferred_output", "non_preferred_output"):
         return True
     # an answer beside the messages makes them its prompt, and what looks like a verdict must not be passed over
@@ -316,7 +316,7 @@ def _is_openai(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _openai(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _openai(row: JsonObject, line: int) -> Iterator[Record]:
     key = key_of(row)
     if "preferred_output" in row:
         request_body = part_of(row, "input")

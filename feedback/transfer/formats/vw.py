@@ -15,6 +15,7 @@ from typing import Any
 from feedback.storage.responses import value_excerpt
 from feedback.storage.validation import PROBABILITY_TOLERANCE
 from feedback.transfer.formats.base import key_of, row_format, verdicts_read
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedOutcome,
@@ -39,7 +40,7 @@ TOLERANCE = 1e-3
 """By how much, relative to the larger, two statements of one probability may differ: logs keep single precision."""
 
 
-def recognises(row: Mapping[str, Any]) -> bool:
+def recognises(row: JsonObject) -> bool:
     context = row.get("c")
     if isinstance(context, Mapping) and ("_multi" in context or "_slots" in context):
         return True
@@ -49,7 +50,7 @@ def recognises(row: Mapping[str, Any]) -> bool:
     return labelled and ("_multi" in row or "c" in row or "_label_ca" in row)
 
 
-def records(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def records(row: JsonObject, line: int) -> Iterator[Record]:
     if any(name.lower() == "_label_ca" for name in row):
         raise RowError(CONTINUOUS)
     context = row.get("c")
@@ -73,11 +74,11 @@ LABELS = {
 }
 
 
-def _event(row: Mapping[str, Any]) -> str:
+def _event(row: JsonObject) -> str:
     return text_of(row.get("EventId") or row.get("event_id") or "", "EventId")
 
 
-def _choice(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _choice(row: JsonObject, line: int) -> Iterator[Record]:
     """A choice of one of the listed actions."""
     context = mapping_of(check_json(row.get("c"), "c"), "c")
     actions = [_text_or_json(action) for action in list_of(context.get("_multi"), "c._multi")]
@@ -110,7 +111,7 @@ def _reward(cost: Any, what: str) -> tuple[ImportedOutcome, ...]:
     return () if cost is None else (ImportedOutcome("reward", 0.0 - number_of(cost, what)),)
 
 
-def _action_index(row: Mapping[str, Any], count: int) -> int | None:
+def _action_index(row: JsonObject, count: int) -> int | None:
     """Index of the action taken: `_labelIndex` counts from 0, `_label_Action` from 1, and `a` lists the choice first,
     counting from 1 in most files and from 0 in some, so that it is only believed where it has no 0."""
     index, number, listed = row.get("_labelIndex"), row.get("_label_Action"), row.get("a")
@@ -143,7 +144,7 @@ def _parse_int(value: Any, what: str) -> int:
     return value
 
 
-def _probability(row: Mapping[str, Any], chosen: int) -> float | None:
+def _probability(row: JsonObject, chosen: int) -> float | None:
     """The probability the choice was made with, in `_label_probability` or in `p`, which follows the order of `a`.
 
     Raises RowError where the two say different things: every estimate would be wrong by their ratio.
@@ -177,7 +178,7 @@ def _probability(row: Mapping[str, Any], chosen: int) -> float | None:
 # --- Several choices one after the other (ccb) --------------------------------------------------------------
 
 
-def _slots(row: Mapping[str, Any], line: int) -> Iterator[Record]:
+def _slots(row: JsonObject, line: int) -> Iterator[Record]:
     """A decision for each slot, among the actions that earlier slots left over."""
     context = mapping_of(check_json(row.get("c"), "c"), "c")
     actions = list_of(context.get("_multi"), "c._multi")

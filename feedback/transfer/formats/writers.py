@@ -14,6 +14,7 @@ from feedback.storage.bodies import Body
 from feedback.storage.facts import BODIES, COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.field_types import Time
 from feedback.storage.responses import Completion, Message
+from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -152,7 +153,7 @@ def better_worse(record: ImportedComparison) -> tuple[ImportedDecision, Imported
     return better, worse
 
 
-def plain(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+def plain(messages: Sequence[JsonObject]) -> list[Message]:
     """The messages with their contents as texts; their other keys are kept. Raises NotSaid."""
     try:
         return [{**message, "content": content_of(message.get("content"), "content")} for message in messages]
@@ -160,7 +161,7 @@ def plain(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         raise NotSaid("not_text") from None
 
 
-def turns_by_role(messages: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> list[tuple[str, str]]:
+def turns_by_role(messages: Sequence[JsonObject], roles: Mapping[str, str]) -> list[tuple[str, str]]:
     """(the format's word for the speaker, text) of each turn. Raises NotSaid where one cannot be said in words."""
     turns = []
     for message in plain(messages):
@@ -172,7 +173,7 @@ def turns_by_role(messages: Sequence[Mapping[str, Any]], roles: Mapping[str, str
     return turns
 
 
-def question(messages: Sequence[Mapping[str, Any]]) -> str:
+def question(messages: Sequence[JsonObject]) -> str:
     """The text of a prompt that is one user turn. Raises NotSaid."""
     turns = turns_by_role(
         messages, {"user": "user", "system": "system", "assistant": "assistant", "tool": "tool"}
