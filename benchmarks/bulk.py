@@ -76,10 +76,10 @@ def child(path: Path) -> dict[str, Any]:
     import django
 
     django.setup()
-    from feedback.transfer.import_ import file_import
+    from feedback.transfer.import_ import ImportOrder, order_import
 
     began, before = time.perf_counter(), time.process_time()
-    report = file_import(path)
+    report = order_import(ImportOrder(path))
     return {
         "seconds": round(time.perf_counter() - began, 2),
         "cpu_seconds": round(time.process_time() - before, 2),

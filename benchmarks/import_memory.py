@@ -154,10 +154,10 @@ def child(paths: Sequence[Path]) -> dict[str, Any]:
     import django
 
     django.setup()
-    from feedback.transfer.import_ import file_import
+    from feedback.transfer.import_ import ImportOrder, order_import
 
     began = time.perf_counter()
-    report = file_import(paths[0], ratings_path=paths[1] if len(paths) > 1 else None)
+    report = order_import(ImportOrder(paths[0], ratings_path=paths[1] if len(paths) > 1 else None))
     return {
         "seconds": round(time.perf_counter() - began, 1),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),

@@ -93,16 +93,17 @@ def rows_in_database() -> int:
 def attempt(path: Path, before: Path | None, beside: Path | None, how: dict[str, Any]) -> Result:
     """Import, import again, undo both, newest first."""
     from feedback.transfer.formats.records import FormatRefused
-    from feedback.transfer.import_ import file_import
+    from feedback.transfer.import_ import ImportOrder, order_import
     from feedback.transfer.import_undo import import_undo
 
     result = Result(path.name, with_file=(before or beside).name if before or beside else "")
     batches: list[int] = []
+    order = ImportOrder(path, ratings_path=beside, skip_bad=True, **how)
     started = time.perf_counter()
     try:
         if before is not None:
-            batches += filter(None, [file_import(before, skip_bad=True).batch])
-        report = file_import(path, ratings_path=beside, skip_bad=True, **how)
+            batches += filter(None, [order_import(ImportOrder(before, skip_bad=True)).batch])
+        report = order_import(order)
     except FormatRefused as error:
         result.said = str(error)
     else:
@@ -113,7 +114,7 @@ def attempt(path: Path, before: Path | None, beside: Path | None, how: dict[str,
         reasons = [row.reason for row in report.refused[:1]] or list(report.skipped_because)[:1]
         result.said = reasons[0] if reasons and not report.stored_rows else ""
         full = rows_in_database()
-        again = file_import(path, ratings_path=beside, skip_bad=True, **how)
+        again = order_import(order)
         result.again = rows_in_database() - full
         batches += filter(None, [report.batch, again.batch])
     for number in reversed(batches):

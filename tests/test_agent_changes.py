@@ -32,7 +32,6 @@ from feedback.rating.requests import sample_draw
 from feedback.recording.traces import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.storage.agent_names import name_hashed
-from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.models import (
     AgentDefinition,
@@ -59,6 +58,7 @@ from rl.registry import agent_files
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.judging import judgement_submit
 from tests.support.api_client import person
+from tests.support.imports import file_import
 from tests.support.judging import decision_of, preference, round_of
 
 pytestmark = pytest.mark.django_db

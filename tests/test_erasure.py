@@ -30,10 +30,10 @@ from feedback.recording.traces import trace_record
 from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.storage import tombstones
 from feedback.storage.tombstones import ErasedConflict
-from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.models import Evaluation, GoldenCase, RewardRecord, Snapshot, TrainingRun
 from tests.support.api_client import ApiClient
+from tests.support.imports import file_import
 from tests.support.vanishing_folder import vanishes_when_listed
 
 SECRET = "the xylophone of aunt Griselda"

@@ -25,9 +25,9 @@ from feedback.services import (
 from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_stream
 from feedback.transfer.export_views import Selection
-from feedback.transfer.import_ import file_import
 from tests.support.export_world import decided, exported, forget_everything
 from tests.support.export_world import world as world
+from tests.support.imports import file_import
 from tests.support.postgres import fresh_database
 from tests.support.postgres import postgres_url as postgres_url
 from tests.support.server import ROOT, Server
@@ -183,7 +183,7 @@ from pathlib import Path
 from feedback.transfer.export_views import Selection
 from feedback.transfer.export import ExportReport, export_stream, file_export
 from feedback.transfer.formats import SHAPES
-from feedback.transfer.import_ import file_import
+from tests.support.imports import file_import
 call_command("migrate", verbosity=0)
 home = Path(sys.argv[1])
 brought = [file_import(home / "first.jsonl").as_dict() for _ in range(2)]

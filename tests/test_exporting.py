@@ -14,9 +14,9 @@ from feedback.transfer.export import file_export
 from feedback.transfer.export_views import Selection
 from feedback.transfer.formats.records import RowRefused
 from feedback.transfer.formats.writers import REASONS
-from feedback.transfer.import_ import file_import
 from tests.support.export_world import CALL, PAIRS, UNSAID, forget_everything
 from tests.support.export_world import world as world
+from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
 

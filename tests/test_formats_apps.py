@@ -18,7 +18,6 @@ from feedback.transfer.formats.records import (
     ImportedDecision,
     RowRefused,
 )
-from feedback.transfer.import_ import file_import
 from tests.support.formats import (
     BAD,
     BRIEF,
@@ -30,6 +29,7 @@ from tests.support.formats import (
     refusal,
     written,
 )
+from tests.support.imports import file_import
 
 # --- Two files --------------------------------------------------------------------------------------------
 

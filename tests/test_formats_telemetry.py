@@ -14,9 +14,10 @@ from django.core.management import call_command
 from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.transfer import formats
 from feedback.transfer.formats.records import ImportedDecision
-from feedback.transfer.import_ import ImportRefused, file_import
+from feedback.transfer.import_ import ImportRefused
 from tests.support.formats import ASKED, BRIEF, GOOD, QUESTION, refusal, written
 from tests.support.formats import read as read_example
+from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
 

@@ -14,9 +14,9 @@ from feedback.models import Comparison, Decision, ImportBatch, Outcome, Rating
 from feedback.transfer import formats
 from feedback.transfer.formats.files import Row, rows
 from feedback.transfer.formats.records import ImportedDecision, RowRefused
-from feedback.transfer.import_ import file_import
 from feedback.transfer.import_undo import import_undo
 from tests.support.formats import HERE, ODD, places, put, written
+from tests.support.imports import file_import
 
 TOOLS = HERE / "tools"
 

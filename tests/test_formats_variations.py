@@ -14,8 +14,8 @@ from feedback.transfer import formats
 from feedback.transfer.formats.calls import answers_of, call_decision, prompt_of
 from feedback.transfer.formats.records import ImportedDecision, RowError, RowSkipped
 from feedback.transfer.formats.verdicts import NamedScore, word_thumb
-from feedback.transfer.import_ import file_import
 from tests.support.formats import ASKED, BRIEF, GOOD, QUESTION, one, written
+from tests.support.imports import file_import
 
 TOOLS = Path(__file__).parent / "formats" / "tools"
 BAD = "No idea."

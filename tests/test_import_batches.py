@@ -17,9 +17,10 @@ from feedback.services import (
     decision_record,
 )
 from feedback.transfer import import_report
-from feedback.transfer.import_ import ImportRefused, file_import
+from feedback.transfer.import_ import ImportRefused
 from tests.support.figures import figures_of
 from tests.support.import_files import PAIR, THUMB, command, failing, written
+from tests.support.imports import file_import
 from tests.support.postgres import postgres_url as postgres_url
 
 pytestmark = pytest.mark.django_db

@@ -12,8 +12,8 @@ import pytest
 from feedback.models import Comparison, Decision, Outcome
 from feedback.transfer import formats
 from feedback.transfer.formats.records import ImportedDecision, RowRefused, RowSkipped
-from feedback.transfer.import_ import file_import
 from tests.support.formats import HERE, one, outside, read, refusal, written
+from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
 

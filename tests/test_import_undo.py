@@ -19,11 +19,11 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from feedback.transfer.import_ import file_import
 from feedback.transfer.import_undo import UndoRefused, import_undo
 from rl.datasets import prepare_training_dataset
 from rl.models import LabelRun, Policy, RewardRecord, TrainingRun
 from tests.support.import_files import PAIR, THUMB, command, failing, named, tables, written
+from tests.support.imports import file_import
 from tests.support.postgres import postgres_url as postgres_url
 
 pytestmark = pytest.mark.django_db

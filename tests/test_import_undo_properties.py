@@ -24,9 +24,9 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from feedback.transfer.import_ import file_import
 from feedback.transfer.import_undo import import_undo
 from tests.support.import_files import tables, written
+from tests.support.imports import file_import
 from tests.support.postgres import fresh_database
 from tests.support.postgres import postgres_url as postgres_url
 from tests.support.server import Server
@@ -212,7 +212,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from feedback.agents.changes import agent_delete, agent_rename
-from feedback.transfer.import_ import file_import
+from tests.support.imports import file_import
 from feedback.transfer.import_undo import import_undo
 from tests.support.import_files import tables
 from tests.test_import_undo_properties import consistent, people_act

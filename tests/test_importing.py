@@ -23,9 +23,10 @@ from feedback.storage.sql import rows_insert
 from feedback.transfer import formats, import_batch
 from feedback.transfer.formats.files import Row, rows
 from feedback.transfer.formats.records import FormatRefused
-from feedback.transfer.import_ import ImportRefused, file_import
+from feedback.transfer.import_ import ImportRefused
 from rl.datasets import prepare_training_dataset
 from tests.support.formats import ODD, places, put
+from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
 

@@ -21,13 +21,13 @@ from feedback.transfer.formats import files
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.layouts import _survey
 from feedback.transfer.formats.records import FormatRefused
-from feedback.transfer.import_ import file_import
 from rl.agents import template
 from rl.serving import chat_request
 from rl.serving.base import ServingRefused
 from rl.serving.chat_request import read_format
 from tests.support.api_client import ApiClient, error_of
 from tests.support.figures import figures_of
+from tests.support.imports import file_import
 from tests.support.server import ROOT
 
 GOOD = b'{"prompt": "q", "response": "r", "rating": "up"}\n'

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.nursery.agent import FORECASTS, OPTIONS, SOILS, best_watering, data_lines
 from benchmarks.nursery.pages import PHASE
-from feedback.transfer.import_ import file_import
+from tests.support.imports import file_import
 
 
 @pytest.mark.django_db

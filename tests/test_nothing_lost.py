@@ -28,8 +28,8 @@ from feedback.transfer.formats.records import (
     RowRefused,
     RowSkipped,
 )
-from feedback.transfer.import_ import file_import
 from tests.support.formats import HERE, written
+from tests.support.imports import file_import
 from tests.test_formats_tools import FILES
 
 SYSTEM = {"role": "system", "content": "Be brief."}

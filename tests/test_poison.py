@@ -19,12 +19,12 @@ from feedback.storage.validation import FeedbackRefused
 from feedback.transfer import formats
 from feedback.transfer.export import ExportReport, export_stream, file_export
 from feedback.transfer.export_views import Selection
-from feedback.transfer.import_ import file_import
 from rl.agents import AGENTS
 from rl.datasets import prepare_training_dataset
 from rl.datasets.reward_records import rewards_calculate
 from rl.models import RewardRecord
 from tests.support.api_client import ApiClient
+from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
 

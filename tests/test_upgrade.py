@@ -97,7 +97,7 @@ print(json.dumps({
 
 FORGET = """
 from feedback.erasure.service import unit_forget
-from feedback.transfer.import_ import file_import
+from tests.support.imports import file_import
 from feedback.recording.recorder import Recorder, spool_folder
 from tests.test_erasure import SECRET, UNIT, copies, found_in, spooled, world
 

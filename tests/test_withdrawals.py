@@ -30,12 +30,12 @@ from feedback.selectors import feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.transfer.export import ExportReport, export_stream
 from feedback.transfer.export_views import Selection
-from feedback.transfer.import_ import file_import
 from rl.datasets import prepare_training_dataset
 from rl.datasets.buffer import buffer_size, buffer_sizes
 from rl.datasets.reward_records import rewards_calculate
 from rl.models import Policy, RewardRecord, Snapshot, TrainingRun
 from tests.support.api_client import ApiClient, error_of, person
+from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
 

@@ -89,34 +89,6 @@ class ImportOrder:
         return {name: value for name, value in changes.items() if value}
 
 
-def file_import(
-    path: str | Path,
-    *,
-    format: str = "auto",
-    agent: str | None = None,
-    ratings_path: str | Path | None = None,
-    simulated: bool = False,
-    skip_bad: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **more: Any,
-) -> ImportReport:
-    """Read a file of any known format into the database, in one transaction, as `order_import` does.
-
-    more: the other fields of ImportOrder.
-    """
-    order = ImportOrder(
-        Path(path),
-        format=format,
-        agent=agent,
-        ratings_path=None if ratings_path is None else Path(ratings_path),
-        simulated=simulated,
-        skip_bad=skip_bad,
-        **more,
-    )
-    return order_import(order, dry_run=dry_run, progress=progress)
-
-
 def order_import(
     order: ImportOrder, *, dry_run: bool = False, progress: Progress | None = None
 ) -> ImportReport:
