@@ -6,8 +6,9 @@ feedback.transfer.formats.layouts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,7 @@ from feedback.transfer.formats.base import (
 )
 from feedback.transfer.formats.cells import JsonObject, is_chat, json_of
 from feedback.transfer.formats.columns import ABSENT, NAMES, PAIRS, REJECTED, ColumnMap, normal, value_at
+from feedback.transfer.formats.declared import SAME
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.layouts import METADATA_COLUMNS, TableLayout, layout_of
 from feedback.transfer.formats.records import (
@@ -33,6 +35,7 @@ from feedback.transfer.formats.records import (
     ImportedRating,
     Record,
     RowError,
+    RowLeftOut,
     RowSkipped,
     check_json,
     completion_of,
@@ -76,16 +79,12 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 
 
 def records(layout: TableLayout, row: JsonObject, line: int) -> Iterator[Record]:
-    """Records of one row. Raises RowError."""
+    """Records of one row. Raises RowError, RowLeftOut."""
     text_only(row)
-    cells = _Cells(layout, row)
-    key = str(cells.get("id") or "")[:200] or key_of(row)
+    cells = _Cells(layout, row, line)
     if layout.columns.rejected is not None:
-        yield from _choice_records(cells, line, key)
-    elif layout.columns.response_a is not None:
-        yield from _pair(cells, line, key)
-    else:
-        yield from _single(cells, line, key)
+        return _choice_records(cells)
+    return _pair(cells) if layout.columns.response_a is not None else _single(cells)
 
 
 class OddVerdict(RowError):
@@ -95,8 +94,9 @@ class OddVerdict(RowError):
 class _Cells:
     """The values of a row by what they are."""
 
-    def __init__(self, layout: TableLayout, row: JsonObject) -> None:
-        self.layout, self.row = layout, row
+    def __init__(self, layout: TableLayout, row: JsonObject, line: int) -> None:
+        self.layout, self.row, self.line = layout, row, line
+        self.key = str(self.get("id") or "")[:200] or key_of(row)
 
     def name(self, field: str) -> str:
         """Column of a field; the field's own name where the file has no such column."""
@@ -120,6 +120,9 @@ class _Cells:
     def number(self, field: str) -> float | None:
         value = self.get(field)
         return None if value is None else number_of(value, self.name(field))
+
+    def time(self) -> datetime | None:
+        return time_of(self.get("created_at"), self.name("created_at"))
 
     def tags(self) -> tuple[str, ...]:
         value = json_of(self.get("tags"))
@@ -179,53 +182,47 @@ def _completion(value: Any, what: str) -> Completion:
 
 
 def _decision(
-    cells: _Cells, line: int, key: str, messages: list[Message], response: Completion, **more: Any
+    cells: _Cells, messages: list[Message], response: Completion, policy: str | None = None
 ) -> ImportedDecision:
     metadata = {
         normal(name): check_json(json_of(cells.row[name]), name)
         for name, value in cells.row.items()
         if normal(str(name)) in METADATA_COLUMNS and value is not None
     }
-    name = cells.text("id")
+    name, propensity = cells.text("id"), cells.number("propensity")
     candidates = cells.get("candidates")
     if candidates is None and response in cells.layout.arms:
         candidates = list(cells.layout.arms)
-    propensity = cells.number("propensity")
-    state = cells.get("state")
     return ImportedDecision(
-        line=line,
-        key=key,
+        line=cells.line,
+        key=cells.key,
         messages=messages,
         response=response,
         agent=cells.text("agent"),
-        policy=more.pop("policy") if "policy" in more else cells.text("model"),
+        policy=cells.text("model") if policy is None else policy,
         unit=cells.text("unit"),
         run_id=cells.text("run_id") or ("" if uuid_of(name) else name[:200]),
-        state=check_json(json_of(state), cells.name("state")),
+        state=check_json(json_of(cells.get("state")), cells.name("state")),
         candidates=None if candidates is None else list(list_of(candidates, cells.name("candidates"))),
         propensity=propensity,
         metadata=metadata,
-        created_at=time_of(cells.get("created_at"), cells.name("created_at")),
+        created_at=cells.time(),
         # a log of choices without ids holds as many events as lines
-        event=str(line) if propensity is not None and not name else None,
-        **more,
+        event=str(cells.line) if propensity is not None and not name else None,
     )
 
 
-def _single(cells: _Cells, line: int, key: str) -> Iterator[Record]:
+def _single(cells: _Cells) -> Iterator[Record]:
     messages, response = _prompt_and_response(cells)
     if response is None:
-        yield RowSkipped(line, key, PROMPT_ALONE)
-        return
+        raise RowLeftOut(PROMPT_ALONE)
     try:
         rating = _rating(cells)
     except OddVerdict as odd:
-        yield RowSkipped(line, key, f"line {line}: {odd}")
-        return
+        raise RowLeftOut(f"line {cells.line}: {odd}") from odd
+    decision = with_reasoning(_decision(cells, messages, response), reasoning_text(cells.get("reasoning")))
     yield replace(
-        with_reasoning(
-            _decision(cells, line, key, messages, response), reasoning_text(cells.get("reasoning"))
-        ),
+        decision,
         id=uuid_of(cells.text("id")),
         ratings=() if rating is None else (rating,),
         outcomes=tuple(_outcomes(cells)),
@@ -265,7 +262,7 @@ def _rating(cells: _Cells) -> ImportedRating | None:
         rater_kind=_rater_kind(cells),
         notes=notes,
         tags=cells.tags(),
-        created_at=time_of(cells.get("created_at"), cells.name("created_at")),
+        created_at=cells.time(),
         **facts,
     )
 
@@ -282,57 +279,30 @@ def _rater_kind(cells: _Cells) -> str:
 # --- Two responses ------------------------------------------------------------------------------------------
 
 
-def _pair(cells: _Cells, line: int, key: str) -> Iterator[Record]:
+def _pair(cells: _Cells) -> Iterator[Record]:
     judge = cells.layout.preferred
     assert judge is not None  # layout_of refuses two responses without it
     models = {"left": cells.text("model_a"), "right": cells.text("model_b")}
     preference = judge(cells.get("preferred"), {side: model for side, model in models.items() if model})
     if preference is None:
-        yield RowSkipped(line, key, "nobody said which response is better")
-        return
-    yield _comparison(
-        cells,
-        line,
-        key,
-        _prompt(cells),
-        [cells.get("response_a"), cells.get("response_b")],
-        models,
-        preference,
-    )
+        raise RowLeftOut("nobody said which response is better")
+    yield _comparison(cells, _prompt(cells), [cells.get("response_a"), cells.get("response_b")], preference)
 
 
 def _comparison(
-    cells: _Cells,
-    line: int,
-    key: str,
-    messages: list[Message],
-    responses: list[Any],
-    models: Mapping[str, str],
-    preference: str,
-    *,
-    ordered: bool = True,
+    cells: _Cells, messages: list[Message], responses: Sequence[Any], preference: str, *, ordered: bool = True
 ) -> Record:
     left, right = (
-        _decision(
-            cells,
-            line,
-            key,
-            messages,
-            completion_of(value if value is not None else "", what),
-            policy=models.get(side, ""),
-        )
-        for value, what, side in zip(
-            responses,
-            ("response_a", "response_b"),
-            ("left", "right"),
-            strict=True,
+        _decision(cells, messages, completion_of("" if value is None else value, f"response_{side}"), policy)
+        for value, side, policy in zip(
+            responses, "ab", (cells.text("model_a"), cells.text("model_b")), strict=True
         )
     )
     if left.response == right.response:
-        return RowSkipped(line, key, "both responses are the same: no preference")
+        return RowSkipped(cells.line, cells.key, SAME)
     return ImportedComparison(
-        line=line,
-        key=key,
+        line=cells.line,
+        key=cells.key,
         left=left,
         right=right,
         preference=preference,
@@ -341,16 +311,15 @@ def _comparison(
         rater_kind=_rater_kind(cells),
         notes=cells.text("notes"),
         tags=cells.tags(),
-        created_at=time_of(cells.get("created_at"), cells.name("created_at")),
+        created_at=cells.time(),
     )
 
 
-def _choice_records(cells: _Cells, line: int, key: str) -> Iterator[Record]:
+def _choice_records(cells: _Cells) -> Iterator[Record]:
     """The preference of a row: chosen (or the last turn of its conversation) over rejected."""
     rejected = cells.get("rejected")
     if rejected is None:
-        yield RowSkipped(line, key, f"{cells.name('rejected')}: is empty, so there is nothing to compare")
-        return
+        raise RowLeftOut(f"{cells.name('rejected')}: is empty, so there is nothing to compare")
     stated = any(cells.get(name) is not None for name in ("prompt", "messages"))
     row: dict[str, Any] = {"rejected": rejected} | ({"prompt": _prompt(cells)} if stated else {})
     if cells.layout.columns.chosen is None:
@@ -364,13 +333,12 @@ def _choice_records(cells: _Cells, line: int, key: str) -> Iterator[Record]:
         raise RowError(f"{cells.name('chosen')}: is empty")
     else:
         row["chosen"] = chosen
-    models = {"left": cells.text("model_a"), "right": cells.text("model_b")}
     sides = (_answers(row[name], cells.name(name)) for name in ("chosen", "rejected"))
     for chosen, rejected in product(*sides):
-        messages, better, worse = preference_parts({**row, "chosen": chosen, "rejected": rejected})
+        messages, *responses = preference_parts({**row, "chosen": chosen, "rejected": rejected})
         if not stated:
             messages = with_system(cells.get("system"), messages, cells.name("system"))
-        yield _comparison(cells, line, key, messages, [better, worse], models, "left", ordered=False)
+        yield _comparison(cells, messages, responses, "left", ordered=False)
 
 
 def _answers(value: Any, column: str) -> list[Any]:
