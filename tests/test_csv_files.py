@@ -143,8 +143,10 @@ def test_a_text_file_is_a_table_only_where_its_header_says_so(tmp_path: Path) ->
     ids=["words", "numbers", "stars"],
 )
 def test_one_odd_word_costs_its_row_and_not_the_table(tmp_path: Path, values: list[Any], odd: str) -> None:
-    rows = [{"prompt": f"q{i}", "response": "a", "thumb" if odd != "n.b." else "stars": v}
-            for i, v in enumerate([*values, odd])]  # fmt: skip
+    rows = [
+        {"prompt": f"q{i}", "response": "a", "thumb" if odd != "n.b." else "stars": v}
+        for i, v in enumerate([*values, odd])
+    ]
     found = list(formats.read(written(tmp_path / "r.jsonl", rows)))
     assert kinds(found) == {"ImportedDecision": len(values), "RowSkipped": 1}
     assert isinstance(found[-1], RowSkipped)

@@ -55,10 +55,18 @@ def test_a_limit_takes_the_newest_decisions_with_what_belongs_to_them(tmp_path: 
     for number in range(5):
         row = decided(str(number), created_at=datetime(2026, 1, 1 + number, tzinfo=UTC))
         rating_submit(decision=row, rater="ann", thumb="up")
-    comparison_submit(left=Decision.objects.get(response="0"), right=Decision.objects.get(response="4"),
-                      preference="left", rater="ann")  # fmt: skip
-    comparison_submit(left=Decision.objects.get(response="3"), right=Decision.objects.get(response="4"),
-                      preference="left", rater="ann")  # fmt: skip
+    comparison_submit(
+        left=Decision.objects.get(response="0"),
+        right=Decision.objects.get(response="4"),
+        preference="left",
+        rater="ann",
+    )
+    comparison_submit(
+        left=Decision.objects.get(response="3"),
+        right=Decision.objects.get(response="4"),
+        preference="left",
+        rater="ann",
+    )
     found = command("--limit", "2", "--output", str(tmp_path / "two.jsonl"))
     lines = [json.loads(line) for line in (tmp_path / "two.jsonl").read_text().splitlines()]
     assert [line.get("response") for line in lines] == ["4", "3", None]

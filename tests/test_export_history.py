@@ -213,8 +213,12 @@ def test_postgresql_gives_back_what_it_was_given(world: None, tmp_path: Path, po
     server = Server(fresh_database(postgres_url), tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", ROUND, str(tmp_path)],
-        env=server.environment, capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr
     (brought, again), counts = json.loads(done.stdout)
     assert brought["decisions"] == Decision.objects.count()

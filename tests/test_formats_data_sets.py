@@ -58,9 +58,16 @@ def test_the_55k_table_says_the_winner_in_three_columns(tmp_path: Path) -> None:
     assert [m["content"] for m in second.right.response] == [DAYS, "How long?", "3 to 5 working days."]
     assert third.right.response == ""
     row = {
-        "id": 1, "model_a": "a", "model_b": "b", "prompt": '["q"]', "response_a": '["\\ud83d"]', "response_b": '["x"]',
-        "winner_model_a": 1, "winner_model_b": 0, "winner_tie": 0,
-    }  # fmt: skip
+        "id": 1,
+        "model_a": "a",
+        "model_b": "b",
+        "prompt": '["q"]',
+        "response_a": '["\\ud83d"]',
+        "response_b": '["x"]',
+        "winner_model_a": 1,
+        "winner_model_b": 0,
+        "winner_tie": 0,
+    }
     assert one(tmp_path, row).left.response == "�"  # type: ignore[union-attr]
     assert "exactly one 1, found 2" in refusal(tmp_path, row | {"winner_tie": 1}, "arena")
 

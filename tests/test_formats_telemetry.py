@@ -219,13 +219,24 @@ def test_langfuse_scores_find_observations_and_the_last_generation_of_a_trace(tm
 
 
 RAW = {
-    "id": "t9", "timestamp": "2026-02-23T14:05:00Z", "userId": "u1", "sessionId": "s1", "tags": ["vip"], "name": "chat",
+    "id": "t9",
+    "timestamp": "2026-02-23T14:05:00Z",
+    "userId": "u1",
+    "sessionId": "s1",
+    "tags": ["vip"],
+    "name": "chat",
     "input": {"messages": ASKED, "model": "gpt-x", "temperature": 0.2},
-    "output": {"choices": [{"message": {"role": "assistant", "content": GOOD, "reasoning_content": "It is Friday."}}],
-               "usage": {"prompt_tokens": 9, "completion_tokens": 4}},
-    "scores": [{"id": "x", "name": "thumb", "value": 1, "dataType": "BOOLEAN", "source": "ANNOTATION"},
-               {"id": "y", "name": "tone", "value": None, "dataType": "NUMERIC"}],
-}  # fmt: skip
+    "output": {
+        "choices": [
+            {"message": {"role": "assistant", "content": GOOD, "reasoning_content": "It is Friday."}}
+        ],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 4},
+    },
+    "scores": [
+        {"id": "x", "name": "thumb", "value": 1, "dataType": "BOOLEAN", "source": "ANNOTATION"},
+        {"id": "y", "name": "tone", "value": None, "dataType": "NUMERIC"},
+    ],
+}
 
 
 @pytest.mark.parametrize("kind", ["objects", "texts", "page", "generation inside"])
@@ -260,9 +271,19 @@ def test_langfuse_scores_in_a_second_file_rate_the_traces_of_the_first(tmp_path:
 
 
 def test_a_generation_of_a_table_is_a_decision(tmp_path: Path) -> None:
-    row = {"id": "o1", "traceId": "t1", "type": "GENERATION", "startTime": "2026-02-23T14:05:00Z", "model": "gpt-x",
-           "input": json.dumps(RAW["input"]), "output": json.dumps(RAW["output"]), "userId": "u1",
-           "usageDetails": '{"input": 9, "output": 4}', "latency": "1.5", "traceTags": '["vip"]'}  # fmt: skip
+    row = {
+        "id": "o1",
+        "traceId": "t1",
+        "type": "GENERATION",
+        "startTime": "2026-02-23T14:05:00Z",
+        "model": "gpt-x",
+        "input": json.dumps(RAW["input"]),
+        "output": json.dumps(RAW["output"]),
+        "userId": "u1",
+        "usageDetails": '{"input": 9, "output": 4}',
+        "latency": "1.5",
+        "traceTags": '["vip"]',
+    }
     with (tmp_path / "x.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, list(row))
         table.writeheader()
@@ -280,20 +301,29 @@ THOUGHT = {"role": "assistant", "content": GOOD, "reasoning_content": "It is Fri
 def test_parameters_and_tools_of_a_span_are_kept(tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "stock", "parameters": {}}}
     attributes = {
-        "gen_ai.operation.name": "chat", "gen_ai.request.temperature": "0.3",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.temperature": "0.3",
         "gen_ai.tool.definitions": json.dumps([{"type": "function", "name": "stock", "parameters": {}}]),
-        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": QUESTION}]}]),
+        "gen_ai.input.messages": json.dumps(
+            [{"role": "user", "parts": [{"type": "text", "content": QUESTION}]}]
+        ),
         "gen_ai.output.messages": json.dumps([THOUGHT]),
-    }  # fmt: skip
+    }
     listed = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
     spans = [{"traceId": "aa", "spanId": "bb", "attributes": listed}]
     phoenix = {
-        "context": {"span_id": "s", "trace_id": "t"}, "span_kind": "LLM", "parent_id": None, "attributes": {
-            "llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": QUESTION,
+        "context": {"span_id": "s", "trace_id": "t"},
+        "span_kind": "LLM",
+        "parent_id": None,
+        "attributes": {
+            "llm.input_messages.0.message.role": "user",
+            "llm.input_messages.0.message.content": QUESTION,
             "llm.output_messages.0.message.role": "assistant",
             "llm.output_messages.0.message.content": f"<think>It is Friday.</think>{GOOD}",
-            "llm.invocation_parameters": '{"temperature": "0.3"}', "llm.tools.0.tool.json_schema": json.dumps(tool)},
-    }  # fmt: skip
+            "llm.invocation_parameters": '{"temperature": "0.3"}',
+            "llm.tools.0.tool.json_schema": json.dumps(tool),
+        },
+    }
     for row in ({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}, phoenix):
         (record,) = formats.read(written(tmp_path / "x.jsonl", [row]))
         assert isinstance(record, ImportedDecision)
@@ -303,8 +333,14 @@ def test_parameters_and_tools_of_a_span_are_kept(tmp_path: Path) -> None:
 
 def test_a_tensorzero_thought_and_calls_in_promptfoo_are_read(tmp_path: Path) -> None:
     blocks = [{"type": "thought", "text": "It is Friday."}, {"type": "text", "text": GOOD}]
-    inference = {"id": "i", "function_name": "f", "variant_name": "v", "episode_id": "e", "output": json.dumps(blocks),
-                 "input": json.dumps({"messages": ASKED})}  # fmt: skip
+    inference = {
+        "id": "i",
+        "function_name": "f",
+        "variant_name": "v",
+        "episode_id": "e",
+        "output": json.dumps(blocks),
+        "input": json.dumps({"messages": ASKED}),
+    }
     (record,) = formats.read(written(tmp_path / "tz.jsonl", [inference]))
     assert isinstance(record, ImportedDecision)
     assert (record.response, record.reasoning) == (GOOD, "It is Friday.")
@@ -350,10 +386,16 @@ def test_the_best_of_a_promptfoo_test_is_compared_and_the_others_are_not_bad(tmp
         assertion = {"type": "select-best", "value": "shorter"}
         part = {"pass": best, "score": int(best), "reason": "", "assertion": assertion}
         return {
-            "id": f"00000000-0000-4000-8000-00000000000{number}", "promptIdx": 0, "testIdx": 3, "failureReason": 0,
-            "provider": {"id": f"m{number}"}, "prompt": {"raw": prompt, "label": ""}, "vars": {},
-            "response": {"output": output}, "gradingResult": {"pass": best, "componentResults": [part]},
-        }  # fmt: skip
+            "id": f"00000000-0000-4000-8000-00000000000{number}",
+            "promptIdx": 0,
+            "testIdx": 3,
+            "failureReason": 0,
+            "provider": {"id": f"m{number}"},
+            "prompt": {"raw": prompt, "label": ""},
+            "vars": {},
+            "response": {"output": output},
+            "gradingResult": {"pass": best, "componentResults": [part]},
+        }
 
     results = [
         result(1, "In the second drawer.", False),

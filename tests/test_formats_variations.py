@@ -51,10 +51,15 @@ def _generation(**more: Any) -> dict[str, Any]:
             "contents": [{"role": "user", "parts": [{"text": QUESTION}]}],
         },
         [{"role": "developer", "content": "Be brief."}, {"type": "human", "content": QUESTION}],
-        [[{"type": "system", "data": {"content": "Be brief."}}, {"type": "human", "data": {"content": QUESTION}}]],
+        [
+            [
+                {"type": "system", "data": {"content": "Be brief."}},
+                {"type": "human", "data": {"content": QUESTION}},
+            ]
+        ],
         json.dumps({"messages": BRIEF}),
     ],
-)  # fmt: skip
+)
 def test_one_prompt_in_the_words_of_many_providers(request_body: Any) -> None:
     assert prompt_of(request_body, "request") == BRIEF
 
@@ -74,7 +79,7 @@ def test_one_prompt_in_the_words_of_many_providers(request_body: Any) -> None:
         {"answer": GOOD, "sources": ["returns.md"]},
         [{"message": {"content": GOOD}}][0],
     ],
-)  # fmt: skip
+)
 def test_one_response_in_the_words_of_many_providers(answer: Any) -> None:
     assert answers_of(answer, "response") == [GOOD]
 
@@ -85,9 +90,18 @@ def test_one_response_in_the_words_of_many_providers(answer: Any) -> None:
         {"choices": [{"message": {"content": None, "tool_calls": [CALL]}}]},
         _generation(tool_calls=[{"id": "c1", "name": "stock", "args": '{"item":"red lamp"}'}]),
         _generation(additional_kwargs={"tool_calls": [CALL]}),
-        {"output": [{"type": "function_call", "call_id": "c1", "name": "stock", "arguments": '{"item":"red lamp"}'}]},
+        {
+            "output": [
+                {
+                    "type": "function_call",
+                    "call_id": "c1",
+                    "name": "stock",
+                    "arguments": '{"item":"red lamp"}',
+                }
+            ]
+        },
     ],
-)  # fmt: skip
+)
 def test_a_tool_call_stays_a_message(answer: Any) -> None:
     ((message,),) = answers_of(answer, "response")
     assert (message["role"], message["content"], message["tool_calls"]) == ("assistant", "", [CALL])  # type: ignore[index, call-overload]
@@ -106,14 +120,30 @@ SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "It
         {"role": "assistant", "content": [THINKING, {"type": "text", "text": GOOD}]},
         [THINKING, {"type": "text", "text": GOOD}],
         {"output": [SUMMARY, {"type": "message", "role": "assistant", "content": [SAID]}]},
-        {"candidates": [{"content": {"parts": [{"text": "It is Friday.", "thought": True}, {"text": GOOD}]}}]},
-        {"output": {"message": {"role": "assistant", "content": [
-            {"reasoningContent": {"reasoningText": {"text": "It is Friday."}}}, {"text": GOOD}]}}},
+        {
+            "candidates": [
+                {"content": {"parts": [{"text": "It is Friday.", "thought": True}, {"text": GOOD}]}}
+            ]
+        },
+        {
+            "output": {
+                "message": {
+                    "role": "assistant",
+                    "content": [
+                        {"reasoningContent": {"reasoningText": {"text": "It is Friday."}}},
+                        {"text": GOOD},
+                    ],
+                }
+            }
+        },
         {"message": {"role": "assistant", "content": GOOD, "thinking": "It is Friday."}, "done": True},
         {"response": GOOD, "thinking": "It is Friday.", "done": True},
-        {"type": "ai", "data": {"content": GOOD, "additional_kwargs": {"reasoning_content": "It is Friday."}}},
+        {
+            "type": "ai",
+            "data": {"content": GOOD, "additional_kwargs": {"reasoning_content": "It is Friday."}},
+        },
     ],
-)  # fmt: skip
+)
 def test_reasoning_of_any_provider_stands_beside_the_answer(answer: Any) -> None:
     (record,) = call_decision(1, "", {"messages": ASKED}, answer)
     assert isinstance(record, ImportedDecision)
@@ -182,8 +212,12 @@ def test_a_refusal_is_the_answer() -> None:
 
 
 def test_steps_before_the_last_answer_stand_beside_it() -> None:
-    turns = [{"type": "human", "content": QUESTION}, {"type": "ai", "content": "", "tool_calls": [CALL]},
-             {"type": "tool", "content": "3", "tool_call_id": "c1"}, {"type": "ai", "content": GOOD}]  # fmt: skip
+    turns = [
+        {"type": "human", "content": QUESTION},
+        {"type": "ai", "content": "", "tool_calls": [CALL]},
+        {"type": "tool", "content": "3", "tool_call_id": "c1"},
+        {"type": "ai", "content": GOOD},
+    ]
     (record,) = call_decision(1, "", {"messages": ASKED}, {"messages": turns})
     assert isinstance(record, ImportedDecision)
     assert record.response == GOOD
@@ -292,10 +326,13 @@ def test_a_phoenix_trace_without_an_llm_span_is_its_root(tmp_path: Path) -> None
 
 def test_messages_in_a_phoenix_data_frame_are_lists(tmp_path: Path) -> None:
     row = {
-        "context.span_id": "s1", "context.trace_id": "t1", "span_kind": "LLM", "parent_id": None,
+        "context.span_id": "s1",
+        "context.trace_id": "t1",
+        "span_kind": "LLM",
+        "parent_id": None,
         "attributes.llm.input_messages": [{"message.role": "user", "message.content": QUESTION}],
         "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": GOOD}],
-    }  # fmt: skip
+    }
     record = one(tmp_path, row)
     assert isinstance(record, ImportedDecision)
     assert (record.messages, record.response, record.run_id) == (ASKED, GOOD, "s1")
@@ -309,10 +346,14 @@ def _otlp(attributes: dict[str, str], events: list[dict[str, Any]]) -> dict[str,
 
 def test_older_instrumentations_write_a_message_per_attribute_or_per_event(tmp_path: Path) -> None:
     numbered = {
-        "gen_ai.system": "openai", "gen_ai.prompt.0.role": "system", "gen_ai.prompt.0.content": "Be brief.",
-        "gen_ai.prompt.1.role": "user", "gen_ai.prompt.1.content": QUESTION,
-        "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": GOOD,
-    }  # fmt: skip
+        "gen_ai.system": "openai",
+        "gen_ai.prompt.0.role": "system",
+        "gen_ai.prompt.0.content": "Be brief.",
+        "gen_ai.prompt.1.role": "user",
+        "gen_ai.prompt.1.content": QUESTION,
+        "gen_ai.completion.0.role": "assistant",
+        "gen_ai.completion.0.content": GOOD,
+    }
 
     def event(name: str, **said: str) -> dict[str, Any]:
         return {

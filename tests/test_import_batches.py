@@ -80,8 +80,14 @@ def test_a_file_imported_again_was_here_already_and_makes_no_second_import(tmp_p
 
 
 def test_rows_that_repeat_each_other_are_told_from_rows_that_were_here(tmp_path: Path) -> None:
-    row = {"type": "decision", "agent": "helper", "messages": [{"role": "user", "content": "q"}], "response": "a",
-           "id": str(uuid.uuid4()), "ratings": [{"rater": "ann", "thumb": "up"}]}  # fmt: skip
+    row = {
+        "type": "decision",
+        "agent": "helper",
+        "messages": [{"role": "user", "content": "q"}],
+        "response": "a",
+        "id": str(uuid.uuid4()),
+        "ratings": [{"rater": "ann", "thumb": "up"}],
+    }
     report = file_import(written(tmp_path / "x.jsonl", [row, row]), agent="helper")
     assert (report.rows_stored, report.already_here, report.duplicates, report.skipped) == (1, 1, 1, 0)
     assert "2 rows: 1 stored, 1 already here" in report.headline
@@ -131,13 +137,23 @@ def test_every_row_knows_the_import_that_brought_it(tmp_path: Path) -> None:
     batch = ImportBatch.objects.get()
     assert batch.pk == report.batch
     assert (batch.file, batch.format, batch.agent, batch.licence, batch.actor) == (
-        "x.jsonl", "trl", "helper", "CC-BY-4.0", "ann",
-    )  # fmt: skip
+        "x.jsonl",
+        "trl",
+        "helper",
+        "CC-BY-4.0",
+        "ann",
+    )
     assert batch.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert batch.bytes == path.stat().st_size
-    assert {name: batch.counts[name] for name in ("rows", "rows_stored", "decisions", "ratings", "comparisons")} == {
-        "rows": 2, "rows_stored": 2, "decisions": 3, "ratings": 1, "comparisons": 1,
-    }  # fmt: skip
+    assert {
+        name: batch.counts[name] for name in ("rows", "rows_stored", "decisions", "ratings", "comparisons")
+    } == {
+        "rows": 2,
+        "rows_stored": 2,
+        "decisions": 3,
+        "ratings": 1,
+        "comparisons": 1,
+    }
     assert batch.options == {"agent": "helper", "format": "trl"}
     assert batch.decisions.count() == 3
     assert Decision.objects.get(pk=here.pk).import_batch is None

@@ -194,13 +194,23 @@ def test_every_example_of_a_format_is_taken_back_exactly() -> None:
 def trained(agent: str = "helper") -> TrainingRun:
     prepared = prepare_training_dataset(agent)
     run = TrainingRun.objects.create(
-        agent=agent, method="dpo", snapshot=prepared.snapshot, base_model="bundled", status="succeeded",
+        agent=agent,
+        method="dpo",
+        snapshot=prepared.snapshot,
+        base_model="bundled",
+        status="succeeded",
         finished_at=timezone.now(),
-    )  # fmt: skip
+    )
     Policy.objects.create(
-        name=f"{agent}-v12", agent=agent, run=run, base_model="bundled", base_model_hash="x", adapter_path="p",
-        adapter_sha256="y", feedback_count=12,
-    )  # fmt: skip
+        name=f"{agent}-v12",
+        agent=agent,
+        run=run,
+        base_model="bundled",
+        base_model_hash="x",
+        adapter_path="p",
+        adapter_sha256="y",
+        feedback_count=12,
+    )
     return run
 
 
@@ -236,9 +246,13 @@ def test_runs_that_came_to_nothing_refuse_nothing(tmp_path: Path) -> None:
     prepared = prepare_training_dataset("helper")
     for status in ("failed", "cancelled", "refused"):
         TrainingRun.objects.create(
-            agent="helper", method="dpo", snapshot=prepared.snapshot, base_model="b", status=status,
+            agent="helper",
+            method="dpo",
+            snapshot=prepared.snapshot,
+            base_model="b",
+            status=status,
             finished_at=timezone.now(),
-        )  # fmt: skip
+        )
     assert prepared.snapshot is not None
     assert import_undo(number, actor="x").trained_on == {"snapshots": [prepared.snapshot.pk]}
 

@@ -60,32 +60,60 @@ def histories(draw: Any) -> list[dict[str, Any]]:
     traced = draw(st.booleans())
     if traced:
         steps = [{"kind": "step", "name": "x"}]
-        rows.append({"type": "trace", "id": str(uuid.UUID(int=99)), "agent": AGENT, "steps": steps,
-                     "created_at": "2026-01-01T00:00:00Z"})  # fmt: skip
+        rows.append(
+            {
+                "type": "trace",
+                "id": str(uuid.UUID(int=99)),
+                "agent": AGENT,
+                "steps": steps,
+                "created_at": "2026-01-01T00:00:00Z",
+            }
+        )
     for id in ids:
         words = [
-            {"rater": draw(st.sampled_from(RATERS)), "rater_kind": draw(st.sampled_from(["human", "simulated"])),
-             **draw(st.sampled_from(WORDS))}
+            {
+                "rater": draw(st.sampled_from(RATERS)),
+                "rater_kind": draw(st.sampled_from(["human", "simulated"])),
+                **draw(st.sampled_from(WORDS)),
+            }
             for _ in range(draw(st.integers(0, 3)))
-        ]  # fmt: skip
+        ]
         outcomes = [{"name": "clicked", "value": draw(st.integers(0, 3)), "at": "2026-01-02T00:00:00Z"}]
         rows.append(
-            {**row_of(id), "ratings": words, "outcomes": outcomes if draw(st.booleans()) else [],
-             "trace": str(uuid.UUID(int=99)) if traced and draw(st.booleans()) else None}
-        )  # fmt: skip
+            {
+                **row_of(id),
+                "ratings": words,
+                "outcomes": outcomes if draw(st.booleans()) else [],
+                "trace": str(uuid.UUID(int=99)) if traced and draw(st.booleans()) else None,
+            }
+        )
     for left in ids:
         for right in ids:
             if left < right and IDS.index(left) % 2 == IDS.index(right) % 2 and draw(st.booleans()):
                 said = draw(st.sampled_from(["left", "right", "tie"]))
-                rows.append({"type": "comparison", "left": left, "right": right, "preference": said,
-                             "rater": draw(st.sampled_from(RATERS))})  # fmt: skip
+                rows.append(
+                    {
+                        "type": "comparison",
+                        "left": left,
+                        "right": right,
+                        "preference": said,
+                        "rater": draw(st.sampled_from(RATERS)),
+                    }
+                )
     return rows
 
 
 def row_of(id: str) -> dict[str, Any]:
     prompt = f"prompt {IDS.index(id) % 2}"
-    return {"type": "decision", "id": id, "agent": AGENT, "messages": [{"role": "user", "content": prompt}],
-            "response": f"response {id[-1]}", "source": "app", "created_at": "2026-01-01T00:00:00Z"}  # fmt: skip
+    return {
+        "type": "decision",
+        "id": id,
+        "agent": AGENT,
+        "messages": [{"role": "user", "content": prompt}],
+        "response": f"response {id[-1]}",
+        "source": "app",
+        "created_at": "2026-01-01T00:00:00Z",
+    }
 
 
 def people_act(seed: int) -> None:
@@ -255,9 +283,13 @@ def test_postgresql_takes_imports_back_and_renames_and_deletes_agents(
     other = written(tmp_path / "other.jsonl", [*changed, {**compared, "preference": "tie"}])
     server = Server(fresh_database(postgres_url), tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", ROUND, str(one), str(other)], capture_output=True, text=True, check=False,
-        cwd=Path(__file__).parents[1], env=server.environment,
-    )  # fmt: skip
+        [sys.executable, "-c", ROUND, str(one), str(other)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+        env=server.environment,
+    )
     assert done.returncode == 0, done.stderr
     same, moved, left = json.loads(done.stdout)
     assert same == [True] * 4

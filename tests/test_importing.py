@@ -344,8 +344,13 @@ def test_what_one_record_repeats_is_kept_once(tmp_path: Path) -> None:
 
 
 def test_nothing_of_a_refused_row_comes_in(tmp_path: Path) -> None:
-    row = {"type": "decision", "agent": "helper", "messages": [{"role": "user", "content": "q"}], "response": "a",
-           "ratings": [{"rater": "ann", "thumb": "up"}, {"rater": "bob", "withdrawn": True}]}  # fmt: skip
+    row = {
+        "type": "decision",
+        "agent": "helper",
+        "messages": [{"role": "user", "content": "q"}],
+        "response": "a",
+        "ratings": [{"rater": "ann", "thumb": "up"}, {"rater": "bob", "withdrawn": True}],
+    }
     report = file_import(written(tmp_path / "x.jsonl", [row]), format="ratchet", skip_bad=True)
     assert "withdraws a rating that does not exist" in report.refused[0].reason
     assert (report.decisions, report.ratings, everything()) == (0, 0, (0, 0, 0, 0))

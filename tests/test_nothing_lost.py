@@ -58,9 +58,16 @@ def compared(record: Record) -> tuple[Any, Any, Any]:
 
 
 PROMPTS = ("prompt", "question", "query", "instruction", "input", "prompt_text", "user_prompt")
-SIDES = (("chosen", "rejected"), ("chosen_response", "rejected_response"), ("response", "rejected_response"),
-         ("response", "rejected"), ("output", "rejected_output"), ("answer", "rejected_answer"),
-         ("completion", "rejected_completion"), ("response", "response_rejected"))  # fmt: skip
+SIDES = (
+    ("chosen", "rejected"),
+    ("chosen_response", "rejected_response"),
+    ("response", "rejected_response"),
+    ("response", "rejected"),
+    ("output", "rejected_output"),
+    ("answer", "rejected_answer"),
+    ("completion", "rejected_completion"),
+    ("response", "response_rejected"),
+)
 
 
 @pytest.mark.parametrize("system", ["", "system", "system_prompt"])
@@ -112,15 +119,26 @@ def test_a_rejected_answer_makes_a_comparison(tmp_path: Path, row: dict[str, Any
         {"system": "Be brief.", "instruction": ASKED["content"], "input": "", "output": GOOD},
         {"system": "Be brief.", "messages": [ASKED, TURN]},
         {"system": "Be brief.", "query": ASKED["content"], "response": [TURN], "feedback_type": "thumbs_up"},
-        {"system": [{"text": "Be brief."}], "messages": [{"role": "user", "content": [{"text": ASKED["content"]}]},
-                                                         {"role": "assistant", "content": [{"text": GOOD}]}]},
-        {"systemInstruction": {"parts": [{"text": "Be brief."}]},
-         "contents": [{"role": "user", "parts": [{"text": ASKED["content"]}]},
-                      {"role": "model", "parts": [{"text": GOOD}]}]},
-        {"system": "Be brief.", "conversations": [{"from": "human", "value": ASKED["content"]},
-                                                  {"from": "gpt", "value": GOOD}]},
+        {
+            "system": [{"text": "Be brief."}],
+            "messages": [
+                {"role": "user", "content": [{"text": ASKED["content"]}]},
+                {"role": "assistant", "content": [{"text": GOOD}]},
+            ],
+        },
+        {
+            "systemInstruction": {"parts": [{"text": "Be brief."}]},
+            "contents": [
+                {"role": "user", "parts": [{"text": ASKED["content"]}]},
+                {"role": "model", "parts": [{"text": GOOD}]},
+            ],
+        },
+        {
+            "system": "Be brief.",
+            "conversations": [{"from": "human", "value": ASKED["content"]}, {"from": "gpt", "value": GOOD}],
+        },
     ],
-)  # fmt: skip
+)
 def test_a_system_column_is_the_system_turn(tmp_path: Path, row: dict[str, Any]) -> None:
     record = one(tmp_path, row)
     assert isinstance(record, ImportedDecision)
@@ -251,8 +269,10 @@ def test_no_prompt_is_cut_out_where_an_unknown_column_may_state_it(tmp_path: Pat
 def test_a_turn_that_is_not_to_be_learnt_is_no_demonstration(
     tmp_path: Path, name: str, key: dict[str, Any]
 ) -> None:
-    turns = {"messages": [ASKED, TURN | key],
-             "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": GOOD} | key]}  # fmt: skip
+    turns = {
+        "messages": [ASKED, TURN | key],
+        "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": GOOD} | key],
+    }
     assert isinstance(one(tmp_path, {name: turns[name]}), RowSkipped)
 
 
@@ -527,8 +547,10 @@ def test_what_is_added_to_the_messages_of_any_format_is_kept_refused_or_named(
 @pytest.mark.django_db
 def test_reasoning_goes_out_in_our_own_format_and_comes_back(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "stock", "arguments": "{}"}}
-    rows = [{"messages": [ASKED, {**turn, "reasoning_content": f"thought {n}"}], "thumb": "up"}
-            for n, turn in enumerate([TURN, {"role": "assistant", "content": "", "tool_calls": [call]}])]  # fmt: skip
+    rows = [
+        {"messages": [ASKED, {**turn, "reasoning_content": f"thought {n}"}], "thumb": "up"}
+        for n, turn in enumerate([TURN, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    ]
     file_import(written(tmp_path / "x.jsonl", rows), agent="shop")
     before = sorted(Decision.objects.values_list("id", "response", "reasoning", "metadata"))
     assert {reasoning for _, _, reasoning, _ in before} == {"thought 0", "thought 1"}

@@ -36,12 +36,29 @@ EXAMPLES = settings(
 texts = st.one_of(
     st.sampled_from(
         [
-            "", " ", "\n", "Yes.", " spaces ", "Grüße 😀\u2028", "0", "1.5", "None", "NaN", "true", '{"a": [1]}', "[1]",
-            "\n\nHuman: hi\n\nAssistant: ho", "\n\nAssistant:", "=1+1", "'=1+1", 'a "quoted" one', "a,b;c\td\r\ne",
+            "",
+            " ",
+            "\n",
+            "Yes.",
+            " spaces ",
+            "Grüße 😀\u2028",
+            "0",
+            "1.5",
+            "None",
+            "NaN",
+            "true",
+            '{"a": [1]}',
+            "[1]",
+            "\n\nHuman: hi\n\nAssistant: ho",
+            "\n\nAssistant:",
+            "=1+1",
+            "'=1+1",
+            'a "quoted" one',
+            "a,b;c\td\r\ne",
         ]
     ),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12),
-)  # fmt: skip
+)
 turns = st.one_of(
     st.builds(lambda text: [{"role": "user", "content": text}], texts),
     st.builds(
@@ -51,9 +68,12 @@ turns = st.one_of(
             {"role": "assistant", "content": answer},
             {"role": "user", "content": last},
         ],
-        texts, texts, texts, texts,
+        texts,
+        texts,
+        texts,
+        texts,
     ),
-)  # fmt: skip
+)
 call = [
     {
         "role": "assistant",

@@ -107,9 +107,14 @@ def test_a_preview_says_what_each_column_is_taken_for() -> None:
     (seen,) = formats.preview(HERE / "table_ratings_variants.tsv", demonstration_rows=2)
     assert (seen.format, seen.problem) == ("table", "")
     assert {column.name: column.field for column in seen.columns} == {
-        "id": "id", "Question": "prompt", "Answer": "response", "Thumb": "thumb", "User": "rater", "Comment": "notes",
+        "id": "id",
+        "Question": "prompt",
+        "Answer": "response",
+        "Thumb": "thumb",
+        "User": "rater",
+        "Comment": "notes",
         "Created At": "created_at",
-    }  # fmt: skip
+    }
     assert {column.name for column in seen.columns if column.verdict} == {"Thumb"}
     assert seen.columns[1].samples == (QUESTION, "Do you ship to Norway?")
     assert seen.notes == ("Thumb: read as thumbs",)
@@ -124,8 +129,10 @@ def test_a_preview_keeps_the_values_of_a_row_in_its_row(tmp_path: Path) -> None:
     path = text(tmp_path / "t.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     (seen,) = formats.preview(path)
     assert {column.name: column.samples for column in seen.columns} == {
-        "messages": ("one", "two", "three"), "response": ("", "b", "d"), "correction": ("", "c", ""),
-    }  # fmt: skip
+        "messages": ("one", "two", "three"),
+        "response": ("", "b", "d"),
+        "correction": ("", "c", ""),
+    }
 
 
 @pytest.mark.parametrize(
