@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -248,13 +248,32 @@ def decisions_first(
             if refers(record):
                 referring = True
             elif isinstance(record, RowRefused) and file == second:
-                yield RowRefused(record.line, record.key, f"{second}: {record.reason}", record.broken)
+                yield _named_by(record, file)
             else:
                 yield record
     if referring:
         with columns_watched():  # these rows were counted above
             for file in files:
                 yield from filter(refers, each_row(file, records, verdicts, pages))
+
+
+def second_file(
+    path: Path, keep: Callable[[JsonObject, int], None], verdicts: Collection[str] = ()
+) -> Iterator[RowRefused]:
+    """Give each row of a second file to `keep`, which remembers it; yields the rows that are refused."""
+
+    def records(row: JsonObject, line: int) -> Iterable[Record]:
+        keep(row, line)
+        return ()
+
+    for record in each_row(path, records, verdicts):
+        if isinstance(record, RowRefused):
+            yield _named_by(record, path)
+
+
+def _named_by(row: RowRefused, path: Path) -> RowRefused:
+    """A refused row of a second file, whose reason names the file."""
+    return replace(row, reason=f"{path}: {row.reason}")
 
 
 def refers(record: Record) -> bool:

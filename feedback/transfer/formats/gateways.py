@@ -93,8 +93,9 @@ LITELLM = row_format(
         left_out={
             "status == 'failure'": "no response (error)",
             f"!({_LITELLM_REQUEST}) || !json(response)": "its prompt or response was not stored",
-            f"contains({_LITELLM_TEXT}, 'litellm_truncated')": "its text was cut or redacted",
-            f"contains({_LITELLM_TEXT}, 'redacted-by-litellm')": "its text was cut or redacted",
+            f"{_LITELLM_TEXT} | contains(@, 'litellm_truncated') || contains(@, 'redacted-by-litellm')": (
+                "its text was cut or redacted"
+            ),
         },
     ),
     verdicts=(),

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
-from feedback.transfer.formats.base import Format, each_row, has, key_of, row_format, thumb_of, verdicts_read
+from feedback.transfer.formats.base import Format, each_row, has, key_of, row_format, second_file, thumb_of
 from feedback.transfer.formats.cells import JsonObject
-from feedback.transfer.formats.files import DiskMultimap, rows
+from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedDecision,
@@ -64,8 +64,18 @@ def ratings_row(row: JsonObject) -> bool:
 
 def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     ratings, keys = DiskMultimap(), DiskMultimap()
+
+    def keep(row: JsonObject, line: int) -> None:
+        _rating(row)
+        ratings.add(_entry_id(row), (line, row))
+
     if ratings_path:
-        yield from _ratings(ratings_path, ratings)
+        any_row = False
+        for record in second_file(ratings_path, keep, ("rating", "rater")):
+            any_row = True
+            yield record
+        if not any_row and next(iter(ratings), None) is None:
+            raise FormatRefused(f"{ratings_path}: expected ratings, found none")
 
     def records(row: JsonObject, line: int) -> Iterator[Record]:
         key = _entry_id(row)
@@ -73,35 +83,14 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             raise RowError(f"entry_id {key!r} stands there twice")
         keys.add(key)
         inline = [_rating(row)] if row.get("rating") is not None else []
+        # a person who changed their mind stands there twice, in that order
         yield _decision(row, line, key, (*inline, *(_rating(said) for _, said in ratings.all(key))))
 
     yield from each_row(path, records)
     for key, (line, _) in ratings:
         if key not in keys:
-            yield RowRefused(
-                line, key, f"{ratings_path}: a rating of an entry that {path.name} does not hold"
-            )
-
-
-def _ratings(path: Path, found: DiskMultimap) -> Iterator[RowRefused]:
-    """Put the ratings under their entries, with their lines; a person who changed their mind stands there twice, in
-    that order. Gives those that cannot be read."""
-    empty = True
-    for row in rows(path):
-        empty = False
-        if isinstance(row, RowRefused):
-            yield RowRefused(row.line, row.key, f"{path}: {row.reason}", row.broken)
-        elif not isinstance(row.value, Mapping):
-            yield RowRefused(row.line, "", f"{path}: expected an object, found {value_excerpt(row.value)}")
-        else:
-            try:
-                verdicts_read(row.value, used=("rating", "rater"))
-                _rating(row.value)
-                found.add(_entry_id(row.value), (row.line, row.value))
-            except RowError as error:
-                yield RowRefused(row.line, key_of(row.value), f"{path}: {error}")
-    if empty:
-        raise FormatRefused(f"{path}: expected ratings, found none")
+            reason = f"{ratings_path}: a rating of an entry that {path.name} does not hold"
+            yield RowRefused(line, key, reason)
 
 
 def _entry_id(row: JsonObject) -> str:

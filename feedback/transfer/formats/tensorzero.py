@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from feedback.storage.responses import Completion, Message, value_excerpt
-from feedback.transfer.formats.base import Format, each_row, has, key_of
+from feedback.transfer.formats.base import Format, each_row, has, key_of, objects_in, second_file
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import slug
-from feedback.transfer.formats.files import DiskMultimap, rows
+from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedRating,
     ImportedReference,
     Record,
     RowError,
-    RowRefused,
     check_json,
     list_of,
     mapping_of,
@@ -65,26 +64,21 @@ def read(path: Path, ratings_path: Path | None) -> Iterator[Record]:
         return
     # what is said of an inference may stand under its episode: only where that holds no other
     inferences, known, feedback = DiskMultimap(), DiskMultimap(), DiskMultimap()
-    for row in rows(path):
-        if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
-            inferences.add(str(row.value.get("episode_id")))
-            known.add(str(row.value.get("id")))
+    for row, _ in objects_in(path):
+        inferences.add(str(row.get("episode_id")))
+        known.add(str(row.get("id")))
 
-    def verdicts_of_row(row: JsonObject, line: int) -> Iterator[Record]:
-        record = _feedback(row, line)
-        target = record.reference
+    def keep(row: JsonObject, line: int) -> None:
+        target = _feedback(row, line).reference
         if target in known or inferences.count(target) == 1:
             feedback.add(target, row)
-        else:
-            several = inferences.count(target) > 1
-            raise RowError(
-                f"{target}: {'an episode of several inferences' if several else 'not in the other file'}"
-            )
-        yield from ()
+            return
+        several = inferences.count(target) > 1
+        raise RowError(
+            f"{target}: {'an episode of several inferences' if several else 'not in the other file'}"
+        )
 
-    for record in each_row(ratings_path, verdicts_of_row, verdicts=()):
-        if isinstance(record, RowRefused):
-            yield RowRefused(record.line, record.key, f"{ratings_path}: {record.reason}", record.broken)
+    yield from second_file(ratings_path, keep)
 
     def decisions(row: JsonObject, line: int) -> Iterator[Record]:
         targets = (str(row.get("id")), str(row.get("episode_id")))
