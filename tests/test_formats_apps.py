@@ -106,46 +106,6 @@ def test_a_task_with_three_answers_cannot_be_paired(tmp_path: Path) -> None:
     assert "expected two answers" in refusal(tmp_path, task, "label_studio")
 
 
-def test_an_argilla_ranking_of_three_is_three_comparisons_and_a_shared_rank_is_none(tmp_path: Path) -> None:
-    fields = {"prompt": QUESTION, "response1": "a", "response2": "b", "response3": "c"}
-
-    def pairs(value: Any) -> list[tuple[Any, Any]]:
-        row = {"id": "r", "fields": fields, "responses": {"rank": [{"value": value, "user_id": "u"}]}}
-        found = formats.read(written(tmp_path / "x.jsonl", [row]))
-        return [(r.left.response, r.right.response) for r in found]  # type: ignore[union-attr]
-
-    assert pairs(["response2", "response1", "response3"]) == [("b", "a"), ("b", "c"), ("a", "c")]
-    tied = [
-        {"value": "response1", "rank": 1},
-        {"value": "response2", "rank": 1},
-        {"value": "response3", "rank": 2},
-    ]
-    assert pairs(tied) == [("a", "c"), ("b", "c")]
-    assert pairs("response3") == [("c", "a"), ("c", "b")]
-
-
-def test_argilla_ratings_labels_and_texts_on_one_response_are_one_rating(tmp_path: Path) -> None:
-    row = {
-        "id": "r",
-        "fields": {"prompt": QUESTION, "response": BAD},
-        "responses": {
-            "quality": [{"value": 2, "user_id": "u"}],
-            "topics": [{"value": ["returns", "audio"], "user_id": "u"}],
-            "corrected": [{"value": GOOD, "user_id": "u"}],
-            "remark": [{"value": "short", "user_id": "u"}],
-        },
-    }
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedDecision)
-    (rating,) = record.ratings
-    assert (rating.stars, rating.tags, rating.correction, rating.notes) == (
-        2,
-        ("returns", "audio"),
-        GOOD,
-        "short",
-    )
-
-
 # --- Chat applications ------------------------------------------------------------------------------------
 
 

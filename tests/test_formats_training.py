@@ -12,17 +12,12 @@ from feedback.transfer import formats
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
-    RowSkipped,
 )
 from tests.support.formats import (
     ASKED,
-    BAD,
-    GOOD,
     HERE,
-    QUESTION,
     one,
     refusal,
-    written,
 )
 
 # --- TRL --------------------------------------------------------------------------------------------------
@@ -34,19 +29,6 @@ def test_tools_as_one_json_text_are_the_same_tools(tmp_path: Path) -> None:
     assert isinstance(as_text, ImportedComparison)
     assert isinstance(as_text.left, ImportedDecision)
     assert as_text.left.metadata["tools"] == row["tools"]
-
-
-def test_a_text_prompt_beside_whole_conversations_repeats_their_turn(tmp_path: Path) -> None:
-    # as HuggingFaceH4/ultrafeedback_binarized has it
-    row = {
-        "prompt": QUESTION,
-        "chosen": [*ASKED, {"role": "assistant", "content": GOOD}],
-        "rejected": [*ASKED, {"role": "assistant", "content": BAD}],
-    }
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedComparison)
-    assert isinstance(record.left, ImportedDecision)
-    assert (record.left.messages, record.left.response) == (ASKED, GOOD)
 
 
 @pytest.mark.parametrize(
@@ -99,44 +81,7 @@ def test_conversations_that_differ_before_the_response_are_no_pair(tmp_path: Pat
     assert "in turn 3: not the same prompt" in refusal(tmp_path, row, "trl")
 
 
-def test_the_same_response_twice_is_no_preference(tmp_path: Path) -> None:
-    assert isinstance(one(tmp_path, {"prompt": "q", "chosen": "a", "rejected": "a"}), RowSkipped)
-
-
 # --- OpenAI, hh, LLaMA-Factory ----------------------------------------------------------------------------
-
-
-def test_every_assistant_turn_of_weight_one_is_a_demonstration(tmp_path: Path) -> None:
-    turns = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "weight": 0},
-        {"role": "user", "content": "c"},
-        {"role": "assistant", "content": "d", "weight": 1},
-        {"role": "user", "content": "e"},
-        {"role": "assistant", "content": "f"},
-    ]
-    found = list(formats.read(written(tmp_path / "x.jsonl", [{"messages": turns}])))
-    assert all(isinstance(record, ImportedDecision) for record in found)
-    assert [(r.response, len(r.messages)) for r in found if isinstance(r, ImportedDecision)] == [
-        ("d", 3),
-        ("f", 5),
-    ]
-    assert all(
-        "weight" not in message for r in found if isinstance(r, ImportedDecision) for message in r.messages
-    )
-
-
-def test_the_prompt_of_hh_is_everything_before_the_last_answer(tmp_path: Path) -> None:
-    shared = "\n\nHuman: Hi\n\nAssistant: Hello. Did you say:\n\nHuman: yes?\n\nAssistant:"
-    record = one(tmp_path, {"chosen": f"{shared} Right.", "rejected": f"{shared} Wrong."})
-    assert isinstance(record, ImportedComparison)
-    assert isinstance(record.left, ImportedDecision)
-    assert [(m["role"], m["content"]) for m in record.left.messages] == [
-        ("user", "Hi"),
-        ("assistant", "Hello. Did you say:"),
-        ("user", "yes?"),
-    ]
-    assert record.left.response == "Right."
 
 
 def test_hh_rows_without_an_answer_or_with_other_prompts_are_refused(tmp_path: Path) -> None:
@@ -170,20 +115,6 @@ def test_a_dataset_info_beside_the_file_names_its_columns(tmp_path: Path) -> Non
         {"role": "user", "content": "Can I?"},
     ]
     assert record.left.response == "Sure."
-
-
-def test_an_alpaca_row_with_history_and_input_is_one_conversation(tmp_path: Path) -> None:
-    row = {
-        "instruction": "Translate.",
-        "input": "Haus",
-        "history": [["Hi", "Hello"]],
-        "chosen": "house",
-        "rejected": "mouse",
-    }
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedComparison)
-    assert isinstance(record.left, ImportedDecision)
-    assert [m["content"] for m in record.left.messages] == ["Hi", "Hello", "Translate.\nHaus"]
 
 
 @pytest.mark.parametrize(

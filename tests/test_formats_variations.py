@@ -266,22 +266,6 @@ def test_a_log_that_begins_with_a_failure_is_recognised(tmp_path: Path) -> None:
     assert formats.detect(written(tmp_path / "x.jsonl", rows)) == "flywheel"
 
 
-def test_an_openpipe_log_is_a_request_and_its_response(tmp_path: Path) -> None:
-    row = rows_of("flywheel_logs.jsonl")[0]
-    record = one(tmp_path, {"input": row["request"], "output": row["response"], "tags": {"app": "shop"}})
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response) == (BRIEF, BAD)
-
-
-def test_an_anthropic_call_through_helicone_keeps_its_system_prompt(tmp_path: Path) -> None:
-    row = rows_of("helicone_requests.jsonl")[0]
-    row["request_body"] = {"model": "m", "system": "Be brief.", "messages": ASKED}
-    row["response_body"] = {"role": "assistant", "content": [{"type": "text", "text": GOOD}]}
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response) == (BRIEF, GOOD)
-
-
 # --- Traces of several spans ------------------------------------------------------------------------------
 
 
@@ -316,61 +300,10 @@ def test_an_annotation_of_a_phoenix_chain_is_of_its_last_llm_span(tmp_path: Path
     assert Decision.objects.count() == 1
 
 
-def test_a_phoenix_trace_without_an_llm_span_is_its_root(tmp_path: Path) -> None:
-    span = rows_of("phoenix_spans.json")[0]["data"][0]
-    span |= {"span_kind": "CHAIN", "attributes": {"input.value": QUESTION, "output.value": GOOD}}
-    record = one(tmp_path, span)
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response) == (ASKED, GOOD)
-
-
-def test_messages_in_a_phoenix_data_frame_are_lists(tmp_path: Path) -> None:
-    row = {
-        "context.span_id": "s1",
-        "context.trace_id": "t1",
-        "span_kind": "LLM",
-        "parent_id": None,
-        "attributes.llm.input_messages": [{"message.role": "user", "message.content": QUESTION}],
-        "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": GOOD}],
-    }
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response, record.run_id) == (ASKED, GOOD, "s1")
-
-
 def _otlp(attributes: dict[str, str], events: list[dict[str, Any]]) -> dict[str, Any]:
     listed = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
     span = {"traceId": "AB", "spanId": "CD", "attributes": listed, "events": events}
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
-
-
-def test_older_instrumentations_write_a_message_per_attribute_or_per_event(tmp_path: Path) -> None:
-    numbered = {
-        "gen_ai.system": "openai",
-        "gen_ai.prompt.0.role": "system",
-        "gen_ai.prompt.0.content": "Be brief.",
-        "gen_ai.prompt.1.role": "user",
-        "gen_ai.prompt.1.content": QUESTION,
-        "gen_ai.completion.0.role": "assistant",
-        "gen_ai.completion.0.content": GOOD,
-    }
-
-    def event(name: str, **said: str) -> dict[str, Any]:
-        return {
-            "name": name,
-            "attributes": [{"key": k, "value": {"stringValue": v}} for k, v in said.items()],
-        }
-
-    events = [
-        event("gen_ai.system.message", content="Be brief."),
-        event("gen_ai.user.message", content=QUESTION),
-        event("gen_ai.choice", message=json.dumps({"content": GOOD}), finish_reason="stop"),
-    ]
-    for row in (_otlp(numbered, []), _otlp({"gen_ai.operation.name": "chat"}, events)):
-        record = one(tmp_path, row)
-        assert isinstance(record, ImportedDecision)
-        # ids in any case are one id
-        assert (record.messages, record.response, record.run_id) == (BRIEF, GOOD, "cd")
 
 
 def test_spans_without_content_are_skipped(tmp_path: Path) -> None:
@@ -401,30 +334,6 @@ def test_langfuse_cells_of_a_table_are_texts(tmp_path: Path) -> None:
     assert isinstance(record, ImportedDecision)
     assert len(record.ratings) == 5
     assert record.tags == ("shop",)
-
-
-def test_without_a_fine_grained_score_the_aspects_count(tmp_path: Path) -> None:
-    row = rows_of("ultrafeedback_raw.jsonl")[0]
-    row["completions"] = row["completions"][1:]
-    del row["completions"][0]["fine-grained_score"]
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedDecision)
-    # 1, 5 and 1 of 1 to 5: their mean of 2 1/3 is a third of the way
-    assert record.ratings[0].score == pytest.approx(1 / 3)
-
-
-def test_mlflow_2_traces_are_read(tmp_path: Path) -> None:
-    row = {
-        "info": {"request_id": "r1", "timestamp_ms": 1735787045250, "status": "OK"},
-        "data": {
-            "request": json.dumps({"messages": ASKED}),
-            "response": json.dumps({"output": GOOD}),
-            "spans": [],
-        },
-    }
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response, record.run_id) == (ASKED, GOOD, "r1")
 
 
 @pytest.mark.django_db

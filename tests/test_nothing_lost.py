@@ -82,69 +82,6 @@ def test_a_pair_keeps_its_question_and_its_system_prompt(
     assert compared(one(tmp_path, row)) == ([*([SYSTEM] if system else []), ASKED], GOOD, BAD)
 
 
-def test_a_stated_question_wins_over_a_common_beginning(tmp_path: Path) -> None:
-    row = {"question": ASKED["content"], "chosen": "It ships Monday.", "rejected": "It ships never."}
-    assert compared(one(tmp_path, row)) == ([ASKED], "It ships Monday.", "It ships never.")
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [SYSTEM, ASKED, TURN], "rejected_message": OTHER},
-        {"messages": [SYSTEM, ASKED, TURN], "rejected": BAD},
-        {"messages": [SYSTEM, ASKED, TURN], "rejected_response": BAD},
-        {"messages": [SYSTEM, ASKED, TURN], "rejected_messages": [ASKED, OTHER]},
-        {"system": "Be brief.", "messages": [ASKED, TURN], "rejected_output": BAD},
-        {"messages": [SYSTEM, ASKED], "chosen": TURN, "rejected": OTHER},
-        {
-            "system": "Be brief.",
-            "prompt": ASKED["content"],
-            "chosen": [ASKED, TURN],
-            "rejected": [ASKED, OTHER],
-        },
-        {"system": "Be brief.", "prompt": [ASKED], "chosen": [TURN], "rejected": [OTHER]},
-        {"system": "Be brief.", "instruction": ASKED["content"], "chosen": GOOD, "rejected": BAD},
-    ],
-)
-def test_a_rejected_answer_makes_a_comparison(tmp_path: Path, row: dict[str, Any]) -> None:
-    assert compared(one(tmp_path, row)) == ([SYSTEM, ASKED], GOOD, BAD)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"system": "Be brief.", "prompt": ASKED["content"], "completion": GOOD, "label": True},
-        {"system_prompt": "Be brief.", "question": ASKED["content"], "answer": GOOD, "label": True},
-        {"system": "Be brief.", "prompt": ASKED["content"], "completion": GOOD},
-        {"system": "Be brief.", "instruction": ASKED["content"], "input": "", "output": GOOD},
-        {"system": "Be brief.", "messages": [ASKED, TURN]},
-        {"system": "Be brief.", "query": ASKED["content"], "response": [TURN], "feedback_type": "thumbs_up"},
-        {
-            "system": [{"text": "Be brief."}],
-            "messages": [
-                {"role": "user", "content": [{"text": ASKED["content"]}]},
-                {"role": "assistant", "content": [{"text": GOOD}]},
-            ],
-        },
-        {
-            "systemInstruction": {"parts": [{"text": "Be brief."}]},
-            "contents": [
-                {"role": "user", "parts": [{"text": ASKED["content"]}]},
-                {"role": "model", "parts": [{"text": GOOD}]},
-            ],
-        },
-        {
-            "system": "Be brief.",
-            "conversations": [{"from": "human", "value": ASKED["content"]}, {"from": "gpt", "value": GOOD}],
-        },
-    ],
-)
-def test_a_system_column_is_the_system_turn(tmp_path: Path, row: dict[str, Any]) -> None:
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response) == ([SYSTEM, ASKED], GOOD)
-
-
 ROWS = (
     {"messages": [SYSTEM, ASKED], "response": GOOD, "thumb": "up"},
     {"prompt": [SYSTEM, ASKED], "chosen": [TURN], "rejected": [OTHER]},
@@ -184,75 +121,6 @@ def said(record: Record) -> Any:
     )
 
 
-def test_json_that_is_no_conversation_stays_a_text(tmp_path: Path) -> None:
-    record = one(tmp_path, {"prompt": '{"order": 81}', "response": '["a", "b"]', "thumb": "up"})
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages[0]["content"], record.response) == ('{"order": 81}', '["a", "b"]')
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [SYSTEM, ASKED], "better": TURN, "worse": OTHER},
-        {
-            "system": "Be brief.",
-            "conversation": [{"sender": "user", "text": ASKED["content"]}],
-            "better": {"sender": "agent", "text": GOOD},
-            "worse": {"sender": "agent", "text": BAD},
-        },
-        {"system": "Be brief.", "instruction": ASKED["content"], "output": GOOD, "rejected": BAD},
-        {
-            "system": "Be brief.",
-            "conversations": [{"from": "human", "value": ASKED["content"]}, {"from": "gpt", "value": GOOD}],
-            "rejected": {"from": "gpt", "value": BAD},
-        },
-        {
-            "system": "Be brief.",
-            "chosen": f"\n\nHuman: {ASKED['content']}\n\nAssistant: {GOOD}",
-            "rejected": f"\n\nHuman: {ASKED['content']}\n\nAssistant: {BAD}",
-        },
-        {
-            "system": "Be brief.",
-            "instruction": ASKED["content"],
-            "input": "",
-            "response1": GOOD,
-            "response2": BAD,
-            "annotator1": 1,
-        },
-        {
-            "system": "Be brief.",
-            "input": {"messages": [ASKED]},
-            "preferred_output": [TURN],
-            "non_preferred_output": [OTHER],
-        },
-        {"messages": [SYSTEM, ASKED, TURN], "worse_response": BAD},
-        {"messages": [SYSTEM, ASKED, TURN], "negative_messages": [ASKED, OTHER]},
-        {"system_message": "Be brief.", "task": ASKED["content"], "chosen": GOOD, "rejected": BAD},
-        {
-            "systemPrompt": ["Be brief."],
-            "user_query": ASKED["content"],
-            "preferred": GOOD,
-            "dispreferred": BAD,
-        },
-        {"system": SYSTEM, "text": ASKED["content"], "better_response": GOOD, "worse_response": BAD},
-    ],
-)
-def test_other_words_for_better_and_worse_make_a_comparison(tmp_path: Path, row: dict[str, Any]) -> None:
-    assert compared(one(tmp_path, row)) == ([SYSTEM, ASKED], GOOD, BAD)
-
-
-def test_several_rejected_responses_are_as_many_comparisons(tmp_path: Path) -> None:
-    texts = {"messages": [ASKED, TURN], "rejected_responses": [BAD, "No."]}
-    turns = {
-        "prompt": ASKED["content"],
-        "response": GOOD,
-        "rejected_responses": [OTHER, {**OTHER, "content": "No."}],
-    }
-    for row in (texts, turns):
-        found = [compared(record) for record in records_of(written(tmp_path / "x.jsonl", [row]))]
-        assert found == [([ASKED], GOOD, BAD), ([ASKED], GOOD, "No.")]
-
-
 def test_no_prompt_is_cut_out_where_an_unknown_column_may_state_it(tmp_path: Path) -> None:
     row = {
         "scenario": "A customer asks for a lamp",
@@ -262,29 +130,6 @@ def test_no_prompt_is_cut_out_where_an_unknown_column_may_state_it(tmp_path: Pat
     record = one(tmp_path, row)
     assert isinstance(record, RowRefused)
     assert record.reason.startswith("scenario: ")
-
-
-@pytest.mark.parametrize("key", [{"weight": 0}, {"train": False}, {"loss": False}])
-@pytest.mark.parametrize("name", ["messages", "conversations"])
-def test_a_turn_that_is_not_to_be_learnt_is_no_demonstration(
-    tmp_path: Path, name: str, key: dict[str, Any]
-) -> None:
-    turns = {
-        "messages": [ASKED, TURN | key],
-        "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": GOOD} | key],
-    }
-    assert isinstance(one(tmp_path, {name: turns[name]}), RowSkipped)
-
-
-def test_the_last_turn_that_counts_is_the_demonstration(tmp_path: Path) -> None:
-    record = one(tmp_path, {"messages": [ASKED, {**TURN, "weight": 1}, ASKED, {**OTHER, "weight": 0}]})
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response, record.metadata) == ([ASKED], GOOD, {})
-
-
-def test_an_answer_without_a_word_refuses_no_file(tmp_path: Path) -> None:
-    silent = {"role": "assistant", "content": None}
-    assert isinstance(one(tmp_path, {"messages": [ASKED, silent]}), RowSkipped)
 
 
 @pytest.mark.parametrize(
@@ -308,17 +153,6 @@ def test_reasoning_of_a_column_and_of_the_response_are_both_kept(tmp_path: Path)
     record = one(tmp_path, {"prompt": "q", "response": "<think>b</think>x", "thumb": "up", "reasoning": "a"})
     assert isinstance(record, ImportedDecision)
     assert (record.response, record.reasoning) == ("x", "a\n\nb")
-
-
-TWICE = json.dumps(json.dumps([SYSTEM, ASKED]))
-PRINTED = f"[{SYSTEM!r}\n {ASKED!r}]"
-
-
-@pytest.mark.parametrize("text", [TWICE, PRINTED])
-def test_messages_written_twice_or_printed_by_numpy_are_messages(tmp_path: Path, text: str) -> None:
-    record = one(tmp_path, {"messages": text, "response": GOOD, "thumb": "up"})
-    assert isinstance(record, ImportedDecision)
-    assert record.messages == [SYSTEM, ASKED]
 
 
 @pytest.mark.parametrize(

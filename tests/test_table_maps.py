@@ -15,7 +15,6 @@ from feedback.transfer.formats.records import (
     FormatRefused,
     ImportedDecision,
     ImportedRating,
-    RowSkipped,
 )
 from tests.support.formats import ASKED, GOOD, HERE, QUESTION, written
 from tests.support.table_files import kinds, rated, text
@@ -164,14 +163,3 @@ def test_a_preview_of_what_needs_a_map_shows_the_columns_and_the_problem(tmp_pat
     (seen,) = formats.preview(path, map)
     assert [column.field for column in seen.columns] == ["prompt", "response", "score"]
     assert kinds(list(formats.read(path, columns=map))) == {"ImportedDecision": 1}
-
-
-def test_a_row_of_a_prompt_alone_is_skipped(tmp_path: Path) -> None:
-    found = list(
-        formats.read(
-            written(
-                tmp_path / "r.jsonl", [{"prompt": "q", "response": "a"}, {"prompt": "q", "response": None}]
-            )
-        )
-    )
-    assert isinstance(found[1], RowSkipped)

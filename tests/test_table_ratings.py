@@ -128,56 +128,7 @@ def test_two_verdicts_of_different_kinds_are_both_read_and_of_one_kind_refused(t
         list(formats.read(written(tmp_path / "r.jsonl", [{**row, "vote": "down"}])))
 
 
-def test_feedback_in_prose_is_a_note(tmp_path: Path) -> None:
-    row = {"prompt": "q", "response": "a", "feedback": "Too long and beside the point."}
-    (record,) = formats.read(written(tmp_path / "r.jsonl", [row]))
-    assert isinstance(record, ImportedDecision)
-    assert record.ratings == (ImportedRating(notes="Too long and beside the point."),)
-
-
 # --- Which of two -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("columns", "value", "found"),
-    [
-        (("response_a", "response_b"), "A", "left"),
-        (("response_a", "response_b"), "response_b", "right"),
-        (("response1", "response2"), "2", "right"),
-        (("output_1", "output_2"), "output_1", "left"),
-        (("left", "right"), "right", "right"),
-        (("answer_a", "answer_b"), "model_a", "left"),
-        (("Candidate 1", "Candidate 2"), "Candidate 2", "right"),
-        (("response_a", "response_b"), "Tie", "tie"),
-        (("response_a", "response_b"), "neither", "both_bad"),
-    ],
-)
-def test_words_for_the_preferred_one(
-    columns: tuple[str, str], value: str, found: str, tmp_path: Path
-) -> None:
-    row = {"prompt": "q", columns[0]: "x", columns[1]: "y", "preferred": value}
-    (record,) = formats.read(written(tmp_path / "r.jsonl", [row]))
-    assert isinstance(record, ImportedComparison)
-    assert record.preference == found
-
-
-def test_the_name_of_a_model_says_which_was_preferred(tmp_path: Path) -> None:
-    row = {
-        "prompt": "q",
-        "response_a": "x",
-        "response_b": "y",
-        "model_a": "m1",
-        "model_b": "m2",
-        "winner": "m2",
-        "rater": "ann",
-    }
-    (record,) = formats.read(written(tmp_path / "r.jsonl", [row]))
-    assert isinstance(record, ImportedComparison)
-    assert (record.preference, record.rater) == ("right", "ann")
-    assert [side.policy for side in (record.left, record.right) if isinstance(side, ImportedDecision)] == [
-        "m1",
-        "m2",
-    ]
 
 
 @pytest.mark.parametrize("values", [[0, 1], ["0", "1"], [True, False], [1, 0]])

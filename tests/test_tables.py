@@ -18,45 +18,9 @@ from feedback.transfer.formats.records import (
 )
 from tests.support.figures import figures_of
 from tests.support.formats import ASKED, BAD, GOOD, HERE, QUESTION, written
-from tests.support.table_files import rated_rows, ratings, text
+from tests.support.table_files import ratings, text
 
 # --- A plain row is a decision ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"agent": "support-bot", "messages": ASKED, "response": GOOD},
-        {"messages": ASKED, "response": GOOD, "temperature": 0.2, "whatever": {"a": 1}},
-        {"prompt": QUESTION, "response": GOOD},
-        {"prompt": ASKED, "response": [{"role": "assistant", "content": GOOD}], "language": "en"},
-        {"messages": [*ASKED, {"role": "assistant", "content": GOOD}], "response": GOOD},
-        {"question": QUESTION, "answer": GOOD},
-    ],
-)
-def test_a_row_of_prompt_and_response_is_a_decision_whatever_else_it_has(
-    row: dict[str, Any], tmp_path: Path
-) -> None:
-    path = written(tmp_path / "d.jsonl", [row])
-    (decision,) = formats.read(path)
-    assert isinstance(decision, ImportedDecision)
-    assert (decision.messages, decision.response, decision.ratings, decision.tags) == (ASKED, GOOD, (), ())
-    assert decision.agent == row.get("agent", "")
-
-
-@pytest.mark.parametrize("column", ["thumb", "rating", "label", "feedback"])
-@pytest.mark.parametrize(
-    "base",
-    [{"messages": [*ASKED, {"role": "assistant", "content": BAD}]}, {"prompt": QUESTION, "completion": BAD}],
-)
-def test_thirty_thumbs_down_are_no_demonstrations(base: dict[str, Any], column: str, tmp_path: Path) -> None:
-    path = written(tmp_path / "d.jsonl", [{**base, column: "down"}] * 30)
-    found = list(formats.read(path))
-    assert len(found) == 30
-    for decision in found:
-        assert isinstance(decision, ImportedDecision)
-        assert decision.tags == ()
-        assert [rating.thumb for rating in decision.ratings] == ["down"]
 
 
 @pytest.mark.parametrize(
@@ -84,34 +48,10 @@ def test_a_column_that_looks_like_a_verdict_is_named_and_refused(
     assert isinstance(record, (ImportedDecision, ImportedComparison))
 
 
-def test_a_preference_beside_the_messages_is_a_preference(tmp_path: Path) -> None:
-    row = {
-        "prompt": QUESTION,
-        "prompt_id": "6f1e",
-        "chosen": [*ASKED, {"role": "assistant", "content": GOOD}],
-        "rejected": [*ASKED, {"role": "assistant", "content": BAD}],
-        "messages": [*ASKED, {"role": "assistant", "content": GOOD}],
-    }
-    (record,) = formats.read(written(tmp_path / "d.jsonl", [row]))
-    assert isinstance(record, ImportedComparison)
-    assert isinstance(record.left, ImportedDecision)
-    assert (record.left.response, record.preference) == (GOOD, "left")
-
-
 def test_the_rows_vote_for_the_format_not_the_first_one(tmp_path: Path) -> None:
     odd = {"entry_id": "x", "prompt": "q"}
     pairs = [{"prompt": f"q{i}", "chosen": "a", "rejected": "b"} for i in range(3)]
     assert formats.detect(written(tmp_path / "x.jsonl", [odd, *pairs])) == "trl"
-
-
-@pytest.mark.parametrize("label", [1, 0, True, False, 1.0])
-def test_labels_of_1_and_0_are_true_and_false(label: Any, tmp_path: Path) -> None:
-    for row in (
-        {"prompt": "q", "completion": "a", "label": label},
-        {"messages": [*ASKED, {"role": "assistant", "content": "a"}], "label": label},
-    ):
-        found = rated_rows(written(tmp_path / "x.jsonl", [row, {**row, "label": 0}]))
-        assert found == ["up" if label else "down", "down"]
 
 
 @pytest.mark.parametrize("column", ["image", "images", "videos", "audio"])

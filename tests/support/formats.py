@@ -48,16 +48,15 @@ def told(value: Any) -> Any:
     return str(value) if isinstance(value, (UUID, datetime)) else value
 
 
-def example_told(name: str, beside: str = "") -> dict[str, Any]:
-    """What an example file says: its format, its records, the columns nothing is kept of."""
-    path = HERE / name
-    with (
-        columns_watched() as unread,
-        formats.readings(path, "auto", HERE / beside if beside else None) as files,
-    ):
+def file_told(path: Path, format: str = "auto", beside: Path | None = None) -> dict[str, Any]:
+    """What a file says, as JSON: its formats, its records, the columns nothing is kept of."""
+    with columns_watched() as unread, formats.readings(path, format, beside) as files:
         records = [told(record) for file in files for record in file.records()]
         kinds = [file.format.name for file in files]
-    return {"file": name, "beside": beside, "formats": kinds, "records": records, "left_out": dict(unread)}
+    found: dict[str, Any] = json.loads(
+        json.dumps({"formats": kinds, "records": records, "left_out": dict(unread)})
+    )
+    return found
 
 
 def written(path: Path, items: Iterable[Any]) -> Path:
