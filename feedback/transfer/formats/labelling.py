@@ -33,10 +33,10 @@ from feedback.transfer.formats.records import (
 )
 from feedback.transfer.formats.writers import (
     Line,
-    NotSaid,
     RowShape,
     View,
     Writer,
+    better_worse,
     prompt_fields,
     sides,
     some_words,
@@ -283,17 +283,11 @@ def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
 
 def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[AnnotatedRecord]:
     left, right = sides(record)
-    if record.preference not in ("left", "right"):
-        raise NotSaid(record.preference)
-    if left.response == right.response:
-        raise NotSaid("same_response")
-    fields = {
-        **prompt_fields(left),
-        "response1": some_words(left.response),
-        "response2": some_words(right.response),
-    }
-    value = "response1" if record.preference == "left" else "response2"
-    yield AnnotatedRecord(str(record.id or record.key), fields, [("preference", value, record.rater)])
+    better, _ = better_worse(record)
+    answers = {"response1": some_words(left.response), "response2": some_words(right.response)}
+    chosen = "response1" if better is left else "response2"
+    fields = {**prompt_fields(left), **answers}
+    yield AnnotatedRecord(str(record.id or record.key), fields, [("preference", chosen, record.rater)])
 
 
 def _rating_records(record: ImportedDecision, left_out: Counter[str]) -> Iterator[AnnotatedRecord]:
