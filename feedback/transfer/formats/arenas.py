@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import Format, each_row, holds, key_of, objects_in, row_format
@@ -76,7 +75,7 @@ def _arena(row: JsonObject, line: int) -> Iterator[Record]:
     yield sides.judged(preference, simulated=by_model, rater=name, created_at=created_at)
 
 
-def _winner(value: Any) -> str:
+def _winner(value: object) -> str:
     winner = WINNERS.get(value.strip().lower()) if isinstance(value, str) else None
     if winner is None:
         raise RowError(f"winner: expected one of {', '.join(WINNERS)}; found {value_excerpt(value)}")
@@ -105,7 +104,7 @@ def _cells(row: JsonObject, side: str) -> list[Message]:
     ]
 
 
-def _storable(value: Any, what: str) -> str:
+def _storable(value: object, what: str) -> str:
     """A text whose lone halves of surrogate pairs, which the published table has, are replaced."""
     if value is None:
         return ""
@@ -176,7 +175,7 @@ def _read_mtbench(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     return each_row(path, records)
 
 
-def _conversation(row: JsonObject, model: Any, texts: DiskMultimap) -> list[Message]:
+def _conversation(row: JsonObject, model: object, texts: DiskMultimap) -> list[Message]:
     """Questions and answers up to the turn that was judged."""
     number, turn = row.get("question_id"), row.get("turn")
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 1:

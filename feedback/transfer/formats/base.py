@@ -109,7 +109,7 @@ class WatchedRow(dict[str, Any]):
         self.taken.add(name)
         return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         self.taken.add(name)
         return super().get(name, default)
 
@@ -184,7 +184,7 @@ def is_page(row: JsonObject) -> bool:
     return isinstance(row.get("data"), list)
 
 
-def rows_in_page(row: Any) -> list[JsonObject]:
+def rows_in_page(row: object) -> list[JsonObject]:
     """The objects that a row is: those of a page, or itself."""
     listed = row["data"] if isinstance(row, Mapping) and is_page(row) else [row]
     return [item for item in listed if isinstance(item, Mapping)]
@@ -218,7 +218,7 @@ def _watched(
         unread.update(prefix + name for name in watched.unread)
 
 
-def each_item(line: int, items: Any, what: str, records: RowRecords) -> Iterator[Record]:
+def each_item(line: int, items: object, what: str, records: RowRecords) -> Iterator[Record]:
     """The records of every element of a list inside a row; one that cannot be read is refused and the next one read."""
     for index, item in enumerate(list_of(items, what)):
         where = f"{what}[{index}]"
@@ -373,7 +373,7 @@ def judgement(
     key: str,
     messages: list[Message],
     response: Completion,
-    label: Any,
+    label: object,
     what: str,
     *,
     reasoning: str = "",
@@ -400,7 +400,7 @@ THUMB_DOWN_WORDS = listed(
 )
 
 
-def thumb_of(word: Any) -> str:
+def thumb_of(word: object) -> str:
     """up or down, where a word says one of them in any of the usual ways; else ""."""
     normalised = word.strip().lower().replace(" ", "_").replace("-", "_") if isinstance(word, str) else ""
     return "up" if normalised in THUMB_UP_WORDS else "down" if normalised in THUMB_DOWN_WORDS else ""

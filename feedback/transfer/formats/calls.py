@@ -47,7 +47,7 @@ PARAMETERS = frozenset(
 """Keys of a request that say how to answer, and hold no question."""
 
 
-def json_value(value: Any) -> Any:
+def json_value(value: object) -> Any:
     """The value of a JSON text; anything else, and a text that is no JSON object, list or text, as it is."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "[", '"'):
         return value
@@ -57,7 +57,7 @@ def json_value(value: Any) -> Any:
         return value
 
 
-def chat_of(value: Any, what: str) -> list[Message]:
+def chat_of(value: object, what: str) -> list[Message]:
     """Messages of any dialect; a batch of one (`[[...]]`, as LangChain has it) is that one. Raises RowError."""
     items = json_value(value)
     if (
@@ -87,7 +87,7 @@ class ModelRequest:
     """All other keys of the request that say something."""
 
 
-def request_read(value: Any, what: str) -> ModelRequest:
+def request_read(value: object, what: str) -> ModelRequest:
     """A request of any provider: its messages, or the one text it asks. Raises RowError."""
     request = json_value(value)
     if request in EMPTY:
@@ -137,7 +137,7 @@ def _tools(rest: dict[str, Any], what: str) -> list[Any]:
     return [tool for item in listed for tool in _tool(item)]
 
 
-def _tool(tool: Any) -> Iterator[Any]:
+def _tool(tool: object) -> Iterator[Any]:
     """A tool of OpenAI's Responses, Anthropic, Gemini (a list of functions) or Bedrock as OpenAI's chat has it."""
     if not isinstance(tool, Mapping):
         yield tool
@@ -161,20 +161,20 @@ def _tool(tool: Any) -> Iterator[Any]:
     yield {"type": "function", "function": said | {"parameters": schema}}
 
 
-def _without_reports(items: Any) -> tuple[Any, list[Any]]:
+def _without_reports(items: object) -> tuple[Any, list[Any]]:
     """Items without those that report a provider's own tools (a search, a file), and these."""
     if not isinstance(items, list):
         return items, []
     return [item for item in items if not _is_report(item)], [item for item in items if _is_report(item)]
 
 
-def _is_report(item: Any) -> bool:
+def _is_report(item: object) -> bool:
     kind = str(item.get("type")) if isinstance(item, Mapping) and "role" not in item else ""
     is_own = kind.endswith(("_call", "_call_output"))
     return is_own and not kind.startswith(("function_", "custom_tool_", "tool_call"))
 
 
-def prompt_of(value: Any, what: str) -> list[Message]:
+def prompt_of(value: object, what: str) -> list[Message]:
     """The prompt of a request. Raises RowError."""
     messages = request_read(value, what).messages
     if not messages:
@@ -195,7 +195,7 @@ class ModelAnswer:
     """All other keys of the answer that say something."""
 
 
-def answer_read(value: Any, what: str) -> ModelAnswer:
+def answer_read(value: object, what: str) -> ModelAnswer:
     """An answer of any provider. Raises RowError."""
     answer = json_value(value)
     if answer in EMPTY:
@@ -228,12 +228,12 @@ def answer_read(value: Any, what: str) -> ModelAnswer:
     return _beside(said, name, _of_message({"content": words, **thoughts}, what))
 
 
-def answers_of(value: Any, what: str) -> list[Completion]:
+def answers_of(value: object, what: str) -> list[Completion]:
     """The responses in an answer, without their reasoning."""
     return [answer_apart(response)[0] for response in answer_read(value, what).responses]
 
 
-def answer_of(value: Any, what: str) -> Completion:
+def answer_of(value: object, what: str) -> Completion:
     """The first response in an answer that says something; "" where there is none. Raises RowError."""
     return next((said for said in answers_of(value, what) if said), "")
 
@@ -268,13 +268,13 @@ def _of_choices(choices: Sequence[Any], what: str) -> ModelAnswer:
     return ModelAnswer(responses, {"choices": more} if any(more) else {})
 
 
-def _index(choice: Any, place: int) -> int:
+def _index(choice: object, place: int) -> int:
     """The number a choice gives itself, else its place in the list."""
     index = choice.get("index") if isinstance(choice, Mapping) else None
     return index if isinstance(index, int) and not isinstance(index, bool) else place
 
 
-def _of_list(items: list[Any], what: str, raw: Any) -> ModelAnswer:
+def _of_list(items: list[Any], what: str, raw: object) -> ModelAnswer:
     """Parts are one response; of messages the last one by the assistant is, and those before it stand beside it."""
     if all(isinstance(item, str) for item in items):
         several = raw if isinstance(raw, str) else json.dumps(items, ensure_ascii=False)
@@ -294,7 +294,7 @@ def _of_list(items: list[Any], what: str, raw: Any) -> ModelAnswer:
     return ModelAnswer([[turns[last]]], {name: item for name, item in more.items() if item})
 
 
-def _is_message(item: Any) -> bool:
+def _is_message(item: object) -> bool:
     """True of a message, and of the items of OpenAI's Responses beside one; false of a part of a content."""
     return isinstance(item, Mapping) and (
         bool(item.get("role") or item.get("from"))
@@ -328,7 +328,13 @@ NO_PROMPT = "what was asked was not recorded"
 
 
 def call_decision(
-    line: int, key: str, request: Any, answer: Any, *, metadata: dict[str, Any] | None = None, **facts: Any
+    line: int,
+    key: str,
+    request: object,
+    answer: object,
+    *,
+    metadata: dict[str, Any] | None = None,
+    **facts: Any,
 ) -> Iterator[Record]:
     """The decision a logged call is, with further choices as candidates; a row without a response is skipped.
 
@@ -386,7 +392,7 @@ def _message_extras(turns: Sequence[Message]) -> dict[str, Any]:
     return {key: item for turn in turns for key, item in turn.items() if key not in ChatMessage.model_fields}
 
 
-def whole_of(value: Any) -> int | None:
+def whole_of(value: object) -> int | None:
     """A number of tokens, where it is one; also as a text, as some databases export 64-bit numbers."""
     if isinstance(value, str) and value.isdigit():
         value = int(value)
@@ -395,7 +401,7 @@ def whole_of(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def text_or_empty(value: Any) -> str:
+def text_or_empty(value: object) -> str:
     """A text of at most 200 characters for a column of names; "" for anything else, and for what cannot be stored."""
     if not isinstance(value, str) or "\x00" in value or any("\ud800" <= mark <= "\udfff" for mark in value):
         return ""
@@ -407,6 +413,6 @@ def metadata_retained(**values: Any) -> dict[str, Any]:
     return {name: check_json(value, name) for name, value in values.items() if value not in EMPTY}
 
 
-def object_or_empty(value: Any) -> JsonObject:
+def object_or_empty(value: object) -> JsonObject:
     """An object as it is; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

@@ -34,7 +34,7 @@ def normal(name: str) -> str:
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
-def json_of(value: Any) -> Any:
+def json_of(value: object) -> Any:
     """The value of a text that is JSON of a list or an object, as tools put one JSON into another; else the value."""
     if isinstance(value, str) and value[:1] + value.rstrip()[-1:] in ("[]", "{}"):
         try:
@@ -56,7 +56,7 @@ def number_in(text: str) -> float | None:
     return number if math.isfinite(number) and "_" not in text else None
 
 
-def truth_of(value: Any) -> bool | None:
+def truth_of(value: object) -> bool | None:
     """true or false, said as such, as 1 or 0, or in a cell as a word; None where it is neither."""
     if isinstance(value, bool):
         return value
@@ -96,7 +96,7 @@ def row_decoded(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def is_chat(value: Any) -> bool:
+def is_chat(value: object) -> bool:
     """True of a chat message, a list of them, or a request that holds such a list."""
     if isinstance(value, list):
         return bool(value) and all(map(_is_message, value))
@@ -106,7 +106,7 @@ def is_chat(value: Any) -> bool:
     return False
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
     role = value.get("role", value.get("from"))

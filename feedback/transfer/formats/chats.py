@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import (
@@ -57,7 +56,7 @@ from feedback.transfer.formats.writers import (
 
 
 def _thread(
-    find: Callable[[str], JsonObject | None], last: Any, parent: str, turn: Callable[[JsonObject], Message]
+    find: Callable[[str], JsonObject | None], last: object, parent: str, turn: Callable[[JsonObject], Message]
 ) -> list[Message]:
     """The turns up to and with the message named `last`, first one first. parent: the key that names the one before."""
     turns: list[Message] = []
@@ -92,7 +91,7 @@ def _webui_decision(
     name: str,
     line: int,
     key: str,
-    unit: Any,
+    unit: object,
     ratings: tuple[ImportedRating, ...] = (),
 ) -> ImportedDecision:
     """The message of this name as the answer to those before it. Raises RowError."""

@@ -157,7 +157,7 @@ def value_at(row: JsonObject, column: str) -> Any:
     """The value of a column, or at the path a dotted name says; ABSENT where there is none."""
     if column in row:
         return row[column]
-    value: Any = row
+    value: object = row
     for part in column.split("."):
         if isinstance(value, Mapping) and part in value:
             value = value[part]
@@ -296,7 +296,7 @@ def range_in(name: str) -> Scale | None:
     return Scale(float(found[1]), float(found[2]))
 
 
-def is_verdict(name: str, value: Any = None) -> bool:
+def is_verdict(name: str, value: object = None) -> bool:
     """True if a column's name says that it holds what somebody thought of a response, or who thought it.
 
     value: one of its values; of true and false more names are verdicts (`helpful`, `correct`).

@@ -144,7 +144,7 @@ def _objects(row: JsonObject, name: str) -> list[JsonObject]:
     return [mapping_of(item, f"{name}[{index}]") for index, item in enumerate(items)]
 
 
-def _marked_turns(value: Any, what: str) -> list[Message]:
+def _marked_turns(value: object, what: str) -> list[Message]:
     """A prompt of one text, whose later turns begin with a line `<extra_id_1>User` or `<extra_id_1>Assistant`."""
     first, *rest = TURN.split(text_of(value, what, required=True))
     later = zip(rest[::2], rest[1::2], strict=True)
@@ -170,7 +170,7 @@ def _helpsteer_rated(row: JsonObject, line: int) -> ImportedDecision:
     )
 
 
-def _numbers(value: Any, what: str) -> list[float]:
+def _numbers(value: object, what: str) -> list[float]:
     items = value if isinstance(value, list) else [] if value is None else [value]
     return [number_of(item, what) for item in items]
 
@@ -218,7 +218,9 @@ SCALES = {"score": (1.0, 10.0), "rating": (1.0, 5.0)}
 """Beginning of the two columns -> lowest and highest value, as the data sets' cards state them."""
 
 
-def _scored_sides(row: JsonObject, line: int, parts: Any, **facts: Any) -> Iterator[Record]:
+def _scored_sides(
+    row: JsonObject, line: int, parts: tuple[list[Message], Completion, Completion], **facts: Any
+) -> Iterator[Record]:
     """Both decisions, and their comparison. The same score is a tie: the file sells it as a preference."""
     messages, chosen, rejected = parts
     if chosen == rejected:
@@ -379,7 +381,7 @@ def _ultrafeedback(row: JsonObject, line: int) -> Iterator[Record]:
     yield from each_item(line, completions, "completions", completion)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """A number, or the text of one; None where the rater gave none ("N/A")."""
     try:
         number = (

@@ -53,7 +53,7 @@ class _Functions(Functions):
     """JMESPath's functions, and one of ours."""
 
     @signature({"types": []})
-    def _func_json(self, value: Any) -> Any:
+    def _func_json(self, value: object) -> Any:
         return json_value(value)
 
 
@@ -65,7 +65,7 @@ def _reader(path: str) -> Callable[[Any], Any]:
     return _compiled(jmespath.compile(path).parsed)
 
 
-def _compiled(node: Any) -> Callable[[Any], Any]:
+def _compiled(node: JsonObject) -> Callable[[Any], Any]:
     """A function for a parsed path: the common kinds directly, which takes half the time of interpreting them."""
     kind, children = node["type"], [_compiled(child) for child in node["children"] if isinstance(child, dict)]
     if kind == "field":
@@ -81,19 +81,19 @@ def _compiled(node: Any) -> Callable[[Any], Any]:
     return partial(_visit, node)
 
 
-def _is_true(value: Any) -> bool:
+def _is_true(value: object) -> bool:
     """True as JMESPath has it: also of 0."""
     return bool(value) or (value == 0 and value is not False)
 
 
-def _visit(parsed: Any, row: Any) -> Any:
+def _visit(parsed: JsonObject, row: object) -> Any:
     try:
         return _interpreter.visit(parsed, row)
     except (JMESPathTypeError, TypeError):  # a text where a number is compared: as if nothing stood there
         return None
 
 
-def at(row: Any, path: str) -> Any:
+def at(row: object, path: str) -> Any:
     """The value at a path; None where nothing is there, and for an empty path."""
     return _reader(path)(row) if path else None
 
@@ -103,7 +103,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_")[:64].strip("-_")
 
 
-def _milliseconds(value: Any, what: str) -> float | None:
+def _milliseconds(value: object, what: str) -> float | None:
     return None if value is None or value == "" else number_of(value, what)
 
 
@@ -125,7 +125,7 @@ FIELDS: dict[str, Callable[[Any, str], Any]] = {
 """Field of a decision -> what reads its value. `latency_s` and `ended_at` become `latency_ms`. Raises RowError."""
 
 
-def facts_at(row: Any, fields: Mapping[str, str]) -> dict[str, Any]:
+def facts_at(row: object, fields: Mapping[str, str]) -> dict[str, Any]:
     """Fields of a decision, each at its path. Raises RowError."""
     facts = {name: FIELDS[name](at(row, path), path) for name, path in fields.items()}
     seconds, ended = facts.pop("latency_s", None), facts.pop("ended_at", None)
@@ -136,19 +136,19 @@ def facts_at(row: Any, fields: Mapping[str, str]) -> dict[str, Any]:
     return facts
 
 
-def metadata_at(row: Any, paths: Mapping[str, str]) -> dict[str, Any]:
+def metadata_at(row: object, paths: Mapping[str, str]) -> dict[str, Any]:
     """Metadata of the values that say something, each at its path."""
     return metadata_retained(**{name: at(row, path) for name, path in paths.items()})
 
 
-def leave_out(row: Any, reasons: Mapping[str, str]) -> None:
+def leave_out(row: object, reasons: Mapping[str, str]) -> None:
     """Raises RowLeftOut with the first reason whose path holds something."""
     for path, reason in reasons.items():
         if at(row, path):
             raise RowLeftOut(reason)
 
 
-def notes_of(value: Any, what: str) -> str:
+def notes_of(value: object, what: str) -> str:
     """What somebody wrote, as far as it is kept. Raises RowError."""
     return text_of(value or "", what)[:MAX_NOTES]
 
@@ -172,7 +172,7 @@ class Scores:
     comments: bool = False
     """True of remarks: those without a word are passed over, and the second is named `comment 2`."""
 
-    def read(self, row: Any) -> Iterator[NamedScore]:
+    def read(self, row: object) -> Iterator[NamedScore]:
         """The scores of a row. Raises RowError."""
         for index, item in enumerate(list_of(json_value(at(row, self.items)) or [], self.items)):
             where = f"{self.items}[{index}]"
@@ -217,7 +217,7 @@ class Call:
     ratings: Callable[[JsonObject], tuple[ImportedRating, ...]] = lambda row: ()
 
     def __call__(
-        self, row: JsonObject, line: int, request: Any = None, answer: Any = None, **more: Any
+        self, row: JsonObject, line: int, request: object = None, answer: object = None, **more: Any
     ) -> Iterator[Record]:
         """The decision a row is. request, answer, more: what is known already. Raises RowError, RowLeftOut."""
         own = text_of(at(row, self.own) or "", self.own, required=self.own_required) if self.own else ""
@@ -238,7 +238,7 @@ class Call:
         yield from call_decision(line, key, request, answer, metadata=metadata, **facts)
 
 
-def outcomes_at(row: Any, path: str) -> Iterator[ImportedOutcome]:
+def outcomes_at(row: object, path: str) -> Iterator[ImportedOutcome]:
     """Numbers under names, of unknown scale. Raises RowError."""
     for name, value in mapping_of(at(row, path) or {}, path).items():
         if value is not None:

@@ -112,7 +112,7 @@ def _promptfoo_result(row: JsonObject, line: int) -> Iterator[Record]:
     )
 
 
-def _choices(grading: Any) -> Iterator[tuple[str, bool]]:
+def _choices(grading: object) -> Iterator[tuple[str, bool]]:
     """(rater, whether this output was chosen) of each assertion that chooses among the outputs of a test."""
     for part in at(grading, "componentResults[?assertion]") or []:
         kind, value = (text_or_empty(at(part, f"assertion.{name}")) for name in ("type", "value"))
@@ -141,7 +141,7 @@ def _chosen_over_others(
             )
 
 
-def _promptfoo_ratings(grading: Any) -> Iterator[ImportedRating]:
+def _promptfoo_ratings(grading: object) -> Iterator[ImportedRating]:
     """A rating for each component; where there are none, one for the whole."""
     if not isinstance(grading, Mapping):
         return
@@ -393,7 +393,7 @@ def _mlflow_exchange(info: JsonObject, data: JsonObject) -> tuple[Any, Any]:
     )
 
 
-def _assessments(value: Any) -> tuple[list[NamedScore], dict[str, Any], list[str]]:
+def _assessments(value: object) -> tuple[list[NamedScore], dict[str, Any], list[str]]:
     """(scores and corrections, other expectations by name, why the rest says nothing)."""
     scores: list[NamedScore] = []
     expectations: dict[str, Any] = {}

@@ -335,7 +335,7 @@ class DiskMultimap:
         self._database = _store("CREATE TABLE kept (number INTEGER PRIMARY KEY, key TEXT, value TEXT)")
         self._database.execute("CREATE INDEX by_key ON kept (key)")
 
-    def add(self, key: str, value: Any = None) -> None:
+    def add(self, key: str, value: object = None) -> None:
         # as JSON, in which a half of a surrogate pair, which no database takes for text, is written out
         self._database.execute(
             "INSERT INTO kept (key, value) VALUES (?, ?)", (json.dumps(key), json.dumps(value))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count, groupby
 from typing import Any
 
-from feedback.storage.responses import Message, value_excerpt
+from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import WatchedRow, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.cells import Cell, JsonObject, json_of, listed
 from feedback.transfer.formats.columns import is_verdict
@@ -72,7 +72,7 @@ class Answer:
 
     question: str
     kind: str
-    value: Any
+    value: object
     about: str = ""
     """What it is about: the names of the template's tags."""
 
@@ -97,7 +97,7 @@ class Annotation:
     about: JsonObject
 
     def decision(
-        self, messages: list[Message], response: Any, answers: Iterable[Answer] = ()
+        self, messages: list[Message], response: Completion, answers: Iterable[Answer] = ()
     ) -> ImportedDecision:
         """A decision with the rating that these answers are."""
         ratings = (_rating_of(answers, self.about),) if answers else ()
@@ -138,7 +138,7 @@ def _label_studio(row: JsonObject, line: int) -> Iterator[Record]:
             yield from _task(data, [Answer.of(result) for result in results], place)
 
 
-def _rater(value: Any) -> str:
+def _rater(value: object) -> str:
     """Name of the annotator: a number, or in newer exports a person; the same from JSON and from a cell of CSV."""
     value = json_of(value)
     if isinstance(value, str) and value.strip().isdigit():
@@ -236,7 +236,7 @@ def _json_min(row: JsonObject, line: int) -> Iterator[Record]:
         row.taken.update(name for name in row if name not in data or name in watched.taken)
 
 
-def _min_answer(name: str, value: Any) -> Answer | None:
+def _min_answer(name: str, value: object) -> Answer | None:
     """The answer that a column of JSON_MIN holds; None where it is a field of the task."""
     if isinstance(value, Cell) and value.strip().isdigit() and "rating" in name:
         value = int(value)

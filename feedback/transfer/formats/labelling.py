@@ -121,7 +121,7 @@ def _stem(name: str) -> str:
     return name.lower().rstrip("0123456789ab").rstrip("_- ")
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, (str, list)) and bool(value)
 
 
@@ -133,7 +133,7 @@ class Answers:
     tags: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add_stars(self, question: str, value: Any) -> None:
+    def add_stars(self, question: str, value: object) -> None:
         """Raises RowError."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (1, 2, 3, 4, 5):
             raise RowError(f"{question}: expected 1 to 5 stars, found {value_excerpt(value)}")
@@ -246,7 +246,7 @@ def _flat_fields(row: JsonObject) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in RECORD_KEYS and "." not in name}
 
 
-def _preferences(value: Any, responses: list[str]) -> list[tuple[str, str]]:
+def _preferences(value: object, responses: list[str]) -> list[tuple[str, str]]:
     """(better, worse) of every two responses a value puts in order: a preference names the best, a ranking several."""
     if isinstance(value, str) and value in responses:
         return [(value, other) for other in responses if other != value]

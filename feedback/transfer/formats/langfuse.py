@@ -113,7 +113,7 @@ def _verdict(row: JsonObject, name: str) -> dict[str, Any]:
     return {"correction" if kind == "CORRECTION" else "notes": text}
 
 
-def number_in(value: Any) -> Any:
+def number_in(value: object) -> Any:
     """A number, also where a table holds the text of it; anything else as it is."""
     try:
         return float(value) if isinstance(value, str) else value

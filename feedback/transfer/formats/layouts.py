@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from feedback.transfer.formats.columns import (
 from feedback.transfer.formats.records import FormatRefused, Row, RowRefused
 from feedback.transfer.formats.scales import (
     NEUTRAL_WORDS,
+    JudgeOfPair,
     Values,
     Verdicts,
     number_of_value,
@@ -48,7 +49,7 @@ class TableLayout:
     columns: ColumnMap
     """The columns that are read, under the names they have in the file."""
     verdicts: tuple[Verdicts, ...] = ()
-    preferred: Callable[[Any, Mapping[str, str]], str | None] | None = None
+    preferred: JudgeOfPair | None = None
     also: tuple[str, ...] = ()
     """Columns that belong to the prompt (the `input` of an instruction)."""
     notes: tuple[str, ...] = ()
@@ -139,7 +140,9 @@ class _Finder:
         self._refuse_unused(pair or bool(verdicts))
         return self._build_layout(verdicts, preferred, also)
 
-    def _build_layout(self, verdicts: list[Verdicts], preferred: Any, also: tuple[str, ...]) -> TableLayout:
+    def _build_layout(
+        self, verdicts: list[Verdicts], preferred: JudgeOfPair | None, also: tuple[str, ...]
+    ) -> TableLayout:
         found: dict[str, Any] = {name: column for name, column in self.found.items() if name not in RATINGS}
         columns = replace(ColumnMap(**found), ignore=self.said.ignore)
         notes = [one.note for one in verdicts]
@@ -304,7 +307,7 @@ class _Finder:
         texts = [text for text in values.different if word_of(text) not in NEUTRAL_WORDS]
         return sum(len(text.split()) >= 3 for text in texts) * 2 > len(texts)
 
-    def _preference_value(self) -> Any:
+    def _preference_value(self) -> JudgeOfPair:
         column = self._take("preferred")
         if column is None:
             raise FormatRefused(

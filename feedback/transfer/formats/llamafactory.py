@@ -296,7 +296,7 @@ def _system(row: JsonObject, layout: Layout) -> list[Message]:
     return with_system(system, [], "system")
 
 
-def _turn(value: Any, what: str, layout: Layout) -> Message:
+def _turn(value: object, what: str, layout: Layout) -> Message:
     turn = mapping_of(value, what)
     speaker, content = layout.tags["role_tag"], layout.tags["content_tag"]
     role = turn.get(speaker)

@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from feedback.transfer.formats.arenas import ARENA, MTBENCH
 from feedback.transfer.formats.base import Format
@@ -104,7 +103,7 @@ NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 logger = logging.getLogger("feedback.transfer.formats")
 
 
-def format_register(name: str, found: Any) -> None:
+def format_register(name: str, found: object) -> None:
     """Enter a format from outside (`backend.plugins`). Raises ValueError where it is none, or a name of it is taken."""
     if not isinstance(found, Format):
         raise ValueError(f"expected a Format (feedback.transfer.formats.base), found {found!r:.80}")

@@ -149,7 +149,7 @@ def _decision(row: JsonObject, line: int, key: str, ratings: tuple[ImportedRatin
     )
 
 
-def _response(value: Any, what: str) -> str:
+def _response(value: object, what: str) -> str:
     """A response as the text a policy would have said."""
     if isinstance(value, (Mapping, list)):
         return json.dumps(check_json(value, what), ensure_ascii=False)

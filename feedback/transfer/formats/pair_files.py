@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations, groupby
-from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
 from feedback.transfer.formats.base import has, key_of, preference, row_format
@@ -65,7 +64,7 @@ def _hh(row: JsonObject, line: int) -> Iterator[Record]:
     yield from preference(line, key_of(row), messages, chosen, rejected)
 
 
-def _split(value: Any, what: str) -> tuple[str, str]:
+def _split(value: object, what: str) -> tuple[str, str]:
     """Everything up to the last Assistant turn, and what stands in it."""
     text = text_of(value, what)
     prompt, found, response = text.rpartition(LAST)

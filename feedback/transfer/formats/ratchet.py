@@ -159,14 +159,14 @@ def _facts(row: JsonObject, body: Body, where: str = "") -> dict[str, Any]:
     return {field.name: _value(row.get(field.name), field, where + field.name) for field in body}
 
 
-def _value(value: Any, field: Field, what: str) -> Any:
+def _value(value: object, field: Field, what: str) -> Any:
     needed = field.is_required or getattr(field.type, "required", False)
     if value is None and (field.default is None or not needed):
         return copy(field.default)
     return READERS[type(field.type)](value, what, field)
 
 
-def _messages_read(value: Any, what: str, _: Field) -> list[dict[str, Any]]:
+def _messages_read(value: object, what: str, _: Field) -> list[dict[str, Any]]:
     """Messages as they are, to the last key: their hash says on which side of the split they stand."""
     messages = [dict(mapping_of(m, f"{what}[{i}]")) for i, m in enumerate(list_of(value, what))]
     for index, message in enumerate(messages):
@@ -176,16 +176,16 @@ def _messages_read(value: Any, what: str, _: Field) -> list[dict[str, Any]]:
     return list(check_json(messages, what))
 
 
-def _text_read(value: Any, what: str, field: Field) -> str:
+def _text_read(value: object, what: str, field: Field) -> str:
     return text_of(value, what, required=getattr(field.type, "required", True))
 
 
-def _choice_read(value: Any, what: str, field: Field) -> str:
+def _choice_read(value: object, what: str, field: Field) -> str:
     # what takes something back chooses nothing
     return "" if value is None else text_of(value, what) or ("" if field.is_required else field.default)
 
 
-def _whole_read(value: Any, what: str, field: Field) -> int:
+def _whole_read(value: object, what: str, field: Field) -> int:
     number = number_of(value, what)
     if number != int(number):
         raise RowError(f"{what}: expected a whole number, found {value_excerpt(number)}")
@@ -212,7 +212,7 @@ READERS: dict[type, Callable[[Any, str, Field], Any]] = {
 """Reads a value of each type of field. Raises RowError."""
 
 
-def _id(value: Any, what: str) -> uuid.UUID | None:
+def _id(value: object, what: str) -> uuid.UUID | None:
     if value is None:
         return None
     found = uuid_of(value)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from feedback.transfer.formats import llamafactory, table
 from feedback.transfer.formats.base import Format, OpenFile, refers
@@ -149,8 +148,8 @@ def _check_columns(member: Member, ignored: Sequence[str]) -> None:
     """Raises FormatRefused for a column that none of the first rows has."""
     there: set[str] = set()
     for row in islice(rows(member.path, member.name), SAMPLE):
-        if isinstance(row.value if not isinstance(row, RowRefused) else None, Mapping):
-            there.update(row.value)  # type: ignore[union-attr]
+        if not isinstance(row, RowRefused) and isinstance(row.value, Mapping):
+            there.update(row.value)
         if there.issuperset(ignored):
             return
     missing = next(name for name in ignored if name not in there)
@@ -379,7 +378,7 @@ def _samples(path: Path, name: str, count: int) -> dict[str, tuple[str, ...]]:
     return {column: tuple(row.get(column, "") for row in found) for column in columns}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value in a line; of a conversation its last turn, which tells one row from the next."""
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):
         turn = value[-1].get("content")

@@ -178,7 +178,7 @@ class Row:
     """One value of a file (JSON, or the cells of a table by their columns) and the line it starts on, from 1."""
 
     line: int
-    value: Any
+    value: object
 
 
 Record: TypeAlias = (
@@ -195,7 +195,7 @@ Record: TypeAlias = (
 # --- Reading values that others wrote ----------------------------------------------------------------------
 
 
-def mapping_of(value: Any, what: str) -> JsonObject:
+def mapping_of(value: object, what: str) -> JsonObject:
     """An object, in a cell as JSON. Raises RowError."""
     value = json_of(value) if isinstance(value, Cell) else value
     if not isinstance(value, Mapping):
@@ -203,7 +203,7 @@ def mapping_of(value: Any, what: str) -> JsonObject:
     return value
 
 
-def list_of(value: Any, what: str) -> Sequence[Any]:
+def list_of(value: object, what: str) -> Sequence[Any]:
     """A list, in a cell as JSON. Raises RowError."""
     value = json_of(value) if isinstance(value, Cell) else value
     if not isinstance(value, list):
@@ -211,7 +211,7 @@ def list_of(value: Any, what: str) -> Sequence[Any]:
     return value
 
 
-def text_of(value: Any, what: str, *, required: bool = False) -> str:
+def text_of(value: object, what: str, *, required: bool = False) -> str:
     """A text that can be stored: no NUL, no half of a surrogate pair. Raises RowError."""
     if not isinstance(value, str):
         raise RowError(f"{what}: expected a text, found {value_excerpt(value)}")
@@ -226,12 +226,12 @@ def text_of(value: Any, what: str, *, required: bool = False) -> str:
     return str(value)
 
 
-def content_of(value: Any, what: str) -> str:
+def content_of(value: object, what: str) -> str:
     """The text of a message's content: a text, nothing, or a list of parts. Raises RowError for other parts."""
     return str(message_of({"role": "user", "content": value}, what)["content"])
 
 
-def messages_of(value: Any, what: str) -> list[Message]:
+def messages_of(value: object, what: str) -> list[Message]:
     """A prompt as chat messages, of any dialect that feedback.messages reads. Raises RowError.
 
     A bare text is one user turn; an object is one message, or a request that holds `messages` (or Gemini's `contents`)
@@ -272,7 +272,7 @@ def system_in(row: JsonObject) -> Any:
     return next((row[named[name]] for name in SYSTEM_COLUMNS if name in named), None)
 
 
-def with_system(system: Any, turns: list[Message], what: str) -> list[Message]:
+def with_system(system: object, turns: list[Message], what: str) -> list[Message]:
     """Turns after the system prompt that stands beside them: a text, parts, or an object of parts. Raises RowError."""
     if system in (None, "", [], {}):
         return turns
@@ -285,7 +285,7 @@ def with_system(system: Any, turns: list[Message], what: str) -> list[Message]:
     return [{"role": "system", "content": content}, *turns]
 
 
-def message_of(value: Any, what: str) -> Message:
+def message_of(value: object, what: str) -> Message:
     """One chat message. Raises RowError."""
     try:
         return _plain(message_read(mapping_of(value, what), what), what)
@@ -307,7 +307,7 @@ def _plain(message: ChatMessage, what: str) -> Message:
     return found
 
 
-def check_json(value: Any, what: str) -> Any:
+def check_json(value: object, what: str) -> Any:
     """A JSON value all of whose texts can be stored."""
     if isinstance(value, str):
         text_of(value, what)
@@ -321,7 +321,7 @@ def check_json(value: Any, what: str) -> Any:
     return value
 
 
-def completion_of(value: Any, what: str, *, required: bool = False) -> Completion:
+def completion_of(value: object, what: str, *, required: bool = False) -> Completion:
     """A response: a text; or messages, of which one plain assistant turn is its text. Raises RowError.
 
     Reasoning, refusals and unknown keys stay in the messages: ImportedDecision puts them beside the answer.
@@ -358,7 +358,7 @@ def answer_apart(response: list[Message]) -> tuple[Completion, str, dict[str, An
     return answer.value, answer.reasoning, metadata
 
 
-def reasoning_text(value: Any) -> str:
+def reasoning_text(value: object) -> str:
     """Reasoning that a column of its own holds: a text, or JSON of whatever else it is."""
     if value in (None, "", [], {}):
         return ""
@@ -389,7 +389,7 @@ def prompt_apart(messages: list[Message]) -> tuple[list[Message], dict[str, Any]
     return kept, {"message_fields": fields}
 
 
-def number_of(value: Any, what: str) -> float:
+def number_of(value: object, what: str) -> float:
     """A finite number. Raises RowError."""
     if isinstance(value, Cell):
         value = number_in(value) if number_in(value) is not None else value
@@ -406,7 +406,7 @@ def number_of(value: Any, what: str) -> float:
     return number
 
 
-def time_of(value: Any, what: str) -> datetime | None:
+def time_of(value: object, what: str) -> datetime | None:
     """A time: ISO 8601 (UTC where no zone is given), or seconds or milliseconds since 1970; None stays None."""
     if value is None or value == "":
         return None
@@ -418,7 +418,7 @@ def time_of(value: Any, what: str) -> datetime | None:
         if isinstance(value, (int, float)):
             # 1e11 seconds is the year 5138: whatever is above it counts milliseconds
             return datetime.fromtimestamp(value / 1000 if abs(value) > 1e11 else value, tz=UTC)
-        parsed = datetime.fromisoformat(value)
+        parsed = datetime.fromisoformat(str(value))
     except (TypeError, ValueError, OverflowError, OSError):
         raise RowError(
             f"{what}: expected a time such as 2025-01-02T03:04:05Z, found {value_excerpt(value)}"
@@ -426,7 +426,7 @@ def time_of(value: Any, what: str) -> datetime | None:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
-def uuid_of(value: Any) -> uuid.UUID | None:
+def uuid_of(value: object) -> uuid.UUID | None:
     """A UUID where the value is one, else None."""
     try:
         return uuid.UUID(value) if isinstance(value, str) else None
@@ -434,7 +434,7 @@ def uuid_of(value: Any) -> uuid.UUID | None:
         return None
 
 
-def tags_of(value: Any, what: str) -> tuple[str, ...]:
+def tags_of(value: object, what: str) -> tuple[str, ...]:
     """Texts; nothing is none."""
     return tuple(
         text_of(item, f"{what}[{index}]")

@@ -42,6 +42,8 @@ _STAR_SIGNS = re.compile(r"([★⭐]\ufe0f?)+[☆✩]*")
 _TONE = re.compile("[\U0001f3fb-\U0001f3ff\ufe0f]")
 
 Kind: TypeAlias = Literal["thumb", "stars", "score", "notes"]
+JudgeOfPair: TypeAlias = Callable[[Any, Mapping[str, str]], str | None]
+"""Reads which of two responses was preferred, from a value and the names of both sides in that row."""
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Values:
     verdict_keys: set[str] = field(default_factory=set)
     """Keys of objects that look like a verdict and say something."""
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         """Count a value; None and blank texts are none."""
         if value is None or (isinstance(value, str) and not value.strip()):
             return
@@ -131,7 +133,7 @@ class Verdicts:
     """True if a few values are none of these, by mistake."""
 
 
-def word_of(value: Any) -> str:
+def word_of(value: object) -> str:
     """A value as it is compared with words: lower case, underscores, no tone of skin."""
     return (
         _TONE.sub("", str(value)).strip().lower().replace(" ", "_").replace("-", "_")
@@ -140,7 +142,7 @@ def word_of(value: Any) -> str:
     )
 
 
-def number_of_value(value: Any) -> float | None:
+def number_of_value(value: object) -> float | None:
     """The number a value is or its text says; None where it is none."""
     if isinstance(value, bool):
         return None
@@ -244,7 +246,7 @@ def _verdicts_by_words(column: str, words: tuple[str, ...]) -> Verdicts:
         )
     good, bad = (word_of(word) for word in words)
 
-    def read(value: Any) -> str:
+    def read(value: object) -> str:
         word = _plain(value)
         if word not in (good, bad):
             if word in NEUTRAL_WORDS:
@@ -257,12 +259,12 @@ def _verdicts_by_words(column: str, words: tuple[str, ...]) -> Verdicts:
     )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     number = number_of_value(value)
     return f"{number:g}" if number is not None else word_of(value)
 
 
-def _thumb(column: str, zero: str, value: Any) -> str:
+def _thumb(column: str, zero: str, value: object) -> str:
     """zero: what 0 says: down where there is no -1 for it."""
     word = _plain(value)
     if word in UP_WORDS or word == "1":
@@ -276,7 +278,7 @@ def _thumb(column: str, zero: str, value: Any) -> str:
     raise RowError(f"{column}: expected a thumb up or down, found {value_excerpt(value)}")
 
 
-def _stars(column: str, value: Any) -> int | None:
+def _stars(column: str, value: object) -> int | None:
     if word_of(value) in NEUTRAL_WORDS:
         return None
     text = str(value).strip()
@@ -291,7 +293,7 @@ def _stars(column: str, value: Any) -> int | None:
     return int(number)
 
 
-def _share(column: str, scale: Scale, value: Any) -> float | None:
+def _share(column: str, scale: Scale, value: object) -> float | None:
     if word_of(value) in NEUTRAL_WORDS:
         return None
     number = number_of_value(value)
@@ -302,7 +304,7 @@ def _share(column: str, scale: Scale, value: Any) -> float | None:
     return share
 
 
-def _out_of(column: str, value: Any) -> float | None:
+def _out_of(column: str, value: object) -> float | None:
     if word_of(value) in NEUTRAL_WORDS:
         return None
     text = str(value).strip()
@@ -346,7 +348,7 @@ def _unknown(column: str, values: Values, kind: str) -> str:
 
 def preferences_of(
     column: str, values: Values, headers: tuple[str, str], words: tuple[str, ...] = ()
-) -> Callable[[Any, Mapping[str, str]], str | None]:
+) -> JudgeOfPair:
     """Reads which of two responses was preferred: left, right, tie, both_bad, or None where nobody judged.
 
     headers: the names of the two columns. words: what first, second and (third, optional) a tie are called. The reader
@@ -375,7 +377,7 @@ def preferences_of(
                 side_by_word |= {f"{stem}{first}": "left", f"{stem}{second}": "right"}
     side_by_word = dict.fromkeys(TIES, "tie") | dict.fromkeys(BOTH_BAD, "both_bad") | side_by_word
 
-    def read(value: Any, sides: Mapping[str, str]) -> str | None:
+    def read(value: object, sides: Mapping[str, str]) -> str | None:
         word = _plain(value) if value is not None else ""
         if word in EMPTY_WORDS:
             return None

@@ -91,17 +91,17 @@ def _otlp(row: JsonObject, line: int) -> Iterator[Record]:
                     yield from attempt(line, key, partial(read, item, line, agent))
 
 
-def _objects(value: Any, what: str) -> Iterator[JsonObject]:
+def _objects(value: object, what: str) -> Iterator[JsonObject]:
     for index, item in enumerate(list_of(value if value is not None else [], what)):
         yield mapping_of(item, f"{what}[{index}]")
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     """Attributes as a plain object."""
     return {str(item.get("key")): _value(item.get("value")) for item in _objects(value, "attributes")}
 
 
-def _value(value: Any, depth: int = 0) -> Any:
+def _value(value: object, depth: int = 0) -> Any:
     """An AnyValue as plain JSON; 64-bit numbers are texts there."""
     if not isinstance(value, Mapping) or depth > 60:
         return None
@@ -120,14 +120,14 @@ def _value(value: Any, depth: int = 0) -> Any:
     return None
 
 
-def _seconds(value: Any, what: str) -> float | None:
+def _seconds(value: object, what: str) -> float | None:
     """Seconds since 1970 of a time in nanoseconds, which is a text or a number."""
     if value in (None, "", 0, "0"):
         return None
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not (whole or (isinstance(value, str) and value.isdigit())) or len(str(value)) > 20:
         raise RowError(f"{what}: expected nanoseconds since 1970 in 64 bits, found {value_excerpt(value)}")
-    return int(value) / 1e9
+    return int(str(value)) / 1e9
 
 
 def _otlp_names(item: JsonObject) -> tuple[str, str]:
@@ -388,7 +388,7 @@ def _phoenix_annotation(row: JsonObject, line: int) -> Iterator[Record]:
     return score.references(line, key_of(row), text_of(target, "span_id"), text_or_empty(row.get("trace_id")))
 
 
-def _cell_number(value: Any) -> Any:
+def _cell_number(value: object) -> Any:
     """A cell's number; an empty one is none."""
     if not isinstance(value, str):
         return value

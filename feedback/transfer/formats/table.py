@@ -175,7 +175,7 @@ def _prompt_and_response(cells: _Cells) -> tuple[list[Message], Completion | Non
     return messages, None
 
 
-def _completion(value: Any, what: str) -> Completion:
+def _completion(value: object, what: str) -> Completion:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = f"{value:.15g}" if isinstance(value, float) else str(value)
     return completion_of(value, what, required=True)
@@ -341,7 +341,7 @@ def _choice_records(cells: _Cells) -> Iterator[Record]:
         yield _comparison(cells, messages, responses, "left", ordered=False)
 
 
-def _answers(value: Any, column: str) -> list[Any]:
+def _answers(value: object, column: str) -> list[Any]:
     """The responses in a cell: several where it holds a list of texts, or its name says that its messages are
     responses of their own."""
     if not isinstance(value, list) or not value:

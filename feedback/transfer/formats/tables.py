@@ -211,7 +211,7 @@ def _on_disk(file: IO[bytes]) -> bool:
     return True
 
 
-def _plain(value: Any, column: str) -> Any:
+def _plain(value: object, column: str) -> Any:
     """A value as JSON would hold it. Raises ValueError for bytes: they are images or sound."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -162,7 +162,7 @@ def _feedback(row: JsonObject, line: int) -> ImportedReference:
     )
 
 
-def _decode_json(value: Any, what: str) -> Any:
+def _decode_json(value: object, what: str) -> Any:
     """Columns of JSON come as JSON or as its text."""
     if not isinstance(value, str):
         return value
@@ -211,7 +211,7 @@ def _block_text(part: JsonObject, where: str) -> str:
     raise RowError(f"{where}: expected text, value or arguments, found {value_excerpt(part)}")
 
 
-def _text_or_json(value: Any, what: str) -> str:
+def _text_or_json(value: object, what: str) -> str:
     """Text as it is; the arguments of a prompt template, whose words the table does not hold, as JSON."""
     if isinstance(value, str):
         return text_of(value, what)
@@ -230,7 +230,7 @@ def _call(part: JsonObject, where: str) -> dict[str, Any]:
     }
 
 
-def _output(value: Any) -> Completion:
+def _output(value: object) -> Completion:
     """A chat function's blocks, or a json function's {"raw"}: a text where there are only words."""
     if isinstance(value, Mapping):
         return text_of(value.get("raw"), "output.raw")

@@ -262,7 +262,7 @@ def _weave_call_records(
             yield from attempt(line, key_of(record), partial(_weave_feedback, record, line))
 
 
-def _without_references(inputs: Any) -> Any:
+def _without_references(inputs: object) -> Any:
     """Inputs of which the references to objects elsewhere, which are no words, are left out."""
     if not isinstance(inputs, Mapping):
         return inputs

@@ -144,7 +144,7 @@ def preference_parts(row: JsonObject) -> tuple[list[Message], Completion, Comple
     return _shared_text(text_of(chosen, "chosen"), text_of(rejected, "rejected"))
 
 
-def _after(prompt: list[Message], response: Any, what: str) -> Any:
+def _after(prompt: list[Message], response: object, what: str) -> Any:
     """A response without the prompt that is repeated in front of it: whole, or (as ultrafeedback_binarized has it) its
     last turns. Raises RowError for a conversation about something else."""
     if not isinstance(response, list):
@@ -162,7 +162,7 @@ def _after(prompt: list[Message], response: Any, what: str) -> Any:
     return answer
 
 
-def _lacks_prompt(chosen: Any) -> bool:
+def _lacks_prompt(chosen: object) -> bool:
     """True of a chosen response without its prompt: a text, or messages that begin with the assistant's."""
     if isinstance(chosen, list):
         return bool(chosen) and isinstance(chosen[0], Mapping) and chosen[0].get("role") == "assistant"

@@ -44,7 +44,7 @@ class NamedScore:
     """One score by one author: what it says, and where."""
 
     name: str
-    value: Any
+    value: object
     """A boolean, a number, a text, or nothing."""
     author: str = ""
     """A person, a judge model, or "" where the file does not say."""
@@ -139,7 +139,7 @@ class NamedScore:
             yield RowSkipped(line, key, "no score, label, comment or correction")
 
 
-def word_thumb(word: Any) -> str:
+def word_thumb(word: object) -> str:
     """up or down, where a word says that something passed or failed; else ""."""
     if not isinstance(word, str):
         return ""

@@ -107,7 +107,7 @@ def _choice(row: JsonObject, line: int) -> Iterator[Record]:
     )
 
 
-def _reward(cost: Any, what: str) -> tuple[ImportedOutcome, ...]:
+def _reward(cost: object, what: str) -> tuple[ImportedOutcome, ...]:
     return () if cost is None else (ImportedOutcome("reward", 0.0 - number_of(cost, what)),)
 
 
@@ -138,7 +138,7 @@ def _action_index(row: JsonObject, count: int) -> int | None:
     return int(index)
 
 
-def _parse_int(value: Any, what: str) -> int:
+def _parse_int(value: object, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise RowError(f"{what}: expected a whole number, found {value_excerpt(value)}")
     return value
@@ -227,7 +227,7 @@ def _slots(row: JsonObject, line: int) -> Iterator[Record]:
         )
 
 
-def _first(value: Any, what: str) -> Any:
+def _first(value: object, what: str) -> Any:
     """The first of a list, or the value itself where it stands alone. Raises RowError for an empty list."""
     if not isinstance(value, list):
         return value
@@ -236,7 +236,7 @@ def _first(value: Any, what: str) -> Any:
     return value[0]
 
 
-def _text_or_json(value: Any) -> str:
+def _text_or_json(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -249,7 +250,7 @@ def tools_text(decision: ImportedDecision) -> dict[str, str]:
     return {"tools": json.dumps(tools, ensure_ascii=False)} if tools else {}
 
 
-def iso(at: Any) -> str | None:
+def iso(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
 
 
