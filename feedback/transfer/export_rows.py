@@ -37,16 +37,14 @@ FETCH = 2000
 Row = TypeVar("Row", bound=NamedTuple)
 
 
-def rows_of(
-    queryset: QuerySet[Any], row: Callable[[Iterable[Any]], Row], names: Sequence[str], *, stream: bool = True
-) -> Iterator[Row]:
+def rows_of(queryset: QuerySet[Any], kind: type[Row], *, stream: bool = True) -> Iterator[Row]:
     """The columns as plain tuples: JSON, ids and times as texts. stream: through a cursor of the server's."""
-    columns = [_column(name) for name in names]
+    columns = [_column(name) for name in kind._fields]
     found = queryset.values_list(*columns)
     rows: Iterable[tuple[Any, ...]] = found.iterator(chunk_size=FETCH) if stream else found
     if connection.vendor != "postgresql":
         rows = (tuple(map(_text, values)) for values in rows)
-    return map(row, rows)
+    return map(kind._make, rows)
 
 
 def _column(name: str) -> Any:
@@ -97,11 +95,11 @@ def with_feedback(rows: Sequence[DecisionRow]) -> list[DecisionExport]:
     ids = [row.id for row in rows]
     ratings: dict[str, list[RatingRow]] = {}
     rating_rows = rows_in(Rating.objects.order_by("created_at", "id"), "decision_id", ids)
-    for rating in rows_of(rating_rows, RatingRow._make, RatingRow._fields, stream=False):
+    for rating in rows_of(rating_rows, RatingRow, stream=False):
         ratings.setdefault(rating.decision_id, []).append(rating)
     outcomes: dict[str, list[OutcomeRow]] = {}
     measured = rows_in(Outcome.objects.order_by("created_at", "id"), "decision_id", ids)
-    for outcome in rows_of(measured, OutcomeRow._make, OutcomeRow._fields, stream=False):
+    for outcome in rows_of(measured, OutcomeRow, stream=False):
         outcomes.setdefault(outcome.decision_id, []).append(outcome)
     return [
         DecisionExport(
@@ -125,7 +123,7 @@ def only_standing(ratings: Sequence[RatingRow]) -> list[RatingRow]:
 def decision_exports(ids: Iterable[str], *, said: bool) -> list[DecisionExport]:
     """Decisions with these ids; with what was said of them where that is asked for."""
     wanted = rows_in(Decision.objects.order_by(), "id", list(dict.fromkeys(ids)))
-    rows = list(rows_of(wanted, DecisionRow._make, DecisionRow._fields, stream=False))
+    rows = list(rows_of(wanted, DecisionRow, stream=False))
     return with_feedback(rows) if said else [DecisionExport(row, (), ()) for row in rows]
 
 

@@ -115,7 +115,7 @@ def _decision_rows(selection: Selection) -> Iterator[DecisionRow]:
     if selection.agent is not None:
         rows = rows.filter(agent=selection.agent)
     order = ("-created_at", "-id") if selection.newest_first else ("created_at", "id")
-    return rows_of(rows.order_by(*order), DecisionRow._make, DecisionRow._fields)
+    return rows_of(rows.order_by(*order), DecisionRow)
 
 
 def selected_exports(selection: Selection, left_out: Counter[str]) -> Iterator[DecisionExport]:
@@ -188,9 +188,7 @@ def _history_of(told: Iterable[DecisionExport], agent: str | None) -> Iterator[A
     trace_ids: set[str] = set()
     for piece in pieces(told):
         named = {one.decision.trace_id for one in piece if one.decision.trace_id} - trace_ids
-        rows = rows_of(
-            rows_in(Trace.objects.all(), "id", named), TraceRow._make, TraceRow._fields, stream=False
-        )
+        rows = rows_of(rows_in(Trace.objects.all(), "id", named), TraceRow, stream=False)
         traces = {row.id: row for row in rows}
         for one in piece:
             trace = one.decision.trace_id
@@ -211,7 +209,7 @@ def _trace_rows(agent: str | None) -> Iterator[TraceRow]:
         traces = traces.filter(
             Q(agent=agent) | Q(pk__in=Decision.objects.filter(agent=agent).values("trace"))
         )
-    return rows_of(traces.order_by("created_at", "id"), TraceRow._make, TraceRow._fields)
+    return rows_of(traces.order_by("created_at", "id"), TraceRow)
 
 
 def _comparison_rows(agent: str | None) -> Iterator[ComparisonRow]:
@@ -220,10 +218,10 @@ def _comparison_rows(agent: str | None) -> Iterator[ComparisonRow]:
     if agent is not None:
         comparisons = comparisons.filter(left__agent=agent)
     rows = comparisons.order_by("created_at", "id")
-    yield from rows_of(rows.filter(supersedes__isnull=True), ComparisonRow._make, ComparisonRow._fields)
+    yield from rows_of(rows.filter(supersedes__isnull=True), ComparisonRow)
     # few people change their mind: these fit into memory
     later = rows.filter(supersedes__isnull=False)
-    changed = list(rows_of(later, ComparisonRow._make, ComparisonRow._fields))
+    changed = list(rows_of(later, ComparisonRow))
     own = {row.id for row in changed}
     yield from in_chains(changed, lambda row: row.supersedes_id not in own)
 
@@ -346,7 +344,7 @@ def _comparisons(selection: Selection, left_out: Counter[str]) -> Iterator[Impor
 
 def _pairs_by_comparison(selection: Selection, order: Sequence[str]) -> Iterator[_Pair]:
     rows = comparisons_standing(selection.agent).order_by(*order)
-    for row in rows_of(rows, ComparisonRow._make, ComparisonRow._fields):
+    for row in rows_of(rows, ComparisonRow):
         yield _Pair(row.left_id, row.right_id, row)
 
 
@@ -360,7 +358,7 @@ def _preferences(selection: Selection, left_out: Counter[str]) -> Iterator[Impor
 def _correction_pairs(selection: Selection, order: Sequence[str]) -> Iterator[ImportedComparison]:
     """A correction over what it corrects."""
     corrections = ratings_standing(selection.agent).filter(correction__isnull=False).order_by(*order)
-    for piece in pieces(rows_of(corrections, RatingRow._make, RatingRow._fields)):
+    for piece in pieces(rows_of(corrections, RatingRow)):
         decisions = _by_id(decision_exports((rating.decision_id for rating in piece), said=False), selection)
         for rating in piece:
             assert rating.correction is not None

@@ -166,14 +166,18 @@ class _Finder:
             return tuple(sorted(numbers, key=numbers.__getitem__))
         return tuple(sorted(values.different))
 
+    @property
+    def _there(self) -> str:
+        """The columns there are, for a refusal."""
+        return ", ".join(list(self.survey.columns)[:30]) or "none"
+
     # --- Looking for columns ---------------------------------------------------------------------------------
 
     def _check_map(self) -> None:
         for name, column in [*self.found.items(), *(("ignore", column) for column in self.ignored)]:
             if column not in self.survey.columns:
-                there = ", ".join(list(self.survey.columns)[:30]) or "none"
                 raise FormatRefused(
-                    f"--map {name}={column}: no row has a column {column!r}; there are {there}"
+                    f"--map {name}={column}: no row has a column {column!r}; there are {self._there}"
                 )
 
     def _free(self, name: str, *, filled: bool = True) -> str | None:
@@ -242,16 +246,14 @@ class _Finder:
             names = tuple(name for name in names if name in ("prompt", "instruction", "question"))
         self._take("prompt", (*names, "text") if "rejected" in self.found else names)
         if "rejected" in self.found and not {"chosen", "messages"} & set(self.found):
-            there = ", ".join(list(self.survey.columns)[:30])
             raise FormatRefused(
                 f"{self.found['rejected']}: a rejected response, and no column that holds the better one; there are "
-                f"{there}. Say which it is, as in --map chosen=COLUMN,rejected={self.found['rejected']}"
+                f"{self._there}. Say which it is, as in --map chosen=COLUMN,rejected={self.found['rejected']}"
             )
         if not {"prompt", "messages", "chosen"} & set(self.found):
-            there = ", ".join(list(self.survey.columns)[:30]) or "none"
             raise FormatRefused(
-                f"no column is called prompt, question, messages or the like; there are {there}. Say which it is, "
-                "as in --map prompt=COLUMN,response=COLUMN"
+                f"no column is called prompt, question, messages or the like; there are {self._there}. Say which it "
+                "is, as in --map prompt=COLUMN,response=COLUMN"
             )
         instruction = self.found.get("prompt")
         if instruction and normal(instruction) == "instruction" and (more := self._free("input")):
@@ -339,18 +341,12 @@ class _Finder:
             for key in sorted(values.verdict_keys)
             if f"{column}.{key}" not in self.taken
         ]
-        if unread_paths and not unread_columns:
+        if unread := unread_columns or unread_paths:
             columns = dict.fromkeys(path.partition(".")[0] for path in unread_paths)
             raise FormatRefused(
-                f"{', '.join(unread_paths[:10])}: looks like what somebody said of a response, and is not read. "
-                f"Say what it is, as in --map rating={unread_paths[0]}, "
-                f"or leave it out with --map ignore={'+'.join(columns)}"
-            )
-        if unread_columns:
-            raise FormatRefused(
-                f"{', '.join(unread_columns[:10])}: looks like what somebody said of a response, and is not read. "
-                f"Say what it is, as in --map rating={unread_columns[0]}, "
-                f"or leave it out with --map ignore={'+'.join(unread_columns)}"
+                f"{', '.join(unread[:10])}: looks like what somebody said of a response, and is not read. "
+                f"Say what it is, as in --map rating={unread[0]}, "
+                f"or leave it out with --map ignore={'+'.join(unread_columns or columns)}"
             )
 
 
