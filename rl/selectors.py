@@ -132,22 +132,26 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
         counts = {**counts, fresh: newest} if newest.decisions else counts
     slugs = {*counts, *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
     newest_runs = TrainingRun.objects.filter(
-        pk__in=TrainingRun.objects.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
+        pk__in=TrainingRun.objects.filter(stage_of=None)
+        .order_by()
+        .values("agent")
+        .annotate(newest=Max("pk"))
+        .values("newest")
     )
     runs = {run.agent: run for run in newest_runs}
     for run in TrainingRun.objects.filter(status=TrainingRun.Status.RUNNING).order_by("-pk"):
         runs[run.agent] = run
     beside = _stopped_beside(runs)
-    policies: dict[str, Policy] = {}
-    trained = Policy.objects.filter(kind__in=TRAINED)
-    newest_policies = Policy.objects.filter(
-        pk__in=trained.order_by().values("agent").annotate(newest=Max("pk")).values("newest")
-    )
+    by_agent: dict[str, list[Policy]] = {}
+    for policy in Policy.objects.filter(kind__in=TRAINED).defer("adapter_path").order_by("pk"):
+        by_agent.setdefault(policy.agent, []).append(policy)
+    newest_policies = _newest_kept(by_agent)
     champions = list(Policy.objects.filter(stage=Policy.Stage.CHAMPION))
-    for policy in [*newest_policies, *(one for one in champions if one.has_files)]:
-        policies[policy.agent] = policy
+    policies = newest_policies | {policy.agent: policy for policy in champions if policy.has_files}
     incumbents = {policy.agent: policy for policy in champions if not policy.has_files}
-    gated = PolicyEvent.objects.filter(policy__in=newest_policies, kind=PolicyEvent.Kind.GATED).order_by("pk")
+    gated = PolicyEvent.objects.filter(
+        policy__in=newest_policies.values(), kind=PolicyEvent.Kind.GATED
+    ).order_by("pk")
     gate_refusals = dict(gated.values_list("policy__agent", "reason"))
     waiting, fresh_sizes = buffer_sizes_cached(), fresh_sizes_cached()
     wishes = {row.agent: row for row in LearnerSettings.objects.all()}
@@ -155,16 +159,13 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     experiments: dict[str, list[Experiment]] = {}
     for running in Experiment.objects.filter(status=Experiment.Status.RUNNING).order_by("name"):
         experiments.setdefault(running.agent, []).append(running)
-    by_agent: dict[str, list[Policy]] = {}
-    for policy in trained.defer("adapter_path").order_by("pk"):
-        by_agent.setdefault(policy.agent, []).append(policy)
     return [
         AgentCard(
             agent_facts(slug),
             counts.get(slug, NO_FEEDBACK),
             policies.get(slug),
             runs.get(slug),
-            newest=by_agent[slug][-1] if slug in by_agent else None,
+            newest=newest_policies.get(slug),
             incumbent=incumbents.get(slug),
             buffer=waiting.get(slug, 0),
             retrain_threshold=(wishes.get(slug) or usual).min_samples_to_retrain,
@@ -179,6 +180,13 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
         )
         for slug in sorted(slugs)
     ]
+
+
+def _newest_kept(trained: Mapping[str, Sequence[Policy]]) -> dict[str, Policy]:
+    """The newest trained policy of each agent, or the one that its run kept in its place."""
+    newest = {agent: policies[-1] for agent, policies in trained.items()}
+    chose = TrainingRun.objects.filter(policy__in=newest.values(), result__has_key="kept_run")
+    return newest | {run.agent: run.kept_run.policy for run in chose}
 
 
 NEWEST_SHOWN = 5
@@ -239,8 +247,9 @@ def agent_overview(slug: str) -> AgentOverview | None:
 def _waiting(policies: Sequence[Policy]) -> Policy | None:
     """The newest of an agent's trained policies where it stands before a gate, else its challenger."""
     trained = [policy for policy in policies if policy.has_files]
-    if trained and trained[-1].stage == Policy.Stage.CANDIDATE:
-        return trained[-1]
+    newest = next(iter(_newest_kept({"": trained}).values())) if trained else None
+    if newest is not None and newest.stage == Policy.Stage.CANDIDATE:
+        return newest
     return next((policy for policy in trained[::-1] if policy.stage == Policy.Stage.CHALLENGER), None)
 
 

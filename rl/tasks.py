@@ -47,8 +47,8 @@ def train(run_id: int) -> str:
             TrainingRun.objects.filter(pk=run.pk, status=Status.QUEUED).update(dispatched_at=None)
             runs_reclaim()
             runs_redispatch()
-    if run.is_followed:
-        follow_up(run_id)
+    if run.kept_run.is_followed:
+        follow_up(run.kept_run.pk)
     run.refresh_from_db()
     return str(run.status)
 

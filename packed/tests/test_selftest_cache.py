@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from packed_forward import selection, selftest, selftest_cache
 from packed_forward.logps import causal_model
@@ -79,3 +80,12 @@ def test_what_no_rung_could_do_and_what_failed_is_tried_again(
         is Strategy.LAST_LAYER
     )
     assert len(tried) == 2
+
+
+@pytest.mark.parametrize(("rounding", "agrees"), [(0.0, False), (0.12, True), (3.0, True)])
+def test_what_rounding_alone_changes_is_no_disagreement(rounding: float, agrees: bool) -> None:
+    spread = selftest.Spread(rounding)
+    expected, measured = (torch.zeros(6), {}), (torch.full((6,), 0.2), {})
+    assert selftest.compare(expected, measured, torch.bfloat16, spread)[0] is agrees
+    wrong = (torch.full((6,), 0.5), dict[str, torch.Tensor]())
+    assert not selftest.compare(expected, wrong, torch.bfloat16, spread)[0]

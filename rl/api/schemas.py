@@ -89,6 +89,13 @@ TRAINING_RESULT = {
         "type": ["object", "null"],
         "description": "Recipes tried, with their eval figures; null without a search",
     },
+    "candidates": {
+        **list_schema(
+            _all_of({"policy": TEXT, "share": NUMBER, "compared": COUNT, "kept": {"type": "boolean"}})
+        ),
+        "description": "Policies that a run of `auto` and its stages made, by the share of the eval prompts or pairs "
+        "they get right; `policyId` is the one that is kept",
+    },
     "rewardMean": {
         **MAYBE_NUMBER,
         "description": "Mean reward of the policy's answers to held-out prompts; null before its evaluation",

@@ -267,7 +267,7 @@ def run_represent(run: TrainingRun) -> dict[str, Any]:
         "stage_of": run.stage_of_id,
         "reward": run.recipe.get("reward"),
         "asked_by": run.asked_by,
-        "follow_up": run.follow_up,
+        "follow_up": run.kept_run.follow_up,
         "phase": run.phase_words,
         "phase_at": run.phase_at.isoformat() if run.phase_at else None,
         "steps_done": run.steps_done,
@@ -279,8 +279,8 @@ def run_represent(run: TrainingRun) -> dict[str, Any]:
 
 
 def _result_figures(run: TrainingRun) -> dict[str, Any]:
-    """Figures of a finished run; none for one that has no policy."""
-    policy: Policy | None = getattr(run, "policy", None)
+    """Figures of a finished run by the policy that is kept; none for one that has no policy."""
+    policy: Policy | None = getattr(run.kept_run, "policy", None)
     if policy is None:
         return {}
     learnt_from = run.snapshot.created_at if run.snapshot else policy.created_at
@@ -295,6 +295,7 @@ def _result_figures(run: TrainingRun) -> dict[str, Any]:
         "feedbackCount": policy.feedback_count,
         "trainingSteps": run.steps_done,
         "search": run.result.get("search"),
+        "candidates": run.result.get("candidates", []),
         **_reward(policy),
         "scoreMean": score.mean,
         "scoreStd": score.std,

@@ -49,23 +49,16 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Trainings for an agent, in their order, each with its reason; of the policies they make the best on the eval
-    split is kept."""
+    """Trainings for an agent, in their order, each with its reason; those before the last are its stages. Of the
+    policies they make the best on the eval split is kept."""
 
     agent: str
     trainings: tuple[MethodChoice, ...]
 
     @property
     def main(self) -> MethodChoice:
-        """The run; the training before it with the knob `start_from=sft` is its stage, and a linear one stands
-        beside."""
+        """The run."""
         return self.trainings[-1]
-
-    @property
-    def linear(self) -> MethodChoice | None:
-        """The linear policy trained beside the run."""
-        first = self.trainings[0]
-        return first if first.method == LINEAR and len(self.trainings) > 1 else None
 
 
 def training_plan(agent: str, wanted: str = "auto", *, base_model: str = "") -> TrainingPlan:
@@ -78,13 +71,13 @@ def training_plan(agent: str, wanted: str = "auto", *, base_model: str = "") -> 
     trainings = [main]
     if main.knobs.get("start_from") == SFT_STAGE:
         trainings.insert(0, MethodChoice("sft", f"first stage of {main.method}: what people wrote and liked"))
-    if wanted == "auto" and main.method != LINEAR and (beside := _linear_beside(agent)):
+    if wanted == "auto" and main.method != LINEAR and (beside := linear_beside(agent)):
         trainings.insert(0, beside)
     return TrainingPlan(agent, tuple(trainings))
 
 
-def _linear_beside(agent: str) -> MethodChoice | None:
-    """The linear policy of the same feedback; None for wordings, and where prompts are few."""
+def linear_beside(agent: str) -> MethodChoice | None:
+    """The linear policy that is trained with a run of `auto`; None for wordings, and where prompts are few."""
     chosen = method_chosen(agent, LINEAR)
     try:
         rows = prepare_training_dataset(agent, kind=chosen.knobs["feedback"], dry_run=True)

@@ -200,12 +200,11 @@ def _run_claimed(
         folder.mkdir(parents=True, exist_ok=True)
         with run_log(folder / "train.log"), stop_signals() as stop, pulse(run, stop):
             listener = RunListener(run, stop, progress)
-            if hardware is not None and (waits_for_reward_model(run) or starts_from_stage(run)):
-                _stages_first(run, hardware, progress, launch, listener)
-            launch.lead(run.pk, resume=resume, more=is_stage)
             if hardware is None:
                 result = linear_runs.run_fit(run, listener)
             else:
+                _stages_first(run, hardware, progress, launch, listener)
+                launch.lead(run.pk, resume=resume, more=is_stage)
                 result = trainer_run(run, hardware, listener, resume=resume, began=began)
             listener.on_phase("writing the results")
             result_persist(run, result)
@@ -260,18 +259,24 @@ def _stages_first(
     launch: Launch,
     listener: RunListener,
 ) -> None:
-    """The stages of a run, as runs of their own: SFT where it starts from that; where its reward is `auto`, the form of
-    an answer where the base model gives few valid ones, then its reward model. Each is found, gone on with, or
-    trained."""
+    """The stages of a run, as runs of their own: a linear policy where `auto` chose the run; SFT where it starts from
+    that; where its reward is `auto`, the form of an answer where the base model gives few valid ones, then its reward
+    model. Each is found, gone on with, or trained."""
 
     def train_stage(stage: TrainingRun) -> dict[str, Any]:
         resume = stage.status != Status.QUEUED
         stage = run_claim(stage.pk, resume=resume)
+        device = device_of(stage.method)
         return _run_claimed(
-            stage, hardware, progress, launch, actor=stage.asked_by, resume=resume, is_stage=True
+            stage, device, progress, launch, actor=stage.asked_by, resume=resume, is_stage=True
         )
 
-    stage_runner = StageRunner(lambda order: run_register(order, hardware), train_stage)
+    def device_of(method: str) -> Hardware | None:
+        return hardware if method_named(method).adapter else None
+
+    stage_runner = StageRunner(lambda order: run_register(order, device_of(order.method)), train_stage)
+    if run.method_reason:
+        linear_runs.linear_stage_run(run, stage_runner)
     if starts_from_stage(run):
         start_stage_run(run, stage_runner)
     if not waits_for_reward_model(run):

@@ -189,6 +189,12 @@ class TrainingRun(models.Model):
         return why.partition(": ")[2] if why.startswith("auto took ") else ""
 
     @property
+    def kept_run(self) -> TrainingRun:
+        """The run whose policy is kept: this one, or its stage whose policy was better on the eval split."""
+        kept = self.result.get("kept_run", self.pk)
+        return self if kept == self.pk else self.stages.get(pk=kept)
+
+    @property
     def phase_words(self) -> str:
         """The phase with the steps done in it; empty between phases."""
         steps = self.phase == TRAINING and self.steps_total

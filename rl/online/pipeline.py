@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
@@ -29,7 +30,7 @@ from rl.gates.report import GateReport
 from rl.jobs import train
 from rl.jobs.estimates import base_model_wanted, order_automatic
 from rl.jobs.lifecycle import PhaseRecorder, TrainOrder, pulse
-from rl.jobs.method_selection import LINEAR, MethodChoice, TrainingPlan, training_plan
+from rl.jobs.method_selection import MethodChoice, TrainingPlan, training_plan
 from rl.jobs.plan import train_plan
 from rl.jobs.stages import SFT_SHARE, memory_release, stage_limits
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
@@ -94,12 +95,46 @@ def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> d
     Returns the training report. Raises what `train_queued` and `run_follow` raise.
     """
     report = train.train_queued(run_id, progress, actor=actor)
+    # of a launch of several processes the others have ended by now, and this one still counts on them
+    if settings.TRAIN_LAUNCHER:
+        return report
+    report = _with_kept(report, progress)
     run = TrainingRun.objects.get(pk=run_id)
     small = run.base_model == BUNDLED or not method_named(run.method).adapter
-    # of a launch of several processes the others have ended by now, and this one still counts on them
-    if run.is_followed and small and not settings.TRAIN_LAUNCHER:
-        run_follow(run_id, progress)
+    if run.kept_run.is_followed and small:
+        run_follow(run.kept_run.pk, progress)
     return report
+
+
+def _with_kept(report: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
+    """A training report with the policy that is kept, and the `candidates` it was compared with."""
+    if report["status"] != "succeeded" or not report["policy"]:
+        return report
+    run = TrainingRun.objects.get(pk=report["run"])
+    kept = candidate_kept(run, progress)
+    return report | {"policy": kept.policy.name, "candidates": run.result.get("candidates", [])}
+
+
+def candidate_kept(run: TrainingRun, progress: Progress | None = None) -> TrainingRun:
+    """The run whose policy is kept. Of the policies that a run of `auto` and its stages made it is the best on the
+    eval split; they are compared once, and what is to follow the run then follows the kept one."""
+    made = list(run.stages.filter(policy__isnull=False).order_by("pk"))
+    if not run.method_reason or not made or "kept_run" in run.result:
+        return run.kept_run
+    memory_release()
+    with pulse(run):
+        compared = candidates_compared([one.policy for one in (*made, run)], PhaseRecorder(run, progress))
+    kept = next(one for one, score in zip((*made, run), compared, strict=True) if score.kept)
+    run.result |= {"candidates": [asdict(one) for one in compared], "kept_run": kept.pk}
+    with transaction.atomic():
+        if kept != run and run.is_followed:
+            TrainingRun.objects.filter(pk=kept.pk).update(
+                follow_up=run.follow_up, heartbeat_at=timezone.now()
+            )
+            run.follow_up = FollowUp.DONE
+        run.phase, run.phase_at = "", None
+        run.save(update_fields=["result", "follow_up", "phase", "phase_at"])
+    return run.kept_run
 
 
 def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
@@ -108,9 +143,11 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     Raises RunRefused where the run has no policy, and whatever a step raises; the run is then begun again by the clock.
     """
     run = TrainingRun.objects.filter(pk=run_id).first()
-    policy = Policy.objects.filter(run_id=run_id).first()
-    if run is None or policy is None:
+    if run is None or getattr(run, "policy", None) is None:
         raise RunRefused(f"run {run_id} made no policy: {run.status if run else 'there is no such run'}")
+    if run.follow_up != FollowUp.EXPORT:
+        run = candidate_kept(run, progress)
+    policy = run.policy
     TrainingRun.objects.filter(pk=run.pk).update(follow_ups=F("follow_ups") + 1, heartbeat_at=timezone.now())
     if run.follow_up == FollowUp.EXPORT:
         return _export_only(run, policy, progress)
@@ -247,29 +284,7 @@ class TrainingPipeline:
     def train(self, progress: Progress | None = None) -> dict[str, Any]:
         """The training report of the run, as the training commands print it with --json. `candidates` has the policies
         it was compared with on the eval split, and `policy` names the best of them."""
-        beside = self._train_linear(progress)
-        report = train.train(self.order(self.plan.main), progress)
-        if report["status"] != "succeeded":
-            return report
-        names = [stage["made"] for stage in report["stages"] if stage["method"] == "sft" and stage["made"]]
-        names = [name for name in (beside, *names, report["policy"]) if name]
-        report["candidates"] = []
-        if self.method == "auto" and len(names) > 1:
-            memory_release()
-            compared = candidates_compared([registry.policy_get(name) for name in names], progress)
-            report["candidates"] = [asdict(one) for one in compared]
-            report["policy"] = next(one.policy for one in compared if one.kept)
-        return report
-
-    def _train_linear(self, progress: Progress | None) -> str:
-        """Train the linear policy beside the run; its name, empty where there is none."""
-        if self.plan.linear is None:
-            return ""
-        try:
-            return str(train.train(self.order(self.plan.linear), _phase_progress(progress, LINEAR))["policy"])
-        except ValueError as refusal:
-            logger.warning("no linear policy beside the run: %s", refusal)
-            return ""
+        return _with_kept(train.train(self.order(self.plan.main), progress), progress)
 
     def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> PipelineResult:
         """Judge, gate, export and deploy what a training made."""

@@ -110,7 +110,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     run_row = run_get(pk)
     if run_row is None:
         raise Http404(f"no run {pk}")
-    policy = getattr(run_row, "policy", None)
+    policy = getattr(run_row.kept_run, "policy", None)
     series = run_series(run_row)
     judge = getattr(run_row, "reward_model", None) or reward_model_of(run_row)
     return render(
@@ -129,7 +129,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "left_out": _omissions(run_row),
             "recipe": sorted((name, value) for name, value in run_row.recipe.items() if name != "seed"),
             "eta": run_eta_s(run_row),
-            "live": run_row.is_unfinished or run_row.is_followed,
+            "live": run_row.is_unfinished or run_row.kept_run.is_followed,
             "may_cancel": run_row.is_unfinished and request.user.has_perm("rl.change_trainingrun"),
             "log": run_log_tail(run_row) if request.user.has_perm("rl.view_trainingrun") else "",
             "libraries": sorted(run_row.libraries.items()),

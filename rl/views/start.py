@@ -131,7 +131,7 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
     """Context of a step's card beyond the agent."""
     if key == "connect" or card is None:
         return {**_bring_context(request, card), **connect_context(request, card.facts.slug if card else "")}
-    watching = card.works or (card.run is not None and card.run.is_followed)
+    watching = card.works or (card.run is not None and card.run.kept_run.is_followed)
     if key == "rate" or (key == "train" and not watching):
         return _rate_context(request, card)
     if key in ("compare", "promote") and card.newest is not None:

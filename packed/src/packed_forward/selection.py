@@ -99,7 +99,7 @@ def _select_by_test(
     dtype = selftest.compute_dtype(policy)
     agreement: dict[str, str] = {}
     has_error = False
-    spread: dict[str, float] = {}
+    spread: selftest.Spread | None = None
     with selftest.measurement_mode(policy, gradients):
         expected = selftest.measure_reference(policy, probes, gradients, head)
         for strategy in _candidates(first):
@@ -115,7 +115,7 @@ def _select_by_test(
                 agreement[strategy] = _error_line(error)
                 continue
             agrees, text = selftest.compare(expected, measured, dtype)
-            if not agrees and gradients and dtype != torch.float32:
+            if not agrees and dtype != torch.float32:
                 spread = spread or selftest.rounding_spread(policy, probes, expected, head)
                 agrees, text = selftest.compare(expected, measured, dtype, spread)
                 install(policy, strategy)
@@ -165,7 +165,7 @@ def compiled_agrees(
     try:
         with selftest.measurement_mode(policy, True), autocast():
             expected = selftest.measure_reference(policy, probes, True)
-            spread = selftest.rounding_spread(policy, probes, expected) if dtype != torch.float32 else {}
+            spread = selftest.rounding_spread(policy, probes, expected) if dtype != torch.float32 else None
             install(policy, strategy)
             layer_compilation.compile_layers(causal_model(model))
             model.train(not drops)  # a layer is compiled for training or for the rest

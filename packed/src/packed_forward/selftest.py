@@ -10,7 +10,7 @@ import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,9 @@ from packed_forward.strategies import Strategy
 TOLERANCE = {torch.float32: (1e-3, 2e-3), torch.bfloat16: (0.08, 0.15), torch.float16: (0.01, 0.1)}
 """dtype -> (root mean square difference of a token's log-probability in nats, relative difference of a gradient). A
 wrong mask is off by 0.5 to 5 nats; float32 agrees to 1e-5 and bfloat16 to its rounding."""
+
+LEAST_WRONG = 0.4
+"""Nats that no rounding excuses: a wrong mask is off by more."""
 
 PROBES = 4
 """Completions compared: those of the longest row and of the shortest."""
@@ -239,13 +242,23 @@ def gradients_of(policy: PackablePolicy) -> dict[str, torch.Tensor]:
     }
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Largest changes of the reference's own numbers when its input is rounded another way."""
+
+    logps: float = 0.0
+    """Root mean square of those of the log-probabilities, in nats."""
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    """Relative change of each gradient."""
+
+
 def rounding_spread(
     policy: PackablePolicy,
     probes: Sequence[CompletionTokens],
     expected: Measurement,
     head: Head | None = None,
-) -> dict[str, float]:
-    """Largest relative change of each of the reference's own gradients when its input is rounded another way.
+) -> Spread:
+    """Measure what rounding alone changes.
 
     Some rows are ill-conditioned in half precision, one token over and over for example: there two right forwards
     differ by more than TOLERANCE, and so does one forward from itself.
@@ -258,15 +271,22 @@ def rounding_spread(
         noise = torch.randn(out.shape, generator=generator) * torch.finfo(out.dtype).eps / 4
         return (out.float() * (1 + noise.to(out.device))).to(out.dtype)
 
-    most: dict[str, float] = {}
+    logps, most = 0.0, dict[str, float]()
     hook = embedding.register_forward_hook(round_output)
     try:
         for _ in range(ROUNDINGS):
-            moved = gradient_differences(expected, measure_reference(policy, probes, True, head))
+            rounded = measure_reference(policy, probes, bool(expected[1]), head)
+            logps = max(logps, logp_difference(expected, rounded))
+            moved = gradient_differences(expected, rounded)
             most = {name: max(by, most.get(name, 0.0)) for name, by in moved.items()}
     finally:
         hook.remove()
-    return most
+    return Spread(logps, most)
+
+
+def logp_difference(expected: Measurement, measured: Measurement) -> float:
+    """Root mean square difference of the log-probabilities, in nats."""
+    return float((expected[0] - measured[0]).square().mean().sqrt())
 
 
 def gradient_differences(expected: Measurement, measured: Measurement) -> dict[str, float]:
@@ -285,23 +305,27 @@ def compare(
     expected: Measurement,
     measured: Measurement,
     dtype: torch.dtype,
-    spread: Mapping[str, float] | None = None,
+    spread: Spread | None = None,
 ) -> tuple[bool, str]:
     """True if two measurements agree, with the differences in words.
 
-    A gradient may differ by twice its rounding `spread`, one of which each of the two may have, where that is more
-    than TOLERANCE; half of the gradients at least must be within TOLERANCE.
+    A log-probability or gradient may differ by twice its rounding `spread`, one of which each of the two may have,
+    where that is more than TOLERANCE. Log-probabilities never differ by LEAST_WRONG, and half of the gradients at least
+    are within TOLERANCE.
     """
-    error = float((expected[0] - measured[0]).square().mean().sqrt())
+    error, spread = logp_difference(expected, measured), spread or Spread()
     logp_limit, gradient_limit = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
+    logp_limit = max(logp_limit, min(2 * spread.logps, LEAST_WRONG))
     text = f"log-probabilities within {error:.1e} nats"
+    if spread.logps:
+        text += f" (of rounding alone {spread.logps:.1e})"
     if not expected[1]:
         return error <= logp_limit, text
-    differences, spread = gradient_differences(expected, measured), spread or {}
+    differences = gradient_differences(expected, measured)
     text += f", gradients within {max(differences.values()):.1e}"
-    if spread:
-        text += f" (of rounding alone {max(spread.values()):.1e})"
+    if spread.gradients:
+        text += f" (of rounding alone {max(spread.gradients.values()):.1e})"
     near = statistics.median(differences.values()) <= gradient_limit and all(
-        by <= max(gradient_limit, 2 * spread.get(name, 0.0)) for name, by in differences.items()
+        by <= max(gradient_limit, 2 * spread.gradients.get(name, 0.0)) for name, by in differences.items()
     )
     return error <= logp_limit and near, text
