@@ -17,13 +17,15 @@ from rl.agents import AGENTS
 from rl.datasets import DatasetRefused
 from rl.evaluation import candidates
 from rl.jobs.estimates import order_automatic, order_estimate
-from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.lifecycle import TrainOrder, run_enqueue
 from rl.jobs.method_selection import method_chosen, training_plan
 from rl.jobs.stages import StageRunner
 from rl.jobs.warm_start import start_stage_run, starts_from_stage
 from rl.linear.fit import fit
 from rl.models import Policy, TrainingRun
+from rl.online import pipeline
 from rl.registry import service as registry
+from rl.selectors import agent_cards
 from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.django_db
@@ -285,7 +287,7 @@ def test_the_best_on_the_eval_split_is_kept_and_the_run_where_none_is_clearly_be
     monkeypatch: pytest.MonkeyPatch, linear: list[float], run: list[float], kept: str
 ) -> None:
     values = {"linear": linear, "run": run}
-    monkeypatch.setattr(candidates, "_eval_values", lambda policy, rows, agent: values[policy.name])
+    monkeypatch.setattr(candidates, "_eval_values", lambda policy, *args, **options: values[policy.name])
     monkeypatch.setattr(candidates, "eval_rows", lambda agent: {})
     compared = candidates.candidates_compared([Policy(name=name, agent=AGENT) for name in values])
     assert [one.policy for one in compared if one.kept] == [kept]
@@ -308,7 +310,25 @@ def test_a_candidate_is_right_where_it_gives_an_answer_that_people_wrote_or_like
             {**rows[0], "prompt": [{"role": "user", "content": "?"}], "score": 0.5},
         ],
     }
-    assert candidates._eval_values(Policy(name="p", agent=AGENT), held_out, agent) == [1.0, 0.0, 0.5]
+    policy = Policy(name="p", agent=AGENT)
+    assert candidates._eval_values(policy, held_out, agent, by_answers=True) == [1.0, 0.0, 0.5]
+
+
+def test_a_linear_policy_and_a_language_model_are_compared_by_the_same_measure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+
+    def values(policy: Policy, *args: Any, by_answers: bool) -> list[float]:
+        asked.append(by_answers)
+        return [1.0]
+
+    monkeypatch.setattr(candidates, "_eval_values", values)
+    monkeypatch.setattr(candidates, "eval_rows", lambda agent: {})
+    pair = [Policy(name=kind, agent=AGENT, kind=kind) for kind in ("linear", "adapter")]
+    candidates.candidates_compared(pair)
+    candidates.candidates_compared(pair[1:] * 2)
+    assert asked == [True, True, False, False]
 
 
 @pytest.mark.slow
@@ -325,3 +345,31 @@ def test_a_dry_run_of_the_pipeline_shows_each_training_with_its_reason(
     assert found[2]["recipe"]["start_from"] == "sft"
     assert [one["recipe"]["minutes"] for one in found[1:]] == [2.0, 4.0]
     assert not TrainingRun.objects.exists()
+
+
+@pytest.mark.training
+def test_a_queued_run_of_auto_trains_its_candidates_and_goes_on_with_the_best(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    triaged(120, lambda n: n < 20)
+    base = str(tiny_model(tmp_path / "base"))
+    limited = {"max_steps": 1, "warm_up_steps": 0}
+    run = run_enqueue(order_automatic(AGENT, knobs=limited, base_model=base, actor="ada"))
+    TrainingRun.objects.filter(pk=run.pk).update(follow_up="judge")
+    compared: list[list[str]] = []
+
+    def linear_ahead(policies: list[Policy], progress: Any) -> list[candidates.CandidateScore]:
+        compared.append([str(policy.run and policy.run.method) for policy in policies])
+        return [candidates.CandidateScore(one.name, 0.5, 10, kept=one == policies[0]) for one in policies]
+
+    monkeypatch.setattr(pipeline, "candidates_compared", linear_ahead)
+    report = pipeline.run_train(run.pk, actor="ada")
+    run.refresh_from_db()
+    assert compared == [["linear", "sft", "kto"]]
+    assert [stage.method for stage in run.stages.order_by("pk")] == ["linear", "sft"]
+    assert (run.kept_run.method, run.follow_up, run.kept_run.follow_up) == ("linear", "done", "judge")
+    assert report["policy"] == run.kept_run.policy.name
+    assert [one["kept"] for one in report["candidates"]] == [True, False, False]
+    assert next(iter(agent_cards())).newest == run.kept_run.policy
+    assert pipeline.candidate_kept(run) == run.kept_run
+    assert len(compared) == 1

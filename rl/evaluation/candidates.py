@@ -31,7 +31,7 @@ class CandidateScore:
     policy: str
     share: float
     """Share of the prompts where its answer is one that people wrote, preferred or liked, an answer that nobody knows
-    counting half; of agents of free text, of the pairs whose preferred answer it holds likelier."""
+    counting half; of free text, which has no linear policy, of the pairs whose preferred answer it holds likelier."""
     compared: int
     """Prompts, or pairs."""
     kept: bool = False
@@ -44,11 +44,12 @@ def candidates_compared(
     more than the standard error of their difference. The holdout is not looked at."""
     agent = agent_served(policies[0].agent)
     rows = eval_rows(agent.slug)
+    by_answers = agent.discrete or any(policy.kind == Policy.Kind.LINEAR for policy in policies)
     values: list[list[float]] = []
     for number, policy in enumerate(policies):
         if progress is not None:
             progress(0, 0, f"comparing candidates on the eval split, {number + 1} of {len(policies)}")
-        values.append(_eval_values(policy, rows, agent))
+        values.append(_eval_values(policy, rows, agent, by_answers=by_answers))
     best = len(policies) - 1
     for place in range(len(policies) - 1):
         ahead = [one - other for one, other in zip(values[place], values[best], strict=True)]
@@ -62,9 +63,9 @@ def candidates_compared(
 
 
 def _eval_values(
-    policy: Policy, rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent
+    policy: Policy, rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent, *, by_answers: bool
 ) -> list[float]:
-    """Value of the policy on each eval prompt, or on each pair of an agent of free text."""
+    """Value of the policy's answer to each eval prompt, else of its preference in each pair."""
     from rl.training.encoding import prompt_messages, response_text
     from rl.training.evaluate_answers import AnswerJudge, generate_answers, held_out_prompts
     from rl.training.linear_side import LinearSide
@@ -79,7 +80,7 @@ def _eval_values(
         side = load_policy(
             policy.base_model, folder, hardware=hardware_detect(), cache_dir=settings.RATCHET_HOME / "cache"
         )
-    if agent.discrete or isinstance(side, LinearSide):
+    if by_answers or isinstance(side, LinearSide):
         prompts = held_out_prompts(rows)[:MOST_COMPARED]
         states = [prompt.row.get("state") for prompt in prompts]
         answers = generate_answers(side, [prompt.messages for prompt in prompts], agent, states=states)
