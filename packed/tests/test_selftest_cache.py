@@ -89,3 +89,22 @@ def test_what_rounding_alone_changes_is_no_disagreement(rounding: float, agrees:
     assert selftest.compare(expected, measured, torch.bfloat16, spread)[0] is agrees
     wrong = (torch.full((6,), 0.5), dict[str, torch.Tensor]())
     assert not selftest.compare(expected, wrong, torch.bfloat16, spread)[0]
+
+
+def test_gradients_of_a_long_row_are_not_compared_where_there_are_shorter_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selftest, "GRADIENT_TOKENS", 48)
+    policy, items = a_policy("llama"), some_items(100, 30, 12)
+    probes = selftest.probe_completions(items)
+    assert {len(item.prompt_ids) for item in probes} == {100, 30, 12}
+    backward: list[int] = []
+
+    def measured(policy: Any, hidden: Any, targets: Any, gradients: bool) -> Any:
+        backward.extend([len(targets)] if gradients else [])
+        return torch.zeros(len(targets)), {}
+
+    monkeypatch.setattr(selftest, "_measure_logps", measured)
+    found = selftest.measure_reference(policy, probes, True)[0]
+    assert len(found) == sum(len(item.response_ids) for item in probes)
+    assert backward == [sum(len(item.response_ids) for item in probes if len(item.prompt_ids) < 100)]

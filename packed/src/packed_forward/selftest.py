@@ -33,6 +33,10 @@ LEAST_WRONG = 0.4
 PROBES = 4
 """Completions compared: those of the longest row and of the shortest."""
 
+GRADIENT_TOKENS = 512
+"""Tokens of a row up to which its gradients are compared, too; of a longer one the log-probabilities alone, where there
+are shorter ones. A backward pass over 2,048 tokens takes gigabytes, and minutes on one core."""
+
 ROUNDINGS = 3
 """Repetitions of the reference with its input rounded otherwise, where half precision leaves a doubt."""
 
@@ -112,7 +116,8 @@ def install(policy: PackablePolicy, strategy: Strategy) -> None:
 
 
 def probe_completions(completions: Sequence[CompletionTokens]) -> list[CompletionTokens]:
-    """The completions to compare: those of the longest row, where a sliding window would show, and of the shortest."""
+    """The completions to compare: those of the longest row, where a sliding window would show, and of the shortest;
+    where the longest is above GRADIENT_TOKENS, also of the longest below."""
     by_prompt: dict[tuple[int, ...], list[CompletionTokens]] = {}
     for item in completions:
         by_prompt.setdefault(tuple(item.prompt_ids), []).append(item)
@@ -121,9 +126,13 @@ def probe_completions(completions: Sequence[CompletionTokens]) -> list[Completio
         return len(same[0].prompt_ids) + max(len(item.response_ids) for item in same)
 
     rows = sorted(by_prompt.values(), key=length)
-    half = PROBES // 2
-    longest = sorted(rows[-1], key=lambda item: -len(item.response_ids))[:half]
-    return longest + (rows[0][:half] if len(rows) > 1 else [])
+    within = [row for row in rows if length(row) <= GRADIENT_TOKENS]
+    places = {len(rows) - 1, max(len(within) - 1, 0), 0}
+    return [
+        item
+        for place in sorted(places, reverse=True)
+        for item in sorted(rows[place], key=lambda item: -len(item.response_ids))[: PROBES // 2]
+    ]
 
 
 @contextlib.contextmanager
@@ -162,6 +171,32 @@ def measure_reference(
 ) -> Measurement:
     """The probes measured by the model's own forward, over rows padded side by side."""
     install(policy, Strategy.STOCK)
+    return _joined(
+        [_reference(policy, part, with_gradients, head) for part, with_gradients in _parts(probes, gradients)]
+    )
+
+
+def _parts(
+    probes: Sequence[CompletionTokens], gradients: bool
+) -> list[tuple[Sequence[CompletionTokens], bool]]:
+    """The probes in the parts that are measured together, each with whether its gradients are."""
+    tokens = [len(item.prompt_ids) + len(item.response_ids) for item in probes]
+    short = [item for item, n in zip(probes, tokens, strict=True) if n <= GRADIENT_TOKENS]
+    if not short or len(short) == len(probes):
+        return [(probes, gradients)]
+    return [
+        ([item for item, n in zip(probes, tokens, strict=True) if n > GRADIENT_TOKENS], False),
+        (short, gradients),
+    ]
+
+
+def _joined(parts: Sequence[Measurement]) -> Measurement:
+    return torch.cat([logps for logps, _ in parts]), parts[-1][1]
+
+
+def _reference(
+    policy: PackablePolicy, probes: Sequence[CompletionTokens], gradients: bool, head: Head | None
+) -> Measurement:
     batch = collate(probes, policy.pad_token_id)
     batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}
     attention = batch["attention_mask"]
@@ -187,6 +222,22 @@ def measure_packed(
     fit: Fit | None = None,
 ) -> Measurement:
     """The probes measured over packed rows, by a model that is prepared for the strategy."""
+    return _joined(
+        [
+            _packed(policy, part, strategy, with_gradients, head, fit)
+            for part, with_gradients in _parts(probes, gradients)
+        ]
+    )
+
+
+def _packed(
+    policy: PackablePolicy,
+    probes: Sequence[CompletionTokens],
+    strategy: Strategy,
+    gradients: bool,
+    head: Head | None,
+    fit: Fit | None,
+) -> Measurement:
     pad = policy.pad_token_id
     answers = [
         item.response_ids if head is None else completion_with_end(item.response_ids, pad) for item in probes
