@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.statistics import wilson_interval
-from rl.statistics.win_shares import BETTER, NOT_WORSE, WORSE
+from rl.statistics.sequential import BETTER, NOT_WORSE, WORSE
 from tests.support.judging_worlds import JudgingWorld, SimulatedRound, round_simulated
 
 TIES = (0.0, 0.2, 0.4)

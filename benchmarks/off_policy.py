@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.statistics import wilson_interval
-from rl.statistics.propensities import propensity_fault
+from rl.statistics.offpolicy import propensity_fault
 from tests.support.experiment_worlds import LOG_WORLDS, coverage, draws
 
 FAULTS = ("", "1.15", "1.3", "shuffled", "uniform", "sharper")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rl.statistics import wilson_interval
-from rl.statistics.boundaries import beta_binomial, mixing_scale, proportion_sequence
 from rl.statistics.contrasts import (
     Contrast,
     Moments,
@@ -27,7 +26,14 @@ from rl.statistics.contrasts import (
     units_needed,
     uplift,
 )
-from rl.statistics.sequences import critical_value, log_mixture, log_normal_mixture
+from rl.statistics.sequential import (
+    beta_binomial,
+    critical_value,
+    log_mixture,
+    log_normal_mixture,
+    mixing_scale,
+    proportion_sequence,
+)
 from tests.support.experiment_worlds import moments_of_counts, peeking
 
 VECTORS = Path(__file__).resolve().parents[2] / "shared/data/vectors/reference_vectors.json"

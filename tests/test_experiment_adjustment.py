@@ -16,8 +16,7 @@ from feedback.models import Decision, Rating, prompt_hash
 from rl.experiments.results import results_of
 from rl.experiments.verdicts import ArmEffect
 from rl.models import Experiment, Policy
-from rl.statistics.adjustment import FOLDS, adjusted_moments, cross_predictions
-from rl.statistics.contrasts import Moments
+from rl.statistics.contrasts import FOLDS, Moments, adjusted_moments, cross_predictions
 from tests.support.api_client import ApiClient
 from tests.support.experiments import PROMPT, expose, policy_of, running_of
 from tests.support.traffic_worlds import EQUAL_WORLDS, WORLDS, looks_of

@@ -20,7 +20,7 @@ from rl.models import JudgingRound, Policy
 from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
 from rl.registry.judging import judgement_submit, round_evidence, round_stop
-from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
+from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
 from tests.support.evaluations import judged, round_ended
 from tests.support.experiments import policy_of
 from tests.support.judging import AGENT, decision_of, preference, round_of

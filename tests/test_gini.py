@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from rl.statistics.calibration import cross_fitted
-from rl.statistics.gini import gini_concordance, gini_concordance_p
-from rl.statistics.permutation import draws_for, monte_carlo_p, sign_flip_p
-from rl.statistics.skewed_means import lopsided_mean_p
+from rl.statistics.concordance import gini_concordance, gini_concordance_p
+from rl.statistics.permutation import draws_for, lopsided_mean_p, monte_carlo_p, sign_flip_p
 
 
 def test_with_thumbs_it_is_the_area_under_the_roc_curve_with_delong_s_error() -> None:

@@ -27,7 +27,7 @@ from rl.registry.judging import (
     round_standing,
     round_stop,
 )
-from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE
+from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE
 from rl.training.evaluate_answers import HeldOutPrompt
 from rl.training.policy import Generation
 from tests.support.experiments import policy_of

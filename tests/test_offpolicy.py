@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from rl.statistics.offpolicy import (
+    Draw,
     Log,
     LoggedChoice,
     OffPolicyRefused,
@@ -23,11 +24,11 @@ from rl.statistics.offpolicy import (
     ips,
     overlap_check,
     overlap_of,
+    propensity_fault,
     report,
     snips,
 )
-from rl.statistics.propensities import Draw, propensity_fault
-from rl.statistics.skewed_means import mean_bounds
+from rl.statistics.permutation import mean_bounds
 from tests.support.experiment_worlds import LOG_WORLDS, coverage, draws
 from tests.support.figures import figures_of
 

@@ -9,7 +9,7 @@ import pytest
 import scipy
 
 from benchmarks.judging import false_verdicts, power
-from rl.statistics.win_shares import (
+from rl.statistics.sequential import (
     BETTER,
     NOT_WORSE,
     OPEN,

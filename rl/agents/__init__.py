@@ -28,16 +28,16 @@ def _discover() -> dict[str, Agent]:
 
 
 AGENTS: dict[str, Agent] = _discover()
-"""Built in, and those of plugins once they are registered."""
+"""Slug -> agent: the built-in ones, and those of plugins once registered."""
 
 SLUG = r"[a-z0-9][a-z0-9_-]{0,63}"
 
 finders: list[Callable[[str], Agent | None]] = []
-"""Finders called in order for a slug that has no file: agents that were defined without code."""
+"""Called in order for a slug without a file: they find agents that were defined without code."""
 
 
 def agent_register(name: str, found: Any) -> None:
-    """Enter an agent from outside (`backend.plugins`). Raises ValueError where it is none, or its slug is taken."""
+    """Register a plugin's agent (`backend.plugins`). Raises ValueError if it is no Agent, or its slug is taken."""
     if not isinstance(found, Agent):
         raise ValueError(f"expected an Agent (rl.agents.base), found {found!r:.80}")
     if not re.fullmatch(SLUG, found.slug):
@@ -51,7 +51,7 @@ def agent_register(name: str, found: Any) -> None:
 
 
 def get_agent(slug: str) -> Agent:
-    """The agent of a slug; one that has neither a file nor a definition behaves as the assistant does."""
+    """The agent of a slug. A slug without a file or a definition behaves as the assistant."""
     if slug in AGENTS:
         return AGENTS[slug]
     for find in finders:
@@ -67,7 +67,7 @@ def get_agent(slug: str) -> Agent:
 
 @contextlib.contextmanager
 def agent_resolve(agent: Agent) -> Iterator[Agent]:
-    """Inside, `get_agent` gives this agent for its slug: one whose form was inferred, while its policy is trained."""
+    """Inside the block `get_agent` returns this agent for its slug, e.g. an inferred one while its policy trains."""
     before = AGENTS.get(agent.slug)
     AGENTS[agent.slug] = agent
     try:
@@ -80,7 +80,6 @@ def agent_resolve(agent: Agent) -> Iterator[Agent]:
 
 
 def agent_facts(slug: str) -> AgentFacts:
-    """Facts about an agent for a page; any slug has some."""
     facts = get_agent(slug).facts()
     if facts.draw is not None:
         return facts

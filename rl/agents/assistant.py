@@ -96,10 +96,9 @@ FRIENDLY_TONE, PLAIN_TONE = "friendly", "plain"
 class Assistant(Agent):
     """Answers in free text.
 
-    State, whichever is there first: "messages": a chat, passed on as it is; "question", "prompt" or "input": text;
-    otherwise the whole state is shown as JSON. "drafts" (never shown): answers to choose from in a simulation;
-    "facts" (never shown): texts of which a direct answer names one.
-    Response: any text that is not blank.
+    State, the first key found: "messages": a chat, used as it is; "question", "prompt" or "input": text; without any of
+    them the prompt is the whole state as JSON. Never shown: "drafts", answers to choose from in a simulation; "facts",
+    texts of which a direct answer names one. Response: any text that is not blank.
     """
 
     def render(self, state: State) -> list[Message]:
@@ -139,10 +138,10 @@ class Assistant(Agent):
         return made
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """Direct (names one of the state's facts) counts 0.6, friendly 0.3, brief 0.1; blank is 0.
+        """Sum of 0.6 for a direct answer (it names one of the state's facts), 0.3 for a friendly, 0.1 for a brief one.
 
-        Where the state names the tone that is "wanted", that tone counts 0.6 and directness 0.3.
-        A state without facts cannot tell a direct answer, and gives 0.6 to any that is not evasive.
+        If the state has a "wanted" tone, that tone counts 0.6 and directness 0.3. Without facts any answer that is not
+        evasive counts as direct. A blank answer is 0.
         """
         if not self.is_valid(response):
             return 0.0
@@ -201,7 +200,7 @@ LEADS = {
     "A bit lost, ": FRIENDLY_TONE,
     "Sorry to ask again: ": FRIENDLY_TONE,
 }
-"""Beginning of a question -> the tone that goes with it."""
+"""Beginning of a question -> the tone its asker wants."""
 
 
 def _draw_state(agent: Agent, random: Random) -> JsonObject:

@@ -20,16 +20,16 @@ State = Mapping[str, Any]
 
 
 UNREADABLE = (ValueError, TypeError, AttributeError, LookupError)
-"""Errors an agent may raise over a state that an app sent: it lacks what the agent reads, or has another type there."""
+"""Errors an agent may raise over a state that an app sent: a key is missing, or its value has another type."""
 
 
 class InvalidResponse(ValueError):
-    """A response the agent cannot act on; the message says what was expected and what was found."""
+    """A response the agent cannot act on. The message says what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One situation to decide in, made up for simulation, demo and tests."""
+    """One made-up situation to decide in, for simulation, demo and tests."""
 
     key: str
     state: State
@@ -37,12 +37,12 @@ class Scenario:
 
 
 HORIZONS = ("immediate", "delayed", "strategic")
-"""Horizons of a reward: known at once, reported later by people and the app, known in the end."""
+"""When a reward is known: at once; later, from people and the app; in the end."""
 
 
 @dataclass(frozen=True)
 class OutcomeScale:
-    """Scale of a measured outcome: `good` has quality 1, `bad` 0, linear in between, clipped beyond."""
+    """Scale of a measured outcome: quality 1 at `good`, 0 at `bad`, linear between them, clipped outside."""
 
     good: float
     bad: float
@@ -63,44 +63,43 @@ class OutcomeScale:
 
 @dataclass(frozen=True)
 class RewardFacts:
-    """Rewards of an agent's decisions by default; an operator may set them otherwise."""
+    """Default rewards of an agent's decisions. An operator may change them."""
 
     functions: Mapping[str, float] = field(default_factory=lambda: {"agent": 1.0, "tool_success": 1.0})
-    """Reward functions that speak at once, by name, with their weights."""
+    """Name of a reward function computed at once -> its weight."""
     outcomes: Mapping[str, OutcomeScale] = field(default_factory=dict)
-    """Outcome name -> what its value says; others are recorded and count for nothing."""
+    """Outcome name -> its scale. Other outcomes are recorded and add no reward."""
     weights: Mapping[str, float] = field(
         default_factory=lambda: {"immediate": 0.2, "delayed": 0.6, "strategic": 0.2}
     )
-    """Weight of each of HORIZONS; one that is not known yet leaves its weight to the others."""
+    """Weight of each of HORIZONS, renormalised over the horizons known so far."""
 
 
 class Drawing(Protocol):
-    """Draws a choice as a person would see it."""
+    """Draws a choice as its user would see it."""
 
     def __call__(
         self, choice: str, *, asked: str, description: str, context: Mapping[str, Any], seed: str
     ) -> str | None:
-        """One SVG element whose every text is escaped, or None for a choice that has no drawing.
+        """One SVG element with every text escaped, or None for a choice without a drawing.
 
-        seed: the same one gives the same made-up figures, so that the choices of one prompt compare fairly.
+        seed: equal for the choices of one prompt, so that they show the same made-up figures.
         """
 
 
 @dataclass(frozen=True)
 class World:
-    """Generator of an agent's situations by the thousand, and the answer that each asks for: a second taste of the
-    simulated rater, which what the prompt says decides (`rl.agents.worlds`)."""
+    """Generator of an agent's situations, for the tastes of the simulated rater (`rl.agents.worlds`)."""
 
     draw: Callable[[Agent, Random], JsonObject]
-    """A new state that shows a situation, with what the agent's own taste wants."""
+    """A new state that shows a situation. It holds what the taste `team` wants."""
     want: Callable[[JsonObject], None]
-    """Change in place what is wanted to what the situation asks for."""
+    """Changes a state in place: wanted becomes what the taste `situation` wants."""
 
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """Facts of an agent that a page needs, without importing it."""
+    """What a page needs to know of an agent."""
 
     slug: str
     title: str
@@ -109,16 +108,16 @@ class AgentFacts:
     preview: str = "text"
     """Template under templates/feedback/preview/ that shows a decision as a person would see it."""
     asked_key: str = ""
-    """State key of what was asked; empty: as the preview has it."""
+    """State key of the question; empty: the preview's usual key."""
     listed_key: str = ""
-    """State key of what could be answered."""
+    """State key of the listed options."""
     draw: Drawing | None = None
-    """Function that draws its choices; without it they are shown by name."""
+    """Draws its choices; without it a page shows their names."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """A named decision maker. Built-in agents subclass it; any other slug gets the assistant's behaviour."""
+    """A named decision maker. Built-in agents subclass it; any other slug behaves as the assistant."""
 
     slug: str
     title: str
@@ -127,24 +126,24 @@ class Agent:
     suggested_tags: tuple[str, ...] = field(default=())
     max_new_tokens: int = 48
     max_prompt_tokens: int | None = None
-    """Tokens a prompt of it may take, where the usual limits of training do not hold both; None: they do."""
+    """Longest prompt in tokens; None: the recipe's usual limit."""
     preview: str = "text"
     drawing: Drawing | None = field(default=None, compare=False)
-    """Function that draws its choices on pages; agents without code that have the same preview are drawn by it too."""
+    """Draws its choices on pages. Agents without code that have the same preview use it too."""
     world: World | None = field(default=None, compare=False)
-    """Situations for `simulate --taste situation`; None: it has its own scenarios alone."""
+    """Situations for `simulate --taste situation`; None: only its own scenarios."""
     reward_facts: RewardFacts = field(default_factory=RewardFacts, compare=False)
     answers: tuple[str, ...] = ()
-    """Every response it gives, where they are a closed set whatever is asked; empty where they are not."""
+    """Every response it can give, if they are a closed set; else empty."""
 
     @property
     def structured(self) -> bool:
-        """True where a response must be JSON that `parse` accepts."""
+        """True if a response must be JSON that `parse` accepts."""
         return False
 
     @property
     def discrete(self) -> bool:
-        """True where two answers are the same or not: actions, out of which some are right, and not wordings."""
+        """True if answers are actions, equal or different; False if they are wordings."""
         return self.structured or bool(self.answers)
 
     def facts(self) -> AgentFacts:
@@ -153,15 +152,15 @@ class Agent:
         )
 
     def render(self, state: State) -> list[Message]:
-        """The prompt for a state, as chat messages. Raises ValueError when the state lacks what it needs."""
+        """The prompt for a state, as chat messages. Raises ValueError if the state lacks a key the prompt needs."""
         raise NotImplementedError
 
     def parse(self, response: str, state: State | None = None) -> JsonObject:
-        """The action a response stands for. Raises InvalidResponse; with a state, also for an unlisted choice."""
+        """The action of a response. Raises InvalidResponse; with a state, also for a choice it does not list."""
         raise NotImplementedError
 
     def deed(self, response: str) -> Any:
-        """What of an answer must be the same for two of them to be: its action. Raises InvalidResponse."""
+        """The part of an answer that decides whether two answers are equal. Raises InvalidResponse."""
         return self.parse(response)
 
     def response_schema(self, state: State | None = None) -> JsonObject | None:
@@ -169,8 +168,7 @@ class Agent:
         return None
 
     def schema_served(self, state: Any) -> JsonObject | None:
-        """`response_schema` for whatever an app sent as a state, as answers are served; without one where it says too
-        little, and None for free text."""
+        """`response_schema` for any state an app sent; without the state if it cannot be read; None for free text."""
         if not self.structured:
             return None
         try:
@@ -179,21 +177,22 @@ class Agent:
             return self.response_schema()
 
     def form_served(self, state: Any) -> JsonObject | tuple[str, ...] | None:
-        """Form of the answers that are tried in training: `schema_served`, as the gateway has them written; the
-        responses that are chosen among, two and more, where these are a closed set or the schema does not name every
-        value."""
+        """Form of the answers sampled in training: the list of choices, a JSON schema, or None for free text.
+
+        It is the choices if there are two or more, and they are a closed set or no schema names every value. Else it is
+        `schema_served`, which the gateway uses too.
+        """
         choices, schema = tuple(self.choices(state)), self.schema_served(state)
         if len(choices) > 1 and (self.answers or schema is None or not names_values(schema)):
             return choices
         return schema
 
     def candidates(self, state: State) -> list[str]:
-        """Every listed response for a state, as the exact text a policy would answer; empty for free text."""
+        """Every listed response for a state, in the exact text of an answer; empty for free text."""
         return []
 
     def choices(self, state: State | None) -> list[str]:
-        """Every response that is chosen among where it is to choose: its closed set, else what the state lists and it
-        can act on; empty where an answer has to be written."""
+        """The responses to choose among: the closed set, else the state's valid candidates; empty if it must write."""
         if self.answers:
             return list(self.answers)
         if not self.discrete or not isinstance(state, Mapping):
@@ -205,19 +204,18 @@ class Agent:
             return []
 
     def ground_truth(self, state: State) -> list[str] | None:
-        """The responses known to be right for a state (any of them), or None where nobody knows."""
+        """The responses known to be right for a state, each of them enough; None if unknown."""
         return None
 
     def truths(self, state: Any) -> list[str]:
-        """`ground_truth` of whatever an app sent as a state; empty where nobody knows."""
+        """`ground_truth` for any state an app sent; empty if unknown."""
         try:
             return list(self.ground_truth(state) or ()) if isinstance(state, Mapping) else []
         except UNREADABLE:
             return []  # the state lacks what it takes, or holds something else there
 
     def quality(self, state: State, response: str) -> float | None:
-        """Correctness of a valid response, in [0, 1], where the right answer is known; None where nobody
-        knows."""
+        """Correctness of a valid response in [0, 1]; None if the right answer is unknown."""
         right = self.ground_truth(state)
         if right is None:
             return None
@@ -227,13 +225,13 @@ class Agent:
         )
 
     def scenarios(self) -> list[Scenario]:
-        """Every made-up scenario, always the same and in the same order."""
+        """Every made-up scenario, in the same order in every process."""
         return []
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """Taste of the SIMULATED rater for a response, in [0, 1]; never shown to a policy.
+        """Value of a response to the SIMULATED rater, in [0, 1]; 0 for an invalid one. Never shown to a policy.
 
-        An answer the agent cannot act on is worth 0. Raises ValueError when the state lacks what taste depends on.
+        Raises ValueError if the state lacks a key that taste depends on.
         """
         raise NotImplementedError(f"agent {self.slug!r} has no simulated rater")
 
@@ -245,14 +243,14 @@ class Agent:
         return True
 
     def variations(self, scenarios: Sequence[Scenario] | None = None) -> Iterator[tuple[Scenario, str]]:
-        """Scenarios (None: every one) with each of their candidate responses: what a person is asked to rate."""
+        """Each scenario (None: all of them) with each of its candidate responses, for people to rate."""
         for scenario in self.scenarios() if scenarios is None else scenarios:
             for response in self.candidates(scenario.state):
                 yield scenario, response
 
 
 def state_text(state: State, key: str, slug: str) -> str:
-    """A required text of a state. Raises ValueError that names the agent, the key and what was found."""
+    """A required text of a state. Raises ValueError if it is missing or blank."""
     value = state.get(key)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{slug}: the state needs {key!r}, a text; found {value!r}")
@@ -260,7 +258,7 @@ def state_text(state: State, key: str, slug: str) -> str:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
-    """json's last-key-wins would let a response name two options and be read as one."""
+    """Hook for `json.loads` that refuses a repeated key, of which json would silently keep the last."""
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
         raise ValueError("a key stands there twice")
@@ -268,8 +266,10 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 def names_values(schema: Any) -> bool:
-    """True of a JSON schema that leaves no value open: made of enums, bounded whole numbers, truth values, lists and
-    objects of them. What else it might say is taken for open."""
+    """True of a JSON schema with a finite set of values: enums, bounded integers, booleans, lists and objects of them.
+
+    Any other keyword counts as open.
+    """
     if not isinstance(schema, Mapping) or OPENING & schema.keys():
         return False
     if schema.get("additionalProperties", False) is not False:
@@ -289,11 +289,11 @@ def names_values(schema: Any) -> bool:
 
 
 OPENING = {"$ref", "$dynamicRef", "allOf", "if", "patternProperties", "prefixItems", "not"}
-"""Keywords of a JSON schema that may allow values which are named nowhere."""
+"""Keywords of a JSON schema that may allow values it does not name."""
 
 
 def answer_plain(answer: str) -> str:
-    """An answer without what does not change it: blanks around it, and the spacing and order of a JSON object."""
+    """An answer without surrounding blanks; of JSON, in canonical spacing and key order."""
     text = answer.strip()
     if text[:1] in ("{", "["):
         try:
@@ -304,8 +304,7 @@ def answer_plain(answer: str) -> str:
 
 
 def answer_under(key: str, response: str, *, like: str) -> Any:
-    """Value under the one key of a response in JSON. Raises InvalidResponse for anything not of the form
-    `like`."""
+    """Value under the only key of a JSON response. Raises InvalidResponse for anything not of the form `like`."""
     found = repr(response[:80])
     try:
         answer = json.loads(response, object_pairs_hook=unique_keys)
@@ -400,7 +399,7 @@ class ChoiceAgent(OptionsAgent):
         return [self.respond(option) for option in self.options(state)]
 
     def option_chosen(self, state: State, response: str) -> str | None:
-        """The listed option a response chose, or None where it is not a valid answer."""
+        """The listed option a response chose, or None for an invalid response."""
         try:
             return self.parse(response, state)[self.answer_key]
         except InvalidResponse:
@@ -409,14 +408,13 @@ class ChoiceAgent(OptionsAgent):
     def dpo_pairs(
         self, entries: Iterable[Mapping[str, Any]], state_of: Callable[[str], State]
     ) -> list[JsonObject]:
-        """Preference pairs from thumbs: each option rated up over each rated down, within one scenario.
+        """Preference pairs from thumbs: within each scenario, every option rated up over every option rated down.
 
-        entries: {"entry_id", "scenario": key, <answer_key>: option, "rating": "up" | "down", ...}; an entry whose
-        rating is None or missing was not rated and counts for nothing. Several ratings of one option are settled
-        by majority; a tie is left out. state_of: scenario key -> state.
-        Returns {"prompt": messages, "chosen": response, "rejected": response} dicts, in the entries' order.
-        Raises ValueError, naming the entry, on a missing key, another rating, or a liked option the scenario does
-        not list (a policy must not learn to answer it).
+        entries: {"entry_id", "scenario": key, <answer_key>: option, "rating": "up" | "down", ...}; entries without a
+        rating are skipped. The majority decides between ratings of one option; ties are left out. state_of: scenario
+        key -> state. Returns {"prompt": messages, "chosen": response, "rejected": response} dicts, in the entries'
+        order. Raises ValueError, naming the entry, for a missing key, another rating, or a liked option the scenario
+        does not list: a policy must not learn to answer it.
         """
         states: dict[str, State] = {}
         votes: dict[str, dict[str, int]] = {}

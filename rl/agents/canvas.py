@@ -1,4 +1,4 @@
-"""Canvas of previews: SVG elements with escaped texts and classes instead of colours, so that dark mode works."""
+"""Canvas for drawings of choices: SVG with escaped texts, and CSS classes instead of colours for dark mode."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Canvas:
     def slice(
         self, x: float, y: float, radius: float, start: float, end: float, css: str, *, hole: float = 0.0
     ) -> None:
-        """A piece of a pie from share `start` to share `end` (0 at the top, clockwise), with a hole's radius."""
+        """A piece of a pie from share `start` to share `end`, clockwise from the top, both in [0, 1]."""
 
         def point(share: float, distance: float) -> str:
             angle = 2 * math.pi * share - math.pi / 2
@@ -70,7 +70,7 @@ class Canvas:
         self.path(f"{outer} {inner} Z", css)
 
     def svg(self) -> str:
-        """The drawing as one element. Every text and attribute in it was escaped when it was added."""
+        """The drawing as one SVG element. Texts and attributes were escaped when they were added."""
         wide = " wide" if self.width > 400 else ""
         return (
             f'<svg class="drawing{wide}" role="img" aria-label="{escape(self.label)}" width="{self.width}" '

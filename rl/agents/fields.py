@@ -1,6 +1,6 @@
-"""Fields of answers that are JSON: their leaves, an object put together from them, the share that is right. Pure.
+"""Fields of JSON answers: split an object into leaves, join them again, count the right ones. Pure.
 
-A leaf is a value that is no object with members; a list is one leaf. A path is the keys that lead to it.
+A leaf is any value but a non-empty object; a list is one leaf. A path is the keys that lead to a leaf.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rl.agents.base import (
 Path = tuple[str, ...]
 
 DEEPEST = 12
-"""Levels of objects that are told apart by their fields; what lies deeper is one leaf."""
+"""Levels of objects that are split; a deeper object is one leaf."""
 
 LONGEST = 100_000
-"""Characters of an answer that is read; a longer one is free text."""
+"""Longest answer in characters that is parsed as JSON; a longer one is free text."""
 
 
 def json_read(text: str) -> Any:
-    """The value of a JSON text; None of any other, and of one that is too long, too deep or has too long a number."""
+    """The value of a JSON text; None if it is not JSON, too long or too deeply nested."""
     if len(text) > LONGEST:
         return None
     try:
@@ -46,7 +46,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def composed(found: Sequence[tuple[Path, Any]]) -> Any:
-    """The object of these leaves. Where one stands at the beginning of another's path, the first of both is kept."""
+    """The object made of these leaves. If one path is the beginning of another, the first of the two is kept."""
     whole: JsonObject = {}
     taken: set[Path] = set()
     for path, value in found:
@@ -64,7 +64,7 @@ def composed(found: Sequence[tuple[Path, Any]]) -> Any:
 
 
 def plain(value: Any) -> str:
-    """A value as text that is equal for equal values: 1 and 1.0 are, 1 and true are not."""
+    """Canonical text of a value: equal for 1 and 1.0, different for 1 and true."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     if isinstance(value, list):
@@ -76,7 +76,7 @@ def plain(value: Any) -> str:
 
 
 def answer_action(agent: Agent, response: str) -> str:
-    """What a response does, as text: two responses of equal text are the same answer."""
+    """Canonical text of a response's action: two responses are the same answer if it is equal."""
     if agent.structured:
         try:
             return plain(agent.deed(response))
@@ -86,11 +86,10 @@ def answer_action(agent: Agent, response: str) -> str:
 
 
 def fields_right(answer: Any, right: Any) -> tuple[float, int]:
-    """Fields of `answer` that are as in `right`, and how many there are: all leaves of `right`, and those of `answer`
-    that it does not have.
+    """(points, count): fields of `answer` that equal those of `right`, and the fields of either.
 
-    A list of values is one field that is right by the F1 of its items, whatever their order; of a list of objects by
-    the mean of its items' shares, place by place.
+    A list of values is one field, worth the F1 of its items in any order. A list of objects is worth the mean of its
+    items' shares, compared index by index.
     """
     if isinstance(right, Mapping) and right:
         known = answer if isinstance(answer, Mapping) else {}
@@ -122,8 +121,7 @@ def _list_right(answer: Sequence[Any], right: Sequence[Any]) -> float:
 
 
 def share_right(answer: str, right: str) -> float | None:
-    """Share of the fields of a right answer that an answer has as well; None where the right one is no JSON object or
-    list."""
+    """Share of the right answer's fields that an answer has, in [0, 1]; None if `right` is no JSON object or list."""
     wanted = json_read(right)
     if not isinstance(wanted, (dict, list)):
         return None

@@ -140,7 +140,7 @@ def _draw_state(agent: Agent, random: Random) -> JsonObject:
 
 
 def _situation_answer(state: JsonObject) -> None:
-    """With the partner while something is open, by kind once it is done with."""
+    """By partner while the matter is open, by kind once it is closed."""
     state["wanted"] = "by partner" if state["context"]["status"] in ("open", "disputed") else "by kind"
     state["filed_in"] = best_folder(state)
 

@@ -1,7 +1,7 @@
-"""Agents without a file or a definition whose recorded responses show what an answer of theirs looks like. Pure.
+"""Infers the answer format of an agent without code from its recorded responses. Pure.
 
-An app that always answers with one of seven texts, or with an object of the same keys, has told what a valid answer is
-without saying so. It is judged and served by that: an answer it could not act on is no answer.
+Responses that are always one of seven texts, or always an object with the same keys, define what a valid answer is.
+Training, evaluation and serving then hold the agent to that format.
 """
 
 from __future__ import annotations
@@ -23,56 +23,55 @@ from rl.agents.fields import DEEPEST, Path, composed, json_read, leaves, plain
 from rl.agents.template import MAX_SCHEMA, answer_of_schema
 
 LEAST_RESPONSES = 40
-"""Recorded responses before anything is inferred from them."""
+"""Fewest recorded responses from which a format is inferred."""
 
 MOST_ANSWERS = 32
-"""Distinct texts that still make a closed set of answers."""
+"""Most distinct texts of a closed set of answers."""
 
 UNSEEN_MASS = 0.05
-"""Largest estimated probability that the next response is a text not recorded before, for the set to be closed."""
+"""A set is closed only if the estimated probability of a new text next is at most this."""
 
 LABEL_WORDS = 5.0
-"""Mean words of the distinct answers up to which these are labels; longer ones are replies."""
+"""Distinct answers of at most so many words on average are labels; longer ones are replies."""
 
 FEW_REPLIES, REPEATED = 12, 10
-"""Replies that are still a closed set, at most, and how often each must have been given on average: a desk with 23
-canned replies picks a macro where one fits and writes where none does."""
+"""A closed set of replies has at most 12 of them, each given 10 times on average. A desk with more canned replies also
+writes its own."""
 
 COPIED_SHARE = 0.2
-"""Share of responses found within their own prompt from which on the prompt, not the agent, lists the options."""
+"""Above this share of responses found within their own prompts, the prompts list the options, not the agent."""
 
 STRUCTURED_SHARE = 0.95
-"""Share of responses that must be objects, of objects that must have a key for it to be required, and of a field's
-values that must have one type: a few broken rows do not undo the structure."""
+"""Least share of responses that are objects, of objects with a required key, and of a field's values with one type.
+Below 1, so that a few broken rows do not hide the structure."""
 
 RARE_KEY = 0.02
-"""Share of objects that must have a key for it to be one of the form."""
+"""Keys in a smaller share of the objects are left out of the format."""
 
 MOST_FIELDS, LONGEST_CHOICE, MOST_ITEMS = 256, 200, 64
-"""Keys of an object, characters of a value that is one of a few, and items of a list that the form tells of."""
+"""Most keys of an object, characters of an enumerated value, and items of a list in the format."""
 
 WIDE = 100
-"""Largest distance of a field's least and greatest whole number for the form to name both, unless most stand there
-more than once."""
+"""A field of integers gets bounds if they span at most this, or most of its values repeat."""
 
 WORDING_WORDS = 3.0
-"""Mean words of a field's texts above which they are wordings, unless they are one of a few or stand in the prompt."""
+"""Texts of more words on average are wordings, unless they are one of a few or copied from the prompt."""
 
 MOST_TOKENS = 768
-"""Longest answer in tokens that an inferred agent is given room for."""
+"""Most tokens of an inferred agent's answer."""
 
 
 @dataclass(frozen=True)
 class InferredAgent(Assistant):
-    """Free text narrowed to what its recorded responses are: one of `answers`, else an object that fits `schema`."""
+    """An agent whose answer is one of `answers`, else an object that fits `schema`."""
 
     schema: Mapping[str, Any] | None = field(default=None, hash=False)
     repeats: bool = False
-    """Most responses are the same as another one: what the objects hold are choices, not wordings."""
+    """True if most responses repeat: the fields hold choices, not wordings."""
     wordings: frozenset[Path] = frozenset()
-    """Fields that hold wordings, which nobody writes the same way twice: two answers are the same without them."""
+    """Fields of free wording. They do not count when two answers are compared."""
     choices_held: int = 0
-    """Fields that hold choices, numbers, truth values, or what the prompt says."""
+    """Number of fields that hold choices, numbers, booleans or copies from the prompt."""
 
     @property
     def discrete(self) -> bool:
@@ -104,7 +103,7 @@ class InferredAgent(Assistant):
 
 
 def agent_inferred(slug: str, recorded: Sequence[tuple[str, str]]) -> InferredAgent | None:
-    """The agent that recorded (prompt, response) texts show, or None where they show free text or are too few."""
+    """The agent inferred from recorded (prompt, response) texts; None for free text and for too few of them."""
     if len(recorded) < LEAST_RESPONSES:
         return None
     texts = [response.strip() for _, response in recorded]
@@ -128,9 +127,9 @@ def agent_inferred(slug: str, recorded: Sequence[tuple[str, str]]) -> InferredAg
 
 
 def closed_answers(texts: Iterable[str]) -> tuple[str, ...]:
-    """The distinct texts, most frequent first, where they are a closed set; empty where more are to be expected.
+    """The distinct texts of a closed set, most frequent first; empty if new texts are to be expected.
 
-    The probability of a text never seen is estimated by the share of texts seen once (Good 1953, Biometrika 40).
+    The probability of a new text is estimated by the share of texts seen once (Good 1953, Biometrika 40).
     """
     counts = Counter(texts)
     total, once = sum(counts.values()), sum(count == 1 for count in counts.values())
@@ -142,10 +141,7 @@ def closed_answers(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def are_labels(counts: Mapping[str, int]) -> bool:
-    """True of answers (text -> how often it was given) that are labels, or a few replies given again and again.
-
-    JSON values are labels. Any other set of replies is free text, of which an agent's definition may say otherwise.
-    """
+    """True if answers (text -> count) are labels, or a few replies that repeat often. JSON values are labels."""
     words = sum(1 if json_read(text) is not None else len(text.split()) for text in counts)
     if words <= LABEL_WORDS * len(counts):
         return True
@@ -154,7 +150,7 @@ def are_labels(counts: Mapping[str, int]) -> bool:
 
 @dataclass
 class AnswerForm:
-    """The JSON schema that recorded answers share, and the kinds of its fields."""
+    """The JSON schema that recorded answers share, with its fields of wordings and its number of choices."""
 
     schema: JsonObject = field(default_factory=dict)
     wordings: list[Path] = field(default_factory=list)
@@ -162,7 +158,7 @@ class AnswerForm:
 
 
 def answer_form(prompts: Sequence[str], texts: Sequence[str]) -> AnswerForm | None:
-    """The form of the objects, or lists, that most texts are, inferred field by field; None where they differ."""
+    """The form that nearly all texts share as objects or as lists, inferred field by field; None without one."""
     read = [(prompt, json_read(text)) for prompt, text in zip(prompts, texts, strict=True)]
     for kind in (dict, list):
         values = [(prompt, value) for prompt, value in read if isinstance(value, kind) and value]
@@ -182,8 +178,7 @@ Values = Sequence[tuple[str, Any]]
 
 
 def _schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> JsonObject:
-    """Schema of the values of one field; notes in `form` what it holds. closed: values that are one of a few are
-    named."""
+    """Schema of one field's values; adds its kind to `form`. closed: enumerate values that are one of a few."""
     known = [(prompt, value) for prompt, value in values if value is not None]
     nulls = len(values) - len(known)
     if not known:
@@ -289,13 +284,12 @@ def _text_schema(values: Values, path: Path, form: AnswerForm, closed: bool) -> 
 
 
 def _copies_prompt(recorded: Sequence[tuple[str, str]]) -> bool:
-    """True where responses are taken from their prompts: a new prompt then brings options nobody has recorded."""
+    """True if responses are copied from their prompts, so that a new prompt brings new options."""
     copied = sum(any(value in prompt for value in _values(response)) for prompt, response in recorded)
     return copied > COPIED_SHARE * len(recorded)
 
 
 def _values(response: str) -> list[str]:
-    """The texts a response consists of: itself, or the texts within an object."""
     found = json_read(response)
     values = found.values() if isinstance(found, dict) else [response.strip()]
     return [value for value in values if isinstance(value, str) and value]

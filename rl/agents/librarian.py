@@ -33,9 +33,8 @@ SCENARIOS = 120
 class Librarian(ListAgent):
     """Picks the subjects a text belongs under.
 
-    State: "text": what is to be catalogued; "subjects": names, in the order shown; "descriptions", "context" as in
-    ListAgent; "catalogued_under" (never shown): the right subjects, where they are known.
-    Response: {"subjects": ["<name>", ...]}, one to five of them, in any order.
+    State: "text": what is to be catalogued; "subjects": names; "descriptions"; "context". "catalogued_under" (never
+    shown): the right subjects, if known. Response: {"subjects": ["<name>", ...]}, one to five of them, in any order.
     """
 
     def scenarios(self) -> list[Scenario]:
@@ -61,7 +60,7 @@ class Librarian(ListAgent):
 
 
 def _situation_answer(state: JsonObject) -> None:
-    """First subject alone, where a catalogue is narrow."""
+    """A narrow catalogue keeps only the first subject."""
     if state["context"]["catalogue"] == "narrow":
         state["catalogued_under"] = state["catalogued_under"][:1]
 

@@ -1,4 +1,4 @@
-"""Agents that answer with several of the names they were shown: picked out, or all of them put in order. Pure."""
+"""Agents that answer with several of the listed names: a selection, or all of them in order. Pure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ListAgent(OptionsAgent):
         return [self.respond(names) for names in state.get("drafts") or ()]
 
     def truth(self, state: State) -> list[str] | None:
-        """The right names where they are known."""
+        """The right names, or None if unknown."""
         right = state.get(self.truth_key)
         return list(right) if isinstance(right, (list, tuple)) and right else None
 
@@ -118,13 +118,13 @@ class ListAgent(OptionsAgent):
 
 
 def f1(picked: Sequence[str], right: Sequence[str]) -> float:
-    """Twice the names both hold over the names of each together; van Rijsbergen 1979, at equal weight."""
+    """F1 of the names picked: 2 |picked and right| / (|picked| + |right|) (van Rijsbergen 1979)."""
     both = len(set(picked) & set(right))
     return 2 * both / (len(set(picked)) + len(set(right)))
 
 
 def in_order(names: Sequence[str], right: Sequence[str]) -> float:
-    """Share of pairs of the right names that `names` has in the same order: (1 + Kendall's tau) / 2."""
+    """Share of pairs in the right order: (1 + Kendall's tau) / 2."""
     place = {name: number for number, name in enumerate(names)}
     pairs = list(combinations([name for name in right if name in place], 2))
     if not pairs:
@@ -133,7 +133,7 @@ def in_order(names: Sequence[str], right: Sequence[str]) -> float:
 
 
 def drafts_of(random: Random, right: Sequence[str], others: Sequence[str]) -> list[list[str]]:
-    """Four answers to choose from: the right one, half of it, and two of wrong names, in random order."""
+    """Four answers in random order: the right one, its first name, and two of wrong names."""
     drafts = [list(right), list(right[:1]), list(others[: len(right)]), list(others[-1:])]
     random.shuffle(drafts)
     return drafts

@@ -40,23 +40,21 @@ DUE = ("overdue", "due today", "due tomorrow", "due this week", "due next month"
 """Most pressing first."""
 SCENARIOS = 120
 CHARACTERS_PER_TOKEN = 3
-"""Of names and dates, as most tokenizers cut them; an agent has no tokenizer to ask."""
+"""Estimate for names and dates; an agent has no tokenizer."""
 
 
 @dataclass(frozen=True)
 class Prioritizer(ListAgent):
     """Puts all listed tasks in order, most pressing first.
 
-    State: "goal": text; "tasks": names, in the order shown; "descriptions": name -> when it is due, what depends on it;
-    "context" as in ListAgent; "done_in_order" (never shown): the order in which they were done well, where known.
-    Response: {"order": ["<name>", ...]}, every task once. A prompt may take 1,024 tokens, an answer 256: training gives
-    both room by itself. Of a list that would not fit, descriptions are shortened alike, and names never; names alone
-    that do not fit are refused.
+    State: "goal": text; "tasks": names; "descriptions": name -> when it is due, what depends on it; "context".
+    "done_in_order" (never shown): the right order, if known. Response: {"order": ["<name>", ...]}, every task once. A
+    prompt holds 1,024 tokens, an answer 256. Descriptions are cut to one length if the prompt would be longer; names
+    are never cut, and too many of them are refused.
     """
 
     def render(self, state: State) -> list[Message]:
-        """Render a prompt like ListAgent. Raises ValueError too for more tasks than a prompt or an answer
-        holds."""
+        """The prompt. Raises ValueError also for more tasks than a prompt or an answer holds."""
         messages = super().render(state)
         names = list(self.options(state))
         answer = len(self.respond(names))
@@ -116,7 +114,7 @@ def _state(random: Random, right: list[str], dues: list[int]) -> JsonObject:
 
 
 def _situation_answer(state: JsonObject) -> None:
-    """Rule: once the deadline is moved, what was pressing can wait, and the long view comes first."""
+    """Reverses the order once the deadline has moved."""
     if state["context"]["deadline"] == "moved":
         state["done_in_order"] = state["done_in_order"][::-1]
 

@@ -1,4 +1,4 @@
-"""Answers that an agent could act on, drawn by lot: its form, and no taste. Pure."""
+"""Random valid answers: demonstrations of an agent's answer format, without any preference. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rl.agents.base import (
 )
 
 MOST_ITEMS = 3
-"""Items of a drawn list whose schema names no number."""
+"""Most items of a drawn list if its schema gives no bound."""
 
 HIGHEST = 10
-"""Largest of the drawn numbers whose schema names no bound."""
+"""Largest drawn number if its schema gives no bound."""
 
 
 class Undrawable(ValueError):
-    """A schema whose values cannot be drawn: a free text, a reference."""
+    """A schema whose values cannot be drawn, such as free text or a reference."""
 
 
 def draw_answers(rows: Iterable[Mapping[str, Any]], agent: Agent, *, seed: int = 42) -> list[JsonObject]:
-    """One demonstration for each prompt of pairs, labels or scores: an answer its agent can act on.
+    """One demonstration with a random valid answer for each prompt of pairs, labels or scores.
 
-    Drawn evenly among the answers that may be chosen; else among the valid ones that were given to the prompt, liked or
-    not; else from the agent's schema. A prompt without any is left out.
+    Drawn uniformly from the agent's choices; else from the valid recorded answers to the prompt, liked or not; else
+    from the agent's schema. Prompts for which all three are empty are left out.
     """
     given: dict[str, list[str]] = {}
     first: dict[str, Mapping[str, Any]] = {}
@@ -48,7 +48,7 @@ def draw_answers(rows: Iterable[Mapping[str, Any]], agent: Agent, *, seed: int =
 
 
 COLUMNS = ("prompt", "prompt_hash", "state", "facts")
-"""Columns of a row that its demonstration has too."""
+"""Columns that a demonstration copies from its row."""
 
 
 def _draw_answer(agent: Agent, state: Any, given: Sequence[str], random: Random) -> str | None:
@@ -64,9 +64,9 @@ def _draw_answer(agent: Agent, state: Any, given: Sequence[str], random: Random)
 
 
 def draw_value(schema: Mapping[str, Any], random: Random) -> Any:
-    """A value that fits a JSON schema made of enums, numbers, truth values, lists and objects of them.
+    """A random value of a JSON schema made of enums, numbers, booleans, lists and objects of them.
 
-    Raises Undrawable for a text nobody named the values of, and for what else it does not know.
+    Raises Undrawable for any other schema, such as one of free text.
     """
     if "const" in schema:
         return schema["const"]

@@ -52,9 +52,9 @@ PER_TOPIC = 16
 class Retriever(ListAgent):
     """Picks the passages that help to answer.
 
-    State: "question": text; "passages": their names, in the order shown; "descriptions": name -> the passage itself;
-    "context" as in ListAgent; "helped" (never shown): the passages that did, where that is known.
-    Response: {"passages": ["<name>", ...]}, one to eight of them, in any order.
+    State: "question": text; "passages": their names; "descriptions": name -> the passage itself; "context". "helped"
+    (never shown): the passages that helped, if known. Response: {"passages": ["<name>", ...]}, one to eight of them, in
+    any order.
     """
 
     def scenarios(self) -> list[Scenario]:
@@ -86,7 +86,7 @@ class Retriever(ListAgent):
 
 
 def _situation_answer(state: JsonObject) -> None:
-    """On a phone the first passage that helps, and no second one."""
+    """On a phone only the first passage that helps."""
     if state["context"]["reader"] == "on a phone":
         state["helped"] = state["helped"][:1]
 

@@ -90,7 +90,7 @@ class Storer(ChoiceAgent):
 
 
 def _situation_answer(state: JsonObject) -> None:
-    """Rule: facts known from hearsay alone are not kept."""
+    """Facts from hearsay are not kept."""
     if state["context"]["source"] == "hearsay":
         state["kept_in"] = "nowhere"
 

@@ -21,11 +21,11 @@ MAX_SCHEMA = 32_768
 """Longest JSON schema in characters, as `backend.limits.SCHEMA_CHARACTERS`, which this package does not import."""
 
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""Placeholder of a template for a value of the state: {name}."""
+"""Placeholder for a value of the state: {name}."""
 
 
 def schema_fault(value: Any, schema: Mapping[str, Any]) -> str:
-    """Fault of a value by a JSON schema, in one line; empty where there is none."""
+    """Why a value does not fit a JSON schema, in one line; empty if it fits."""
     import jsonschema  # here, because most agents have no schema of their own
 
     validator = jsonschema.validators.validator_for(schema)(schema)
@@ -37,8 +37,10 @@ def schema_fault(value: Any, schema: Mapping[str, Any]) -> str:
 
 
 def arguments_fault(arguments: Mapping[str, Any], schema: Any) -> str:
-    """The same for a schema that an app sent: one that cannot be used is said to be at fault, and its patterns are not
-    looked at, as one can be written that never ends."""
+    """`schema_fault` for a schema that an app sent. A schema that cannot be used is the fault.
+
+    Patterns are ignored: an app could send one whose matching never ends.
+    """
     plain = _without_patterns(schema)
     try:
         schema_check(plain)
@@ -58,7 +60,7 @@ def _without_patterns(value: Any) -> Any:
 
 
 def schema_check(schema: Any) -> None:
-    """Raises ValueError for what is no JSON schema, or one that looks elsewhere: nothing is fetched."""
+    """Raises ValueError for anything but a JSON schema whose references stay within it; nothing is fetched."""
     import jsonschema
 
     if not isinstance(schema, Mapping):
@@ -81,8 +83,10 @@ def _references(value: Any) -> list[str]:
 
 
 def answer_of_schema(response: str, schema: Mapping[str, Any]) -> JsonObject:
-    """Object in a response in JSON, checked by a schema; a value that is no object stands under "value".
-    Raises InvalidResponse."""
+    """The JSON object of a response, checked by a schema; any other JSON value comes as {"value": ...}.
+
+    Raises InvalidResponse.
+    """
     try:
         answer = json.loads(response, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
@@ -94,16 +98,15 @@ def answer_of_schema(response: str, schema: Mapping[str, Any]) -> JsonObject:
 
 
 def places_of(template: str) -> list[str]:
-    """The names a template takes from the state, in order, each once."""
     return list(dict.fromkeys(PLACE.findall(template)))
 
 
 @dataclass(frozen=True)
 class TemplateAgent(Agent):
-    """Renders `template` with the state's values; the answer is JSON that fits `schema`, or free text without one.
+    """Renders `template` with the state's values. The answer is JSON that fits `schema`, or free text without one.
 
-    State: a value for each {name} in the template; lists and objects are written as JSON. "right" (never shown unless
-    the template names it): the right answers, texts or JSON values, where they are known.
+    State: a value for each {name} of the template; lists and objects are written as JSON. "right": the right answers,
+    texts or JSON values, if known; shown only if the template names it.
     """
 
     template: str = "{question}"

@@ -69,11 +69,11 @@ PER_TOOL = 20
 class ToolAgent(Agent):
     """Calls a tool, or answers.
 
-    State: "goal": text; "tools": [{"name", "description"?, "parameters"?: JSON schema of its arguments}]; "steps":
-    what was done so far, as a trace has it (kind, name, arguments, result, error, text); "expected_call" (never shown):
-    {"tool", "arguments"} that is right, where that is known; "drafts" (never shown): responses to choose from.
-    Response: {"tool": "<name>", "arguments": {...}} or {"answer": "<text>"}. A response as providers write it,
-    {"name", "arguments"} or {"tool_calls": [{"function": {...}}]}, and an answer in plain words are understood too.
+    State: "goal": text; "tools": [{"name", "description"?, "parameters"?: JSON schema of its arguments}]; "steps": the
+    trace so far (kind, name, arguments, result, error, text). Never shown: "expected_call", the right {"tool",
+    "arguments"} if known; "drafts", responses to choose from in a simulation. Response: {"tool": "<name>", "arguments":
+    {...}} or {"answer": "<text>"}. The providers' forms are understood too: {"name", "arguments"}, {"tool_calls":
+    [{"function": {...}}]} and an answer in plain words.
     """
 
     @property
@@ -115,7 +115,7 @@ class ToolAgent(Agent):
         return json.dumps({"tool": tool, "arguments": dict(arguments)}, ensure_ascii=False)
 
     def parse(self, response: str, state: State | None = None) -> JsonObject:
-        """{"tool", "arguments"} or {"answer"}; with a state, a tool it lists, called as its schema says."""
+        """{"tool", "arguments"} or {"answer"}; with a state, a tool that it lists, called as its schema says."""
         if not response.strip():
             raise InvalidResponse("expected a call or an answer, found nothing but blanks")
         if not response.lstrip().startswith("{"):
@@ -218,7 +218,7 @@ class ToolAgent(Agent):
         }
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """Correctness of the call; 0 for what cannot be acted on."""
+        """Correctness of the call; 0 for an invalid response."""
         if not self.is_valid(response, state):
             return 0.0
         quality = self.quality(state, response)
@@ -230,9 +230,9 @@ class ToolAgent(Agent):
 def states_of_trace(
     steps: Sequence[Mapping[str, Any]], goal: str, tools: Sequence[Mapping[str, Any]]
 ) -> list[tuple[JsonObject, str]]:
-    """Every tool call of a trace as a state (what had been done before it) and the response that makes it.
+    """(state before it, response that makes it) for each tool call of a trace.
 
-    A call that failed is one too: its error is what the tool_success reward reads.
+    Failed calls are included: the reward function tool_success reads their errors.
     """
     made = []
     for number, step in enumerate(steps):
@@ -293,11 +293,11 @@ FIRST = {
     "refund": "; look at the orders first",
     "send_mail": "; look first",
 }
-"""Tool that a goal asks for -> words by which another one comes first."""
+"""Tool that a goal asks for -> words that put another call before it."""
 
 
 def _situation_prompt(random: Random, state: JsonObject) -> None:
-    """Half of the goals say what comes before them; the call that does it is among the drafts of all."""
+    """Half of the goals ask for another call first. The drafts of every goal hold that call."""
     tool = state["expected_call"]["tool"]
     who = next(name for name in PEOPLE if name in state["goal"])
     order = random.randint(100, 9_999)

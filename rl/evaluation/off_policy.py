@@ -27,8 +27,17 @@ from rl.models import RewardRecord, RewardSettings, ServingSettings
 from rl.rewards.horizons import outcomes_parsed
 from rl.serving.candidate_selection import choice_probabilities
 from rl.statistics import Difference
-from rl.statistics.offpolicy import MIN_DECISIONS, Array, LoggedChoice, OffPolicyRefused, Report, gain, report
-from rl.statistics.propensities import Draw, propensity_fault
+from rl.statistics.offpolicy import (
+    MIN_DECISIONS,
+    Array,
+    Draw,
+    LoggedChoice,
+    OffPolicyRefused,
+    Report,
+    gain,
+    propensity_fault,
+    report,
+)
 
 MAX_DECISIONS = 400
 """Newest decisions that are scored again: each costs a pass over its prompt and candidates."""

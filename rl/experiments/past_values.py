@@ -20,8 +20,7 @@ from rl.experiments.values import Values, metric_values
 from rl.linear.features import WORDS, prompt_features
 from rl.models import Experiment
 from rl.recipes.experiment_metrics import Metric
-from rl.statistics.adjustment import FOLDS, Floats, adjusted_moments
-from rl.statistics.contrasts import Moments
+from rl.statistics.contrasts import FOLDS, Floats, Moments, adjusted_moments
 
 LOOKBACK = timedelta(days=90)
 """Days that a unit's past is read back: a bound on reading, not on what would help."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from rl.recipes.experiment_metrics import LOWER, Guardrail, Metric
 from rl.statistics import Interval
-from rl.statistics.boundaries import proportion_sequence
 from rl.statistics.contrasts import (
     Contrast,
     Moments,
@@ -21,6 +20,7 @@ from rl.statistics.contrasts import (
     posterior,
     units_needed,
 )
+from rl.statistics.sequential import proportion_sequence
 
 COLLECTING, UNDECIDED, BETTER, WORSE, HARM, MISMATCH = (
     "collecting", "undecided", "better", "worse", "harm", "mismatch",

@@ -11,7 +11,7 @@ from rl.gates.effects import lead_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS
 from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, RuleResult
 from rl.statistics.assignment import BASE
-from rl.statistics.win_shares import BETTER, NOT_WORSE, WORSE
+from rl.statistics.sequential import BETTER, NOT_WORSE, WORSE
 
 CHAMPION = "champion"
 

@@ -19,9 +19,8 @@ from rl.gates.clusters import one_per_cluster, one_per_prompt
 from rl.gates.evidence_kinds import KINDS, REWARDS, UNITS, all_alike, lead_kind, telling_counts
 from rl.gates.report import Case, Evidence, GateBounds, Item, RatedAnswer
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
-from rl.statistics.gini import GiniConcordance, gini_concordance, gini_concordance_p
-from rl.statistics.permutation import draws_for, sign_flip_p
-from rl.statistics.skewed_means import lopsided_mean_p
+from rl.statistics.concordance import GiniConcordance, gini_concordance, gini_concordance_p
+from rl.statistics.permutation import draws_for, lopsided_mean_p, sign_flip_p
 
 
 class Effect(Protocol):

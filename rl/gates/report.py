@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from rl.gates.evidence_kinds import PAIRS
 from rl.statistics import Difference
-from rl.statistics.win_shares import WinShare
+from rl.statistics.sequential import WinShare
 
 PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
 

@@ -13,7 +13,7 @@ from rl.gates.compared import CHAMPION, needs_judging
 from rl.gates.effects import ConcordanceEffect, Effect, MeanEffect, TableEffect, effect_of, lead_of
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult
-from rl.statistics.win_shares import BETTER
+from rl.statistics.sequential import BETTER
 
 SECONDS_AN_ANSWER = 10
 """Time a person takes to rate or compare one answer, about."""

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from rl.models.policies import Policy
 from rl.statistics.assignment import BASE
-from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE
+from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE
 
 
 class JudgingRound(models.Model):

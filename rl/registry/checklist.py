@@ -28,7 +28,7 @@ from rl.registry.gate_evidence import (
 from rl.registry.held_out_answers import evaluation_newest_paired
 from rl.registry.judging import minutes_of, rounds_state
 from rl.registry.service import MOVES, rollback_possible
-from rl.statistics.win_shares import WinShare
+from rl.statistics.sequential import WinShare
 
 
 @dataclass(frozen=True)

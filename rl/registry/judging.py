@@ -23,7 +23,7 @@ from feedback.models import Decision
 from rl.gates.report import JudgingEvidence
 from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy
 from rl.statistics.assignment import BASE
-from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
+from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
 
 SECONDS_PER_ANSWER = 10
 """Seconds that a side-by-side judgement takes, about."""

@@ -1,4 +1,4 @@
-"""Assignment of units to arms: a pure function of SHA-256(salt, unit). No Django, no randomness, no state."""
+"""Assigns units to arms by SHA-256(salt, unit): a pure function, the same in every process and on every machine."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 RAMP = (1, 5, 10, 25, 50, 100)
-"""Percent of an agent's units that an experiment may take, step by step."""
+"""Steps of an experiment's share of an agent's units, in percent."""
 
 BASE = "base"
-"""Name in place of a policy's where the base model answers without an adapter."""
+"""Policy name of the base model without an adapter."""
 
 _SEPARATOR = b"\x1f"
 
 
 class AllocationError(ValueError):
-    """Arms, weights or a ramp that cannot be; the message says what was expected."""
+    """Impossible arms, weights or ramp; the message says what was expected."""
 
 
 def positions(salt: str, unit: str) -> tuple[float, float]:
-    """Two numbers in [0, 1), uniform and independent over units: whether a unit takes part, and in which arm.
+    """Two uniform independent numbers in [0, 1): the first decides whether a unit takes part, the second its arm.
 
-    Both come from one digest, SHA-256(salt, unit): bytes 0-7 and bytes 8-15, 52 bits each, so that they are exact as
-    floats. The same in every process, on every machine, for ever.
+    Bytes 0-7 and 8-15 of SHA-256(salt, unit), cut to 52 bits each so that they are exact as floats.
     """
     digest = hashlib.sha256(salt.encode() + _SEPARATOR + unit.encode("utf-8", "surrogatepass")).digest()
     taken, arm = (int.from_bytes(digest[start : start + 8], "big") >> 12 for start in (0, 8))
@@ -32,7 +31,7 @@ def positions(salt: str, unit: str) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """One arm: its name, the policy that answers for it, its share of the experiment's units (above 0)."""
+    """One arm. `weight`, above 0, is its share of the units relative to the other arms."""
 
     name: str
     policy: str
@@ -41,18 +40,18 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Arm that answers for a unit. `propensity` is the probability with which it was drawn, in (0, 1]."""
+    """The arm of a unit. `propensity` is the probability of drawing it, in (0, 1]."""
 
     policy: str
     arm: str = ""
-    """`<experiment>/<arm>`, what a decision records as its arm; empty outside experiments."""
+    """`<experiment>/<arm>` as decisions record it; empty outside experiments."""
     experiment: str = ""
     propensity: float = 1.0
 
 
 @dataclass(frozen=True)
 class ExperimentPlan:
-    """Plan that assigns units to a running experiment's arms."""
+    """Assigns units to a running experiment's arms."""
 
     name: str
     salt: str
@@ -60,12 +59,12 @@ class ExperimentPlan:
     """Percent of units that take part, in (0, 100]."""
     arms: tuple[ArmPlan, ...]
     epoch: int | None = None
-    """Of a bandit: how often its weights were drawn up anew; a unit keeps its arm within one. None: weights are fixed
-    and a unit keeps its arm for good."""
+    """Of a bandit, the number of its weight update; units keep their arm within one. None: fixed weights, and a unit
+    keeps its arm for good."""
     group: str = ""
     """Experiments of one exclusion group share no unit."""
     group_start: float = 0.0
-    """Start of its part of the group's units, in percent."""
+    """Start of its part of the exclusion group, in percent."""
 
     def __post_init__(self) -> None:
         if not self.arms or not all(arm.weight > 0 for arm in self.arms):
@@ -74,17 +73,17 @@ class ExperimentPlan:
             raise AllocationError(f"expected a ramp in (0, 100] percent, found {self.ramp!r}")
 
     def takes(self, unit: str) -> bool:
-        """True if a unit takes part. A larger ramp takes all that a smaller one took."""
+        """True if a unit takes part. Units of a smaller ramp stay in a larger one."""
         if self.group:
             place, _ = positions(f"group:{self.group}", unit)
             return 0 <= place * 100 - self.group_start < self.ramp
         return positions(self.salt, unit)[0] * 100 < self.ramp
 
     def assignment(self, unit: str) -> Assignment | None:
-        """The unit's arm, or None where it does not take part."""
+        """The unit's arm, or None if it does not take part."""
         if not self.takes(unit):
             return None
-        # a bandit draws afresh in each epoch: an arm kept by units that came back would depend on what they did before
+        # a bandit draws again in each epoch; otherwise the arm of returning units would depend on their past
         salt = self.salt if self.epoch is None else f"{self.salt}:{self.epoch}"
         _, place = positions(salt, unit)
         total = sum(arm.weight for arm in self.arms)
@@ -99,7 +98,7 @@ class ExperimentPlan:
 
 @dataclass(frozen=True)
 class AssignmentPlan:
-    """Plan of an agent's units: its running experiments, and its champion for everybody else."""
+    """Assigns an agent's units: to its running experiments, and all others to its champion."""
 
     agent: str
     champion: str
@@ -107,7 +106,7 @@ class AssignmentPlan:
     experiments: tuple[ExperimentPlan, ...] = ()
 
     def assign(self, unit: str) -> Assignment:
-        """The unit's assignment; experiments of one agent share no unit, so at most one takes it."""
+        """The unit's assignment. At most one experiment takes it: an agent's experiments share no unit."""
         for experiment in self.experiments:
             if (found := experiment.assignment(unit)) is not None:
                 return found
@@ -115,10 +114,7 @@ class AssignmentPlan:
 
 
 def group_place(taken: Sequence[tuple[float, float]], reserve: float) -> float | None:
-    """First place in an exclusion group where `reserve` percent are still free, or None.
-
-    taken: (start, percent) of those that hold a part already.
-    """
+    """First start of `reserve` free percent in an exclusion group, or None. taken: (start, percent) of held parts."""
     place = 0.0
     for start, held in sorted(taken):
         if start - place >= reserve:

@@ -6,22 +6,22 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import scipy  # modules are loaded on first use: `scipy.stats` takes half a second that most commands need not wait
+import scipy  # loads `scipy.stats` (half a second) on first use
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its confidence interval from `n` observations; None where nothing can be said."""
+    """A value with its confidence interval from `n` observations; None if unknown."""
 
     value: float | None
     low: float | None
     high: float | None
     n: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, float | None]:
         return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
 
 
@@ -41,24 +41,22 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interva
     """Score interval of a proportion, without continuity correction; always within [0, 1].
 
     Source: Wilson, J. Am. Stat. Assoc. 22 (1927) 209-212; equation (4) in Agresti & Coull, Am. Stat. 52 (1998) 119-126.
-    With n = 0 nothing is known: value, low and high are None. Raises ValueError unless 0 <= successes <= n.
+    value, low and high are None for n = 0. Raises ValueError unless 0 <= successes <= n.
     """
     if not 0 <= successes <= n:
         raise ValueError(f"expected 0 <= successes <= n, found {successes} of {n}")
     if n == 0:
         return Interval(None, None, None, 0)
-    low, high = _wilson(successes, n, _z(confidence))
+    low, high = wilson_bounds(successes / n, n, _z(confidence))
     return Interval(successes / n, low, high, n)
 
 
-def _wilson(successes: int, n: int, z: float) -> tuple[float, float]:
-    share = successes / n
-    centre = share + z * z / (2 * n)
-    spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    # at 0 and n successes one end is exactly 0 or 1; rounding must not move it
-    low = 0.0 if successes == 0 else (centre - spread) / scale
-    high = 1.0 if successes == n else (centre + spread) / scale
+def wilson_bounds(share: float, n: float, z: float) -> tuple[float, float]:
+    """Wilson's bounds of a share at sample size n, within [0, 1]; exactly 0 or 1 at a share of 0 or 1."""
+    centre, scale = share + z * z / (2 * n), 1 + z * z / n
+    spread = z * math.sqrt(max(share * (1 - share), 0.0) / n + z * z / (4 * n * n))
+    low = 0.0 if share <= 0 else max((centre - spread) / scale, 0.0)
+    high = 1.0 if share >= 1 else min((centre + spread) / scale, 1.0)
     return low, high
 
 
@@ -69,9 +67,9 @@ def _z(confidence: float) -> float:
 
 
 def mcnemar_exact(b: int, c: int) -> float:
-    """Two-sided exact p that two paired shares are equal, from the discordant counts (right once, on one side only).
+    """Two-sided exact p that two paired shares are equal, from the counts of pairs right on one side only.
 
-    Twice the smaller binomial tail at 1/2, at most 1; 1 when there is no discordant pair.
+    Twice the smaller binomial tail at 1/2, at most 1; 1 without such a pair.
     Source: McNemar, Psychometrika 12 (1947) 153-157, in its exact binomial form (Mosteller 1952).
     """
     if b < 0 or c < 0:
@@ -82,18 +80,17 @@ def mcnemar_exact(b: int, c: int) -> float:
 
 
 GAMMA, SHARES = 1e-6, 128
-"""Of `mcnemar_unconditional`: the chance that the share of discordant cases lies outside its interval, and the points
-looked at in it."""
+"""Of `mcnemar_unconditional`: chance that the share of discordant cases lies outside its interval, and number of points
+tried within it."""
 
 
 @functools.lru_cache(maxsize=4096)
 def mcnemar_unconditional(wins: int, losses: int, n: int) -> float:
     """One-sided exact p that of two policies judged on the same n cases the first is no better.
 
-    Of all outcomes those count that are at least as extreme by the mid-p of the conditional test (half of the observed
-    count's own chance); their chance is the largest over every share of discordant cases in its exact interval of
-    confidence 1 - GAMMA, plus GAMMA. It errs no more than it says, unlike the mid-p itself, and has more power than the
-    test that is conditional on the discordant count, which can only spend what its few outcomes allow.
+    Outcomes are ordered by the mid-p of the conditional test. p is the probability of outcomes at least as extreme,
+    maximised over the share of discordant cases in its exact interval of confidence 1 - GAMMA, plus GAMMA. Unlike the
+    mid-p itself it is exact, and it has more power than the conditional test.
     Sources: Suissa & Shuster, Biometrics 47 (1991) 361-372 (unconditional); Berger & Boos, J. Am. Stat. Assoc. 89
     (1994) 1012-1016 (the interval); Fagerland, Lydersen & Laake, BMC Med. Res. Methodol. 13 (2013) 91 (the mid-p).
     """
@@ -104,9 +101,8 @@ def mcnemar_unconditional(wins: int, losses: int, n: int) -> float:
         return float(scipy.stats.binom.sf(wins - 1, discordant, 0.5)) if discordant else 1.0
     counts = np.arange(1, n + 1)
     observed = _mid_p(np.array(wins), np.array(discordant)) * (1 + 1e-12)
-    least = scipy.stats.binom.isf(
-        observed, counts, 0.5
-    )  # its mid-p may be above by half its own chance; the next one's is not
+    # the count found may have a larger mid-p, by half its own probability; the next count has not
+    least = scipy.stats.binom.isf(observed, counts, 0.5)
     least = np.where(_mid_p(least, counts) <= observed, least, least + 1)
     tails = scipy.stats.binom.sf(least - 1, counts, 0.5)
     low = scipy.stats.beta.ppf(GAMMA / 2, discordant, n - discordant + 1)
@@ -115,8 +111,9 @@ def mcnemar_unconditional(wins: int, losses: int, n: int) -> float:
     return min(1.0, float(chances.max()) + GAMMA)
 
 
-def _mid_p(wins: Any, discordant: Any) -> Any:
-    return scipy.stats.binom.sf(wins, discordant, 0.5) + 0.5 * scipy.stats.binom.pmf(wins, discordant, 0.5)
+def _mid_p(wins: NDArray[np.int64], discordant: NDArray[np.int64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = scipy.stats.binom.sf(wins, discordant, 0.5)
+    return found + 0.5 * scipy.stats.binom.pmf(wins, discordant, 0.5)
 
 
 def paired_difference(
@@ -124,9 +121,9 @@ def paired_difference(
 ) -> Difference:
     """First minus second of two proportions measured on the same n cases, with a score interval.
 
-    `both` and `neither`: cases where the two agree (success, failure); `first_only`, `second_only`: the discordant.
-    Source: Newcombe, Statistics in Medicine 17 (1998) 2635-2650, method 10: Wilson limits of the two margins,
-    combined with the continuity-corrected correlation phi. Raises ValueError without a case.
+    The arguments count the cases in which both, only the first, only the second, or neither succeeded.
+    Source: Newcombe, Statistics in Medicine 17 (1998) 2635-2650, method 10: Wilson limits of the two margins, combined
+    with the continuity-corrected correlation phi. Raises ValueError without a case.
     """
     counts = (both, first_only, second_only, neither)
     if min(counts) < 0:
@@ -137,8 +134,8 @@ def paired_difference(
     z = _z(confidence)
     first, second = both + first_only, both + second_only
     p1, p2 = first / n, second / n
-    l1, u1 = _wilson(first, n, z)
-    l2, u2 = _wilson(second, n, z)
+    l1, u1 = wilson_bounds(p1, n, z)
+    l2, u2 = wilson_bounds(p2, n, z)
     phi = _phi_corrected(both, first_only, second_only, neither)
     value = (first_only - second_only) / n
     below = (p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2
@@ -160,10 +157,10 @@ def _phi_corrected(a: int, b: int, c: int, d: int) -> float:
 def mean_interval(
     values: Sequence[float], confidence: float = 0.95, bounds: tuple[float, float] | None = None
 ) -> Interval:
-    """Mean of independent values with Student's t interval; `bounds` cuts it to the values' possible range.
+    """Mean of independent values with Student's t interval, cut to `bounds`, the values' possible range.
 
-    With one value there is no spread to judge by: low and high are `bounds`, or None without them. With none,
-    everything is None. Raises ValueError on a value that is not finite.
+    With one value low and high are `bounds`, or None without them; with no value everything is None. Raises ValueError
+    on a value that is not finite.
     """
     n = len(values)
     if not all(math.isfinite(value) for value in values):
@@ -180,40 +177,3 @@ def mean_interval(
     if bounds is not None:
         low, high = max(low, bounds[0]), min(high, bounds[1])
     return Interval(mean, low, high, n)
-
-
-# --- Calibration --------------------------------------------------------------------------------------------
-
-
-def calibration_curve(
-    predicted: Sequence[float], observed: Sequence[float], bins: int = 10
-) -> list[dict[str, float]]:
-    """Reliability of probabilities: per bin of equal width over [0, 1] that holds any, {predicted, observed, count}.
-
-    `predicted` in [0, 1], `observed` what came (0 or 1, or a share); Niculescu-Mizil & Caruana 2005.
-    """
-    held: dict[int, list[tuple[float, float]]] = {}
-    for p, o in zip(predicted, observed, strict=True):
-        held.setdefault(min(int(p * bins), bins - 1), []).append((p, o))
-    return [
-        {
-            "predicted": sum(p for p, _ in pairs) / len(pairs),
-            "observed": sum(o for _, o in pairs) / len(pairs),
-            "count": float(len(pairs)),
-        }
-        for _, pairs in sorted(held.items())
-    ]
-
-
-def expected_calibration_error(
-    predicted: Sequence[float], observed: Sequence[float], bins: int = 10
-) -> float:
-    """Mean distance between predicted and observed over the bins, weighted by their counts; 0 is perfect.
-
-    Naeini et al. 2015 (AAAI), eq. 3. NaN where nothing was predicted.
-    """
-    curve = calibration_curve(predicted, observed, bins)
-    total = sum(bin["count"] for bin in curve)
-    if not total:
-        return math.nan
-    return sum(bin["count"] * abs(bin["predicted"] - bin["observed"]) for bin in curve) / total

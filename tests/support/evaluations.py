@@ -10,7 +10,7 @@ from rl.models import Evaluation, JudgingRound, Policy
 from rl.registry.judging import RoundCounts, RoundStanding
 from rl.registry.service import policy_evaluated
 from rl.statistics import mcnemar_exact, paired_difference, wilson_interval
-from rl.statistics.win_shares import WinShare
+from rl.statistics.sequential import WinShare
 
 
 def evidence_stored(

@@ -9,8 +9,7 @@ import numpy as np
 from scipy import stats
 
 from rl.statistics.contrasts import Moments, half_width
-from rl.statistics.offpolicy import LoggedChoice, OffPolicyRefused, report
-from rl.statistics.propensities import Draw
+from rl.statistics.offpolicy import Draw, LoggedChoice, OffPolicyRefused, report
 
 LOOK_EVERY = 10
 MIN_UNITS = 50

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl.statistics.win_shares import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
+from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
 
 
 @dataclass(frozen=True)

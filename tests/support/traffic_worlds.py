@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.statistics.adjustment import FOLDS, adjusted_moments
-from rl.statistics.contrasts import Contrast, Moments, difference
-from rl.statistics.sequences import critical_value, mixing_rho
+from rl.statistics.contrasts import FOLDS, Contrast, Moments, adjusted_moments, difference
+from rl.statistics.sequential import critical_value, mixing_rho
 
 MIN_UNITS = 50
 """Units per arm before anything is said: the default of an experiment."""
