@@ -19,8 +19,7 @@ from rl.charts.versions import Versions, versions_of
 from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
 from rl.datasets.gate_distance import MAX_COUNT, Distance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS
-from rl.gates.figures import Headline, Share, headline_of, is_number, share_of
-from rl.gates.headlines import TITLES
+from rl.gates.headlines import TITLES, Headline, Share, headline_of, is_number, share_of
 from rl.gates.verdict import Verdict
 from rl.models import (
     AgentDefinition,

@@ -16,7 +16,7 @@ from django.core.management.base import CommandError
 from django.test import Client
 
 from rl.evaluation.benchmarks import figures_paired
-from rl.gates.benchmarks import rule_benchmarks
+from rl.gates.answers import rule_benchmarks
 from rl.gates.report import NOT_APPLICABLE, BenchmarkCases, Case, Evidence, GateBounds, GateError, RuleResult
 from rl.models import BenchmarkResult, GateSettings, Policy, TrainingRun
 from rl.recipes.benchmark_tasks import TaskRefused, bundled_names, listed_option, task_folder

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl.recipes import DPORecipe, KTORecipe, RecipeError
-from rl.recipes.curriculum import curriculum_order
+from rl.recipes.base import curriculum_order
 from rl.training.result import TrainingRefused
 from rl.training.sampling import LengthGroupedSampler
 from rl.training.trl_runs import rows_ordered

@@ -16,7 +16,7 @@ from django.test import Client
 from feedback.accounts.roles import role_give
 from feedback.cache import forget_all
 from rl.charts.forest import MARGIN, WIDTH, ForestLine, forest_of
-from rl.charts.ticks import round_values
+from rl.charts.lines import round_values
 from rl.experiments.summary import effect_interval_text, interval_text
 from rl.experiments.traffic import experiment_stop
 from rl.experiments.verdicts import ArmEffect

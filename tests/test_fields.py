@@ -13,7 +13,7 @@ import pytest
 from rl.agents.fields import composed, json_read, leaves, plain, share_right
 from rl.agents.inference import agent_inferred
 from rl.agents.template import TemplateAgent
-from rl.decoding.grammar import schema_grammar
+from rl.decoding.constraint import schema_grammar
 from rl.gates.headlines import fields_text, right_of_classifier
 from rl.jobs.linear import eval_metrics
 from rl.linear.distillation import rows_recombined

@@ -10,7 +10,7 @@ from django.test import Client
 
 from feedback.accounts.roles import role_give
 from feedback.services import decision_record
-from rl.gates.outlook import MAX_PROMPTS, prompts_for_gain, prompts_to_show
+from rl.gates.rules import MAX_PROMPTS, prompts_for_gain, prompts_to_show
 from rl.models import Policy, TrainingRun
 from rl.models.runs import LEARNER
 from rl.registry import service as registry

@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 
-from rl.gates.compared import needs_judging, rule_compared
+from rl.gates.answers import needs_judging, rule_compared
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, PAIRS, REWARDS, TESTS
 from rl.gates.report import Case, Evidence, GateBounds, JudgingEvidence, RatedAnswer
 from rl.gates.rules import CHALLENGER, CHAMPION, gate_judge

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rl.agents import AGENTS
-from rl.decoding.grammar import SchemaRefused, _part_references, _properties_closed, schema_grammar
+from rl.decoding.constraint import SchemaRefused, _part_references, _properties_closed, schema_grammar
 from rl.models import ServingSettings
 from rl.serving import fallback
 from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused

@@ -22,7 +22,7 @@ from feedback.models import Decision, Trace
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from rl.agents import agent_facts
-from rl.gates.figures import Share, share_of
+from rl.gates.headlines import Share, share_of
 from rl.models import Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.registry import service as registry
 from rl.selectors import NO_FEEDBACK, AgentCard

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rl.linear.recombination import recombined_prompts
+from rl.linear.distillation import recombined_prompts
 
 ASK = [{"role": "system", "content": "Sort it."}]
 

@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.charts.lines import FEW_POINTS, MAX_POINTS, LineChart, LineData, line_chart
+from rl.charts.lines import (
+    FEW_POINTS,
+    MAX_POINTS,
+    LineChart,
+    LineData,
+    line_chart,
+    number_text,
+    round_range,
+    round_values,
+    tick_texts,
+)
 from rl.charts.run_figures import family_of, run_charts, runs_charts
-from rl.charts.ticks import number_text, round_range, round_values, tick_texts
 
 
 def chart_of(*points: tuple[int, float], share: bool = False) -> LineChart:

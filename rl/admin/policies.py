@@ -14,8 +14,7 @@ from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, admin_link
 from rl.admin.filters import ByAgent, ByAgentOfPolicy
-from rl.gates.figures import headline_of
-from rl.gates.headlines import headline
+from rl.gates.headlines import headline, headline_of
 from rl.models import (
     Artifact,
     BenchmarkResult,

@@ -27,7 +27,7 @@ from rl.api.training import (
     run_represent,
     text,
 )
-from rl.gates.figures import share_of
+from rl.gates.headlines import share_of
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic
 from rl.models import Policy, TrainingRun

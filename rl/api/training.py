@@ -22,7 +22,7 @@ from rl.base_models.sources import SourceRefused
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.datasets.scores import score_summaries
-from rl.gates.figures import share_of
+from rl.gates.headlines import share_of
 from rl.jobs.estimates import OrderEstimate, order_automatic, order_estimate, order_place
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.stages import stages_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rl.charts.ticks import round_values
+from rl.charts.lines import round_values
 
 WIDTH, MARGIN = 640, 26
 

@@ -18,8 +18,8 @@ from rl.charts.lines import (
     Points,
     finite_points,
     line_chart,
+    number_text,
 )
-from rl.charts.ticks import number_text
 
 Series = Mapping[str, Points]
 """Figure as logged -> its points; `eval_` before the name: on the eval split."""

@@ -10,7 +10,7 @@ from typing import Any
 from rl.datasets.builder import PreparedDataset
 from rl.datasets.feedback_types import SPLITS
 from rl.datasets.snapshots import DatasetRefused
-from rl.recipes.curriculum import curriculum_order
+from rl.recipes.base import curriculum_order
 
 FORMATS = ("jsonl", "json", "datasets")
 

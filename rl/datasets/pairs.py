@@ -172,7 +172,7 @@ def pairs_from_evidence(
     verdict on one of several listed options implies (`_implied_claims`).
     Claims on the same two responses are merged; the majority of judgements decides, an exact tie decides nothing.
     A train prompt gives at most `max_pairs_per_prompt` pairs, an eval prompt one, a held-out prompt HELD_OUT_PAIRS,
-    which share one vote wherever a policy is judged (`rl.gates.clusters`): prompts are independent, pairs are not.
+    which share one vote wherever a policy is judged (`rl.gates.effects`): prompts are independent, pairs are not.
     """
     if not 0 < rating_margin <= 1:
         raise RecipeError(f"rating_margin must be in (0, 1], found {rating_margin!r}")

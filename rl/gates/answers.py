@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
-from rl.gates.effects import binomial_luck
+from rl.gates.effects import TableEffect, binomial_luck, effect_of, lead_of, points
+from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, TESTS
 from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, RuleResult
 from rl.statistics import mean_interval, paired_difference
+from rl.statistics.assignment import BASE
 from rl.statistics.permutation import sign_flip_p
+from rl.statistics.sequential import BETTER, NOT_WORSE, WORSE
 
 HARM = 0.05
 """One-sided level of the exact test by which a loss, of any size, is no chance: the policy is rejected for good."""
@@ -246,3 +250,106 @@ def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
     )
     worse = found.value < -bounds.max_off_policy_loss or found.high < 0
     return RuleResult("off_policy", REFUSED if worse else PASSED, words, figures)
+
+
+# --- Benchmarks ---
+
+
+def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
+    """On every listed task a loss of its bound or more is ruled out, on the same items as its base.
+
+    Refused for good where the whole interval lies below the bound; waits where the bound is not ruled out, and where a
+    result is missing or of another state of the task, saying what to run.
+    """
+    if evidence.no_benchmarks:
+        return RuleResult("benchmarks", NOT_APPLICABLE, evidence.no_benchmarks)
+    figures: dict[str, Any] = {}
+    absent: list[str] = []
+    open_: list[str] = []
+    lost: list[str] = []
+    for task, bound in bounds.benchmark_bounds.items():
+        found = evidence.benchmarks.get(task)
+        effect = effect_of(TESTS, found.cases) if found is not None else None
+        if found is None or found.fault or effect is None:
+            absent.append(found.fault if found is not None else f"{task} was not run")
+            continue
+        interval = effect.interval(1 - 2 * UNSEEN)
+        figures[task] = {
+            **interval.as_dict(), "confidence": 1 - 2 * UNSEEN, "own": effect.sides[0], "base": effect.sides[1],
+            "n": effect.n, "metric": found.metric, "bound": -bound,
+            "test": "Newcombe" if isinstance(effect, TableEffect) else "Student",
+        }  # fmt: skip
+        words = f"{points(effect.value)} on {task} over {effect.n} items"
+        if interval.high < -bound:
+            lost.append(f"{words} (allowed loss: {100 * bound:g})")
+        elif interval.low < -bound:
+            open_.append(
+                f"{words}: a loss of up to {-100 * interval.low:.1f} cannot be ruled out (allowed loss: "
+                f"{100 * bound:g})"
+            )
+    if lost or open_ or absent:
+        return RuleResult("benchmarks", REFUSED, "; ".join([*lost, *open_, *absent]), figures, waits=not lost)
+    text = ", ".join(f"{points(one['value'])} on {task}" for task, one in figures.items())
+    return RuleResult(
+        "benchmarks",
+        PASSED,
+        f"no listed benchmark is worse than the base model's by more than allowed: {text}",
+        figures,
+    )
+
+
+# --- Compared answers ---
+
+
+CHAMPION = "champion"
+
+
+def by_likelihood(evidence: Evidence, bounds: GateBounds) -> bool:
+    """True where the evidence that leads compares likelihoods of texts and not answers."""
+    lead = lead_of(evidence, bounds)
+    return lead in (PAIRS, LABELS, OUTCOMES) or (lead == CORRECTIONS and not evidence.discrete)
+
+
+def needs_judging(evidence: Evidence, bounds: GateBounds, to: str) -> bool:
+    """True where people must compare answers before the policy takes the champion's place."""
+    return to == CHAMPION and evidence.against != BASE and by_likelihood(evidence, bounds)
+
+
+def only_people_compare(evidence: Evidence, bounds: GateBounds, to: str) -> bool:
+    """True where the rival gives answers without likelihoods and no right answer is known: a judging round decides."""
+    barred = {PAIRS, LABELS, OUTCOMES, CORRECTIONS} & evidence.exclusions.keys()
+    return (
+        needs_judging(evidence, bounds, to) and bool(barred) and not evidence.items(lead_of(evidence, bounds))
+    )
+
+
+def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
+    """Answers were compared: by known right answers, tests, or people side by side. A shown loss is harm."""
+    judging = evidence.judging
+    if judging is not None and judging.ended and judging.verdict == WORSE:
+        return RuleResult(
+            "compared", REFUSED, f"judging round {judging.round}: {judging.words}", judging.as_dict()
+        )
+    if not needs_judging(evidence, bounds, to):
+        words = (
+            "nothing that people use is replaced"
+            if evidence.against == BASE
+            else "live traffic compares answers"
+        )
+        if to == CHAMPION and evidence.against != BASE:
+            return RuleResult(
+                "compared", PASSED, "its answers were compared with known answers, tests or rewards"
+            )
+        return RuleResult("compared", NOT_APPLICABLE, words)
+    if judging is None:
+        only = "" if only_people_compare(evidence, bounds, to) else "only likelihoods were compared: "
+        words = f"{only}nobody compared its answers with those of {evidence.against}"
+        return RuleResult("compared", REFUSED, words, waits=True)
+    words, figures = f"judging round {judging.round}: {judging.words}", judging.as_dict()
+    if not judging.ended:
+        return RuleResult("compared", REFUSED, words, figures, waits=True)
+    if judging.verdict == BETTER:
+        return RuleResult("compared", PASSED, words, figures)
+    if judging.verdict == NOT_WORSE:
+        words += " It is not shown to be better: promote it by force, with a reason, if not worse is enough."
+    return RuleResult("compared", REFUSED, words, figures, waits=True)

@@ -9,12 +9,18 @@ the time over ALL of them together, on a holdout that stays or grows. Every look
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import Any
 
 import scipy
 
 from rl.gates.answers import (
+    needs_judging,
+    only_people_compare,
+    rule_benchmarks,
+    rule_compared,
     rule_fields,
     rule_general,
     rule_golden,
@@ -24,8 +30,6 @@ from rl.gates.answers import (
     rule_reward,
     rule_valid,
 )
-from rl.gates.benchmarks import rule_benchmarks
-from rl.gates.compared import needs_judging, only_people_compare, rule_compared
 from rl.gates.effects import (
     Effect,
     TableEffect,
@@ -394,3 +398,34 @@ def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> Ga
         raise GateError(f"a gate opens to {CHALLENGER} or {CHAMPION}, found {to!r}")
     rules = (*RULES, rule_benchmarks) if bounds.benchmark_bounds else RULES
     return GateReport(to, evidence.against, tuple(rule(evidence, bounds, to) for rule in rules))
+
+
+# --- Outlook ---
+
+
+MAX_PROMPTS = 100_000
+"""Prompts beyond which a number would say no more than that this is no way."""
+
+
+def prompts_to_show(value: float, low: float, margin: float, n: int, widening: float = 1.0) -> int | None:
+    """Held-out prompts at which the lower end of the interval reaches the margin, if the difference stays at `value`.
+
+    value, low: the difference and the lower end over n prompts. widening: how much wider the next interval is at the
+    same n. None where no number would do: nothing above the margin was measured.
+    """
+    if value <= margin:
+        return None
+    wanted = n * ((value - low) * widening / (value - margin)) ** 2
+    return min(math.ceil(wanted), MAX_PROMPTS) if math.isfinite(wanted) else MAX_PROMPTS
+
+
+def prompts_for_gain(figures: Mapping[str, Any], alpha: float) -> int | None:
+    """The same of the accuracy rule's stored figures, at the next attempt; None where nothing can be said. alpha: what
+    all attempts together may spend."""
+    value, low, n = (figures.get(name) for name in ("value", "low", "n"))
+    attempt = figures.get("attempt")
+    if value is None or low is None or not n or attempt is None:
+        return None
+    normal = NormalDist()
+    now, then = (normal.inv_cdf(1 - alpha_of_attempt(alpha, number)) for number in (attempt, attempt + 1))
+    return prompts_to_show(value, low, figures.get("margin", 0.0), n, then / now)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rl.gates.compared import CHAMPION, needs_judging
+from rl.gates.answers import CHAMPION, needs_judging
 from rl.gates.effects import ConcordanceEffect, Effect, MeanEffect, TableEffect, effect_of, lead_of
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult

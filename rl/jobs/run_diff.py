@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl.charts.ticks import number_text
-from rl.gates.figures import headline_of
+from rl.charts.lines import number_text
+from rl.gates.headlines import headline_of
 from rl.models import TrainingRun
 
 NONE = "–"

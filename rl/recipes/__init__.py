@@ -17,9 +17,9 @@ from rl.recipes.kto import KTO_CONFIG as KTO_CONFIG
 from rl.recipes.kto import KTORecipe as KTORecipe
 from rl.recipes.linear import LINEAR_CONFIG as LINEAR_CONFIG
 from rl.recipes.linear import LinearRecipe as LinearRecipe
-from rl.recipes.loop import AB_TESTING_KNOBS as AB_TESTING_KNOBS
-from rl.recipes.loop import DATASET_CONFIG as DATASET_CONFIG
-from rl.recipes.loop import ONLINE_LEARNING_CONFIG as ONLINE_LEARNING_CONFIG
+from rl.recipes.methods import AB_TESTING_KNOBS as AB_TESTING_KNOBS
+from rl.recipes.methods import DATASET_CONFIG as DATASET_CONFIG
+from rl.recipes.methods import ONLINE_LEARNING_CONFIG as ONLINE_LEARNING_CONFIG
 from rl.recipes.methods import RECIPES as RECIPES
 from rl.recipes.methods import recipe_named as recipe_named
 from rl.recipes.ppo import PPO_CONFIG as PPO_CONFIG

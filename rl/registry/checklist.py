@@ -13,9 +13,8 @@ from feedback.rating.requests import sampled_prompts
 from feedback.selectors import feedback_counts_cached
 from rl.datasets.gate_distance import Distance, gate_distances_cached
 from rl.datasets.holdout import SplitCounts, prompts_until, share_held_out
-from rl.gates.outlook import MAX_PROMPTS, prompts_for_gain
 from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult
-from rl.gates.rules import CHALLENGER, CHAMPION, alpha_of_attempt
+from rl.gates.rules import CHALLENGER, CHAMPION, MAX_PROMPTS, alpha_of_attempt, prompts_for_gain
 from rl.gates.verdict import SERVING, Verdict, verdict_compared, verdict_open
 from rl.models import Evaluation, Policy
 from rl.registry.gate_evidence import (

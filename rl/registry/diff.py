@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl.gates.evidence_kinds import PAIRS
-from rl.gates.figures import headline_of, share_of
+from rl.gates.headlines import headline_of, share_of
 from rl.models import Evaluation, Policy, TrainingRun
 
 EXAMPLES = 8

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.disks import file_replace
-from rl.gates.figures import Headline, Share, headline_of, share_of
+from rl.gates.headlines import Headline, Share, headline_of, share_of
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.registry import service as registry

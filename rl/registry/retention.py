@@ -9,7 +9,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import transaction
 
-from rl.gates.figures import headline_of
+from rl.gates.headlines import headline_of
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.models.learner_config import learner_settings
 from rl.registry import service as registry

@@ -8,8 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from backend import limits
-from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary
-from rl.decoding.grammar import SchemaRefused, lark_grammar, refusal_of
+from rl.decoding.constraint import (
+    Constraint,
+    DecodingFailed,
+    GrammarVocabulary,
+    SchemaRefused,
+    lark_grammar,
+    refusal_of,
+)
 from rl.serving.base import Ask, BackendFailed, ServingRefused
 from rl.serving.tool_calls import CallSyntax, Tools
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rl.decoding.grammar import schema_part
+from rl.decoding.constraint import schema_part
 from rl.serving.base import Ask, BackendUnable, ServingRefused
 
 _NAME = "ratchet_probe"

@@ -12,8 +12,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
 from packed_forward.allowed_tokens import AllowedTokens, TokenSet
 from packed_forward.packing import CompletionTokens
-from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary
-from rl.decoding.grammar import SchemaRefused
+from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary, SchemaRefused
 
 
 def vocabulary_of(tokenizer: Any, size: int, stop: Sequence[int]) -> GrammarVocabulary | None:

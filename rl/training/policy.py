@@ -26,8 +26,7 @@ from packed_forward.selftest_cache import SelftestCache
 from rl.agents.base import Message
 from rl.chat_templates import template_read
 from rl.checksums import TEMPLATE_FILES, base_files, base_hash, sums_write
-from rl.decoding.constraint import Constraint, GrammarVocabulary
-from rl.decoding.grammar import SchemaRefused
+from rl.decoding.constraint import Constraint, GrammarVocabulary, SchemaRefused
 from rl.recipes import Recipe
 from rl.training.constrained_generation import (
     AnswerConstraints,

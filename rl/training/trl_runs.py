@@ -23,8 +23,7 @@ from packed_forward.selftest import Head, install
 from packed_forward.strategies import Strategy
 from packed_forward.trl_forward import is_sharded
 from rl.recipes import BASE, AdapterRecipe, Recipe
-from rl.recipes.base import AnswerRecipe
-from rl.recipes.curriculum import curriculum_order
+from rl.recipes.base import AnswerRecipe, curriculum_order
 from rl.training.callbacks import (
     EVALUATING,
     ListenerCallback,

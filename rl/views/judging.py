@@ -18,7 +18,7 @@ from feedback.models import Decision
 from feedback.rating.session import SKIP_LIMIT, SessionIds
 from feedback.rating.views import NOTICES, wants_card
 from rl.evaluation.judging import round_create, round_dispatch
-from rl.gates.figures import share_of
+from rl.gates.headlines import share_of
 from rl.models import JudgingRound, Policy
 from rl.registry.judging import (
     JudgingRefused,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from backend.installation import PROGRAM
-from rl.gates.figures import headline_of
+from rl.gates.headlines import headline_of
 from rl.models import Policy, TrainingRun
 from rl.recipes import DATASET_CONFIG
 from rl.selectors import STOPPED_STATUSES, AgentCard

@@ -15,7 +15,7 @@ from feedback.selectors import feedback_counts_cached
 from rl.charts.gate_reports import report_lines
 from rl.datasets.near_duplicates import near_identical_prompts
 from rl.export.service import ExportOrderRefused, export_forms, policy_job_place
-from rl.gates.figures import headline_of, share_of
+from rl.gates.headlines import headline_of, share_of
 from rl.models import Policy, PolicyEvent
 from rl.models.runs import RunRefused
 from rl.registry import service as registry

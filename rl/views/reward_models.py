@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from rl.gates.figures import share_of
+from rl.gates.headlines import share_of
 from rl.models import RewardModelVersion, TrainingRun
 from rl.reward_models import service as reward_model_service
 from rl.views.policies import MOVE, READ

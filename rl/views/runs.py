@@ -19,7 +19,7 @@ from rl.charts.run_figures import overfit_words, run_charts, runs_charts
 from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.datasets.examples import EXAMPLE_REASONS
 from rl.datasets.pairs import REASONS as PAIR_REASONS
-from rl.gates.figures import headline_of
+from rl.gates.headlines import headline_of
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic, order_place
 from rl.jobs.lifecycle import run_log_tail

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 
 from rl.datasets.pairs import HELD_OUT_PAIRS
-from rl.gates.clusters import one_per_cluster
+from rl.gates.effects import one_per_cluster
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import Case, Evidence, Item, RatedAnswer
 from rl.gates.rules import CHAMPION, PASSED, gate_judge, rule_accuracy

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rl.gates.clusters import one_per_prompt
+from rl.gates.effects import one_per_prompt
 from rl.gates.report import AnswerPair, Case, Evidence, GateBounds, GateReport
 from rl.gates.rules import CHAMPION, gate_judge
 

@@ -12,7 +12,7 @@ import numpy as np
 from rl.datasets.feedback_types import Split
 from rl.datasets.holdout import Clusters, draw_splits
 from rl.datasets.prompt_clusters import ClusteredPrompt, clusters_of
-from rl.gates.clusters import one_per_cluster
+from rl.gates.effects import one_per_cluster
 from rl.gates.report import Case, Evidence, GateBounds
 from rl.gates.rules import gate_judge
 

@@ -13,7 +13,7 @@ from rl.datasets.export import FORMATS, dataset_write
 from rl.datasets.stats import example_stats, pair_stats
 from rl.jobs.estimates import agent_for
 from rl.models import Snapshot
-from rl.recipes.curriculum import ORDERS
+from rl.recipes.base import ORDERS
 
 
 class Command(RatchetCommand):

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from backend import next_steps
 from backend.command import RatchetCommand
 from feedback.selectors import agent_slugs
-from rl.gates.figures import headline_of, share_of
+from rl.gates.headlines import headline_of, share_of
 from rl.models import Policy
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict
