@@ -1,4 +1,4 @@
-"""Calibration of suggested ratings as dots on a square: stated chance across, observed share upwards. No script."""
+"""Calibration of suggested ratings as dots on a square: stated chance (x), observed share (y)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SIDE = 200
-"""Side of the square, in the units of the drawing."""
+"""Side of the square in drawing units."""
 
 
 def calibration_dots(curve: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A dot per point of a calibration curve (`stated`, `observed` in [0, 1], `n`), larger where more ratings are."""
+    """A dot per point of a calibration curve (`stated`, `observed` in [0, 1], `n`); its area grows with `n`."""
     most = max(point["n"] for point in curve)
     return [
         {

@@ -1,4 +1,4 @@
-"""Effects with their intervals as SVG, one under the other on one scale, drawn on the server. No script."""
+"""Effects with their intervals on one scale, as SVG coordinates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, MARGIN = 640, 26
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One interval: what it is of, where it lies, how it is read aloud."""
+    """One interval: its label, position and text for screen readers."""
 
     label: str
     words: str
@@ -32,7 +32,7 @@ class ForestTick:
 
 @dataclass(frozen=True)
 class Forest:
-    """Intervals across a drawing of WIDTH, one under the other; `zero` is where no difference lies."""
+    """Intervals one under the other in a drawing of WIDTH; `zero` is the position of no difference."""
 
     rows: list[ForestRow]
     ticks: list[ForestTick]
@@ -43,7 +43,7 @@ class Forest:
 
 @dataclass(frozen=True)
 class ForestLine:
-    """Line of a forest plot: value with low and high on one scale."""
+    """One effect: value, low and high."""
 
     label: str
     words: str
@@ -56,7 +56,7 @@ class ForestLine:
 def forest_of(
     title: str, lines: Sequence[ForestLine], label: Callable[[float], str], *, zero: bool, share: bool = False
 ) -> Forest | None:
-    """The lines on one scale; None without any. zero: the scale holds 0 and shows it; share: it ends at 0 and 1."""
+    """The lines on one scale; None without any. zero: the scale includes and marks 0; share: it stays within 0 and 1."""
     if not lines:
         return None
     low, high = min(line.low for line in lines), max(line.high for line in lines)

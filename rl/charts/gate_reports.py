@@ -1,4 +1,4 @@
-"""A stored gate report as it is shown: an interval drawn where there is one, and the figures behind the words."""
+"""A stored gate report as pages show it: intervals drawn, and details behind the words."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from rl.gates.report import RULE_TITLES
 
 WIDTH, REACH = 120, 0.5
-"""Width of a drawn difference, and the difference at its ends; what lies beyond is drawn at the end."""
+"""Width of a drawn difference, and the difference at its ends; larger ones are drawn at the end."""
 
 
 @dataclass(frozen=True)
 class IntervalDrawing:
-    """A difference with its interval, in units of WIDTH; zero stands in the middle."""
+    """A difference with its interval in units of WIDTH; zero is in the middle."""
 
     dot: float
     start: float
@@ -33,7 +33,7 @@ class RuleLine:
     words: str
     drawing: IntervalDrawing | None
     details: list[tuple[str, str]]
-    """Details below the summary: (name, value)."""
+    """(name, value) below the summary."""
 
 
 def report_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:

@@ -1,4 +1,4 @@
-"""Lineage of policies as a drawing: champions on a line, the others as branches off it. SVG coordinates, no script."""
+"""Lineage of policies as SVG coordinates: champions on a line, the others as branches off it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 PITCH, EDGE = 68, 40
-"""Between two versions, and before the first and after the last, in the units of the drawing."""
+"""Distance between versions, and margin at both ends, in drawing units."""
 TRUNK, BRANCH, HEIGHT = 26, 68, 96
 
 
 @dataclass(frozen=True)
 class Descent:
-    """One version as it is known: its name and stage, and the name of its parent, empty for the base model."""
+    """One version: its name, stage and the name of its parent, empty for the base model."""
 
     name: str
     stage: str
@@ -21,7 +21,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class Node:
-    """A version's place in the drawing."""
+    """A version's position."""
 
     name: str
     short: str
@@ -36,16 +36,16 @@ class Lineage:
 
     nodes: list[Node]
     edges: list[str]
-    """Paths, from parent to child."""
+    """SVG paths from parent to child."""
     width: int
     summary: str
     height: int = HEIGHT
 
 
 def lineage_of(agent: str, versions: Sequence[Descent], champions: Collection[str]) -> Lineage | None:
-    """A drawing of an agent's versions, oldest first; None of fewer than two. champions: who ever was one.
+    """A drawing of an agent's versions, oldest first; None for fewer than two. champions: all that ever were one.
 
-    A parent that is not among the versions stands left of the drawing, as the base model does.
+    A parent that is not listed is drawn at the left edge, as the base model is.
     """
     if len(versions) < 2:
         return None

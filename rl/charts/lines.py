@@ -1,8 +1,6 @@
-"""Line charts over training steps: thinned lines and round ticks, as coordinates for an SVG drawn on the server and as
-numbers for the script that draws over it.
+"""Line charts over training steps: coordinates for an SVG drawn on the server, numbers for the script that enhances it.
 
-Coordinates are shares of the plot, in percent from its left and top, so that text and strokes keep their size however
-wide the page is.
+Coordinates are percentages of the plot from its left and top, so that text and strokes keep their size at any width.
 """
 
 from __future__ import annotations
@@ -13,25 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 HEIGHT, LEADING_HEIGHT = 150, 280
-"""Of a plot, in pixels."""
+"""Heights of a plot in pixels."""
 SLOTS = 5
-"""Colours of lines."""
+"""Number of line colours."""
 MAX_POINTS = 400
-"""Points of a line drawn at most; longer histories are thinned by means of equal stretches."""
+"""Most points of a line; longer histories are averaged over equal stretches."""
 LARGEST = 1e300
-"""Bound of the values that are drawn: beyond it the distance of two is no number any more."""
+"""Larger values are not drawn: their differences overflow."""
 FEW_POINTS = 12
-"""Lines of so many points or fewer mark each of them."""
+"""Lines of at most so many points get a marker at each."""
 SCALE = 1000
 """Side of the square in which paths are written; it is stretched over the plot."""
 
 Points = Sequence[tuple[int, float]]
-"""(step, value), in the order of the steps."""
+"""(step, value) in the order of steps."""
 
 
 @dataclass(frozen=True)
 class LineData:
-    """Points of one line, and how it is told from the others: by colour (`slot`, 1 to SLOTS), dashed if held out."""
+    """Points of one line, with its colour (`slot`, 1 to SLOTS) and dashes if held out."""
 
     label: str
     points: Points
@@ -41,7 +39,7 @@ class LineData:
 
 @dataclass(frozen=True)
 class Tick:
-    """A tick of an axis: where it is, in percent of the plot, and its label."""
+    """A tick of an axis: its position in percent and its label."""
 
     position: str
     label: str
@@ -49,7 +47,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Line:
-    """A line as it is drawn; `markers` are its points where there are few."""
+    """A drawn line; `markers` only with few points."""
 
     label: str
     slot: int
@@ -79,7 +77,7 @@ class LineChart:
 
 
 def finite_points(points: Points) -> list[tuple[int, float]]:
-    """The points whose value is a number that an axis can hold."""
+    """The points whose values an axis can hold."""
     return [(step, value) for step, value in points if abs(value) < LARGEST]
 
 
@@ -92,10 +90,7 @@ def line_chart(
     share: bool = False,
     height: int = HEIGHT,
 ) -> LineChart | None:
-    """The chart of some lines; None where none of them has two points, as a dot says less than its number does.
-
-    share: the vertical axis is 0 to 1.
-    """
+    """The chart of some lines; None unless one has two points. share: the vertical axis is 0 to 1."""
     finite_lines = [(line, points) for line in lines if (points := finite_points(line.points))]
     if max((len(points) for _, points in finite_lines), default=0) < 2:
         return None
@@ -161,7 +156,7 @@ def _line_text(label: str, points: Points) -> str:
 
 
 def _data(lines: Sequence[tuple[LineData, Points]]) -> dict[str, Any]:
-    """Numbers for the script: lines over the union of their steps, with null where a line has no value."""
+    """Numbers for the script: lines over the union of their steps, null where a line has no value."""
     steps = sorted({step for _, points in lines for step, _ in points})
     return {
         "steps": steps,
@@ -196,25 +191,25 @@ def _thin(points: Points) -> list[tuple[int, float]]:
 
 
 TICKS = 4
-"""Values on an axis, about."""
+"""Approximate number of values on an axis."""
 SMALLEST = 1e-300
-"""Distance below which values are alike: a fourth of it has no logarithm."""
+"""Values closer than this are equal: a smaller distance has no logarithm."""
 
 
 def round_step(low: float, high: float, ticks: int = TICKS) -> float:
-    """Distance of ticks that puts about `ticks` of them between low and high: 1, 2 or 5 times a power of ten."""
+    """Step for about `ticks` ticks between low and high: 1, 2 or 5 times a power of ten."""
     rough = (high - low) / ticks
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
 
 
 def round_values(low: float, high: float, ticks: int = TICKS) -> list[float]:
-    """About `ticks` values between low and high that are 1, 2 or 5 times a power of ten apart."""
+    """About `ticks` values between low and high, 1, 2 or 5 times a power of ten apart."""
     return _multiples(low, high, round_step(low, high, ticks))
 
 
 def round_range(low: float, high: float, ticks: int = TICKS) -> list[float]:
-    """Round values of which the first is at most low and the last at least high; a flat figure stands in the middle."""
+    """Round values from at most low to at least high; a constant figure is in the middle."""
     if high - low <= max(1e-9 * max(abs(low), abs(high)), SMALLEST):
         # also where means of one value differ in their last bits
         pad = max(abs(low) * 0.1, SMALLEST) if abs(low) > SMALLEST else 1.0
@@ -230,7 +225,7 @@ def _multiples(low: float, high: float, step: float) -> list[float]:
 
 
 def tick_texts(values: Sequence[float]) -> list[str]:
-    """Labels of ticks that are equally far apart, with as many decimals as their distance needs."""
+    """Labels of equidistant ticks, with as many decimals as their distance needs."""
     step = values[1] - values[0] if len(values) > 1 else 1.0
     largest = max(abs(value) for value in values)
     if largest < 1e-3 or largest >= 1e7:
@@ -243,7 +238,7 @@ def tick_texts(values: Sequence[float]) -> list[str]:
 
 
 def number_text(value: float) -> str:
-    """Three figures, without an exponent where a plain number is short enough."""
+    """Three significant digits, without an exponent if a plain number is short."""
     if 0 < abs(value) < 1e-3:
         return _exponent(value, 1)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"

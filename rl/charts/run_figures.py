@@ -1,4 +1,4 @@
-"""Figures of training runs as charts: the one that leads, the others grouped in families, and all of them as tables.
+"""Figures of training runs as charts: the leading one, the others in families, and all of them as tables.
 
 One run, or several on the same charts. A figure that was logged once is a number, not a chart.
 """
@@ -22,16 +22,16 @@ from rl.charts.lines import (
 )
 
 Series = Mapping[str, Points]
-"""Figure as logged -> its points; `eval_` before the name: on the eval split."""
+"""Logged figure -> its points; prefix `eval_`: on the eval split."""
 
 HELD_OUT = "eval_"
 ROWS_OF_A_LINE = 10
-"""Steps of each line that a table shows at most, the first and the last among them."""
+"""Most steps of each line in a table, including the first and the last."""
 LEADING = ("reward", "loss")
-"""Figures that lead, the first that a run has: what its own answers earn, which the loss of PPO and GRPO does not show;
+"""The first of these that a run has leads: rewards of its own answers (the losses of PPO and GRPO do not show them),
 else the loss."""
 BESIDE = {"rejected": "chosen"}
-"""Parts drawn on one chart, where one run is shown: `logps/rejected` beside `logps/chosen`."""
+"""Parts drawn on one chart for a single run: `logps/rejected` beside `logps/chosen`."""
 TITLES_BESIDE = {
     "rewards/chosen": (
         "Rewards, chosen and rejected",
@@ -46,10 +46,10 @@ TITLES_BESIDE = {
 """Titles of charts with both parts."""
 
 COUNTERS = {"step", "epoch", "total_flos"}
-"""Figures that only count on, and are not drawn."""
+"""Figures that only count and are not drawn."""
 
 OVERFIT_RATIO, OVERFIT_GAP = 3.0, 0.2
-"""A held-out loss that is so many times the training loss, and so much above it, is named as overfit."""
+"""A held-out loss this many times the training loss, and this much above it, counts as overfit."""
 
 TITLES = {
     "loss": ("Loss", "should fall, then level off; a rising held-out loss means overfitting"),
@@ -91,12 +91,12 @@ TITLES = {
     "ended": ("Answers that ended", "share that stopped by themselves"),
     "valid": ("Valid answers", "share the agent can act on"),
 }  # fmt: skip
-"""Figure -> its title, and how it is read."""
+"""Figure -> its title and how to read it."""
 
 SHARES = {
     "rewards/accuracies", "clip_fraction", "frac_reward_zero_std", "mean_token_accuracy", "ended", "valid",
 }  # fmt: skip
-"""Figures drawn on the whole scale from 0 to 1."""
+"""Figures drawn on a scale from 0 to 1."""
 
 FAMILIES = (
     ("rewards", "Rewards", r"rewards?(/.*|_.*)?$|frac_reward_zero_std$|(mean_)?advantages?"),
@@ -118,7 +118,7 @@ FAMILIES = (
         r"seconds_|.*_per_second$|.*runtime$|.*memory|num_tokens$|.*_s$|.*_ms$|optimiser_steps$",
     ),
 )
-"""Slug, title and pattern of a family's figures, in the order in which they are shown; the rest is "Other figures"."""
+"""Slug, title and pattern of a family's figures, in display order; the rest is "Other figures"."""
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ class FigureFamily:
 
 @dataclass(frozen=True)
 class RunCharts:
-    """All figures of one run or several; `leading` is the family of the large chart, None without any figure."""
+    """All figures of one run or several; `main_family` holds the large chart, None without any figure."""
 
     main_family: FigureFamily | None
     families: list[FigureFamily]
 
 
 def overfit_words(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """Warning for a run whose training loss fell far below its loss on held-out rows; empty for another."""
+    """Warning for a run whose held-out loss is far above its training loss; else empty."""
     if not series.get("loss") or not series.get("eval_loss"):
         return ""
     loss, held_out = series["loss"][-1][1], series["eval_loss"][-1][1]
@@ -171,12 +171,12 @@ def overfit_words(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 
 def run_charts(series: Series) -> RunCharts:
-    """Charts of one run: what it trained on beside what was held out, chosen beside rejected."""
+    """Charts of one run: training beside held out, chosen beside rejected."""
     return _charts([("", series)])
 
 
 def runs_charts(runs: Sequence[tuple[str, Series]]) -> RunCharts:
-    """Charts of several runs, (label, figures) each; a colour for each of at most SLOTS runs, held out dashed."""
+    """Charts of several (label, figures), at most SLOTS runs with a colour each, held out dashed."""
     if len(runs) > SLOTS:
         raise ValueError(
             f"expected at most {SLOTS} runs, which is how many colours there are; found {len(runs)}"
@@ -201,12 +201,12 @@ def _charts(runs: Sequence[tuple[str, Series]]) -> RunCharts:
 
 
 def family_of(name: str) -> str:
-    """Slug of the family a figure belongs to, by its name."""
+    """Slug of a figure's family, by its name."""
     return next((slug for slug, _, pattern in FAMILIES if re.match(pattern, name)), "other")
 
 
 def _place(name: str) -> tuple[int, str]:
-    """Known figures in the order of TITLES, the others by name."""
+    """Sort key: known figures in the order of TITLES, then the others by name."""
     known = list(TITLES)
     return (known.index(name), "") if name in TITLES else (len(known), name)
 
@@ -234,7 +234,7 @@ def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[st
 
 
 def _slug(name: str) -> str:
-    """Name of a chart's elements in the page: the figure's, with a mark of its own where that is not plain."""
+    """Id of a chart in the page: the figure's name, with a hash if that is not plain."""
     plain = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")
     return (
         plain
@@ -244,7 +244,7 @@ def _slug(name: str) -> str:
 
 
 def _figures_by_chart(names: Sequence[str], *, together: bool) -> list[tuple[str, list[str]]]:
-    """Figures by chart: the name of the chart, and the figures on it."""
+    """(name of the chart, its figures)."""
     groups: dict[str, list[str]] = {}
     for name in names:
         before, _, part = name.rpartition("/")
@@ -283,7 +283,7 @@ def _table(drawn: Sequence[tuple[str, LineData]]) -> FigureTable:
 
 
 def _spread(steps: Sequence[int]) -> Iterable[int]:
-    """ROWS_OF_A_LINE of the steps, evenly, the first and the last among them."""
+    """At most ROWS_OF_A_LINE of the steps, evenly, including the first and the last."""
     if len(steps) <= ROWS_OF_A_LINE:
         return steps
     last = len(steps) - 1

@@ -1,4 +1,4 @@
-"""A figure over an agent's versions with its intervals, as SVG drawn on the server. No script."""
+"""A figure over an agent's versions with its intervals, as SVG coordinates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 8, 10, 24
 
 @dataclass(frozen=True)
 class VersionTick:
-    """A grid line: where it is, and what stands beside it."""
+    """A grid line with its label."""
 
     y: float
     label: str
@@ -21,7 +21,7 @@ class VersionTick:
 
 @dataclass(frozen=True)
 class Version:
-    """One version in a drawing of versions: a value with its interval, where it lies."""
+    """One version: its value, interval and position."""
 
     name: str
     stage: str
@@ -45,7 +45,7 @@ class Versions:
     first: str
     last: str
     newest: str
-    """The value of the newest version."""
+    """Value of the newest version."""
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -54,14 +54,13 @@ class Versions:
 
 
 VersionPoint = tuple[str, str, float, float | None, float | None]
-"""Name, stage, value, low and high, all in [0, 1]."""
+"""Name, stage, value, low and high, the last three in [0, 1]."""
 
 
 def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = True) -> Versions | None:
-    """A figure of [0, 1] over versions with its intervals; None where there is none.
+    """A figure in [0, 1] over versions with its intervals; None without any.
 
-    The axis runs over the tenths that hold all of it, so that versions can be told apart. percent: a share; else the
-    figure as it is.
+    The axis covers the tenths around the data. percent: show percentages; else plain numbers.
     """
     if not points:
         return None
@@ -107,6 +106,6 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
 
 
 def _short_names(first: str, last: str) -> tuple[str, str]:
-    """Two versions' names without the agent's that both begin with: on a phone the whole names would meet."""
+    """Two versions' names without their common prefix, so that they fit on a phone."""
     (head, _, short), (other, _, newest) = first.rpartition("-"), last.rpartition("-")
     return (short, newest) if head == other and short != newest else (first, last)

@@ -1,4 +1,4 @@
-"""Messages as chat templates take them: training and serving hand a template the same turns. Pure."""
+"""Messages as chat templates take them, the same for training and serving. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ _ASKS = {"role": "user", "content": "Ratchet asks"}
 
 
 class CallForm(NamedTuple):
-    """How a template takes calls: most take "" and an object, some (DeepSeek V3) write calls only beside None, with
-    the arguments as text."""
+    """How a template takes tool calls. Most take "" and an object; some (DeepSeek V3) need None and JSON text."""
 
     content: str | None = ""
     """Content of a turn that only calls."""
     as_object: bool = True
-    """Arguments are an object, not JSON text."""
+    """True: arguments are an object; False: JSON text."""
 
 
 def probe_turns(form: CallForm) -> list[dict[str, Any]]:
@@ -39,7 +38,7 @@ def probe_turns(form: CallForm) -> list[dict[str, Any]]:
 
 
 def call_form(write: Callable[[Sequence[Any], Sequence[Any]], str]) -> CallForm:
-    """Form in which a template takes calls. write: the text of turns and tools, empty where the template refuses."""
+    """The form in which a template takes calls. write(turns, tools): the rendered text, empty if the template refuses."""
     for form in (CallForm(), CallForm(None), CallForm(as_object=False), CallForm(None, as_object=False)):
         turns = probe_turns(form)
         if "ratchet_word" in (write(turns, [PROBE_TOOL]) or write(turns, [])):
@@ -48,7 +47,7 @@ def call_form(write: Callable[[Sequence[Any], Sequence[Any]], str]) -> CallForm:
 
 
 def template_turns(messages: Sequence[ChatMessage], form: CallForm) -> list[dict[str, Any]]:
-    """Messages as a template takes them: text, calls with their arguments as an object, no reasoning."""
+    """Messages as a template takes them: text, calls with their arguments, no reasoning."""
     turns, ids = [], dict[str | None, str]()
     for message in messages:
         turn: dict[str, Any] = {"role": message.role, "content": message.text}

@@ -1,6 +1,8 @@
-"""Constraint of one answer, token by token: which tokens may come next under a grammar. Pure.
+"""Constrained decoding: which tokens may come next under a JSON schema or a closed set of answers. Pure.
 
-One way for serving and for evaluation, so that a policy is judged by the answers that it would be served with.
+Serving and evaluation use the same constraint, so that a policy is judged by the answers it would be served with.
+llguidance reads the grammars: llama.cpp's own conversion of schemas ignores number ranges and the keywords beside a
+list of types, `anyOf` or `allOf`.
 """
 
 from __future__ import annotations
@@ -21,24 +23,23 @@ if TYPE_CHECKING:
 
 
 MAX_DIGITS = 20
-"""Digits of a JSON number in a row, where fewer fit the schema too: enough for 64 bits. A model that is unsure writes
-them without end."""
+"""Most digits of a JSON number in a row, if fewer fit the schema too; an unsure model writes them without end."""
 
 
 class DecodingFailed(RuntimeError):
-    """A grammar that became too complex while an answer was written."""
+    """A grammar became too complex while an answer was written."""
 
 
 class GrammarVocabulary:
     """Tokens of a model, as grammars read them."""
 
     def __init__(self, tokenizer: LLTokenizer, size: int, piece: Callable[[int], bytes]) -> None:
-        """size: tokens that a model gives logits of; piece: the bytes that a token writes, none of a control token."""
+        """size: number of tokens with logits; piece: the bytes of a token, empty for a control token."""
         self.tokenizer, self.size, self.piece = tokenizer, size, piece
 
     @functools.cached_property
     def quote_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens that write a quotation mark, with which alone a string can end."""
+        """Tokens with a quotation mark: only they can end a string."""
         return np.array([token for token in range(self.size) if b'"' in self.piece(token)], np.int64)
 
     @functools.cached_property
@@ -48,7 +49,7 @@ class GrammarVocabulary:
 
 
 class Constraint:
-    """A grammar at a place in an answer."""
+    """A grammar at a position in an answer."""
 
     def __init__(
         self,
@@ -58,10 +59,10 @@ class Constraint:
         unique: UniqueItems | None = None,
         is_json: bool = True,
     ) -> None:
-        """Start at the beginning of an answer. unique: arrays of different items beside the grammar, which does not
-        know of them; is_json: it is JSON, whose numbers are kept short.
+        """At the beginning of an answer. unique: `uniqueItems`, which the grammar cannot express; is_json: limit
+        digits.
 
-        Raises SchemaRefused for a grammar that cannot be followed.
+        Raises SchemaRefused for an unusable grammar.
         """
         from llguidance import LLMatcher
 
@@ -74,7 +75,7 @@ class Constraint:
 
     @classmethod
     def of_schema(cls, vocabulary: GrammarVocabulary, schema: Mapping[str, Any]) -> Self:
-        """Constraint to answers that a JSON schema takes; {} is any JSON object. Raises SchemaRefused."""
+        """Constraint to answers that fit a JSON schema; {} is any JSON object. Raises SchemaRefused."""
         return cls(vocabulary, schema_grammar(schema), unique=UniqueItems.of(schema))
 
     @classmethod
@@ -83,15 +84,15 @@ class Constraint:
         return cls(vocabulary, answers_grammar(answers), is_json=False)
 
     def copy(self) -> Self:
-        """Another constraint at the same place, which is far quicker than to read a long grammar again."""
+        """A constraint at the same position: much faster than reading a long grammar again."""
         copied = copy.copy(self)
         copied._matcher, copied._number = self._matcher.deep_copy(), copy.copy(self._number)
         return copied
 
     def allowed_tokens(self) -> npt.NDArray[np.bool_]:
-        """Mask over the vocabulary, True for every token that may come next, at least one.
+        """Mask over the vocabulary: True for every token that may come next, at least one.
 
-        Raises DecodingFailed where the grammar is too complex to go on, and SchemaRefused where no token is left.
+        Raises DecodingFailed if the grammar is too complex, and SchemaRefused if no token is left.
         """
         mask = self.token_mask()
         if self._unique is not None:
@@ -104,9 +105,9 @@ class Constraint:
         return mask
 
     def token_mask(self) -> npt.NDArray[np.bool_]:
-        """Mask over the vocabulary, True for a token that the grammar takes next; repeated items are not looked at.
+        """Mask over the vocabulary: True for tokens the grammar takes next, ignoring `uniqueItems`.
 
-        Raises DecodingFailed where the grammar is too complex to go on.
+        Raises DecodingFailed if the grammar is too complex.
         """
         mask = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8) > 0
         if self._matcher.is_error():
@@ -118,7 +119,7 @@ class Constraint:
         return mask
 
     def accept(self, token: int) -> None:
-        """Go on by a token that was allowed."""
+        """Advances by an allowed token."""
         piece = self._vocabulary.piece(token)
         self._matcher.consume_token(token)
         self._unique = self._unique and self._unique.write(piece)
@@ -127,7 +128,7 @@ class Constraint:
 
 
 class _NumberLength:
-    """Digits in a row at the end of the JSON written so far, outside of strings."""
+    """Digits in a row at the end of the JSON written so far, outside strings."""
 
     def __init__(self) -> None:
         self.digits = 0
@@ -149,19 +150,19 @@ class _NumberLength:
 
 
 BLANKS = r"( |\n[ \t]{0,20})"
-"""Pattern of what may stand between two signs of JSON, beside nothing: a blank, or a new line and the next one's
-indent. A model that is unsure would write blanks without end."""
+"""Pattern of whitespace between JSON tokens: a blank, or a newline and its indent. An unsure model writes blanks
+without end."""
 
 
 _GUIDANCE = {"whitespace_pattern": BLANKS, "lenient": True, "coerce_one_of": True}
 
 
 class SchemaRefused(ValueError):
-    """A JSON schema that cannot constrain decoding, or not with this model's vocabulary."""
+    """A JSON schema that cannot constrain decoding, at all or with this model's vocabulary."""
 
 
 def answers_grammar(answers: Sequence[str]) -> str:
-    """llguidance's grammar of a closed set of answers, at least one."""
+    """llguidance's grammar of a closed set of at least one answer."""
     from llguidance import LLMatcher
 
     listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in answers)
@@ -171,8 +172,8 @@ def answers_grammar(answers: Sequence[str]) -> str:
 def schema_grammar(schema: Mapping[str, Any]) -> str:
     """A JSON schema as llguidance's grammar; {} is any JSON object. Raises SchemaRefused.
 
-    Objects hold no other properties than those named, unless `additionalProperties` says so: by a schema that leaves it
-    out, any were allowed. Keywords that no grammar can follow (`not`, `if`, `contains`, ...) constrain nothing.
+    Objects have no properties beyond the named ones unless `additionalProperties` allows them. Keywords that no grammar
+    can express (`not`, `if`, `contains`, ...) are ignored.
     """
     from llguidance import LLMatcher
 
@@ -186,21 +187,21 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
 
 
 def schema_part(schema: Mapping[str, Any]) -> Any:
-    """A schema as it stands within a grammar (`%json`), with what `schema_grammar` reads into it."""
+    """A schema as it is written within a grammar (`%json`), prepared as in `schema_grammar`."""
     read = json.loads(json.dumps(schema or {"type": "object"}))
     closed: dict[str, Any] = _properties_closed(read, set(_part_references(read)))
     return {**closed, "x-guidance": _GUIDANCE}
 
 
 def lark_grammar(text: str) -> str:
-    """A grammar in llguidance's own words. Raises SchemaRefused."""
+    """A grammar in llguidance's own syntax. Raises SchemaRefused."""
     from llguidance import LLMatcher
 
     return grammar_checked(LLMatcher.grammar_from_lark(text))
 
 
 def grammar_checked(grammar: str) -> str:
-    """The grammar. Raises SchemaRefused where it cannot be followed."""
+    """The grammar. Raises SchemaRefused if it cannot be used."""
     from llguidance import LLMatcher
 
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
@@ -210,7 +211,7 @@ def grammar_checked(grammar: str) -> str:
 
 
 def refusal_of(message: str) -> SchemaRefused:
-    """Refusal of a schema, with what llguidance says of it."""
+    """Refusal of a schema, with llguidance's message."""
     # of a pattern that cannot be read the last line says why; the lines between draw it
     lines = message.strip().splitlines() or ["it is not one"]
     return SchemaRefused(
@@ -219,10 +220,10 @@ def refusal_of(message: str) -> SchemaRefused:
 
 
 def _properties_closed(schema: Any, parts: Collection[str] = (), *, is_part: bool = False) -> Any:
-    """The schema with `additionalProperties: false` where it names properties and says nothing of others.
+    """The schema with `additionalProperties: false` where it names properties and does not mention others.
 
-    is_part: it describes an object beside other schemas (`allOf`), whose properties it must not forbid; parts: the
-    references of such.
+    is_part: another schema describes the same object (`allOf`), whose properties must stay allowed; parts: references
+    to such schemas.
     """
     if not isinstance(schema, dict):
         return schema
@@ -249,7 +250,7 @@ def _properties_closed(schema: Any, parts: Collection[str] = (), *, is_part: boo
 
 
 def _is_combined(schema: Mapping[str, Any]) -> bool:
-    """True where several of its schemas describe one object together."""
+    """True if several of its schemas describe one object together."""
     descriptions = sum(key in schema for key in ("properties", "$ref", "anyOf", "oneOf"))
     return descriptions + len(schema.get("allOf") or ()) > 1
 

@@ -1,7 +1,7 @@
-"""Arrays whose items must differ (`uniqueItems`), enforced while an answer is written token by token. Pure.
+"""Enforces `uniqueItems` of JSON schemas while an answer is written token by token. Pure.
 
-A context-free grammar of all orders of n items has 2^n rules, so llama.cpp's converter, like those of other servers,
-leaves the keyword out. Here the JSON written so far is followed byte by byte beside the grammar.
+A grammar of all orders of n items has 2^n rules, so llama.cpp's converter and other servers ignore the keyword. Here
+the JSON written so far is followed byte by byte beside the grammar.
 """
 
 from __future__ import annotations
@@ -15,59 +15,59 @@ from typing import Any, Self
 Node = Mapping[str, Any]
 
 MAX_ORDERS, MAX_ORDERS_CHARS = 720, 32_000
-"""Arrangements listed one by one for a server that knows nothing of `uniqueItems`: all orders of six names."""
+"""Limits of the arrangements listed for servers without `uniqueItems`: all orders of six names."""
 
 MAX_DEPTH = 32
-"""References and alternatives of a schema that are followed into each other."""
+"""Most nested references and alternatives of a schema that are followed."""
 
 WHITE = b" \t\r\n"
 
 
 class ItemRepeated(ValueError):
-    """An array that must hold different items repeats one, or can only go on by repeating one."""
+    """An array with `uniqueItems` repeats an item, or can only continue by repeating one."""
 
 
 @dataclass(frozen=True)
 class _Level:
-    """An array or object that is open."""
+    """An open array or object."""
 
     nodes: tuple[Node, ...]
-    """The schemas it follows."""
+    """The schemas that describe it."""
     array: bool
     start: int = 0
-    """Offset at which the item being written begins."""
+    """Offset of the item being written."""
     index: int = 0
     key: str | None = None
-    """Of an object, the key whose value comes next; None while a key is awaited."""
+    """Key of the value that comes next in an object; None before a key."""
     unique: bool = False
     literals: tuple[bytes, ...] | None = None
-    """Of an array of different items that are listed, those that were not written yet."""
+    """Remaining items of an array with `uniqueItems` and listed items."""
     items: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class UniqueItems:
-    """State of a partly written answer, and the arrays of different items that stand open in it. Immutable."""
+    """State of a partly written answer and its open arrays. Immutable."""
 
     root: Node
     text: bytes = b""
     levels: tuple[_Level, ...] = ()
     string: int = -1
-    """Offset at which the string being written begins; -1 outside of strings."""
+    """Offset of the string being written; -1 outside strings."""
     escaped: bool = False
 
     @classmethod
     def of(cls, schema: Node | None) -> Self | None:
-        """At the beginning of an answer; None where a schema asks no array for different items."""
+        """The state at the beginning of an answer; None if the schema has no `uniqueItems`."""
         return cls(schema) if schema is not None and _requires_unique(schema) else None
 
     @property
     def free(self) -> bool:
-        """True within a string that may hold anything: only a token with a quotation mark can repeat an item."""
+        """True within a string of any content: only a token with a quotation mark can repeat an item."""
         return self.string >= 0 and all(level.literals is None for level in self.levels)
 
     def allows(self, piece: bytes) -> bool:
-        """True where the answer can go on with these bytes."""
+        """True if the answer can continue with these bytes."""
         try:
             self.write(piece)
         except ItemRepeated:
@@ -136,7 +136,7 @@ class UniqueItems:
         return self
 
     def _item_end(self, end: int) -> Self:
-        """Count the item that ends before a comma or a bracket. Raises ItemRepeated where it stood there before."""
+        """Counts the item that ends before a comma or bracket. Raises ItemRepeated if the array has it already."""
         level = self.levels[-1]
         raw = self.text[level.start : end].strip(WHITE)
         if not level.unique or not raw:
@@ -159,7 +159,7 @@ class UniqueItems:
         return replace(self, levels=(*self.levels[:-1], level))
 
     def _check_listed(self) -> None:
-        """Raises ItemRepeated where what is begun can only become an item that stands there before."""
+        """Raises ItemRepeated if the text begun can only become an item the array has already."""
         for level in self.levels:
             if level.literals is None:
                 continue
@@ -170,7 +170,7 @@ class UniqueItems:
 
 
 def items_repeated(schema: Node | None, answer: str) -> str:
-    """Reason that an answer breaks a schema's `uniqueItems`; empty where it does not, or there is none."""
+    """Why an answer violates a schema's `uniqueItems`; empty if it does not."""
     state = UniqueItems.of(schema)
     try:
         if state is not None:
@@ -183,10 +183,10 @@ def items_repeated(schema: Node | None, answer: str) -> str:
 
 
 def portable(schema: Node) -> dict[str, Any]:
-    """A schema without `uniqueItems`, for servers that refuse the keyword or do not heed it.
+    """A schema without `uniqueItems`, for servers that refuse or ignore it.
 
-    An array of listed items in few arrangements becomes the enumeration of these; of others the keyword is left out,
-    and the answer has to be looked at.
+    An array of listed items with few arrangements becomes an enumeration. For others the keyword is left out, and the
+    answer must be checked.
     """
     return {key: _portable(value) for key, value in _order_by_schema(schema).items()}
 
@@ -208,7 +208,7 @@ def _order_by_schema(schema: Node) -> dict[str, Any]:
 
 
 def _orders(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:
-    """Every array of different values, shortest first; None where they are too many, or there is none."""
+    """Every array of different values, shortest first; None if there are too many, or none."""
     found: list[list[Any]] = []
     characters = 0
     for length in range(least, min(len(values), len(values) if most is None else most) + 1):
@@ -233,7 +233,7 @@ def _without_lists(value: Any) -> Any:
 
 
 def _flat(node: Any, root: Node, depth: int = 0) -> Iterator[Node]:
-    """A schema with what it refers to and its alternatives. What one alternative asks for, all are held to."""
+    """A schema with its references and alternatives; requirements of one alternative hold for all."""
     if not isinstance(node, Mapping) or depth > MAX_DEPTH:
         return
     yield node
@@ -254,7 +254,7 @@ def _resolve_reference(reference: str, root: Node) -> Any:
 
 
 def _enumeration(node: Any, root: Node, depth: int = 0) -> list[Any] | None:
-    """Every value that a schema takes, where it lists them; None where it does not."""
+    """Every value that a schema lists; None if it does not list them."""
     if not isinstance(node, Mapping) or depth > MAX_DEPTH:
         return None
     if "const" in node:
@@ -285,12 +285,12 @@ def _value(raw: bytes) -> Any:
 
 
 def _canonical_form(raw: bytes) -> str:
-    """Canonical form of a value: equal where JSON holds two values equal."""
+    """Canonical text of a value: equal for equal JSON values."""
     return json.dumps(_numbers(_value(raw)), sort_keys=True)
 
 
 def _numbers(value: Any) -> Any:
-    """1.0 is 1."""
+    """The value with 1.0 as 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):

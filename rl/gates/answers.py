@@ -1,8 +1,8 @@
-"""Rules of a gate about the answers a policy gives: rewards, validity, distance, golden cases, length. Pure.
+"""Rules of a gate about a policy's answers: rewards, validity, distance, golden cases, length, benchmarks. Pure.
 
-Two errors are bounded, each by an interval of the paired difference on the same prompts. A policy that is as good as
-its rival is turned away for good in at most `HARM` of cases; a policy that lost the bound or more gets through in at
-most `UNSEEN` of cases. Where the answers are too few to rule the bound out, the rule waits for more.
+Each rule about a loss bounds two errors, by intervals of the paired difference on the same prompts. A policy as good as
+its rival is refused for good in at most `HARM` of cases. A policy that lost the bound or more passes in at most
+`UNSEEN` of cases. With too few answers to exclude the bound, the rule waits for more.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from rl.statistics.permutation import sign_flip_p
 from rl.statistics.sequential import BETTER, NOT_WORSE, WORSE
 
 HARM = 0.05
-"""One-sided level of the exact test by which a loss, of any size, is no chance: the policy is rejected for good."""
+"""One-sided level of the exact test of a loss: below it the policy is refused for good."""
 
 UNSEEN = 0.1
-"""One-sided level of the interval that must rule out a loss of the bound or more (non-inferiority)."""
+"""One-sided level of the interval that must exclude a loss of the bound or more (non-inferiority)."""
 
 
 MOST_LOOPING = 0.25
-"""Share of free-text answers that may say the same over and over, whatever the rival's do: a base model that was never
-taught such answers rambles, and to ramble less is no reason to be served."""
+"""Largest share of free-text answers that may repeat themselves, whatever the rival's do."""
 
 
 def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """The mean reward of its answers is not worse, over the prompts on which an answer can be told good or bad.
+    """Its answers' mean reward is not worse, over the prompts whose answers a reward can tell apart.
 
-    Refused for good where the loss is beyond chance (sign flips, `HARM`); waits where Student's interval (`UNSEEN`)
-    does not rule out a loss of `max_reward_loss`.
+    Refused for good if the loss is beyond chance (sign flips, `HARM`). Waits if Student's interval (`UNSEEN`) does not
+    exclude a loss of `max_reward_loss`.
     """
     known = [one.reward - one.other_reward for one in evidence.answer_pairs if one.judged]
     if not known:
@@ -63,11 +62,10 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """The agent can act on as many of its answers.
+    """As many of its answers are valid.
 
-    Refused for good where the loss is beyond chance (exact, `HARM`); waits where Newcombe's interval of the paired
-    difference (`UNSEEN`) does not rule out a loss of `max_invalid_gain`, and where more than `MOST_LOOPING` of its
-    answers are free text that says the same over and over, as more feedback or a larger base may lift it.
+    Refused for good if the loss is beyond chance (exact test, `HARM`). Waits if Newcombe's interval (`UNSEEN`) does not
+    exclude a loss of `max_invalid_gain`, or if more than `MOST_LOOPING` of its answers are repetitive free text.
     """
     if not evidence.answer_pairs:
         return RuleResult("valid", NOT_APPLICABLE, "no held-out prompt was answered by both")
@@ -114,13 +112,14 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 FIELDS_BEHIND = 0.05
-"""Points by which a policy whose answers have fields may be right less often than a classifier of each field."""
+"""A policy may be right this much less often than a classifier of each field, as a share of prompts."""
 
 
 def rule_fields(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Answers with several fields are right as often as those of a classifier that learnt each field from the same
-    corrections; FIELDS_BEHIND less is allowed. Waits where they are not: more corrections, or that classifier as the
-    policy (`train_linear`), may lift it."""
+    """Answers with several fields are right as often as those of a classifier of each field, less FIELDS_BEHIND.
+
+    Waits otherwise: more corrections, or that classifier as the policy (`train_linear`), may help.
+    """
     if evidence.right_beside is None:
         words = evidence.fields or "answers with several fields were not judged beside a classifier"
         return RuleResult("fields", NOT_APPLICABLE, words)
@@ -135,12 +134,11 @@ def rule_fields(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Rule: the policy has not gone further from its reference (the base model, or its warm-up) than allowed,
-    and than what people wrote lies from it.
+    """The KL to its reference (the base model or its warm-up) is within `max_kl`.
 
-    The way that held-out answers ask for which people wrote, or preferred where the policy was shown such (SFT with
-    `teacher=preferred`), is added to the bound: by how much the policy finds them
-    more likely than the reference does, in nats per token, the lower end of its interval.
+    What people wrote may be unlikely under the reference. The bound therefore grows by the gain in log-likelihood of
+    held-out answers that people wrote, or preferred (SFT with `teacher=preferred`), in nats per token: its interval's
+    lower end.
     """
     if evidence.kl is None:
         words = (
@@ -160,10 +158,9 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_general(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Rule: the policy still answers prompts that have nothing to do with its agent, about as its base does.
+    """It still answers prompts that have nothing to do with its agent, about as well as its base.
 
-    Fine-tuning that goes too far answers everything in the form of its task. For an agent that is never asked anything
-    else, `max_general_kl` and `max_general_loss` can be raised (1 of the latter allows every loss).
+    For an agent that is never asked anything else, raise `max_general_kl` and `max_general_loss` (1 allows every loss).
     """
     found = evidence.general
     if found is None:
@@ -188,7 +185,7 @@ def rule_general(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Every decision that must be right is right."""
+    """Every golden case is right."""
     if not evidence.golden:
         return RuleResult("golden", NOT_APPLICABLE, "this agent has no golden cases")
     failed = [case for case in evidence.golden if not case.passed]
@@ -202,11 +199,10 @@ def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Answers did not grow or shrink: preference rewards length, so length is the cheapest way to look better.
+    """Its answers are about as long as before: raters prefer long answers, so length can stand in for quality.
 
-    Held against the rival's answers to the same prompts or, where those are of another length, against the held-out
-    answers that people wrote, chose or liked (`min_slice` of them): a base model that never said such things rambles.
-    Fewer than `min_evidence` answers reject nothing for good.
+    Compared with the rival's answers to the same prompts or, if those differ in length, with at least `min_slice`
+    held-out answers that people wrote, chose or liked. Waits with fewer than `min_evidence` answers.
     """
     own = [math.log(one.chars + 1) for one in evidence.answer_pairs]
     if not own:
@@ -237,7 +233,7 @@ def _similar(ratio: float, bounds: GateBounds) -> bool:
 
 
 def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Rule: the reward estimated on logged decisions is not less than what the champion earned."""
+    """The reward estimated on logged decisions is not below what the champion earned."""
     found = evidence.off_policy
     if found is None:
         return RuleResult(
@@ -256,10 +252,11 @@ def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
 
 
 def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """On every listed task a loss of its bound or more is ruled out, on the same items as its base.
+    """On every listed task a loss of its bound or more to its own base is excluded, on the same items.
 
-    Refused for good where the whole interval lies below the bound; waits where the bound is not ruled out, and where a
-    result is missing or of another state of the task, saying what to run.
+    Asked only if an operator lists tasks in the Gate settings. Refused for good if the whole interval lies below the
+    bound. Waits if the bound is not excluded, or a result is missing or outdated. A smaller loss passes even if it is
+    significant.
     """
     if evidence.no_benchmarks:
         return RuleResult("benchmarks", NOT_APPLICABLE, evidence.no_benchmarks)
@@ -305,18 +302,18 @@ CHAMPION = "champion"
 
 
 def by_likelihood(evidence: Evidence, bounds: GateBounds) -> bool:
-    """True where the evidence that leads compares likelihoods of texts and not answers."""
+    """True if the leading evidence compares likelihoods of texts, not answers."""
     lead = lead_of(evidence, bounds)
     return lead in (PAIRS, LABELS, OUTCOMES) or (lead == CORRECTIONS and not evidence.discrete)
 
 
 def needs_judging(evidence: Evidence, bounds: GateBounds, to: str) -> bool:
-    """True where people must compare answers before the policy takes the champion's place."""
+    """True if people must compare answers before the policy replaces the champion."""
     return to == CHAMPION and evidence.against != BASE and by_likelihood(evidence, bounds)
 
 
 def only_people_compare(evidence: Evidence, bounds: GateBounds, to: str) -> bool:
-    """True where the rival gives answers without likelihoods and no right answer is known: a judging round decides."""
+    """True if the rival has no likelihoods and no right answer is known, so that only a judging round can decide."""
     barred = {PAIRS, LABELS, OUTCOMES, CORRECTIONS} & evidence.exclusions.keys()
     return (
         needs_judging(evidence, bounds, to) and bool(barred) and not evidence.items(lead_of(evidence, bounds))
@@ -324,7 +321,11 @@ def only_people_compare(evidence: Evidence, bounds: GateBounds, to: str) -> bool
 
 
 def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Answers were compared: by known right answers, tests, or people side by side. A shown loss is harm."""
+    """Its answers were compared: by known right answers, by tests, or by people side by side.
+
+    Likelihoods of recorded answers tell which text a policy finds more probable, not whether it writes better ones.
+    They may open the challenger stage; a champion needs compared answers or a live experiment.
+    """
     judging = evidence.judging
     if judging is not None and judging.ended and judging.verdict == WORSE:
         return RuleResult(

@@ -1,4 +1,4 @@
-"""Kinds of held-out evidence a policy is judged on, and the choice of the one that carries the accuracy rule. Pure."""
+"""Kinds of held-out evidence that a policy is judged on, and the choice of the leading kind. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ KINDS: dict[str, str] = {
     OUTCOMES: "rewards of answers from their outcomes, where nobody rated them",
     REWARDS: "reward functions and reward models on generated answers",
 }
-"""Kind -> what it counts, in the order in which kinds with the same number of prompts are taken. What people said goes
-before what was measured, and that before what a program thinks."""
+"""Kind -> what it counts. Earlier kinds win ties: what people said, then what was measured, then reward functions."""
 
 RATED, OFF_POLICY = "rated answers", "off-policy"
 """Estimators of the share of answers that people would like."""
@@ -33,7 +32,7 @@ ASSUMPTIONS = {
     RATED: "which answers to a prompt were rated is random",
     OFF_POLICY: "logged answers were sampled with the recorded propensities",
 }
-"""Estimator -> what it takes for granted."""
+"""Estimator -> its assumption."""
 
 MEASURES = {
     PAIRS: "in preference accuracy",
@@ -44,44 +43,40 @@ MEASURES = {
     OUTCOMES: "in concordance with the rewards of outcomes",
     REWARDS: "in mean reward",
 }
-"""Kind of evidence -> what a policy can be ahead in, as the end of a sentence."""
+"""Kind of evidence -> what a policy gains in, as the end of a sentence."""
 
 UNITS = {CORRECTIONS: "nats per token", REWARDS: "of reward"}
-"""Kind -> the unit of its figures where they are not shares."""
+"""Kind -> the unit of its figures if they are not shares."""
 
 POOLED = (PAIRS, LABELS, CORRECTIONS)
-"""Kinds that `known` has on its lists, where two answers of the agent are the same or not."""
+"""Kinds that `known` answers include, for agents with discrete answers."""
 
 HALF = 0.5
 """Pairs lead only if they cover this share of the largest kind's prompts."""
 
 
 def telling_counts(counts: Mapping[str, int], alike: Collection[str]) -> dict[str, int]:
-    """The counts without the kinds whose held-out answers were all rated alike, which can tell no policy from another;
-    as they are where no other kind has anything.
+    """The counts with 0 for kinds whose held-out answers were all rated alike; unchanged if no other kind has any.
 
-    So a hundred thumbs up and nothing else do not keep what people wrote from being asked. Which kinds these are is
-    known from the feedback, before any policy is.
+    Such a kind can tell no policies apart: a hundred thumbs up must not outvote corrections.
     """
     telling = {kind: 0 if kind in alike else n for kind, n in counts.items()}
     return telling if any(telling.values()) else dict(counts)
 
 
 def all_alike(values: Iterable[float]) -> bool:
-    """True of values that are all equal; false of none."""
+    """True if all values are equal; false without any."""
     return len(set(values)) == 1
 
 
 def lead_kind(counts: Mapping[str, int], needed: int, *, discrete: bool = False) -> str:
-    """The kind that carries the accuracy rule, by numbers of held-out prompts and the kind of agent alone, never by a
-    policy's figures.
+    """The kind that carries the accuracy rule. It depends on counts of held-out prompts and the agent, never on a
+    policy.
 
-    Known answers of `discrete` agents, where there are enough (`needed`), and always before what is on their lists
-    (POOLED): the answers themselves are compared, and not the likelihoods of texts that a policy may never write.
-    Else pairs, where there are enough and at least half as many as of any other kind: the two answers of a pair belong
-    to one prompt, so nothing but the answers can tell them apart. Otherwise the kind with the most prompts, ties in the
-    order of KINDS. Reward functions carry it only where no other kind has enough: they can be asked about any number of
-    prompts, and are not what people said.
+    For `discrete` agents known answers lead if there are enough (`needed`), and always before POOLED kinds: they
+    compare answers, not likelihoods. Else pairs lead if there are enough and at least HALF as many as of any other
+    kind: both answers of a pair share a prompt. Else the kind with the most prompts. Reward functions lead only if no
+    other kind has enough: they can score any number of prompts and are not what people said.
     """
     known = {kind: counts.get(kind, 0) for kind in KINDS}
     if discrete and known[KNOWN]:

@@ -1,4 +1,4 @@
-"""The one figure of an evaluation that leads: of the kind of evidence that carries the comparison. Pure."""
+"""The leading figure of an evaluation and its sentences, as pages, cards and commands show them. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES = {
     OUTCOMES: "Concordance with outcomes",
     REWARDS: "Reward of its answers",
 }
-"""Kind of evidence -> what its figure is called."""
+"""Kind of evidence -> name of its figure."""
 
 EXPLANATIONS = {
     PAIRS: "share of held-out pairs whose chosen answer the policy finds more likely than the rejected one, "
@@ -43,12 +43,15 @@ EXPLANATIONS = {
     "reward more than the policy it is compared with; 50 % is chance",
     REWARDS: "mean reward of its answers to held-out prompts",
 }
-"""Kind of evidence -> what its figure means."""
+"""Kind of evidence -> meaning of its figure."""
 
 
 def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
-    """{"kind", "title", "unit", "value", "low", "high", "n", "against": {...}} out of an evaluation's figures; None
-    where nothing was judged. unit: `points` for a share in [0, 1], else the unit of the figure."""
+    """{"kind", "title", "unit", "value", "low", "high", "n", "against": {...}} of an evaluation's figures; None without
+    any.
+
+    unit: `points` for a share in [0, 1], else the figure's unit.
+    """
     kind = figures.get("carried_by", PAIRS)
     comparison = figures.get("comparison") or {}
     evidence = (figures.get("evidence") or {}).get(kind, {})
@@ -72,11 +75,11 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The share of its answers that people would like: {"value", "low", "high", "n", "estimator", "assumes", "against",
-    "difference", "words"}, and for `rated answers` "of", "least", "most"; None where nobody rated one of them.
+    """The share of its answers that people would like; None if nobody rated one of them.
 
-    By the off-policy estimate where recorded propensities carry one from people's verdicts without a warning, else by
-    the verdicts on held-out answers that do what its answers do (`rl.training.evaluate_approval`).
+    Keys: value, low, high, n, estimator, assumes, against, difference, words; for `rated answers` also of, least, most.
+    The off-policy estimate if recorded propensities and ratings allow one without a warning; else the ratings of equal
+    held-out answers (`rl.training.evaluate_approval`).
     """
     comparison = figures.get("comparison") or {}
     log = figures.get("off_policy") or {}
@@ -119,10 +122,11 @@ def _liked_words(found: Mapping[str, Any], against: str) -> str:
 
 
 def right_answer_figure(figures: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Share of prompts where it gives the answer that is known to be right, {"value", "low", "high", "n", "against",
-    "difference", "words"}; None where no right answer is known.
-    By the kind of evidence `known`, so on prompts held out alone, where
-    there is any."""
+    """Share of prompts with the known right answer: value, low, high, n, against, difference, words; None if none is
+    known.
+
+    Held-out prompts only, if the evidence kind `known` has any.
+    """
     comparison = figures.get("comparison") or {}
     kind = (figures.get("evidence") or {}).get(KNOWN) or {}
     own = kind.get("own") or figures.get("ground_truth")
@@ -144,7 +148,7 @@ def right_answer_figure(figures: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def fields_text(figures: Mapping[str, Any]) -> str:
-    """Share of the fields of what people wrote that its answers have, in a sentence; empty where answers have none."""
+    """Share of right fields in a sentence; empty if answers have no fields."""
     fields = fields_of(figures)
     if not fields:
         return ""
@@ -158,13 +162,12 @@ def fields_text(figures: Mapping[str, Any]) -> str:
 
 
 def fields_of(figures: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The figures of fields of an evaluation, by side; empty where answers have none."""
+    """An evaluation's figures of fields, by side; empty if answers have none."""
     return ((figures.get("evidence") or {}).get(CORRECTIONS) or {}).get("fields") or {}
 
 
 def right_of_classifier(figures: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Shares of prompts where a policy and a simple classifier answer as people wrote, of answers with fields; None
-    where that is not known of both."""
+    """Shares of prompts that a policy and a classifier of each field answer as people wrote; None if unknown."""
     baseline = ((figures.get("baseline") or {}).get("evidence") or {}).get(CORRECTIONS) or {}
     own = ((figures.get("evidence") or {}).get(CORRECTIONS) or {}).get("own")
     if not fields_of(figures) or not own or not baseline.get("own"):
@@ -177,8 +180,7 @@ def _share(found: Mapping[str, Any]) -> str:
 
 
 def baseline_text(figures: Mapping[str, Any]) -> str:
-    """Result of a simple classifier of the same training rows on the same evidence, in a sentence; empty
-    where an evaluation has none."""
+    """Result of a simple classifier of the same training rows, in a sentence; empty without one."""
     baseline = figures.get("baseline") or {}
     if "refused" in baseline:
         return f"No simple classifier to compare with: {baseline['refused']}."
@@ -216,11 +218,11 @@ def _amount(found: Mapping[str, Any]) -> str:
 
 
 BAR_WIDTH = 300
-"""Width of a drawn interval, in the units of its drawing."""
+"""Width of a drawn interval, in drawing units."""
 
 
 class IntervalBar(NamedTuple):
-    """A share with its interval, drawn: all in units of BAR_WIDTH."""
+    """A share with its interval in units of BAR_WIDTH."""
 
     dot: float
     start: float
@@ -229,7 +231,7 @@ class IntervalBar(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """A share from 0 to 1 with its 95 % interval, where one is known."""
+    """A share from 0 to 1 with its 95 % interval, if known."""
 
     value: float
     low: float | None = None
@@ -258,19 +260,19 @@ class Share:
 
     @property
     def points(self) -> str:
-        """A difference of shares, in percentage points with its sign."""
+        """A difference of shares in percentage points, with its sign."""
         return f"{100 * self.value:+.1f}"
 
     @property
     def points_interval(self) -> str:
-        """The interval of a difference of shares, in percentage points with signs."""
+        """Its interval in percentage points, with signs."""
         if self.low is None or self.high is None:
             return ""
         return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
 
 
 def share_of(figures: Mapping[str, Any], name: str) -> Share | None:
-    """A share out of stored figures, where it is a number or {value, low, high, n}; None where there is none."""
+    """A stored share, either a number or {value, low, high, n}; None if absent."""
     found = figures.get(name)
     if isinstance(found, Mapping):
         if not is_number(found.get("value")):
@@ -281,22 +283,22 @@ def share_of(figures: Mapping[str, Any], name: str) -> Share | None:
 
 @dataclass(frozen=True)
 class Headline:
-    """The figure that leads an evaluation, and what the policy gained by it."""
+    """The leading figure of an evaluation, and the policy's gain in it."""
 
     kind: str
     title: str
     explanation: str
     unit: str
-    """`points` for a share, else the unit of the figure."""
+    """`points` for a share, else the figure's unit."""
     figure: Share
     against: Share | None
     difference: Share | None
     confidence: float
-    """Of the interval of the difference: the gate's, so that its lower end is the gate's bound."""
+    """Confidence of the difference's interval: the gate's."""
 
     @property
     def share(self) -> Share | None:
-        """The figure where it is a share, as it can be drawn."""
+        """The figure if it is a share and can be drawn."""
         return self.figure if self.unit == "points" else None
 
     @property
@@ -305,7 +307,6 @@ class Headline:
 
     @property
     def of(self) -> str:
-        """Evidence it was judged on."""
         return "held-out prompts"
 
     @property
@@ -330,7 +331,7 @@ class Headline:
 
     @property
     def gain_interval(self) -> str:
-        """The interval of the gain, with its confidence where that is not 95 %."""
+        """The interval of the gain, with its confidence unless that is 95 %."""
         found = self.difference
         if found is None or found.low is None or found.high is None:
             return ""
@@ -344,8 +345,7 @@ class Headline:
 
 
 def headline_of(metrics: Mapping[str, Any]) -> Headline | None:
-    """The leading figure out of a policy's metrics; of one judged before kinds were told apart, its preference
-    accuracy."""
+    """The leading figure of a policy's metrics; the preference accuracy of metrics without a headline."""
     found = metrics.get("headline")
     entry = found if isinstance(found, Mapping) else {}
     kind = entry.get("kind", PAIRS)

@@ -1,4 +1,4 @@
-"""Gate report: bounds, evidence on the same prompts, the result of each rule. Pure."""
+"""Gate report: bounds, evidence on the same prompts, result of each rule. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
 
 
 OLDER, NEWER = "feedback:older", "feedback:newer"
-"""Slices of held-out prompts: the champion's time knew their feedback already, or not."""
+"""Slices of held-out prompts: with feedback older than the champion, or newer."""
 
 RULE_TITLES = {
     "evidence": "Enough held-out prompts",
@@ -37,7 +37,7 @@ RULE_TITLES = {
     "off_policy": "Off-policy estimate",
     "benchmarks": "Benchmarks",
 }
-"""Rule -> what it asks for, as pages name it."""
+"""Rule -> its title on pages."""
 
 
 class GateError(ValueError):
@@ -46,39 +46,38 @@ class GateError(ValueError):
 
 @dataclass(frozen=True)
 class GateBounds:
-    """Bounds a policy must meet. Differences are of shares in [0, 1], candidate minus champion."""
+    """Bounds of a gate. Differences are of shares in [0, 1], candidate minus champion."""
 
     min_evidence: int = 30
-    """Held-out prompts on which both were judged."""
+    """Fewest held-out prompts on which both were judged."""
     alpha: float = 0.05
-    """Chance that a policy no better than the champion is taken for better, over all attempts on one holdout."""
+    """Chance that a policy no better than the champion passes, over all attempts on one holdout."""
     margin: float = 0.0
-    """The lower bound of the difference in preference accuracy must lie above it."""
+    """The lower confidence bound of the gain must exceed this."""
     max_reward_loss: float = 0.2
-    """A fall of the mean reward by more than this must be ruled out (one-sided interval, 90 %)."""
+    """A larger fall of the mean reward must be excluded (one-sided interval, 90 %)."""
     max_invalid_gain: float = 0.1
-    """A fall of the share of valid answers by more than this must be ruled out (one-sided interval, 90 %)."""
+    """A larger fall of the share of valid answers must be excluded (one-sided interval, 90 %)."""
     max_kl: float = 2.0
-    """Nats per token of its own answers, to the base model; where corrections lead, beyond what people wrote."""
+    """Nats per token of its own answers, to its reference, beyond what people wrote."""
     max_general_kl: float = 1.0
-    """Nats per token to the base model on its answers to general prompts, which have nothing to do with the agent."""
+    """Nats per token to the base model on its answers to general prompts, unrelated to the agent."""
     max_general_loss: float = 0.2
-    """Share of the general prompts that the base answers in plain text and the policy may fail to."""
+    """Largest fall of the share of general prompts answered in plain text."""
     max_slice_loss: float = 0.1
-    """No slice may lose more than this in accuracy, where the loss is not chance."""
+    """Largest loss of accuracy in a slice, if it is beyond chance."""
     min_slice: int = 10
-    """Prompts a slice must have to be judged."""
+    """Fewest prompts of a slice that is judged."""
     max_length_ratio: float = 1.5
-    """Geometric mean of the lengths of its answers over the champion's; the inverse bounds it below."""
+    """Largest ratio of mean answer lengths (geometric) to the champion's; its inverse is the smallest."""
     max_rater_share: float = 0.2
-    """A rater with a larger share of the held-out prompts must not be the only one who sees the gain."""
+    """The gain must not depend on a rater with a larger share of the held-out prompts."""
     max_off_policy_loss: float = 0.05
-    """The off-policy estimate of the reward may be lower than the champion's by at most this."""
+    """Largest fall of the off-policy estimate of the reward below the champion's."""
     benchmarks: str = ""
-    """Benchmark tasks that must have been run, separated by commas; `name=0.02` gives one a bound of its own. Empty:
-    none is asked."""
+    """Required benchmark tasks, separated by commas; `name=0.02` sets a task's own bound. Empty: none."""
     max_benchmark_loss: float = 0.05
-    """A fall of a listed benchmark below its base by more than this must be ruled out (one-sided interval, 90 %)."""
+    """A larger fall of a listed benchmark below its base must be excluded (one-sided interval, 90 %)."""
 
     def __post_init__(self) -> None:
         if self.min_evidence < 1 or self.min_slice < 1:
@@ -97,7 +96,7 @@ class GateBounds:
 
     @property
     def benchmark_bounds(self) -> dict[str, float]:
-        """Listed task -> the loss it may show, in [0, 1]. Raises GateError."""
+        """Listed task -> its bound, in [0, 1]. Raises GateError."""
         limits: dict[str, float] = {}
         for entry in (one.strip() for one in self.benchmarks.split(",")):
             name, separator, text = (part.strip() for part in entry.partition("="))
@@ -120,18 +119,17 @@ class GateBounds:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One held-out prompt judged on both sides: right or wrong, or a figure of which more is better."""
+    """One held-out prompt judged on both sides: right (1) or wrong (0), or a figure where more is better."""
 
     policy_score: float
     reference_score: float
     slices: tuple[str, ...] = ()
     raters: tuple[str, ...] = ()
     parts: tuple[tuple[str, float, float], ...] = ()
-    """Slices that only some of a prompt's pairs are in (the preferred answer is the longer one), with the figures of
-    both sides on those."""
+    """(slice, policy_score, reference_score) of slices that hold only some of a prompt's pairs."""
 
     def restrict_to_slice(self, name: str) -> Case:
-        """The case by those of its pairs alone that are in a slice."""
+        """The case reduced to its pairs in a slice."""
         return next(
             (Case(own, other, (name,), self.raters) for part, own, other in self.parts if part == name), self
         )
@@ -139,10 +137,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RatedAnswer:
-    """One held-out answer with its value, in [0, 1], and how far the policy moved it.
+    """One held-out answer with its rated value in [0, 1], and how far the policy moved it.
 
-    shift: log p(answer | prompt) of the policy minus that of its rival, per token. Not summed: a policy that only made
-    every token less likely would then look better wherever people like short answers.
+    shift: log p(answer | prompt) of the policy minus that of its rival, per token. A sum would reward a policy that
+    made every token less likely wherever people like short answers.
     """
 
     prompt: str
@@ -152,12 +150,12 @@ class RatedAnswer:
     raters: tuple[str, ...] = ()
 
     def restrict_to_slice(self, name: str) -> RatedAnswer:
-        """The answer itself: it is in a slice as a whole."""
+        """The answer itself: a slice holds it as a whole."""
         return self
 
 
 Item: TypeAlias = Case | RatedAnswer
-"""One piece of held-out evidence of any kind."""
+"""One piece of held-out evidence."""
 
 
 @dataclass(frozen=True)
@@ -171,29 +169,28 @@ class AnswerPair:
     chars: int
     other_chars: int
     judged: bool = True
-    """True if a reward can tell a good answer to this prompt from a bad one; what nobody judged shows form
-    alone."""
+    """True if a reward can tell good answers to this prompt from bad ones, beyond their form."""
     loops: bool = False
-    """Repetition: the policy's answer is free text that says the same over and over."""
+    """True if the policy's answer is repetitive free text."""
     written_valid: bool | None = None
-    """Validity of the text it writes; None where no answer was chosen out of a list. Shown, asked by no rule."""
+    """Validity of its freely written text, shown only; None if no answer was chosen from a list."""
     other_written_valid: bool | None = None
     same: bool | None = None
-    """True if both answers do the same; None of free text, and of prompts that are not held out."""
+    """True if both answers do the same; None for free text and prompts that are not held out."""
     said: bool = False
-    """True if people, or the agent, said of any answer to the prompt that it is right or wrong."""
+    """True if any answer to the prompt was called right or wrong, by people or the agent."""
     other_said: bool = False
-    """True if they said it of the other side's answer."""
+    """True if the rival's answer was."""
     settled: bool = False
     """True if a right answer is known."""
     asked: bool = False
-    """True if people said it because the queue asked, not by their own choice."""
+    """True if people rated it because the queue asked, not by choice."""
     prompt_hash: str = ""
 
 
 @dataclass(frozen=True)
 class GoldenResult:
-    """A decision an operator says must be right."""
+    """Result of a golden case: a decision that an operator requires to be right."""
 
     name: str
     passed: bool
@@ -203,17 +200,17 @@ class GoldenResult:
 
 @dataclass(frozen=True)
 class BenchmarkCases:
-    """A benchmark's items, each scored for the policy and for its base (as `other`), in [0, 1]."""
+    """A benchmark's items, each scored in [0, 1] for the policy and for its base."""
 
     metric: str = ""
     cases: Sequence[Case] = ()
     fault: str = ""
-    """Reason that no result counts, with the command to run; empty where one does."""
+    """Why no result counts, with the command to run; empty if one does."""
 
 
 @dataclass(frozen=True)
 class GeneralAnswers:
-    """Answers of a policy to general prompts (`rl.training.general`), beside those of its base."""
+    """Answers of a policy and its base to general prompts (`rl.training.general`)."""
 
     kl: float
     """KL(policy || base), mean over the tokens of the base's answers, in nats."""
@@ -221,13 +218,12 @@ class GeneralAnswers:
     """Share of the policy's answers that are plain text, in [0, 1]."""
     base_plain_text: float
     n: int
-    """Prompts."""
+    """Number of prompts."""
     broken: Sequence[Mapping[str, str]] = ()
-    """A few of the policy's answers that are not plain text though the base's are: {"prompt", "answer", "base"}."""
+    """Some of its answers that are not plain text though the base's are: {"prompt", "answer", "base"}."""
 
     @property
     def words(self) -> str:
-        """The figures in a sentence."""
         return (
             f"Of {self.n} general prompts it answers {100 * self.plain_text:.0f} % in plain text, its base "
             f"{100 * self.base_plain_text:.0f} %; KL to the base {self.kl:.2f} nats per token."
@@ -248,11 +244,11 @@ class JudgingEvidence:
     """The verdict in a sentence, with its figures."""
     ended: bool
     further: int | None
-    """Answers of people until a verdict, about; None where the pairs that are left will not bring one."""
+    """About how many more answers bring a verdict; None if the remaining pairs cannot."""
     minutes: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures of a report; value, low and high are the win share less one half."""
+        """The figures of a report; value, low and high are the win share minus 1/2."""
         share = self.share
         interval = {} if share.value is None else {
             "value": share.value - 0.5, "low": share.low - 0.5, "high": share.high - 0.5, "n": share.decided,
@@ -266,51 +262,48 @@ class JudgingEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence of one evaluation: a policy and what it was compared to, on the same prompts."""
+    """Evidence of one evaluation: a policy and its rival on the same prompts."""
 
     against: str
     cases: Sequence[Case]
-    """Pairs: whether each side held the preferred response for more likely."""
+    """Pairs: whether each side found the preferred response more likely."""
     answer_pairs: Sequence[AnswerPair] = ()
     kl: float | None = None
-    """To the base model, nats per token of the policy's own greedy answers (k3); None where it was not measured."""
+    """KL to the reference, nats per token of the policy's greedy answers (k3); None if not measured."""
     written_gain: Difference | None = None
-    """log p(policy) - log p(base) of what people wrote, nats per token, with its 95 % interval; None if not known."""
+    """log p(policy) - log p(base) of what people wrote, nats per token, 95 % interval; None if unknown."""
     good_chars: tuple[float, int] | None = None
-    """Characters (geometric mean) of held-out answers that people wrote, chose or liked, and how many; None where there
-    are none."""
+    """(geometric mean characters, count) of held-out answers that people wrote, chose or liked; None without any."""
     general: GeneralAnswers | None = None
-    """Answers to general prompts; None where they were not asked: of the bundled model, of a linear policy."""
+    """Answers to general prompts; None if not asked (bundled model, linear policy)."""
     golden: Sequence[GoldenResult] = ()
     off_policy: Difference | None = None
-    """Estimated reward of the policy minus the champion's, from logged propensities; None where there are none."""
+    """Off-policy estimate of its reward minus the champion's; None without propensities."""
     attempt: int = 1
     """Number of this attempt on this holdout, from 1."""
     other_kinds: Mapping[str, Sequence[Item]] = field(default_factory=dict)
-    """Evidence of the kinds beside pairs (rl.gates.evidence_kinds.KINDS)."""
+    """Kind -> evidence, of all kinds except pairs."""
     exclusions: Mapping[str, str] = field(default_factory=dict)
-    """Kind -> why it may not carry the accuracy rule: a reward model judges what was trained on it."""
+    """Kind -> why it may not lead, e.g. a reward model that judges its own training signal."""
 
     near_identical: str = ""
-    """Number of the agent's prompts that count as one with others, in words; empty where none do."""
+    """Number of the agent's prompts that count as one with others, in words; empty without any."""
     discrete: bool = False
-    """True where two answers of the agent are the same or not; as it was when they were judged."""
+    """True if the agent's answers were discrete when they were judged."""
     right_beside: tuple[float, float] | None = None
-    """Shares of prompts that the policy and a classifier of each field answer as people wrote; None where answers have
-    no fields or nobody knows."""
+    """Shares of prompts that the policy and a classifier of each field answer as people wrote; None if unknown."""
     fields: str = ""
-    """Share of the fields that are right, in words; empty where answers have none."""
+    """Share of right fields, in words; empty if answers have none."""
     judging: JudgingEvidence | None = None
-    """Answers that people compared side by side; None without a round."""
+    """Side-by-side comparisons by people; None without a round."""
     benchmarks: Mapping[str, BenchmarkCases] = field(default_factory=dict)
     """Listed task -> its newest result."""
     no_benchmarks: str = ""
-    """Reason that benchmarks do not apply to this policy; empty where they do."""
+    """Why benchmarks do not apply to this policy; empty if they do."""
 
     @property
     def open_prompts(self) -> list[str]:
-        """Held-out prompts that both sides answer differently and whose right answer nobody knows: what would change
-        the verdict."""
+        """Held-out prompts that both sides answer differently and whose right answer is unknown."""
         return [one.prompt_hash for one in self.answer_pairs if one.same is False and not one.settled]
 
     def items(self, kind: str) -> Sequence[Item]:
@@ -319,14 +312,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Result of one rule, and the figures it rests on."""
+    """Result of one rule, with its figures."""
 
     rule: str
     outcome: str
     words: str
     figures: Mapping[str, Any] = field(default_factory=dict)
     waits: bool = False
-    """A refusal that more evidence may lift: it found nothing wrong beyond chance. The others found harm."""
+    """True of a refusal that more evidence may lift; false if it found harm beyond chance."""
 
     @property
     def passed(self) -> bool:
@@ -343,7 +336,7 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class GateReport:
-    """Every rule's verdict: the gate opens where none refuses."""
+    """All rules' results: the gate opens if none refuses."""
 
     stage: str
     against: str
@@ -359,12 +352,12 @@ class GateReport:
 
     @property
     def harmful(self) -> bool:
-        """True if a rule found harm, so that no more evidence is waited for."""
+        """True if a rule found harm, so that more evidence does not help."""
         return any(not verdict.waits for verdict in self.refusals)
 
     @property
     def reason(self) -> str:
-        """The refusing rules' words; empty where the gate opens."""
+        """The refusing rules' words; empty if the gate opens."""
         return "; ".join(verdict.words for verdict in self.refusals)
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""Rules of a gate as pure functions of figures, each with its result. No Django, no torch.
+"""Rules of a gate as pure functions of evidence, and the judgement of all of them. No Django, no torch.
 
-A gate is asked again and again on much the same held-out prompts, so luck is paid for: the first attempt on a holdout
-may spend two thirds of `alpha`, the k-th one third of 1 / ((k - 1) k). These shares sum to 1, so whatever attempts have
-to do with each other (union bound) a policy no better than the champion gets past the accuracy rule at most `alpha` of
-the time over ALL of them together, on a holdout that stays or grows. Every look counts
-(`rl.registry.gate_evidence.attempt_of`).
+A gate judges again and again on nearly the same held-out prompts, so attempts share `alpha`: the first may spend two
+thirds of it, the k-th one third of 1 / ((k - 1) k). The shares sum to 1. By the union bound a policy no better than the
+champion passes the accuracy rule with probability at most `alpha` over ALL attempts on a holdout that stays or grows.
+Every evaluation counts (`rl.registry.gate_evidence.attempt_of`).
 """
 
 from __future__ import annotations
@@ -65,11 +64,10 @@ from rl.gates.report import (
 from rl.statistics import Difference
 
 CHALLENGER, CHAMPION = "challenger", "champion"
-"""Stages a gate may open to. A champion must be better; a challenger must not be worse, as live traffic
-decides on."""
+"""Stages a gate opens to. A champion must be better; a challenger must not be worse: live traffic decides."""
 
 FIRST_SHARE = 2 / 3
-"""Of alpha, what the first attempt may spend. Each new champion begins a new count, so most attempts are first ones."""
+"""Share of alpha for the first attempt. A new champion starts a new count, so most attempts are first ones."""
 
 
 def alpha_of_attempt(alpha: float, attempt: int) -> float:
@@ -97,7 +95,7 @@ NO_LIKELIHOODS = "{rival} gives answers alone, so people compare them side by si
 
 
 def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Enough held-out prompts to say anything. Not asked where a judging round decides alone."""
+    """There are enough held-out prompts. Not asked if only a judging round can decide."""
     if only_people_compare(evidence, bounds, to):
         return RuleResult("evidence", NOT_APPLICABLE, NO_LIKELIHOODS.format(rival=evidence.against))
     lead = lead_of(evidence, bounds)
@@ -119,13 +117,13 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
 
 
 def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Better than the champion on the same prompts, beyond the luck of repeated attempts (challenger: not worse; where
-    likelihoods lead, not worse is enough for a champion too, as compared answers decide: `rule_compared`).
+    """Better than the champion on the same prompts, beyond the luck of repeated attempts.
 
-    Judged on the kind of evidence that leads (`lead_of`). The lower bound is that of the paired difference at one-sided
-    confidence 1 - alpha_k; the exact test of the kind must agree that it is no chance, because at small alpha_k the
-    bound is only approximate. Pairs, tests: Newcombe's bound, the exact unconditional test. Labels and outcomes: the
-    bound and the studentised permutation test of their concordance. Figures: Student's bound, the sign-flip test.
+    A challenger must only not be worse; so must a champion if likelihoods lead, as `rule_compared` decides then. Judged
+    on the leading kind (`lead_of`). The gain's one-sided lower bound at confidence 1 - alpha_k must exceed the margin,
+    and the kind's exact test must agree: at small alpha_k the bound is approximate. Pairs, tests: Newcombe's bound and
+    the exact unconditional test. Labels, outcomes: concordance with its studentised permutation test. Figures:
+    Student's bound and the sign-flip test.
     """
     if only_people_compare(evidence, bounds, to):
         return RuleResult("accuracy", NOT_APPLICABLE, NO_LIKELIHOODS.format(rival=evidence.against))
@@ -174,13 +172,15 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
 
 
 def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Difference:
-    """The interval of an effect whose lower end the accuracy rule asks about: two-sided, 1 - 2 alpha_k."""
+    """The interval whose lower end the accuracy rule reads: two-sided, confidence 1 - 2 alpha_k."""
     return effect.interval(1 - 2 * alpha_of_attempt(bounds.alpha, evidence.attempt))
 
 
 def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """No other kind of evidence with enough prompts shows a loss beyond chance; the 5 % are shared among them. Kinds
-    that are on the lists of known answers are not asked again where these lead."""
+    """No other kind with enough prompts shows a loss beyond chance; 5 % are shared among them (Bonferroni).
+
+    Kinds within the known answers are left out if those lead.
+    """
     lead = lead_of(evidence, bounds)
     asked = POOLED if lead == KNOWN and evidence.discrete else ()
     effects = {
@@ -214,18 +214,17 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Rule
 
 
 UNLIKE = 0.2
-"""One-sided level at which rated prompts are taken to be another kind than those that nobody rated."""
+"""One-sided level below which rated prompts count as unlike unrated ones."""
 
 
 def rule_ratings(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Rated prompts are like those that nobody rated: people do not rate just where the other policy was wrong.
+    """Rated prompts are like unrated ones: people did not only complain about the rival.
 
-    Where only complaints are rated, the other policy is wrong on every rated prompt, and any candidate looks better
-    there. Nobody knows what is right on an unrated prompt, but whether both sides agree there is known. Both are right
-    where the other one is and they agree, so they agree more often where it is right: a larger share of agreement on
-    unrated prompts than on rated ones shows complaints (Fisher's exact test, `UNLIKE`). What the queue asked for counts
-    as unrated: nobody chose it. Waits: once somebody rated the
-    prompts on which the two differ, it no longer matters who rated the rest.
+    If only complaints are rated, the rival is wrong on every rated prompt and any candidate looks better. On unrated
+    prompts the right answer is unknown, but agreement of both sides is known, and they agree more often where the rival
+    is right. So more agreement on unrated than on rated prompts shows complaints (Fisher's exact test, `UNLIKE`).
+    Ratings that the queue asked for count as unrated: nobody chose them. Waits: ratings of the prompts on which the two
+    differ settle it.
     """
     answered = [one for one in evidence.answer_pairs if one.same is not None]
     rated = [one for one in answered if one.said and not one.asked]
@@ -258,8 +257,8 @@ def rule_ratings(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """The gain is not one rater's alone.
 
-    It is where the prompts of the others show none beyond chance, and they lost, or gained surely less than that rater
-    (one-sided test of two groups, 5 %; of wins and losses Fisher's exact one). Fewer prompts alone are no reproach.
+    Refused if the prompts of the others show no gain beyond chance, and show a loss or a significantly smaller gain
+    (one-sided test of two groups, 5 %; Fisher's exact test for wins and losses). Fewer prompts alone are no reason.
     """
     lead = lead_of(evidence, bounds)
     items = evidence.items(lead)
@@ -303,9 +302,9 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """No slice (tag, topic, length, which side is longer) loses more than the bound, where that is not chance.
+    """No slice (tag, topic, length, which side is longer) loses more than the bound, beyond chance.
 
-    The 5 % of chance are shared among the slices (Bonferroni): of thirty, one or two would look broken by luck.
+    5 % are shared among the slices (Bonferroni): of thirty, one or two would otherwise look broken by luck.
     """
     lead = lead_of(evidence, bounds)
     slices: dict[str, list[Item]] = {}
@@ -340,7 +339,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Rule: no loss beyond chance on held-out prompts with feedback older than the champion."""
+    """No loss beyond chance on held-out prompts with feedback older than the champion."""
     lead = lead_of(evidence, bounds)
     known = [item.restrict_to_slice(OLDER) for item in evidence.items(lead) if OLDER in item.slices]
     effect = effect_of(lead, known, evidence.items(lead))
@@ -388,12 +387,11 @@ RULES: tuple[Rule, ...] = (
     rule_length,
     rule_off_policy,
 )
-"""In the order in which a report shows them."""
+"""In the order of a report."""
 
 
 def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> GateReport:
-    """Ask every rule; nothing is skipped, so that a refusal names all its reasons. Benchmarks are asked where the
-    bounds list any."""
+    """Applies every rule, so that a refusal names all its reasons; benchmarks only if the bounds list any."""
     if to not in (CHALLENGER, CHAMPION):
         raise GateError(f"a gate opens to {CHALLENGER} or {CHAMPION}, found {to!r}")
     rules = (*RULES, rule_benchmarks) if bounds.benchmark_bounds else RULES
@@ -404,14 +402,15 @@ def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> Ga
 
 
 MAX_PROMPTS = 100_000
-"""Prompts beyond which a number would say no more than that this is no way."""
+"""Largest estimate; more prompts than this are out of reach."""
 
 
 def prompts_to_show(value: float, low: float, margin: float, n: int, widening: float = 1.0) -> int | None:
-    """Held-out prompts at which the lower end of the interval reaches the margin, if the difference stays at `value`.
+    """Held-out prompts at which the interval's lower end reaches the margin, if the difference stays at `value`.
 
-    value, low: the difference and the lower end over n prompts. widening: how much wider the next interval is at the
-    same n. None where no number would do: nothing above the margin was measured.
+    value, low: the difference and its lower end over n prompts; the width shrinks with the square root of n. widening:
+    ratio of the next interval's width to this one's at equal n. None if the difference does not exceed the margin. An
+    estimate: the difference itself has an error.
     """
     if value <= margin:
         return None
@@ -420,8 +419,8 @@ def prompts_to_show(value: float, low: float, margin: float, n: int, widening: f
 
 
 def prompts_for_gain(figures: Mapping[str, Any], alpha: float) -> int | None:
-    """The same of the accuracy rule's stored figures, at the next attempt; None where nothing can be said. alpha: what
-    all attempts together may spend."""
+    """`prompts_to_show` for the accuracy rule's stored figures at the next attempt, which gets a smaller share of
+    `alpha`."""
     value, low, n = (figures.get(name) for name in ("value", "low", "n"))
     attempt = figures.get("attempt")
     if value is None or low is None or not n or attempt is None:

@@ -1,6 +1,6 @@
-"""Verdict on a policy in one sentence, one bar, and what is missing as one action with its effort. Pure.
+"""Verdict on a policy: one sentence, one bar, and the next action with its effort. Pure.
 
-Every page, command and endpoint shows this one.
+Every page, command and endpoint shows this verdict.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rl.gates.report import RULE_TITLES, Evidence, GateBounds, GateReport, RuleR
 from rl.statistics.sequential import BETTER
 
 SECONDS_AN_ANSWER = 10
-"""Time a person takes to rate or compare one answer, about."""
+"""Estimated time to rate or compare one answer."""
 
 READY, WAITS, REFUSED, OPEN, SERVING = "ready", "waits", "refused", "not compared", "serving"
 
@@ -25,18 +25,18 @@ COMPARE, RATE, TRAIN, EVALUATE, PROMOTE = "compare", "rate", "train", "evaluate"
 
 @dataclass(frozen=True)
 class Action:
-    """What to do next, and how much work it is."""
+    """The next action and its effort."""
 
     kind: str
     words: str
     answers: int = 0
-    """Answers to rate or compare, about."""
+    """About how many answers to rate or compare."""
     judging_round: int | None = None
-    """Judging round in which they are compared; None where the queue asks for them."""
+    """Judging round to compare them in; None: the rating queue."""
 
     @property
     def minutes(self) -> int:
-        """Minutes that takes a person, about; 0 where nothing is rated."""
+        """About how many minutes it takes; 0 without answers to rate."""
         return max(1, round(self.answers * SECONDS_AN_ANSWER / 60)) if self.answers else 0
 
 
@@ -50,7 +50,7 @@ def action_of(kind: str, words: str, answers: int = 0) -> Action:
 
 @dataclass(frozen=True)
 class VerdictBar:
-    """Shares in percent: of the policy and its rival, and the ends of the interval, put at the rival's share."""
+    """Shares in percent: the policy's, its rival's, and the interval's ends relative to the rival's share."""
 
     own: float
     rival: float
@@ -60,26 +60,26 @@ class VerdictBar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a policy against what answers today."""
+    """Result of a policy against its rival."""
 
     state: str
     """READY, WAITS, REFUSED, OPEN or SERVING."""
     result: str
-    """Comparison in one sentence; empty where nothing was compared."""
+    """The comparison in one sentence; empty if nothing was compared."""
     standing: str
-    """Consequence, in one sentence."""
+    """The consequence in one sentence."""
     against: str
     action: Action | None = None
     bar: VerdictBar | None = None
     basis: str = ""
-    """Whose ratings these are, in one sentence; empty where nothing was rated."""
+    """Whose ratings these are, in one sentence; empty without ratings."""
     representative: bool | None = None
-    """True where the rated prompts were drawn at random, or all prompts on which the two differ are rated; None
-    without a comparison of known answers."""
+    """True if the rated prompts were drawn at random, or all prompts on which the two differ are rated; None without
+    known answers."""
 
     @property
     def words(self) -> str:
-        """Result and standing, as commands and REST say them."""
+        """Result and standing, as commands and REST show them."""
         return " ".join(filter(None, [self.result, self.standing]))
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,11 +96,11 @@ PREDICATES = {
     TESTS: ("Passes the tests of", "held-out prompts"),
     KNOWN: ("Right in", "held-out prompts"),
 }
-"""Kind whose figures are right or wrong -> how the sentence begins, and what is counted."""
+"""Kind of right or wrong figures -> beginning of the sentence, and what is counted."""
 
 
 def result_words(lead: str, effect: Effect, rival: str) -> tuple[str, VerdictBar | None]:
-    """The comparison in one sentence with its 95 % interval, and its bar where both sides are shares."""
+    """The comparison in one sentence with its 95 % interval; its bar if both sides are shares."""
     found = effect.interval(0.95)
     own, other = effect.sides
     bar = None
@@ -139,8 +139,8 @@ def verdict_compared(
     further: int = 0,
     sampled: bool = False,
 ) -> Verdict:
-    """Verdict of a gate's report. rival: the opponent, as a reader knows it. further: rated prompts that are missing,
-    about; sampled: the rated prompts were drawn at random."""
+    """Verdict of a gate report. rival: its name for readers; further: about how many rated prompts are missing;
+    sampled: the rated prompts were drawn at random."""
     lead = lead_of(evidence, bounds)
     effect = effect_of(lead, evidence.items(lead))
     result, bar = ("", None) if effect is None else result_words(lead, effect, rival)
@@ -168,7 +168,7 @@ def _missing(
     rival: str,
     further: int,
 ) -> tuple[str, Action]:
-    """Standing of a policy that more evidence may lift, and what to do: the first rule that waits says it."""
+    """Standing of a policy that more evidence may lift, and the next action, by the first rule that waits."""
     rules = {one.rule: one for one in report.refusals}
     differing = len(evidence.open_prompts)
     compare = action_of(COMPARE, f"rate {_answers(differing)} where the two differ", differing)
@@ -211,7 +211,7 @@ def _missing(
 
 
 def _could_turn(effect: Effect, differing: int) -> bool:
-    """True if prompts of which nobody knows the right answer could make the difference positive."""
+    """True if prompts without a known answer could make the difference positive."""
     return effect.value * effect.n + differing > 0
 
 
@@ -244,5 +244,4 @@ def verdict_open(rival: str, *, newest: str = "", kinds: Sequence[str] = ()) -> 
 
 
 def verdict_serving(words: str = "It answers now.") -> Verdict:
-    """Verdict of a champion."""
     return Verdict(SERVING, "", words, "")

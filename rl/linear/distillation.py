@@ -1,9 +1,8 @@
-"""Demonstrations by a linear classifier: what a language model is taught where it cannot read the feedback itself.
+"""Demonstrations by a linear classifier, for base models that learn little from the feedback itself. Pure.
 
-A small base model knows nothing of an agent's fields, and learns little from which of two answers was preferred, or
-from one thumb; from an answer to each prompt it learns much. The classifier hears the feedback and says the answer
-(distillation with hard labels, after Hinton, Vinyals and Dean 2015), to the recorded prompts and, where these are few,
-to others made of their parts. Pure: no Django, no torch.
+A small base model learns little from a preference or a thumb, and much from an answer to each prompt. A linear
+classifier learns from the feedback and answers the recorded prompts (distillation with hard labels, after Hinton,
+Vinyals and Dean 2015). If these are few, it also answers prompts recombined from their parts.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from rl.linear.model import CLOSED, FIELDS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import choices_of
 
 SHOWN_PROMPTS = 1_000
-"""Prompts that are shown where so many can be made of the recorded ones. Of 190 recorded ones alone the base fell up to
-eight points short of its classifier, of these it did not (docs/decisions/29)."""
+"""Prompts after recombination. With 190 recorded prompts alone the base model was up to 8 points below its classifier,
+with these it was not (docs/decisions/29)."""
 
 
 @dataclass(frozen=True)
 class DistilledDemonstrations:
-    """Demonstrations for both sides of a training, and how they came about."""
+    """Demonstrations for training and for the eval split, and a note on how they were made."""
 
     train: list[dict[str, Any]]
     held_out: list[dict[str, Any]]
@@ -39,11 +38,11 @@ class DistilledDemonstrations:
 def rows_taught(
     train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]], agent: Agent, *, seed: int = 42
 ) -> DistilledDemonstrations:
-    """The answer of a classifier to each prompt of some pairs or scored answers.
+    """A classifier's answer to each prompt of some pairs or scored answers.
 
-    train: rows whose prompts the language model is taught. held_out: rows of the eval split, on which its training is
-    watched; the classifier learns from both, as what is watched is how well its answers are learnt, and holds its own
-    choice of features by cross-validation. Raises LinearRefused for answers that are no choice.
+    train: rows whose prompts the language model is taught; held_out: rows of the eval split. The classifier learns from
+    both, because the eval loss measures how well its answers are learnt. Raises LinearRefused for answers that are no
+    choice.
     """
     classifier = fit([*train, *held_out], agent, seed=seed)
     demonstrations = list(_classifier_demonstrations(train, classifier.policy, agent))
@@ -66,10 +65,9 @@ def rows_taught(
 def rows_recombined(
     train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]], agent: Agent, *, seed: int = 42
 ) -> DistilledDemonstrations:
-    """Demonstrations by people, with the answers of a classifier that learns from them to recombined prompts.
+    """People's demonstrations, plus answers to recombined prompts by a classifier that learnt from them.
 
-    train, held_out: demonstrations, of which the latter stay as they are: how well people's answers are learnt is
-    watched. Raises LinearRefused for answers that are no choice.
+    The eval split (held_out) keeps only people's answers. Raises LinearRefused for answers that are no choice.
     """
     classifier = fit([*train, *held_out], agent, seed=seed)
     made = _recombined_demonstrations(train, classifier.policy, agent, seed)
@@ -82,8 +80,7 @@ def rows_recombined(
 def _recombined_demonstrations(
     recorded: Sequence[Mapping[str, Any]], policy: LinearPolicy, agent: Agent, seed: int
 ) -> list[dict[str, Any]]:
-    """Its answers to prompts made of the recorded ones, up to SHOWN_PROMPTS in all; none where the answers of a prompt
-    come with its state, which would not belong to another."""
+    """Its answers to recombined prompts, up to SHOWN_PROMPTS in all; none if the state lists the answers."""
     if policy.mode not in (CLOSED, FIELDS) or (
         not agent.answers and any(row.get("state") for row in recorded)
     ):
@@ -100,7 +97,7 @@ def _recombined_demonstrations(
 def _classifier_demonstrations(
     rows: Iterable[Mapping[str, Any]], policy: LinearPolicy, agent: Agent
 ) -> Iterable[dict[str, Any]]:
-    """One demonstration for each prompt; none where the classifier knows no answer that the prompt allows."""
+    """One demonstration per prompt, unless the classifier knows no answer the prompt allows."""
     seen: set[str] = set()
     for row in rows:
         choices = choices_of([row], agent).rows
@@ -115,7 +112,7 @@ def _classifier_demonstrations(
 def _likeliest(
     policy: LinearPolicy, prompt: Sequence[Mapping[str, Any]], listed: Sequence[str]
 ) -> str | None:
-    """The answer the classifier gives, among the listed ones or those it knows; None where it knows none."""
+    """The classifier's answer, among the listed ones or those it knows; None if it knows none."""
     try:
         options = list(listed) or policy.options(prompt)
     except LinearPolicyError:
@@ -125,7 +122,7 @@ def _likeliest(
 
 
 ROW_COLUMNS = ("prompt", "prompt_hash", "state", "facts")
-"""Columns of a row that its demonstration has too."""
+"""Columns that a demonstration copies from its row."""
 
 
 # --- Recombined prompts ---
@@ -134,17 +131,17 @@ ROW_COLUMNS = ("prompt", "prompt_hash", "state", "facts")
 Messages = Sequence[Mapping[str, Any]]
 
 MOST_SENTENCES = 24
-"""Sentences of a text that are compared with each other; their pairs grow with the square."""
+"""Longer texts are not recombined: pairs of sentences grow with the square."""
 
 _SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？]*\s*")
 
 
 def recombined_prompts(prompts: Sequence[Messages], count: int, *, seed: int) -> list[list[dict[str, Any]]]:
-    """New prompts, at most `count`, none of them a given one; fewer where the given ones allow fewer.
+    """At most `count` new prompts, none equal to a given one.
 
     Each is a given prompt whose last message has other values in its fields (JSON members or lines `name: value`),
-    drawn from those that field has anywhere; a text without fields has other sentences, drawn from those that have
-    stood beside each of the text's others: two that say the same thing of a prompt never stand together.
+    drawn from the values of that field anywhere. A text without fields gets other sentences, drawn from those that have
+    occurred beside each of its others, so that two variants of one statement never occur together.
     """
     random = Random(f"recombined/{seed}")
     texts = [message_text(prompt[-1]) for prompt in prompts if prompt]
@@ -170,7 +167,7 @@ def recombined_prompts(prompts: Sequence[Messages], count: int, *, seed: int) ->
 def _exchange(
     text: str, spans: Sequence[tuple[str, int, int]], fields: Mapping[str, Sequence[str]], random: Random
 ) -> str:
-    """The text with each field's value drawn from those seen of that field."""
+    """The text with each field's value drawn from that field's values."""
     parts, end = [], 0
     for name, start, stop in spans:
         parts += [text[end:start], random.choice(fields[name])]
@@ -179,7 +176,7 @@ def _exchange(
 
 
 class _Sentences:
-    """Sentences of some texts, and which of them have stood in one text; two that differ in digits alone are one."""
+    """Sentences of some texts and which occurred together; sentences that differ only in digits are one."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.wordings: dict[str, list[str]] = defaultdict(list)
@@ -192,8 +189,8 @@ class _Sentences:
                 self.partners[one].add(other)
 
     def exchange(self, text: str, random: Random) -> str:
-        """The text with each sentence, one after the other, drawn anew given the others (Gibbs sampling). A text with a
-        sentence that no other has stays as it is: nothing tells what may stand beside that one."""
+        """The text with each sentence redrawn given the others (Gibbs sampling). Unchanged if a sentence occurs only
+        here: nothing tells what may be beside it."""
         parts = _split(text)
         keys = list(map(_key, parts))
         if len(parts) > MOST_SENTENCES or any(len(self.wordings[key]) < 2 for key in keys):

@@ -1,7 +1,7 @@
-"""Features of a prompt as a linear policy reads them: words, fields, sizes of numbers, crossings, parts of words. Pure.
+"""Features of a prompt for a linear policy: words, fields, sizes of numbers, crossings, parts of words. Pure.
 
-A prompt is the text of its messages, so that a policy reads the same whether an app sent a state or messages. Fields
-are found where a text is JSON, holds JSON members, or has lines `name: value`.
+Only the text of messages counts, so that apps may send a state or messages. Fields come from JSON, from JSON members
+within a text, or from lines `name: value`.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import Any
 WORDS, CROSSED, PARTS = "words", "crossed", "parts"
 
 FAMILIES: tuple[tuple[str, ...], ...] = ((WORDS,), (WORDS, CROSSED), (WORDS, PARTS))
-"""Sets of features of a prompt that a training tries; cross-validation picks one."""
+"""Sets of prompt features that training tries; cross-validation picks one."""
 
 VALUES, ORDER = "values", "order"
-"""Feature families of an answer, beside those of its prompt: of a closed set, what an answer is made of, as of any
-other; and of a list its first item, and which stands before which."""
+"""Families of answer features: the parts of a closed set's answers; the first item of a list and the order of its
+items."""
 
 OF_ANSWERS = (VALUES, ORDER)
 
 MOST_CHARACTERS = 20_000
-"""Characters of one message that are read, from its beginning."""
+"""Characters of a message that are read, from its beginning."""
 
 MOST_FIELDS = 24
-"""Fields of a prompt that are crossed with each other; their number grows with the square."""
+"""Fields of a prompt that are crossed; crossings grow with the square."""
 
 MOST_ITEMS = 12
-"""Items of a list in an answer whose order is read; the number of its pairs grows with the square."""
+"""Items of an answer's list whose order is read; pairs grow with the square."""
 
 DEEPEST = 32
 """Levels of nested JSON that are read."""
 
 LONGEST_VALUE = 60
-"""Characters up to which a field's value counts as one of a few; a longer one is read as words of that field."""
+"""Values of at most so many characters are categories; longer ones are read as words."""
 
 CROSSED_VALUE = 0.5
-"""Value of a crossing, where a word has 1: a smaller one is held closer to zero by the same penalty."""
+"""Value of a crossing (a word has 1): smaller, so that the same penalty shrinks it more."""
 
 MAX_SPLIT_WORDS = 200
-"""Distinct words of a message, the first, whose parts are read."""
+"""Distinct words of a message whose parts are read, from its beginning."""
 
 PART_LENGTHS = (3, 4, 5)
 
@@ -57,11 +57,11 @@ _MEMBER = re.compile(r'"([^"\\]{1,40})"\s*:\s*(?:"([^"\\]{0,200})"|(-?\d+(?:\.\d
 
 
 def prompt_features(messages: Sequence[Mapping[str, Any]], families: Sequence[str] = (WORDS,)) -> Features:
-    """Features of a prompt: those of its last message under their own names, of earlier ones with `earlier ` before.
+    """Features of a prompt: name -> value. Those of messages before the last have the prefix `earlier `.
 
-    families: some of WORDS (words, fields and sizes of numbers), CROSSED (two fields at once), PARTS (runs of three to
-    five characters within words, for words nobody has seen). Values are 1, CROSSED_VALUE for a crossing, and for parts
-    1 / sqrt(number of parts).
+    families: WORDS (words, fields, sizes of numbers), CROSSED (pairs of fields), PARTS (runs of three to five
+    characters within words, for unseen words). Values are 1; CROSSED_VALUE for a crossing; 1 / sqrt(number of parts)
+    for parts.
     """
     found: Features = {}
     for place, message in enumerate(messages):
@@ -75,7 +75,7 @@ def prompt_features(messages: Sequence[Mapping[str, Any]], families: Sequence[st
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """The text of a message, whose content is a text or a list of parts, without what lies beyond the limit."""
+    """The text of a message, cut to MOST_CHARACTERS; its content may be a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         content = " ".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
@@ -131,8 +131,8 @@ def _field_features(text: str) -> Iterator[str]:
 
 
 def fields_of(text: str) -> list[tuple[str, Any]]:
-    """(name, value) of the fields that a text holds, nested ones by their path; of a list each entry. Values are texts,
-    numbers or truth values."""
+    """(name, value) of a text's fields, nested ones by their path, each entry of a list. Values are texts, numbers or
+    booleans."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -146,8 +146,7 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
 
 
 def field_spans(text: str) -> list[tuple[str, int, int]]:
-    """(name, start, end) of the values of JSON members, a quoted one with its quotes, else of lines `name: value`, in
-    their order; characters, end exclusive."""
+    """(name, start, end) of the values of JSON members (with quotes), else of lines `name: value`; end exclusive."""
     found = []
     for match in _MEMBER.finditer(text):
         quotes = int(match[2] is not None)
@@ -176,7 +175,7 @@ def _number(text: str) -> float | None:
 
 
 def _bounds(value: float) -> list[float]:
-    """Powers of two up to a number, and of a negative one its sign: steps that a weight can stand on."""
+    """Powers of two up to a number, and 0; none for a negative one. Steps for weights on sizes."""
     if value < 0:
         return []
     return [0.0] + [2.0**power for power in range(-4, 31) if 2.0**power <= value]
@@ -184,8 +183,8 @@ def _bounds(value: float) -> list[float]:
 
 @functools.lru_cache(maxsize=1_000)
 def answer_features(answer: str, families: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Features of an answer that is read by what it is made of: itself, its words, of JSON of several values these by
-    their names and sizes, and with the family ORDER the order of its lists."""
+    """Features of an answer by its parts: itself, its words, values of JSON with several members, and with ORDER the
+    order of its lists."""
     words = dict.fromkeys(word.lower() for word in _WORD.findall(answer))
     found = [f"is {answer}", *(f"has {word}" for word in words)]
     try:
@@ -205,7 +204,7 @@ def is_composed(answer: str) -> bool:
 
 
 def _order_features(value: Any, deeper: int) -> Iterator[str]:
-    """Names of the first item of each list of two texts or numbers and more, and of pairs in their order."""
+    """The first item of each list of at least two texts or numbers, and its pairs in order."""
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     if isinstance(value, list):
         items = [str(item).lower() for item in value[:MOST_ITEMS] if isinstance(item, (str, int, float))]

@@ -1,16 +1,15 @@
 """Training of a linear policy: scikit-learn's L2-regularised logistic regression on features of prompt and answer.
 
-One objective per kind of feedback, all of them maximum likelihood with a penalty:
+One objective per kind of feedback, each a penalised maximum likelihood:
 
-- pairs: log sigma(score(x, chosen) - score(x, rejected)), that is Bradley and Terry 1952 with features, as DPO has it;
-- scores: log sigma(c + score(x, a)) of an answer liked to the degree v, with weight v, and of its contrary with 1 - v;
-- pairs and scores: the sum of both, with one score(x, a); c is a weight of the scores' rows alone;
-- corrections: the log-softmax of the answer to give over the closed set (multinomial logit); where answers are listed
-  with each prompt, log sigma(score(x, right) - score(x, other)) over the others of its list, each with weight
-  1 / (k - 1).
+  - pairs: log sigma(score(x, chosen) - score(x, rejected)): Bradley and Terry 1952 with features, as in DPO;
+  - scores: log sigma(c + score(x, a)) with weight v, the value of the answer, and of its opposite with 1 - v;
+  - pairs and scores: the sum of both with one score(x, a); c is a weight of the scores' rows alone;
+  - corrections: log-softmax of the right answer over the closed set (multinomial logit); if each prompt lists its
+    answers, log sigma(score(x, right) - score(x, other)) over the others, each with weight 1 / (k - 1).
 
-The set of features and the penalty are picked by cross-validated log-loss over prompts: rows of one prompt are never on
-two sides. What was not built: boosting and kernels, whose propensities and files are not as plain.
+Cross-validated log-loss over prompts picks features and penalty; rows of one prompt are never on two sides. Boosting
+and kernels are left out: their propensities and files are less plain.
 """
 
 from __future__ import annotations
@@ -45,27 +44,27 @@ from rl.linear.rows import (
 )
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Inverse strengths of the penalty (scikit-learn's C) that are tried."""
+"""Inverse strengths of the penalty (scikit-learn's C) to try."""
 
 FOLDS = 4
 
 Z_95 = 1.96
-"""Standard errors from a mean to the ends of its 95 % interval."""
+"""Half width of a 95 % interval in standard errors."""
 
 SECONDS_PER_ROW, MEMORY_GB = 4e-3, 0.3
-"""Of a fit: measured 2 to 6 ms a row on a busy core."""
+"""Estimate for a fit: measured 2 to 6 ms per row on a busy core."""
 
 LEAST_COUNT = 2
-"""Prompts a feature must stand in: one that stands in a single prompt only tells that prompt from the rest."""
+"""Fewest prompts that have a feature; one in a single prompt only identifies that prompt."""
 
 MOST_FEATURES = 20_000
-"""Prompt features that are kept, the most frequent; crossings of long texts are many."""
+"""Most prompt features, the most frequent ones."""
 
 CONSTANT = 10.0
-"""Value of the column that carries the scores' constant beside pairs: large, so that the penalty hardly bears on it."""
+"""Value of the column for the scores' constant beside pairs: large, so that the penalty hardly affects it."""
 
 MOST_ENTRIES = 40_000_000
-"""Entries of the matrix that is fitted at most, of 12 bytes each: a family of features that makes more is not tried."""
+"""Most entries of the fitted matrix, 12 bytes each; larger families of features are not tried."""
 
 TOO_MANY = (
     "expected answers and prompts of fewer words: {:,} rows make {:,} pairs of a prompt's and an answer's features, "
@@ -74,37 +73,36 @@ TOO_MANY = (
 )
 
 MOST_WEIGHTS = 2_000_000
-"""Weights of a policy at most: fewer features are kept where there are many answers. Its file stays below 30 MB."""
+"""Most weights of a policy, so that its file stays below 30 MB; many answers leave fewer features."""
 
 
 @dataclass(frozen=True)
 class FittedPolicy:
-    """A trained policy, and the figures of its training."""
+    """A trained policy with the figures of its training."""
 
     policy: LinearPolicy
     metrics: dict[str, float]
-    """`loss`: cross-validated, nats per row; `cv_accuracy`: share of rows it gets right on prompts it was not shown;
-    `gain`: nats per row by which it is ahead of a fit that does not read the prompt, and `gain_error`, its standard
-    error over prompts (of objects those of the field with the least certain gain)."""
+    """`loss`: cross-validated, nats per row. `cv_accuracy`: share of held-out rows predicted. `gain`: nats per row over
+    a fit that does not read the prompt; `gain_error`: its standard error over prompts (of objects: the field with the
+    least certain gain)."""
     left_out: dict[str, int]
     seconds: float
 
     @property
     def tells(self) -> bool:
-        """True if it is clearly better, on prompts it was not shown, than the answer that is right or liked most often:
-        the gain's 95 % interval lies above 0."""
+        """True if the 95 % interval of the gain over the most frequent answer lies above 0, on held-out prompts."""
         return self.metrics.get("gain", 0.0) > Z_95 * self.metrics.get("gain_error", 0.0)
 
     @property
     def prompts_lacking(self) -> int:
-        """About how many more rated prompts it would take to tell, by the interval's width; to the next ten."""
+        """About how many more rated prompts would make `tells` true, to the next ten."""
         prompts, gain = int(self.policy.facts["prompts"]), self.metrics.get("gain", 0.0)
         wanted = prompts * (Z_95 * self.metrics.get("gain_error", 0.0) / gain) ** 2 if gain > 0 else np.inf
         return 10 * int(np.ceil(min(max(wanted - prompts, 20), 2 * prompts) / 10))
 
     @property
     def words(self) -> str:
-        """Words for a run's record of what was fitted."""
+        """The fit in words, for a run's record."""
         policy, facts = self.policy, self.policy.facts
         if policy.mode == FIELDS:
             return f"a classifier for each of {len(policy.parts)} fields, from {facts['prompts']:,} prompts"
@@ -134,11 +132,11 @@ def fit(
     seed: int = 42,
     judge: bool = False,
 ) -> FittedPolicy:
-    """Learn from the training rows of a snapshot. Raises LinearRefused.
+    """Learns from the training rows of a snapshot. Raises LinearRefused.
 
-    penalties, families: what cross-validation picks from; with fewer than two prompts per fold the first family and the
-    middle penalty are taken. judge: answers are to be scored, not chosen among, so that they need not be a choice;
-    the fact `intercept` added to a score is then the log-odds that the answer is liked.
+    penalties, families: candidates of the cross-validation; with fewer than two prompts per fold the first family and
+    the middle penalty are used. judge: score any answers instead of choosing; `facts["intercept"]` added to a score is
+    then the log-odds that the answer is liked.
     """
     from threadpoolctl import threadpool_limits
 
@@ -161,7 +159,7 @@ def _policy_fit(
     seed: int,
     most_weights: int = MOST_WEIGHTS,
 ) -> tuple[LinearPolicy, dict[str, float]]:
-    """The policy of the features and the penalty with the least cross-validated loss, and its figures."""
+    """The policy with the features and penalty of least cross-validated loss, and its figures."""
     best: tuple[float, float, tuple[str, ...], float] | None = None
 
     def compare(names: tuple[str, ...]) -> tuple[float, float, tuple[str, ...], float] | None:
@@ -221,10 +219,10 @@ def _policy_fit(
 def _gain(
     matrix: _Matrix, feedback: str, answers: Answers, penalty: float, width: int, seed: int
 ) -> dict[str, float]:
-    """Cross-validated nats per row that reading the prompt gains over the answer alone, and their standard error.
+    """Cross-validated gain in nats per row over a fit that does not read the prompt, and its standard error over
+    prompts.
 
-    The other fit has the same rows and penalty, and no feature of a prompt: it knows which answers are right, liked or
-    preferred most often. Rows of one prompt are one draw.
+    The other fit has the same rows and penalty and no prompt features: it knows the most frequent answers.
     """
     if feedback == CORRECTIONS and answers.mode == CLOSED:
         blind = scipy.sparse.csr_matrix((matrix.x.shape[0], 1))
@@ -244,12 +242,11 @@ def _gain(
 
 
 MOST_PARTS, MOST_VALUES = 64, 64
-"""Fields and items of lists that are fitted, the first; values of a field that are told apart, the most frequent. What
-lies beyond gets the value that is most frequent."""
+"""Most fields and list items that are fitted, the first ones; most values per field, the most frequent. The rest gets
+its most frequent value."""
 
 FEW_PARTS = 16
-"""Fields and items up to which each picks its own set of features; of more all take the first, and fewer
-penalties are tried."""
+"""Up to this many fields each picks its own features; with more all use the first family and fewer penalties."""
 
 
 def _fields_fit(
@@ -260,8 +257,8 @@ def _fields_fit(
     families: Sequence[tuple[str, ...]],
     seed: int,
 ) -> tuple[LinearPolicy, dict[str, float]]:
-    """A policy for each field of the objects (and each item of their lists), independent of each other given the
-    prompt; its accuracy is the share of fields."""
+    """One policy per field of the objects and per item of their lists, independent given the prompt; accuracy is the
+    mean over fields."""
     read = [(row, json_read(row.answer)) for row in choices.rows]
     objects = [(row, dict(leaves(value))) for row, value in read if isinstance(value, dict) and value]
     parts: list[tuple[FieldPlace, LinearPolicy]] = []
@@ -312,8 +309,8 @@ def _fields_fit(
 
 
 def _object_places(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> list[FieldPlace]:
-    """Fields of some objects, in the order in which they stand there. A list whose items are values that come again is
-    read item by item, unless the whole lists are few; a field of a single object alone is left out."""
+    """Fields of some objects, in their order. A list of recurring items is read item by item, unless whole lists recur;
+    fields of a single object are left out."""
     counts = Counter(path for found in objects for path in found)
     places: list[FieldPlace] = []
     for path in sorted(counts, key=_order_of(objects)):
@@ -346,7 +343,7 @@ def _order_of(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> Any:
 
 
 def _constant(agent: Agent, value: str) -> LinearPolicy:
-    """A policy that gives one answer."""
+    """A policy with one answer."""
     return LinearPolicy(
         agent=agent.slug, mode=CLOSED, families=FAMILIES[0], answers=(value,), quoted=False, rows=(f"is {value}",),
         columns=(), weights=np.zeros((1, 0)), bias=np.zeros(1),
@@ -360,7 +357,7 @@ def _entries(
     read: Sequence[Features],
     families: tuple[str, ...],
 ) -> int:
-    """Entries of the matrix of these features, at most: pairs of a feature of a prompt and one of an answer to it."""
+    """Upper bound of the matrix entries: pairs of a prompt feature and an answer feature."""
     if choices.feedback == CORRECTIONS and answers.mode == CLOSED:
         return sum(map(len, read))
     return sum(
@@ -374,8 +371,7 @@ def _entries(
 
 
 def _answer_families(choices: Choices, answers: Answers) -> list[tuple[str, ...]]:
-    """Families of the features of answers that are tried, one after the other. Demonstrations of a closed set are
-    classes, whatever they are made of."""
+    """Families of answer features to try in turn; none for demonstrations of a closed set, which are classes."""
     if answers.mode == LISTED:
         return [(ORDER,)]
     if choices.feedback == CORRECTIONS or not any(map(is_composed, map(answer_plain, answers.vocabulary))):
@@ -384,7 +380,7 @@ def _answer_families(choices: Choices, answers: Answers) -> list[tuple[str, ...]
 
 
 def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[float]:
-    """The penalty that suits one set of features, and the next stronger one: further features ask for no weaker one."""
+    """The best penalty of the last features and the next stronger one: more features need no weaker one."""
     place = list(penalties).index(penalty)
     return penalties[max(place - 1, 0) : place + 1]
 
@@ -392,7 +388,7 @@ def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[
 def answer_rows(
     rows: Sequence[LinearChoice], answers: Answers, families: tuple[str, ...] = ()
 ) -> dict[str, int]:
-    """Answer feature -> its row of weights. Of what answers are made of, that which stands in two or more."""
+    """Answer feature -> its row of weights; parts of answers must occur at least twice."""
     if answers.mode == CLOSED and VALUES not in families:
         return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.vocabulary)}
     counts: Counter[str] = Counter()
@@ -409,8 +405,8 @@ def columns_of(
     answer_count: int,
     most_weights: int = MOST_WEIGHTS,
 ) -> tuple[dict[str, int], list[Features]]:
-    """Prompt feature -> its column, and the features of each row's prompt. What stands in every prompt, or in one
-    alone, tells nothing apart."""
+    """Prompt feature -> its column, and the features of each row's prompt. Features of all prompts, or of one, are left
+    out."""
     by_group: dict[str, Features] = {}
     for row in rows:
         if row.group not in by_group:
@@ -432,7 +428,7 @@ def _matrix(
     families: tuple[str, ...],
 ) -> _Matrix:
     """The rows as scikit-learn takes them. A weight's place is answer feature x (columns + 1) + column; the last column
-    is the answer's own bias."""
+    is the answer's bias."""
     width = len(columns) + 1
     numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in choices.rows))}
     groups = np.array([numbers[row.group] for row in choices.rows])
@@ -482,8 +478,8 @@ def _matrix(
 
 
 def _rows_crossed(left: Any, right: Any) -> Any:
-    """Each entry of a row of `left` times each of that row of `right`, [rows, left columns x right columns], as sparse
-    as they are: the transposed Khatri-Rao product. In arrays, as rows have thousands of such products."""
+    """Row-wise product [rows, left columns x right columns] of two sparse matrices (transposed Khatri-Rao), in array
+    operations."""
     per_entry = np.repeat(np.diff(right.indptr), np.diff(left.indptr))
     entries = np.repeat(np.arange(left.nnz), per_entry)
     within = np.arange(len(entries)) - np.repeat(np.cumsum(per_entry) - per_entry, per_entry)
@@ -512,7 +508,7 @@ def _difference(own: Sequence[int], other: Sequence[int]) -> list[tuple[int, flo
 
 
 def _sparse(rows: Sequence[Sequence[tuple[int, float]]], width: int) -> Any:
-    """Rows of (column, value) as one sparse matrix [rows, width], of one column at least."""
+    """Rows of (column, value) as a sparse matrix [rows, width], width at least 1."""
     indptr = np.cumsum([0, *map(len, rows)])
     entries = [entry for row in rows for entry in row]
     columns = np.array([column for column, _ in entries], dtype=np.int64)
@@ -533,7 +529,8 @@ def _estimator(feedback: str, penalty: float) -> Any:
 def _cross_validated(
     matrix: _Matrix, feedback: str, penalties: Sequence[float], seed: int
 ) -> list[tuple[float, float, float]]:
-    """(penalty, mean log-loss in nats, accuracy) of each penalty; nothing is known of any where prompts are too few."""
+    """(penalty, mean log-loss in nats, accuracy) per penalty; the middle penalty without figures if prompts are too
+    few."""
     if not _folds(matrix, seed):
         return [(penalties[len(penalties) // 2], np.inf, np.nan)]
     fold_losses: list[tuple[float, float, float]] = []
@@ -552,7 +549,7 @@ def _cross_validated(
 
 
 def _folds(matrix: _Matrix, seed: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """Rows to fit and rows to look at, of each fold; none where prompts are too few, or a fold would fit one class."""
+    """(rows to fit, rows to test) per fold; none if prompts are too few or a fold would fit one class."""
     from sklearn.model_selection import GroupKFold
 
     folds = min(FOLDS, len(np.unique(matrix.groups)) // 2)
@@ -566,7 +563,7 @@ def _folds(matrix: _Matrix, seed: int) -> list[tuple[NDArray[np.intp], NDArray[n
 def _held_out_losses(
     matrix: _Matrix, feedback: str, penalty: float, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Log-loss of each row in nats, and whether it is predicted, by a fit that was not shown its prompt."""
+    """Log-loss of each row in nats, and whether it is predicted, by a fit on the other folds' prompts."""
     losses, right = np.zeros(len(matrix.y)), np.zeros(len(matrix.y))
     for train, test in _folds(matrix, seed):
         model = _fit_weights(_estimator(feedback, penalty), matrix, train)
@@ -589,8 +586,7 @@ def _fit_weights(model: Any, matrix: _Matrix, places: Any = slice(None)) -> Any:
 def _weights(
     matrix: _Matrix, feedback: str, answers: Answers, penalty: float, height: int, width: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Weights [answer features, prompt features], biases of the answers, and the intercept, which tells no answer from
-    another."""
+    """Weights [answer features, prompt features], biases of the answers, and the common intercept."""
     if len(np.unique(matrix.y)) < 2:
         raise LinearRefused(
             "expected answers that were liked and some that were not, found one kind alone: nothing tells them apart"

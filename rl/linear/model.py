@@ -1,9 +1,8 @@
-"""A linear policy: which of the answers it may give it holds for likelier, and by how much. No torch. Pure.
+"""A linear policy: log-probabilities of the answers it may choose from. No torch. Pure.
 
-log p(answer | prompt) is the log-softmax, over the answers it may choose from, of the sum of the weights of what prompt
-and answer have: score(x, a) = sum over g in a of (b[g] + sum over f in x of W[g, f] x[f]). Of a closed set an answer
-has one feature, itself; of answers that are listed with each prompt also its words. The file is JSON, and can be read
-in any language: weights by name, nothing that runs.
+log p(answer | prompt) is the log-softmax over the answers of score(x, a) = sum over g in a of (b[g] + sum over f in x
+of W[g, f] x[f]). An answer of a closed set has one feature, itself; an answer listed with each prompt also has its
+words. The file is JSON with weights by name: readable in any language, nothing in it runs.
 """
 
 from __future__ import annotations
@@ -32,28 +31,27 @@ from rl.linear.features import (
 )
 
 WEIGHTS = "linear_policy.json"
-"""Name of the file in a policy's folder."""
+"""File name in a policy's folder."""
 
 FORMAT = "ratchet-linear-1"
 
 CLOSED, LISTED, FIELDS = "closed", "listed", "fields"
-"""A closed set of answers whatever is asked; answers that come with each prompt; or objects, put together from a closed
-set of values for each field."""
+"""A closed set of answers; answers listed with each prompt; objects made of a closed set of values per field."""
 
 ABSENT = "absent"
-"""Value of a field that an object does not have; no JSON text reads so."""
+"""Value of a field that an object lacks; no JSON text equals it."""
 
 MOST_OPTIONS = 24
-"""Objects that are offered where answers are put together by their fields: the likeliest, and those beside it."""
+"""Most objects offered in FIELDS mode: the likeliest and its neighbours."""
 
 UNMET = 5.0
-"""Log-odds by which an answer that was never met lies below the worst of a closed set."""
+"""Log-odds of an unknown answer below the least likely of a closed set."""
 
 Vector = NDArray[np.float64]
 
 
 class LinearPolicyError(ValueError):
-    """A file that is no linear policy, or a prompt without an answer to choose; the message says what was expected."""
+    """No linear policy in a file, or no answer to choose for a prompt; the message says what was expected."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,10 @@ class FieldPlace:
 
     path: tuple[str, ...]
     item: str = ""
-    """JSON text of the item; empty of a field as a whole."""
+    """JSON text of the item; empty for a whole field."""
 
     def value_in(self, found: Mapping[tuple[str, ...], Any]) -> str:
-        """The value there, of an answer's leaves."""
+        """The field's value among an answer's leaves."""
         if self.path not in found:
             return ABSENT if not self.item else "false"
         value = found[self.path]
@@ -82,11 +80,11 @@ class LinearPolicy:
     mode: str
     """CLOSED, LISTED or FIELDS."""
     families: tuple[str, ...]
-    """Features of a prompt that are read (`rl.linear.features`), and those of OF_ANSWERS that an answer is read by."""
+    """Families of prompt features, and of OF_ANSWERS (`rl.linear.features`)."""
     answers: tuple[str, ...]
-    """Answers it may give where none are listed, as the agent writes them."""
+    """Answers it may give if none are listed, as the agent writes them."""
     quoted: bool
-    """Answers stand in their prompts: without a list only those found there may be given."""
+    """True if answers occur in their prompts: without a list it chooses among those found there."""
     rows: tuple[str, ...]
     """Answer features, in the order of the weights' rows."""
     columns: tuple[str, ...]
@@ -98,7 +96,7 @@ class LinearPolicy:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts of its training: feedback, penalty, rows, cross-validation."""
     parts: tuple[tuple[FieldPlace, LinearPolicy], ...] = ()
-    """Of FIELDS: the policy of each field's value, as JSON text or ABSENT; of an item of a list whether it is in."""
+    """FIELDS only: a policy of each field's value (JSON text or ABSENT); of a list item, whether it is in the list."""
     _row: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
     _column: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -111,7 +109,7 @@ class LinearPolicy:
         self._column.update({name: place for place, name in enumerate(self.columns)})
 
     def scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
-        """The score of each answer, in log-odds; only differences between answers to one prompt mean anything."""
+        """The score of each answer in log-odds; only differences within one prompt have a meaning."""
         if self.mode == FIELDS:
             return self._field_scores(messages, answers)
         known = self.row_scores(prompt_features(messages, self.families))
@@ -124,8 +122,7 @@ class LinearPolicy:
         return [worst - UNMET if score is None else score for score in found]
 
     def _field_scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
-        """Sum over the fields of log p of what an answer has there; of a value that was never met UNMET less than the
-        least likely."""
+        """Sum over the fields of log p of the answer's value; UNMET below the least likely for an unknown one."""
         found = [dict(leaves(json_read(answer))) for answer in answers]
         totals = [0.0] * len(answers)
         for place, part in self.parts:
@@ -136,7 +133,7 @@ class LinearPolicy:
         return totals
 
     def _field_options(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The likeliest object, and those that differ from it in one field by the next likely value."""
+        """The likeliest object, and those that differ from it in one field by its second value."""
         best: list[str] = []
         others: list[tuple[float, int, str]] = []
         for number, (_, part) in enumerate(self.parts):
@@ -152,7 +149,7 @@ class LinearPolicy:
         return list(dict.fromkeys(map(self._object, chosen)))
 
     def _object(self, values: Sequence[str]) -> str:
-        """The answer that has these values in its fields."""
+        """The answer with these values in its fields."""
         lists: dict[tuple[str, ...], list[Any]] = {}
         found: list[tuple[tuple[str, ...], Any]] = []
         for (place, _), value in zip(self.parts, values, strict=True):
@@ -166,12 +163,12 @@ class LinearPolicy:
         return json.dumps(composed(found), ensure_ascii=False)
 
     def _sum(self, known: Vector, answer: str) -> float | None:
-        """Sum over the features of an answer; None where none is known."""
+        """Sum over an answer's features; None if none is known."""
         places = [self._row[name] for name in self.features_of(answer) if name in self._row]
         return float(sum(known[place] for place in places)) if places else None
 
     def row_scores(self, features: Features) -> Vector:
-        """Weighted sum of a prompt's features for each answer feature."""
+        """Weighted sum of a prompt's features per answer feature."""
         present = [(self._column[name], value) for name, value in features.items() if name in self._column]
         if not present:
             return self.bias
@@ -180,16 +177,16 @@ class LinearPolicy:
         return found
 
     def features_of(self, answer: str) -> tuple[str, ...]:
-        """Answer features of a text: by what it says, not by blanks around it or in its JSON."""
+        """Features of an answer, independent of blanks and JSON spacing."""
         text = answer_plain(answer)
         return features_read(text, self.mode, self.families)
 
     def log_probabilities(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
-        """log p of each of these answers among them, in nats; their probabilities sum to 1."""
+        """log p of each of these answers in nats; their probabilities sum to 1."""
         return log_softmax(self.scores(messages, answers))
 
     def options(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Answers it may give where none are listed. Raises LinearPolicyError where it knows none for this prompt."""
+        """Answers it may give if none are listed. Raises LinearPolicyError if it knows none for this prompt."""
         if self.mode == FIELDS:
             return self._field_options(messages)
         if not self.quoted:
@@ -204,7 +201,7 @@ class LinearPolicy:
         return found
 
     def restrict(self, columns: Set[str], answers: Set[str]) -> LinearPolicy:
-        """The same weights of these prompt features alone, of these answers and of what they are made of."""
+        """A copy with only these prompt features, these answers and their parts."""
         if self.mode == FIELDS:
             read = [dict(leaves(json_read(answer))) for answer in answers]
             return self._parts_kept(
@@ -219,7 +216,7 @@ class LinearPolicy:
         )
 
     def keep(self, is_kept: Callable[[str], bool]) -> LinearPolicy:
-        """The same weights of the prompt features, answer features and answers that a test lets stand."""
+        """A copy with the prompt features, answer features and answers that a test accepts."""
         if self.mode == FIELDS:
             free = self._parts_kept(lambda _, part: part.keep(is_kept))
             parts = tuple(
@@ -233,14 +230,14 @@ class LinearPolicy:
         )
 
     def _parts_kept(self, remainder: Callable[[FieldPlace, LinearPolicy], LinearPolicy]) -> LinearPolicy:
-        """What stays of each part; one without an answer goes."""
+        """A copy with each part replaced by its remainder; parts without an answer are dropped."""
         kept = [(place, remainder(place, part)) for place, part in self.parts]
         parts = tuple((place, part) for place, part in kept if part.answers)
         return replace(self, parts=parts, _row={}, _column={})
 
     @property
     def words(self) -> tuple[Any, ...]:
-        """Every text that it holds: of its prompt features, its answer features, its answers, its fields."""
+        """Every text it holds: prompt features, answer features, answers, fields."""
         return (
             self.columns,
             self.rows,
@@ -263,7 +260,7 @@ class LinearPolicy:
         )
 
     def save(self, folder: Path) -> Path:
-        """Write the file into a folder, whole or not at all."""
+        """Writes the file into a folder, atomically."""
         content = {"format": FORMAT, **self._body()}
         folder.mkdir(parents=True, exist_ok=True)
         path, half = folder / WEIGHTS, folder / f".{WEIGHTS}.{os.getpid()}"
@@ -292,7 +289,7 @@ class LinearPolicy:
 
     @classmethod
     def load(cls, folder: Path) -> LinearPolicy:
-        """Read what `save` wrote. Raises LinearPolicyError."""
+        """Reads what `save` wrote. Raises LinearPolicyError."""
         path = folder / WEIGHTS
         try:
             body = json.loads(path.read_text("utf-8"))
@@ -330,7 +327,7 @@ class LinearPolicy:
 
 
 def features_read(answer: str, mode: str, families: tuple[str, ...]) -> tuple[str, ...]:
-    """Features of an answer (as `answer_plain` writes it): of a closed set itself alone, without the family VALUES."""
+    """Features of a plain answer; in a closed set without the family VALUES only the answer itself."""
     if mode == CLOSED and VALUES not in families:
         return (f"is {answer}",)
     return answer_features(answer, families)
@@ -341,14 +338,14 @@ def _short(value: float) -> float:
 
 
 def log_softmax(scores: Sequence[float]) -> list[float]:
-    """Scores less the log of the sum of their exponentials."""
+    """Scores minus the log of the sum of their exponentials."""
     best = max(scores)
     total = best + math.log(math.fsum(math.exp(score - best) for score in scores))
     return [score - total for score in scores]
 
 
 def answer_parts(answer: str) -> list[str]:
-    """The texts an answer consists of: itself, or the texts within an object."""
+    """The texts of an answer: itself, or the texts within an object."""
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError):

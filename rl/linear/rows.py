@@ -1,4 +1,4 @@
-"""Rows of a training dataset as a linear policy learns from them: prompt, answers, a preference or a value. Pure."""
+"""Rows of a training dataset for a linear policy: prompt, answers, a preference or a value. Pure."""
 
 from __future__ import annotations
 
@@ -13,62 +13,61 @@ from rl.agents.inference import are_labels
 from rl.linear.model import CLOSED, FIELDS, LISTED, answer_parts
 
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
-"""Feedback it can learn from: one of two answers preferred; a value of one answer; the answer to give."""
+"""Kinds of feedback: one of two answers preferred; a value of one answer; the right answer."""
 
 PAIRS_AND_SCORES = "pairs_and_scores"
-"""Feedback of both kinds: preferences, and values of answers that stand in none."""
+"""Preferences, and values of answers that are in no pair."""
 
 MOST_ANSWERS = 256
-"""Distinct answers up to which they can be a closed set."""
+"""Most distinct answers of a closed set."""
 
 UNSEEN_MASS = 0.05
-"""Largest estimated probability that the next answer is a text not met before, for the set to be closed."""
+"""A set is closed only if the estimated probability of a new answer next is at most this."""
 
 LISTED_SHARE = 0.95
-"""Share of rows whose state lists their answers, or whose answers stand in their prompt, for that to be how the agent
-works."""
+"""Least share of rows whose state lists their answers, or whose prompt contains the answer, for that to be how the
+agent works."""
 
 
 class LinearRefused(ValueError):
-    """Feedback that a linear policy cannot learn from; the message says what was expected and what to train instead."""
+    """A linear policy cannot learn from this feedback; the message says what was expected and what to train instead."""
 
 
 @dataclass(frozen=True)
 class LinearChoice:
-    """One row: a prompt and what was said of answers to it."""
+    """One row: a prompt and the feedback on answers to it."""
 
     messages: Sequence[Mapping[str, Any]]
     answer: str
-    """The preferred one, the one that was valued, or the one to give."""
+    """The preferred, valued or right answer."""
     rejected: str = ""
-    """Of a pair, the one that was not preferred."""
+    """The other answer of a pair."""
     value: float = 1.0
-    """Value of the answer to people, in [0, 1]; 1 of preferred answers and of those to give."""
+    """Value of the answer in [0, 1]; 1 for preferred and right answers."""
     options: tuple[str, ...] = ()
-    """Answers the prompt's state lists; empty where it lists none."""
+    """Answers that the prompt's state lists; empty without a list."""
     group: str = ""
-    """Names the prompt: rows of one prompt are never divided in cross-validation."""
+    """Name of the prompt: cross-validation keeps its rows together."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Source of an agent's possible answers: a closed set, what each prompt lists, or values of fields."""
+    """Where an agent's possible answers come from: a closed set, each prompt's list, or values of fields."""
 
     mode: str
     vocabulary: tuple[str, ...]
-    """Distinct answers of the rows, the most frequent first, in the agent's own writing."""
+    """Distinct answers of the rows as the agent writes them, most frequent first."""
     quoted: bool = False
-    """Answers stand in their prompts."""
+    """True if answers occur in their prompts."""
 
 
 ANY_ANSWER = Answers(LISTED, ())
-"""Answers of a judge, which reads what any answer is made of and gives none."""
+"""Answers of a judge, which scores any answer by its parts."""
 
 
 @dataclass
 class Choices:
-    """Rows that could be read, of one kind of feedback or of pairs and scores together, and counts of those that could
-    not."""
+    """Readable rows of one kind of feedback (or pairs and scores together), and counts of the rest by reason."""
 
     feedback: str
     rows: list[LinearChoice] = field(default_factory=list)
@@ -76,8 +75,8 @@ class Choices:
 
 
 def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
-    """Rows of a snapshot of pairs, labels, scores, corrections or groups. Raises LinearRefused for another kind, and
-    for none that can be read."""
+    """Rows of a snapshot of pairs, labels, scores, corrections or groups. Raises LinearRefused for other kinds, and
+    without a readable row."""
     choices = Choices("")
     for row in rows:
         listed = _listed_options(row, agent)
@@ -100,18 +99,18 @@ def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
 
 
 KINDS_WITHIN = {kind: (kind,) for kind in (PAIRS, SCORES, CORRECTIONS)} | {PAIRS_AND_SCORES: (PAIRS, SCORES)}
-"""Feedback -> kinds of rows it is made of."""
+"""Feedback -> kinds of its rows."""
 
 
 def _feedback_joined(known: str, kind: str) -> str:
-    """The feedback of rows so far and of one more; corrections stay alone, as do the rows they would join."""
+    """Feedback of the rows so far and one more kind: pairs and scores join, other kinds keep the first."""
     if {known, kind} == {PAIRS, SCORES}:
         return PAIRS_AND_SCORES
     return known or kind
 
 
 def _choices(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
-    """(feedback, fields of a Choice or None) of a row; one of groups makes several."""
+    """(feedback, fields of a LinearChoice or None) of a row; a row of groups makes several."""
     if "chosen" in row:
         texts = [single_text(row[side]) for side in ("chosen", "rejected")]
         return [(PAIRS, None if None in texts else {"answer": texts[0], "rejected": texts[1]})]
@@ -135,7 +134,7 @@ def _value_row(completion: Any, value: float) -> dict[str, Any] | None:
 
 
 def single_text(completion: Any) -> str | None:
-    """A response as one text; None where it is several messages."""
+    """A response as one text; None if it is several messages."""
     if isinstance(completion, str):
         return completion
     if (
@@ -158,7 +157,7 @@ def _listed_options(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
 
 
 def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
-    """Source of the agent's possible answers, by its definition and by the rows. Raises LinearRefused for free text."""
+    """Where the agent's answers come from, by its definition and by the rows. Raises LinearRefused for free text."""
     written: dict[str, str] = {}
     prompts: dict[str, set[str]] = {}
     for row in rows:
@@ -189,12 +188,11 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
 
 
 OBJECT_SHARE = 0.95
-"""Share of answers that must be JSON objects for them to be learnt field by field."""
+"""Least share of answers that are JSON objects for learning field by field."""
 
 
 def _are_objects(rows: Sequence[LinearChoice]) -> bool:
-    """True of answers to give that are objects: a few that are none do not undo it. Of pairs and values nobody knows
-    which field they are about."""
+    """True of right answers that are objects, nearly all of them. Of pairs and values the field in question is unknown."""
     if any(row.rejected or row.value < 1 for row in rows):
         return False
     found = [json_read(row.answer) for row in rows]
@@ -202,7 +200,7 @@ def _are_objects(rows: Sequence[LinearChoice]) -> bool:
 
 
 def _fields_vary(rows: Sequence[LinearChoice]) -> bool:
-    """True of objects of two fields or more whose values differ: a combination that nobody wrote may be right."""
+    """True of objects with at least two fields that vary, so that a new combination may be right."""
     values: dict[Path, set[str]] = {}
     for row in rows:
         found = json_read(row.answer)
@@ -213,10 +211,9 @@ def _fields_vary(rows: Sequence[LinearChoice]) -> bool:
 
 
 def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> tuple[int, str]:
-    """Number of prompts that `auto` may have a linear policy answer after these rows, and CLOSED, LISTED or FIELDS.
+    """(number of prompts, CLOSED, LISTED or FIELDS) of these rows, if `auto` may train a linear policy on them.
 
-    Raises LinearRefused where it cannot learn, and for replies that are no labels: `train_linear` picks one of them,
-    and a language model can write another.
+    Raises LinearRefused if it cannot learn, and for replies that are no labels: a language model may write new ones.
     """
     choices = choices_of(rows, agent)
     answers = answers_of(choices.rows, agent)

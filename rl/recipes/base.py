@@ -1,5 +1,4 @@
-"""The knobs every method has, checked when a recipe is made, those of the methods that train an adapter, and Method:
-what is known of a way to learn."""
+"""Recipes: the hyperparameters of every method, checked on construction, and `Method`, the description of a method."""
 
 from __future__ import annotations
 
@@ -10,30 +9,27 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 MOST_PASSES = 12
-"""Passes over the same rows that `min_steps` may ask for where they are judgements: beyond them a policy learns the
-rows, not the taste."""
+"""Most passes over the same judged rows for `min_steps`; with more a policy memorises the rows."""
 
 MOST_WARM_UP_PASSES = 6
-"""Passes over the judged responses in a warm-up, at most: their wording is wanted, not which one went with what."""
+"""Most passes over the judged responses in a warm-up, which teaches their wording."""
 
 
 class RecipeError(ValueError):
-    """A knob that does not exist or a value outside its range; the message names the knob and what is allowed."""
+    """An unknown knob or a value outside its range; the message names the knob and what is allowed."""
 
 
 @dataclass(frozen=True)
 class BasicRecipe:
-    """Knobs of every method, those that train no adapter included. Ranges are checked on construction, so no run starts
-    on a typo."""
+    """Knobs of every method, including those without an adapter. Ranges are checked on construction."""
 
     seed: int = 42
     replay_share: float = 1.0
-    """Share of the prompts with older feedback (learnt from by an earlier run) that are trained on again, in [0, 1];
-    1 trains on all there is."""
+    """Share in [0, 1] of the prompts that earlier runs learnt from to train on again; 1 trains on all."""
 
     @property
     def constrains(self) -> bool:
-        """True if a method samples its own answers, within the form that their agent serves."""
+        """True if the method samples answers within the format that the agent serves."""
         return False
 
     def __post_init__(self) -> None:
@@ -56,7 +52,7 @@ class BasicRecipe:
             raise RecipeError(f"{knob} must be {choice}; found {getattr(self, knob)!r}")
 
     def steps(self, rows: int) -> int:
-        """Optimiser steps of a run on so many training rows; none where a method makes no steps."""
+        """Optimiser steps on so many training rows; 0 for methods without steps."""
         return 0
 
     def fit_to_rows(self, rows: int) -> Self:
@@ -88,20 +84,20 @@ class Recipe(BasicRecipe):
     """Knobs of every method that trains an adapter."""
 
     most_passes: ClassVar[int] = MOST_PASSES
-    """Passes over the same rows that `min_steps` may ask for."""
+    """Most passes over the same rows for `min_steps`."""
     many_rows_factor: ClassVar[int] = 1
-    """Factor on `min_steps` where that takes MOST_PASSES passes at most: many rows need more steps than few."""
+    """Factor on `min_steps` if that takes at most MOST_PASSES passes: many rows need more steps."""
     supports_full_finetuning: ClassVar[bool] = False
-    """True where its trainer can do full fine-tuning (`lora_r` 0)."""
+    """True if its trainer supports full fine-tuning (`lora_r` 0)."""
     epochs: float = 3.0
-    """Passes over the training pairs; fractions allowed."""
+    """Passes over the training rows; fractions allowed."""
     max_steps: int = -1
-    """Optimiser steps; -1 means as many as `epochs` asks for."""
+    """Optimiser steps; -1: as many as `epochs` gives."""
     min_steps: int = 0
-    """Least optimiser steps: few rows are passed over again until there are so many (at most `most_passes` times). 0
-    never adds a pass. Has no say where `epochs` or `max_steps` is given."""
+    """Least optimiser steps: few rows are repeated, at most `most_passes` times. 0 adds no pass. Ignored if `epochs` or
+    `max_steps` is given."""
     batch_size: int = 4
-    """Pairs per optimiser micro-batch."""
+    """Pairs per micro-batch."""
     gradient_accumulation: int = 1
     """Micro-batches per optimiser step."""
     learning_rate: float = 5e-5
@@ -111,20 +107,19 @@ class Recipe(BasicRecipe):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     lora_r: int = 16
-    """Rank of the LoRA adapter. 0 is full fine-tuning: every weight is trained but those of the embeddings and the
-    output head."""
+    """Rank of the LoRA adapter. 0 is full fine-tuning: all weights except embeddings and output head."""
     lora_alpha: int = 32
     lora_dropout: float = 0.0
     max_length: int = 1024
-    """Tokens of prompt and response together; longer pairs lose the oldest prompt tokens, and are counted."""
+    """Tokens of prompt and response together; longer rows lose their oldest prompt tokens and are counted."""
     max_completion_length: int = 512
-    """Tokens of a response kept, whatever the prompt."""
+    """Most tokens of a response."""
     quantization: str = "none"
-    """`4bit` loads the frozen base in NF4 where the machine can, `none` never does."""
+    """`4bit` loads the frozen base model in NF4 if the hardware supports it; `none` never does."""
     gradient_checkpointing: bool = False
-    """Trade compute for memory; only where one pair does not fit without."""
+    """Trades compute for memory; for rows that do not fit otherwise."""
     micro_tokens: int = 0
-    """Tokens computed at once, padding included: larger batches are cut. 0 cuts only when memory runs out."""
+    """Most tokens computed at once, padding included; larger batches are split. 0 splits only when memory runs out."""
     save_steps: int = 100
     """Optimiser steps between checkpoints."""
     logging_steps: int = 5
@@ -132,18 +127,18 @@ class Recipe(BasicRecipe):
     eval_steps: int = 0
     """Optimiser steps between evaluations on the eval split; 0 evaluates once, at the end."""
     patience: int = 0
-    """Evaluations on the eval split without a better one after which training stops; the weights are then those of the
-    best evaluation. 0 makes every step and takes the last weights; so does an eval split too small to tell
-    (`rl.training.early_stopping`)."""
+    """Training stops after this many evaluations without improvement and keeps the best weights. 0 makes every step and
+    keeps the last weights, as does an eval split that is too small (`rl.training.early_stopping`)."""
     checkpoints: str = "newest"
-    """`newest` keeps what a stopped run goes on from; `epoch` also keeps the adapter of each whole epoch, which can be
-    exported (`export_model --checkpoint`)."""
+    """`newest` keeps the checkpoint to resume from; `epoch` also keeps each epoch's adapter for `export_model
+    --checkpoint`."""
     minutes: float = 0.0
     """Most minutes of a run with all its stages; 0 sets no limit. Passes and rows are fitted to it before training
-    (`rl.recipes.fit`), and training ends at it with the weights it has. Base models other than the bundled one have 20
-    on a machine without an accelerator, where neither preset, passes nor steps are named."""
+    (`rl.recipes.fit`), and training stops at it. Without an accelerator the default is 20 for base models other than
+    the bundled one, unless a preset, passes or steps are named."""
     curriculum: str = "none"
-    """Training rows easy to hard in each epoch: by `margin` (pairs), `length` or number of `steps`; `none` shuffles."""
+    """Order of training rows in each epoch, easy to hard by `margin` (pairs), `length` or number of `steps`; `none`
+    shuffles."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,21 +180,21 @@ class Recipe(BasicRecipe):
 
     @property
     def whole(self) -> bool:
-        """True for full fine-tuning: the base model's weights are trained, without LoRA."""
+        """True for full fine-tuning, without LoRA."""
         return self.lora_r == 0
 
     @property
     def trained_copies(self) -> int:
-        """Sets of weights that are trained at once: the policy's; an actor-critic method has a second."""
+        """Sets of weights trained at once; actor-critic methods have two."""
         return 1
 
     @property
     def has_adapter_reference(self) -> bool:
-        """True if the reference is an adapter, kept in memory beside the policy's; False where it is the base."""
+        """True if the reference is an adapter in memory beside the policy's; False if it is the base model."""
         return False
 
     def steps(self, rows: int) -> int:
-        """Optimiser steps of a run on so many training rows, in one process."""
+        """Optimiser steps on so many training rows, in one process."""
         if rows == 0 or self.max_steps > 0:
             return self.max_steps if rows else 0
         return max(1, math.ceil(self.fit_to_rows(rows).epochs * self._steps_per_epoch(rows)))
@@ -220,7 +215,7 @@ class Recipe(BasicRecipe):
 
 
 def positive_number(value: Any) -> int | None:
-    """A knob that was given as a number above 0 or as its text; None for anything else, which is refused later."""
+    """A knob given as a number above 0 or its text; None for anything else, which is refused later."""
     try:
         number = int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -256,10 +251,10 @@ def _convert(name: str, value: Any, kind: type) -> Any:
 BASE, CHAMPION, START = "base", "champion", "start"
 
 SFT_STAGE = "sft"
-"""Start of a run from an SFT policy that it trains first, as a stage, on what people wrote and liked."""
+"""Start of a run from an SFT policy that it trains first, on what people wrote and liked."""
 
 DATASET_KINDS = ("pairs", "labels", "corrections", "scores", "groups", "prompts", "pairs_and_scores")
-"""Kinds of datasets that feedback is made into: those of `rl.models.Snapshot`."""
+"""Kinds of datasets, as in `rl.models.Snapshot`."""
 
 
 @dataclass(frozen=True)
@@ -269,36 +264,34 @@ class Method:
     slug: str
     """Its command is `train_<slug>`, its section of RATCHET_CONFIG `<slug>`."""
     kind: str
-    """The dataset it is fed, one of DATASET_KINDS."""
+    """Its dataset, one of DATASET_KINDS."""
     presets: Mapping[str, BasicRecipe] = field(repr=False)
-    """Preset -> recipe, all of one class; `default` is among them."""
+    """Preset -> recipe, all of one class; includes `default`."""
     trainer: str
-    """`module:Class`, imported where a run is trained; the class has the constructor, load_base_model and train of
-    `rl.training.dpo.DPOTrainer`."""
+    """`module:Class`, imported when a run is trained, with the interface of `rl.training.dpo.DPOTrainer`."""
     estimate: str
-    """`module:function` that foresees steps, minutes and memory for a dry run, as `rl.training.estimates.dpo` does."""
+    """`module:function` that estimates steps, minutes and memory, as `rl.training.estimates.dpo` does."""
     help: str = field(repr=False)
     """Text of `train_<slug> --help`: what it learns from, and an example."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Knobs of the recipe that are options of the command -> what `--help` says of each."""
+    """Knob that is an option of the command -> its help."""
     flags: Mapping[str, Flag] = field(default_factory=dict, repr=False)
     """Options without a value, by name."""
     policy: bool = True
-    """True if what comes out can answer, and enters the registry; a reward model only judges."""
+    """True if its result answers and enters the registry; a reward model only judges."""
     rewarded: bool = False
-    """True if it needs reward functions (`--reward`), which stand in its recipe's knob `reward`."""
+    """True if it needs reward functions (`--reward`), stored in its recipe's knob `reward`."""
     kl_knob: str = ""
-    """Knob that `--kl-coef` sets, of rewarded methods."""
+    """Knob that `--kl-coef` sets, for rewarded methods."""
     adapter: bool = True
-    """True of a method that trains an adapter of a base model, which needs torch; a linear policy needs neither."""
+    """True if it trains an adapter of a base model, which needs torch."""
 
     @property
     def recipe(self) -> type[BasicRecipe]:
-        """Class of its recipes."""
         return type(self.presets["default"])
 
     def preset(self, wanted: str) -> str:
-        """The preset of that name, which fits the hardware; `default` where the method has none."""
+        """The preset of that name; `default` if the method lacks it."""
         return wanted if wanted in self.presets else "default"
 
 
@@ -313,22 +306,21 @@ class Flag:
 
 @dataclass(frozen=True)
 class AdapterRecipe(Recipe):
-    """Knobs of the methods that may go on from a policy there is."""
+    """Knobs of the methods that may start from an existing policy."""
 
     start_from: str = BASE
-    """`base` begins with a fresh adapter, `champion` with the weights of the agent's champion (the base where there is
-    none on this base model), `sft` with those of SFT on what people wrote and liked, trained first as a stage, a
-    policy's name with that policy's. The reference stays the base model in each case, so
-    that generations cannot walk away from it unnoticed."""
+    """`base`: a fresh adapter; `champion`: the agent's champion (the base without one on this base model); `sft`: SFT
+    on what people wrote and liked, trained first; else a policy's name. The reference stays the base model, so that
+    generations cannot drift from it unnoticed."""
     warm_up_steps: int = 0
-    """Steps of supervised fine-tuning on all responses that were judged, liked or not, before a preference loss (DPO,
-    KTO), in six passes at most; what comes of it is the reference in the base's place (`rl.training.warm_up`). For
-    answers that the base model would not write by itself."""
+    """Steps of supervised fine-tuning on all judged responses, liked or not, before a preference loss (DPO, KTO), in at
+    most six passes. Its result replaces the base as reference (`rl.training.warm_up`). For answers that the base model
+    would not write by itself."""
     warm_up_learning_rate: float = 0.0
-    """Learning rate of the warm-up; 0 takes `learning_rate`."""
+    """Learning rate of the warm-up; 0 uses `learning_rate`."""
     search: int = 0
-    """Recipes that are tried on the eval split, this one first; the best is kept (`rl.training.search`). 0 and 1 train
-    this one alone."""
+    """Recipes to try on the eval split, this one first; the best is kept (`rl.training.search`). 0 and 1 train this
+    one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -344,19 +336,19 @@ class AdapterRecipe(Recipe):
 DROP, KEEP = "drop", "keep"
 
 ROWS_PER_REHEARSED = 4
-"""Training rows of a step for each general prompt that is rehearsed beside them."""
+"""Training rows of a step per rehearsed general prompt."""
 
 
 @dataclass(frozen=True)
 class AnswerRecipe(AdapterRecipe):
-    """Knobs of the methods that learn from recorded answers, beside which a model's reasoning may be recorded."""
+    """Knobs of the methods that learn from recorded answers, which may have recorded reasoning."""
 
     reasoning: str = DROP
-    """Reasoning recorded beside answers: `drop` trains on the answers alone; `keep` also on the reasoning before them,
-    as the base model's chat template writes it. Reasoning of earlier turns is never trained."""
+    """Recorded reasoning: `drop` trains on answers alone, `keep` also on the reasoning before them, in the base model's
+    chat template. Reasoning of earlier turns is never trained."""
     general_weight: float = 0.0
-    """Weight, beside the loss, of the KL to the base model on its own answers to general prompts: one for every four
-    training rows of a step. It keeps what the base can do outside the task. 0 leaves it out."""
+    """Weight of the KL to the base model on its own answers to general prompts, one per four training rows of a step.
+    Keeps the base model's other abilities. 0 leaves it out."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -365,7 +357,7 @@ class AnswerRecipe(AdapterRecipe):
 
     @property
     def rehearsed_rows(self) -> int:
-        """General prompts that a step rehearses."""
+        """General prompts rehearsed per step."""
         return max(1, self.batch_size * self.gradient_accumulation // ROWS_PER_REHEARSED)
 
 
@@ -373,21 +365,21 @@ SEARCH = {
     "search": "Number of recipes (learning rate, epochs, beta) to try; the best on the eval split is kept. "
     "Example: --search 8"
 }
-"""The option of the methods whose recipes can be compared on the eval split."""
+"""Option of the methods whose recipes can be compared on the eval split."""
 
 
 # --- Order of the training rows ---
 
 
 ORDERS = ("none", "margin", "length", "steps")
-"""`margin`: pairs whose sides people saw furthest apart first. `length`: short prompts and responses first. `steps`:
-few messages, tool calls and steps of a trace first."""
+"""`margin`: pairs whose sides differ most first. `length`: short prompts and responses first. `steps`: few messages,
+tool calls and trace steps first."""
 
 
 def curriculum_order(rows: Sequence[Mapping[str, Any]], by: str) -> list[int]:
-    """Places of the rows, easiest first; rows alike stay in their order, and `none` is the order given.
+    """Indices of the rows, easiest first; ties and `none` keep the order.
 
-    Raises ValueError for another name, and for `margin` where a row has none.
+    Raises ValueError for another name, and for `margin` if a row has none.
     """
     if by not in ORDERS:
         raise ValueError(f"an order is one of {', '.join(ORDERS)}; found {by!r}")
@@ -398,7 +390,7 @@ def curriculum_order(rows: Sequence[Mapping[str, Any]], by: str) -> list[int]:
 
 
 def difficulty(row: Mapping[str, Any], by: str) -> float:
-    """Difficulty of a row; only the order of these numbers means something."""
+    """Difficulty of a row; only the order has a meaning."""
     if by == "margin":
         margin = row.get("margin")
         if not isinstance(margin, (int, float)):

@@ -1,8 +1,7 @@
 """Benchmark tasks as files: an lm-evaluation-harness configuration (YAML) beside its items (JSONL). Pure.
 
-A task's folder is data. What would run code from it, or fetch something, is refused here before the harness sees it:
-`!function` tags, `class`, `include`, metrics of the hub. Answers are scored by the harness's own metrics or by one of
-`SCORERS`.
+A task folder is data. Anything that would run code from it or fetch something is refused before the harness sees it:
+`!function` tags, `class`, `include`, metrics of the hub. The harness's own metrics or one of `SCORERS` score answers.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ import yaml
 BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled_tasks"
 
 BUNDLED, INSTALLED, HUB = "bundled", "installed", "hub"
-"""Sources of a task beside the path of a folder: this project, the package of a plugin, the hub."""
+"""Sources of a task besides a folder's path: this project, a plugin's package, the hub."""
 
 BENCHMARKS: dict[str, Path] = {}
-"""Name -> folder of the tasks of plugins."""
+"""Name -> folder of plugins' tasks."""
 
 SCORERS = {
     "listed_option": "listed: 1 where the answer is a JSON object of one key whose value is one of the item's options",
     "code_execution": "passed: share of the item's tests (docs/rewards.md) that its code passes, in the sandbox",
 }
-"""Value of `process_results` -> the metric it gives and what that is."""
+"""Value of `process_results` -> its metric and meaning."""
 
 REFUSED_KEYS = {
     "class": "it names Python code",
@@ -45,7 +44,7 @@ OUTPUT_TYPES = (GENERATE, CHOICE, "loglikelihood")
 
 
 class TaskRefused(ValueError):
-    """A task that cannot be read or is not run; the message says what was expected, what was found, what to do."""
+    """A task that cannot be read or is not run; the message says what was expected, found, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,11 @@ class TaskFolder:
     source: str
     """`bundled`, `installed`, or the folder's path."""
     config: Mapping[str, Any] = field(repr=False)
-    """The harness's configuration, less where its items lie."""
+    """The harness's configuration without the location of its items."""
     items: Mapping[str, list[dict[str, Any]]] = field(repr=False)
     """Split -> its items."""
     sha256: str
-    """Of the configuration and every file of items."""
+    """Hash of the configuration and all files of items."""
 
     @property
     def version(self) -> str:
@@ -72,18 +71,17 @@ class TaskFolder:
 
 
 def bundled_names() -> list[str]:
-    """Names of the tasks that come with the project."""
     return sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/task.yaml"))
 
 
 def task_names() -> list[str]:
-    """Names of tasks that need no path: bundled, then those of plugins."""
+    """Names of tasks that need no path: bundled ones, then plugins'."""
     return [*bundled_names(), *BENCHMARKS]
 
 
 def benchmark_register(name: str, found: Any) -> None:
-    """Enter a task folder from outside (`backend.plugins`) by the name in its configuration. Raises ValueError where it
-    is none, or its name is taken. Its items are read when it is run."""
+    """Registers a plugin's task folder (`backend.plugins`) by the name in its configuration; its items are read when it
+    runs. Raises ValueError if it is none, or its name is taken."""
     if not isinstance(found, (str, Path)):
         raise ValueError(f"expected the path of a task folder (docs/benchmarks.md), found {found!r:.80}")
     folder = Path(found).resolve()
@@ -97,8 +95,8 @@ def benchmark_register(name: str, found: Any) -> None:
 
 
 def task_folder(spec: str) -> TaskFolder | None:
-    """The task of a name (bundled, or a plugin's) or of a path (a folder with one YAML file, or that file); None for
-    any other name, which the harness may know. Raises TaskRefused."""
+    """The task of a name (bundled or a plugin's) or a path (a folder with one YAML file, or that file); None for other
+    names, which the harness may know. Raises TaskRefused."""
     if spec in bundled_names():
         return _read(BUNDLED_FOLDER / spec / "task.yaml", BUNDLED)
     if spec in BENCHMARKS:
@@ -124,7 +122,7 @@ def _configuration_file(folder: Path) -> Path:
 
 
 def _configuration(file: Path, text: bytes) -> dict[str, Any]:
-    """A task's configuration as it stands in its file: an object with a name."""
+    """A task's configuration: an object with a name."""
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -193,7 +191,6 @@ def _item_files(config: Mapping[str, Any], file: Path) -> dict[str, Path]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Items of a JSONL file."""
     rows = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         if not line.strip():
@@ -209,7 +206,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def listed_option(answer: str, options: list[str]) -> bool:
-    """True where an answer is a JSON object of one key whose value is one of the options, and nothing else."""
+    """True if an answer is a JSON object with one key whose value is one of the options."""
     try:
         found = json.loads(answer)
     except ValueError:

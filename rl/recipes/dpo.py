@@ -1,4 +1,4 @@
-"""The knobs of direct preference optimisation, and their presets."""
+"""Hyperparameters of direct preference optimisation, and their presets."""
 
 from __future__ import annotations
 
@@ -33,27 +33,26 @@ class DPORecipe(AnswerRecipe):
     supports_full_finetuning: ClassVar[bool] = True
 
     beta: float = 0.1
-    """Strength of the pull towards the reference policy; smaller lets the policy move further."""
+    """Strength of the pull towards the reference; smaller lets the policy move further."""
     loss: str = "sigmoid"
     label_smoothing: float = 0.0
-    """Assumed share of flipped preferences, in [0, 0.5); used by `sigmoid` (conservative DPO) and `robust`."""
+    """Assumed share of flipped preferences in [0, 0.5), for `sigmoid` (conservative DPO) and `robust`."""
     sft_weight: float = 0.0
-    """Weight of the chosen responses' own negative log-likelihood (nats per token) beside the preference loss (RPO,
-    Pang et al. 2024, arXiv 2404.19733). It holds on to answering at all: preference losses alone may make the chosen
-    response less likely too, as long as the rejected one falls further."""
+    """Weight of the chosen responses' negative log-likelihood (nats per token) beside the preference loss (RPO, Pang et
+    al. 2024, arXiv 2404.19733). Preference losses alone may lower the chosen response too, as long as the rejected one
+    falls more."""
     implied_pairs: bool = False
-    """Train also on pairs that one verdict implies: a liked answer over a listed one that nobody rated, of prompts that
-    give no other pair (docs/datasets.md). Held-out prompts give none in an evaluation."""
+    """Also train on pairs implied by one rating: a liked answer over a listed, unrated one, for prompts without another
+    pair (docs/datasets.md). Evaluations use none."""
     group_prompts: bool = True
-    """Keep pairs of one prompt in one batch, where the prompt is computed once for all of them."""
+    """Keep pairs of one prompt in one batch, where the prompt is computed once."""
     precompute_reference: bool = True
     """Compute the reference's log-probabilities once instead of every step."""
     attention: str = "auto"
-    """Attention over packed rows: `split` (causal over the prompt, masked over the completions), `flex`
-    (FlexAttention over unpadded rows, CUDA only), `auto` takes flex on CUDA from 4,096 tokens of prompt.
-    Tested before it is used."""
+    """Attention over packed rows: `split` (causal over the prompt, masked over the completions), `flex` (FlexAttention
+    over unpadded rows, CUDA only), `auto` (flex on CUDA from 4,096 prompt tokens). Tested before use."""
     compile: str = "auto"
-    """Compile the decoder layers: `on`, `off`, or `auto`: on CUDA, where the run is long enough to gain by it."""
+    """Compile the decoder layers: `on`, `off`, or `auto`: on CUDA, if the run is long enough to gain."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,7 +106,7 @@ DPO_CONFIG: dict[str, DPORecipe] = {
         patience=10,
     ),
 }
-"""DPO presets by name: what `train_dpo --config` takes."""
+"""DPO presets by name, for `train_dpo --config`."""
 
 METHOD = Method(
     "dpo",

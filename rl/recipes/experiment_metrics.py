@@ -1,4 +1,4 @@
-"""Metrics of an experiment on a decision, and the tolerance of its guardrails. Pure."""
+"""Metrics of an experiment, and its guardrails. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?\Z")
 
 
 class MetricError(ValueError):
-    """A metric or guardrail that does not exist; the message names those that do."""
+    """An unknown metric or guardrail; the message names the known ones."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a decision. `bounded`: its values lie in [0, 1]; `log`: compared as a ratio, by its logarithm."""
+    """A figure of a decision. `bounded`: values in [0, 1]; `log`: arms are compared by the ratio."""
 
     name: str
     words: str
@@ -29,7 +29,7 @@ class Metric:
 
     @property
     def outcome(self) -> str:
-        """The outcome's name, for a metric that is one."""
+        """Name of the outcome; empty for other metrics."""
         return self.name.removeprefix(OUTCOME) if self.name.startswith(OUTCOME) else ""
 
 
@@ -58,8 +58,8 @@ GUARDRAILS: tuple[dict[str, Any], ...] = (
     {"metric": "error_rate", "margin": 0.02},
     {"metric": "latency_ms", "margin": 0.25},
 )
-"""The guardrails of a new experiment. `margin`: how much worse than the control is still allowed, in the metric's own
-unit, for latency as a share of the control's; `goal` where it is not the metric's own."""
+"""Guardrails of a new experiment. `margin`: allowed loss against the control in the metric's unit, for latency as a
+share; `goal`: only if not the metric's own."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Guardrail:
 
 
 def guardrails_checked(given: Any) -> list[dict[str, Any]]:
-    """The list as it is stored. Raises MetricError for one that is not a list of {metric, margin, goal?}."""
+    """The list as it is stored. Raises MetricError unless it is a list of {metric, margin, goal?}."""
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise MetricError('expected a list of {"metric": ..., "margin": ...}')
     for one in given:
@@ -95,7 +95,7 @@ def guardrails_checked(given: Any) -> list[dict[str, Any]]:
 
 
 def guardrails_of(given: Sequence[dict[str, Any]]) -> list[Guardrail]:
-    """Stored guardrails as they are asked. Raises MetricError."""
+    """Stored guardrails as objects. Raises MetricError."""
     found = []
     for one in guardrails_checked(list(given)):
         metric = metric_of(one["metric"])

@@ -1,7 +1,7 @@
-"""Recipes fitted to rows, base model and minutes, in the knobs that nobody named. Pure.
+"""Fits recipes to rows, base model and minutes, in the knobs that nobody named. Pure.
 
-The preset `cpu` was tuned on the bundled model of 3M parameters, which learns language and task at once: many passes at
-a high rate. A model that knows its language needs fewer and smaller steps, and each of them takes longer.
+The preset `cpu` was tuned on the bundled 3M-parameter model, which learns language and task at once: many passes at a
+high rate. A real base model needs fewer and smaller steps, and each takes longer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rl.recipes.reward_model import RewardModelRecipe
 from rl.recipes.sft import SFTRecipe
 
 MINUTES = 20.0
-"""Default limit of a training on a machine without an accelerator, for base models other than the bundled one."""
+"""Default time limit without an accelerator, for base models other than the bundled one."""
 
 STEPS: dict[type[Recipe], dict[str, int]] = {
     SFTRecipe: {"min_steps": 48},
@@ -31,43 +31,42 @@ STEPS: dict[type[Recipe], dict[str, int]] = {
     GRPORecipe: {"min_steps": 24},
     PPORecipe: {"min_steps": 16},
 }
-"""Recipe -> least steps on few rows; `many_rows_factor` doubles them for SFT on many. On 182 rows of triage, which it
-rehearsed general prompts beside, SmolLM2's loss still fell at step 48 of SFT, on held-out rows as on training rows. 131
-pairs were learnt in 12 steps of DPO."""
+"""Recipe -> least steps on few rows; `many_rows_factor` doubles SFT's on many. On 182 rows with rehearsed general
+prompts SmolLM2's held-out loss still fell at step 48 of SFT; 131 pairs were learnt in 12 steps of DPO."""
 
 RATES = ("learning_rate", "warm_up_learning_rate", "value_learning_rate")
 
 LARGE = 2e9
-"""Parameters from which a LoRA of rank 8 has room enough for some thousand rows."""
+"""Base models of at least this many parameters get a LoRA of rank 8, enough for some thousand rows."""
 
 ACTIVATION_BYTES = 2e9
-"""Memory that the activations of one micro-batch may take."""
+"""Memory for the activations of one micro-batch."""
 
 TOKEN_BYTES = 1.2e6
-"""Activations of a token in float32 at REFERENCE_PARAMETERS, a model of 30 layers and width 576; they grow with the
-square root of the parameters (2.9e6 at 1B, 10.7e6 at 8B)."""
+"""Activation bytes per token in float32 at REFERENCE_PARAMETERS (30 layers, width 576); they grow with the square root
+of the parameters (2.9e6 at 1B, 10.7e6 at 8B)."""
 
 REFERENCE_PARAMETERS = 135e6
 
 SHORTEST, LONGEST = 256, 2048
-"""Tokens that `max_length` is fitted within."""
+"""Limits of the fitted `max_length`, in tokens."""
 
 OVERHEAD = 0.12
-"""Share of the minutes for loading, for the answers before and after training, and for writing the result."""
+"""Share of the minutes for loading, sampling answers before and after training, and saving."""
 
 WARM_UP_SHARE = 0.3
-"""Share of the minutes that a warm-up may take."""
+"""Largest share of the minutes for a warm-up."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Facts about the training rows and the base model that a recipe depends on."""
+    """What a recipe is fitted to: training rows and base model."""
 
     rows: int
     tokens: float
     """Mean tokens of a row: its prompt and all its responses."""
     longest: int
-    """Tokens of the longest row, at most."""
+    """Upper bound of the longest row's tokens."""
     parameters: int
     """Parameters of the base model."""
     device: str = "cpu"
@@ -75,27 +74,29 @@ class Workload:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a run, measured."""
+    """Measured seconds of a run."""
 
     step_s: float
-    """One optimiser step, with its share of the evaluations."""
+    """Per optimiser step, with its share of the evaluations."""
     once_s: float
-    """Passes over the rows before the first step: the reference, the warm-up."""
+    """Passes over the rows before the first step: reference, warm-up."""
     warm_up_s: float = 0.0
-    """Part of `once_s`: the warm-up."""
+    """Part of `once_s` for the warm-up."""
 
 
 def rate_scale(parameters: int) -> float:
-    """Factor on the learning rates of the preset `cpu`, which are right at 135M too where general prompts are rehearsed
-    (docs/training-sft.md). Beyond, the best rate of a LoRA falls with the width of the model as width^-0.78 (Schulman
-    et al. 2025, "LoRA Without Regret"), about the fourth root of its parameters: 0.61 at 1B, 0.36 at 8B."""
+    """Factor on the learning rates of the preset `cpu`: 1 up to 135M parameters (docs/training-sft.md), then falling.
+
+    The best LoRA rate falls with model width as width^-0.78 (Schulman et al. 2025, "LoRA Without Regret"), about the
+    fourth root of the parameters: 0.61 at 1B, 0.36 at 8B.
+    """
     return min(1.0, (REFERENCE_PARAMETERS / parameters) ** 0.25)
 
 
 def recipe_fitted(recipe: Recipe, work: Workload, named: Collection[str] = ()) -> Recipe:
-    """The recipe with steps, batch, rate, rank and length that fit the rows and the base model, but `named` knobs.
+    """The recipe with steps, batch, rate, rank and length fitted to the rows and the base model, except `named` knobs.
 
-    A recipe for an accelerator is left alone: its preset was chosen by the memory of the device.
+    Unchanged on an accelerator, where the preset was chosen by the device's memory.
     """
     if work.device != "cpu" or not work.rows:
         return recipe
@@ -122,7 +123,7 @@ def _steps_of(recipe: Recipe) -> dict[str, int]:
 
 
 def _batch_knobs(recipe: Recipe, work: Workload) -> dict[str, int]:
-    """Rows of a micro-batch whose activations fit, and as many micro-batches as the step had rows before."""
+    """Rows of a micro-batch that fit in memory, and micro-batches that keep the step's number of rows."""
     token_bytes = TOKEN_BYTES * math.sqrt(work.parameters / REFERENCE_PARAMETERS)
     room = ACTIVATION_BYTES / token_bytes
     if isinstance(recipe, PPORecipe):
@@ -141,25 +142,25 @@ def _batch_knobs(recipe: Recipe, work: Workload) -> dict[str, int]:
 
 
 def _rows_within(room: float, least: int, most: int) -> int:
-    """The largest divisor of `most` that is at most `room`, at least `least`."""
+    """The largest divisor of `most` that is at most `room`, and at least `least`."""
     return max(least, next((n for n in range(most, 0, -1) if most % n == 0 and n <= room), 1))
 
 
 @dataclass(frozen=True)
 class MinutesFit:
-    """A recipe within its minutes."""
+    """A recipe that fits its minutes."""
 
     recipe: Recipe
     steps: int
     rows: int
-    """Training rows that it reads."""
+    """Training rows it reads."""
     note: str = ""
-    """One sentence on what did not fit; empty where everything does."""
+    """What did not fit, in one sentence; empty if everything fits."""
 
 
 def minutes_fitted(recipe: Recipe, rows: int, minutes: float, speed: Speed) -> MinutesFit:
-    """The recipe with as many passes over `rows` as fit into `minutes`; at less than one, some of the rows are left
-    out. Rows are passed over at least once by one step."""
+    """The recipe with as many passes over `rows` as fit into `minutes`; below one pass, with fewer rows and at least
+    one step."""
     wanted = recipe.steps(rows)
     once_s = speed.once_s
     seconds = 60 * minutes * (1 - OVERHEAD)

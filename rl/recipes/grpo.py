@@ -1,4 +1,4 @@
-"""The knobs of group relative policy optimisation, and their presets."""
+"""Hyperparameters of group relative policy optimisation, and their presets."""
 
 from __future__ import annotations
 
@@ -21,61 +21,58 @@ class GRPORecipe(AdapterRecipe):
     epochs: float = 1.0
     batch_size: int = 16
     mode: str = "online"
-    """`online` samples answers and has them rewarded; `logged` learns from several rated answers to one prompt."""
+    """`online` samples answers and scores them; `logged` learns from several rated answers to one prompt."""
     num_generations: int = 8
-    """Answers to each prompt that compete, at least 2; in `logged` mode what a group is taken to hold."""
+    """Answers per prompt that are compared, at least 2; in `logged` mode the assumed size of a group."""
     reward: str = "agent"
-    """Reward specs separated by commas (see `--reward`); their mean counts."""
+    """Reward specs separated by commas (see `--reward`); their mean is the reward."""
     learning_rate: float = 1e-5
     lr_scheduler: str = "constant"
     warmup_ratio: float = 0.0
     logging_steps: int = 1
     beta: float = 0.04
-    """Price of one nat of distance from the reference (k3, per token); 0 leaves it out."""
+    """Penalty per nat of KL to the reference (k3, per token); 0 leaves it out."""
     loss: str = "dapo"
-    """Averaging of tokens: `dapo` over all of a step, `grpo` within each response first, `bnpo` over a
-    micro-batch, `dr_grpo` by a constant."""
+    """Averaging of tokens: `dapo` over the step, `grpo` within each response first, `bnpo` over a micro-batch,
+    `dr_grpo` by a constant."""
     scale_rewards: str = "group"
-    """Divisor of a reward's distance from its group's mean: the deviation of its `group`, of the `batch`,
+    """Divisor of a reward's distance from its group's mean: standard deviation of the `group`, of the `batch`, or
     `none`."""
     num_iterations: int = 1
     """Passes over each batch of responses."""
     epsilon: float = 0.2
-    """Largest distance of the ratio of new to old probability from 1 at which it still gives gradient."""
+    """Clip range of the probability ratio around 1."""
     max_ratio: float = 2.0
-    """In `logged` mode the importance weight against the base is cut off here (CISPO, arXiv 2506.13585)."""
+    """In `logged` mode, the cap of the importance weight against the base (CISPO, arXiv 2506.13585)."""
     missing_eos_penalty: float = 1.0
-    """Penalty on the score of a response that did not end its turn within `max_new_tokens`."""
+    """Penalty on the score of a response that did not end within `max_new_tokens`."""
     max_new_tokens: int = 128
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     constrained_decoding: bool = True
-    """Answers are sampled out of the listed responses or within their agent's JSON schema, as they are served, and
-    their probability is taken among the tokens that were allowed. vLLM samples freely."""
+    """Sample among the listed responses or within the agent's JSON schema, as served; probabilities are over allowed
+    tokens. vLLM samples freely."""
     vllm: str = "off"
-    """Sampling engine: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings
-    apply)."""
+    """Sampling engine: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings apply)."""
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
     reference: str = START
-    """Reference policy of the KL price and of `max_kl`: `start`, the policy training starts from (Ouyang et
-    al. 2022, arXiv 2203.02155; the base where it starts from there), or `base`."""
+    """Reference policy of the KL penalty and of `max_kl`: `start`, the policy training starts from (Ouyang et al. 2022,
+    arXiv 2203.02155), or `base`."""
     max_kl: float = 30.0
-    """Nats per response from the reference beyond which the run is stopped as diverged (half a nat per token where that
-    is more); 0 watches nothing, neither length, repetition nor valid answers."""
+    """Nats per response from the reference at which the run stops as diverged (or half a nat per token, if that is
+    more); 0 turns off this and the checks of length, repetition and validity."""
     allow_constant_reward: bool = False
-    """Train although every answer, or every valid one, earns the same."""
+    """Train even if every answer, or every valid one, earns the same."""
 
     @property
     def has_adapter_reference(self) -> bool:
-        """True if the reference is an adapter: the one that training starts from. In `logged` mode it is the
-        base, which is taken to have written the answers."""
+        """True if the reference is the adapter that training starts from; in `logged` mode it is the base."""
         return self.reference == START and self.start_from != BASE and self.mode == "online"
 
     @property
     def constrains(self) -> bool:
-        """True if answers are sampled within the form that their agent serves."""
         return self.constrained_decoding and self.mode == "online" and self.vllm == "off"
 
     def __post_init__(self) -> None:
@@ -119,8 +116,7 @@ class GRPORecipe(AdapterRecipe):
         return max(1, self.batch_size // self.num_generations)
 
     def with_knobs(self, **knobs: Any) -> Self:
-        """Copy with knobs changed; a `batch_size` of any size brings groups that divide it with it, where
-        their size is not named."""
+        """A copy with knobs changed; a new `batch_size` adapts the size of groups, unless it is named."""
         size = positive_number(knobs.get("batch_size"))
         if size is not None:
             group = divisor_of(size, self.num_generations)
@@ -128,8 +124,8 @@ class GRPORecipe(AdapterRecipe):
         return super().with_knobs(**knobs)
 
     def fit_to_rows(self, rows: int) -> Self:
-        """A copy whose `epochs` give at least `min_steps` optimiser steps on so many prompts; logged answers are passed
-        over as often as `epochs` says, as each further pass leads further from the policy that wrote them."""
+        """A copy whose `epochs` give at least `min_steps` steps; logged answers keep `epochs`, as more passes move
+        further from the policy that wrote them."""
         return self if self.mode == "logged" else super().fit_to_rows(rows)
 
     def _steps_per_epoch(self, rows: int) -> float:
@@ -156,7 +152,7 @@ GRPO_CONFIG: dict[str, GRPORecipe] = {
         lora_alpha=32, save_steps=5, top_k=20, top_p=0.95,
     ),
 }  # fmt: skip
-"""GRPO presets by name: what `train_grpo --config` takes."""
+"""GRPO presets by name, for `train_grpo --config`."""
 
 METHOD = Method(
     "grpo",

@@ -1,4 +1,4 @@
-"""The knobs of Kahneman-Tversky optimisation, and their presets."""
+"""Hyperparameters of Kahneman-Tversky optimisation, and their presets."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ class KTORecipe(AnswerRecipe):
     beta: float = 0.1
     """Strength of the pull towards the base policy, above 0."""
     loss: str = "kto"
-    """`kto`; `apo_zero_unpaired` (D'Oosterlinck et al. 2024), which leaves the reference point out; `logistic`, the
-    log-loss of a thumb given the log-ratio, which goes on teaching where the other two have come to rest
-    (`rl.training.kto.logistic_loss`)."""
+    """`kto`; `apo_zero_unpaired` (D'Oosterlinck et al. 2024), without the reference point; `logistic`, the log-loss of
+    a thumb given the log-ratio, which keeps a gradient where the others saturate (`rl.training.kto.logistic_loss`)."""
     desirable_weight: float = 0.0
-    """Weight of good responses; 0 is settled by their number (the paper's eq. 9)."""
+    """Weight of good responses; 0 sets it by their number (the paper's eq. 9)."""
     undesirable_weight: float = 0.0
-    """Weight of bad responses; 0 is settled by their number."""
+    """Weight of bad responses; 0 sets it by their number."""
     sft_weight: float = 0.0
-    """Weight of the good responses' own negative log-likelihood (nats per token) beside the loss, as in DPO's recipe:
-    the loss alone only moves what is likelier, and never writes a form that the base model does not."""
+    """Weight of the good responses' negative log-likelihood (nats per token), as in DPO: the loss alone never teaches
+    an answer format that the base model does not write."""
     balance: str = "weights"
-    """`weights` weighs the rarer kind more, `downsample` leaves out training rows of the other until four stand beside
-    three."""
+    """`weights` gives the rarer kind more weight; `downsample` drops training rows of the other down to 4 : 3."""
     reward_threshold: float = 0.0
-    """Reward in (0, 1) from which a response that nobody rated is a good one, and below which a bad one; 0 is what the
-    agent's reward settings say (0.5 where they say nothing)."""
+    """Reward in (0, 1) from which an unrated response counts as good, below it as bad; 0 uses the agent's reward
+    settings (0.5 by default)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +65,7 @@ KTO_CONFIG: dict[str, KTORecipe] = {
         learning_rate=5e-4, beta=1.0, loss="logistic", lora_r=16, lora_alpha=32,
     ),
 }  # fmt: skip
-"""KTO presets by name: what `train_kto --config` takes."""
+"""KTO presets by name, for `train_kto --config`."""
 
 METHOD = Method(
     "kto",

@@ -1,4 +1,4 @@
-"""The knobs of a linear policy, and their presets."""
+"""Hyperparameters of a linear policy, and their presets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class LinearRecipe(BasicRecipe):
 
     feedback: str = AUTO
     """Kind of feedback: `pairs`, `scores` (thumbs, stars, scores, rewards), `pairs_and_scores` (pairs, and scores of
-    the answers that stand in none), `corrections` (answers people wrote, showed or liked); `auto` takes what `auto` of
-    the other methods would."""
+    answers in no pair), `corrections` (answers people wrote, showed or liked); `auto` takes what `auto` of the other
+    methods would."""
     penalty: str = AUTO
     """Inverse strength of the L2 penalty, above 0 (scikit-learn's C); `auto` cross-validates 0.03 to 10."""
     features: str = AUTO
-    """Features of a prompt: `words`, `crossed` (also two fields at once), `parts` (also parts of words); `auto`
-    cross-validates them."""
+    """Features of a prompt: `words`, `crossed` (also pairs of fields), `parts` (also parts of words); `auto`
+    cross-validates."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +39,7 @@ class LinearRecipe(BasicRecipe):
 
 
 LINEAR_CONFIG: dict[str, LinearRecipe] = {"default": LinearRecipe()}
-"""Presets by name: there is one, as cross-validation settles what presets are for elsewhere."""
+"""The only preset; cross-validation does the rest."""
 
 METHOD = Method(
     "linear",

@@ -1,4 +1,4 @@
-"""Table of training methods: every file here that defines METHOD, and those of plugins; and recipes by their names."""
+"""Table of training methods (files here that define METHOD, and plugins'), recipes by name, defaults of the loop."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def _discover() -> dict[str, Method]:
 
 
 METHODS: dict[str, Method] = _discover()
-"""Slug -> method: built in, and those of plugins once they are registered."""
+"""Slug -> method: built-in ones, and plugins' once registered."""
 
 RECIPES: dict[str, Mapping[str, Any]] = {slug: method.presets for slug, method in METHODS.items()}
-"""Method -> its presets, each a BasicRecipe of the method's own class."""
+"""Method -> its presets."""
 
 RLHF = "rlhf"
-"""The whole of RLHF as one method: a reward model from the feedback found, then PPO against it."""
+"""RLHF as one method: a reward model from the feedback, then PPO against it."""
 
 AUTO = "auto"
-"""The method that fits the feedback found."""
+"""The method that fits the feedback."""
 
 JUDGES = tuple(slug for slug, method in METHODS.items() if not method.policy)
-"""Methods whose runs make no policy; plugins bring none."""
+"""Methods whose runs make no policy."""
 
 SLUG = r"[a-z][a-z0-9_]{0,25}"
 DOTTED_PATH = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
@@ -49,7 +49,7 @@ def policy_methods() -> list[str]:
 
 
 def method_named(slug: str) -> Method:
-    """The method of that name. Raises RecipeError."""
+    """The method of a slug. Raises RecipeError."""
     if slug not in METHODS:
         raise RecipeError(
             f"no method {slug!r}; known are {', '.join(METHODS)}. A plugin's is known while its package is installed; "
@@ -59,9 +59,9 @@ def method_named(slug: str) -> Method:
 
 
 def recipe_named(method: str, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:
-    """The preset of a method, with an operator's overrides (the method's section of RATCHET_CONFIG) laid over it.
+    """A preset of a method with an operator's overrides (the method's section of RATCHET_CONFIG).
 
-    Raises RecipeError for a method, preset or knob that does not exist, naming those that do.
+    Raises RecipeError for an unknown method, preset or knob, naming the known ones.
     """
     presets = method_named(method).presets
     if preset not in presets:
@@ -70,7 +70,7 @@ def recipe_named(method: str, preset: str, overrides: Mapping[str, Any] | None =
 
 
 def method_register(name: str, found: Any) -> None:
-    """Enter a method from outside (`backend.plugins`). Raises ValueError where it is none, or its slug is taken."""
+    """Registers a plugin's method (`backend.plugins`). Raises ValueError if it is no Method, or its slug is taken."""
     if not isinstance(found, Method):
         raise ValueError(f"expected a Method (rl.recipes.base), found {found!r:.80}")
     if METHODS.get(found.slug) == found:
@@ -86,7 +86,7 @@ def method_register(name: str, found: Any) -> None:
 
 
 def _fault(method: Method) -> str:
-    """Fault of a method's row; empty where there is none. Its trainer is imported when it trains."""
+    """Fault of a plugin's method; empty if there is none. Its trainer is imported only when it trains."""
     presets = method.presets if isinstance(method.presets, Mapping) else {}
     if method.kind not in DATASET_KINDS:
         return f"expected a kind of dataset, one of {', '.join(DATASET_KINDS)}; found {method.kind!r}"
@@ -108,7 +108,7 @@ def _fault(method: Method) -> str:
 
 
 OBJECTIVE_KINDS = {"pairwise": "pairs", "regression": "scores", "binary": "labels"}
-"""Kinds of dataset by objective of a reward model."""
+"""Objective of a reward model -> kind of its dataset."""
 
 
 LINEAR_KINDS = ("pairs", "scores", "corrections", "pairs_and_scores")
@@ -116,8 +116,7 @@ LINEAR_KINDS = ("pairs", "scores", "corrections", "pairs_and_scores")
 
 
 def dataset_kind(slug: str, knobs: Mapping[str, Any]) -> str:
-    """The kind of dataset a method is fed; a reward model's depends on its objective, GRPO's on its mode, a linear
-    policy's on its feedback."""
+    """Kind of dataset of a method; it depends on a reward model's objective, GRPO's mode, a linear policy's feedback."""
     if knobs.get("feedback") in LINEAR_KINDS:
         return str(knobs["feedback"])
     if knobs.get("mode") == "logged":
@@ -131,10 +130,9 @@ DATASET_CONFIG: dict[str, Any] = {
     "max_pairs_per_prompt": 4,
     "reward_threshold": 0.5,
 }
-"""Knobs that make pairs of feedback: fewest samples to train on; smallest difference of mean rating (in [0,
-1]) between two responses that makes a pair; most training pairs one prompt may give (held-out prompts give
-one each, so that they are independent); reward in [0, 1] from which a response that nobody rated is a good
-one, and below which a bad one."""
+"""min_samples: fewest samples to train on. rating_margin: least difference of mean ratings (in [0, 1]) of a pair.
+max_pairs_per_prompt: most training pairs of a prompt; held-out prompts give one each, so that they are independent.
+reward_threshold: reward in [0, 1] from which an unrated response counts as good, and below which as bad."""
 
 
 ONLINE_LEARNING_CONFIG: dict[str, Any] = {
@@ -152,8 +150,8 @@ ONLINE_LEARNING_CONFIG: dict[str, Any] = {
     "keep_newest": 5,
     "tick_seconds": 60,
 }
-"""Defaults of continuous learning (docs/online-learning.md); the section `continuous_learning` of
-RATCHET_CONFIG lies over it, the agent's row in the admin over both."""
+"""Defaults of continuous learning (docs/online-learning.md). The section `continuous_learning` of RATCHET_CONFIG
+overrides them, the agent's row in the admin overrides both."""
 
 
 AB_TESTING_KNOBS = (

@@ -1,4 +1,4 @@
-"""The knobs of proximal policy optimisation, and their presets."""
+"""Hyperparameters of proximal policy optimisation, and their presets."""
 
 from __future__ import annotations
 
@@ -19,45 +19,43 @@ class PPORecipe(AdapterRecipe):
 
     supports_full_finetuning: ClassVar[bool] = True
     most_passes: ClassVar[int] = 60
-    """Each pass samples other responses to the same prompts, so more passes are no more of the same."""
+    """More than other methods: each pass samples new responses."""
 
     epochs: float = 1.0
     batch_size: int = 8
     mini_batch_size: int = 4
-    """Responses per optimiser step. `gradient_accumulation` cuts a mini-batch into so many pieces, to save memory: the
-    step is the same however it is cut."""
+    """Responses per optimiser step. `gradient_accumulation` splits them to save memory; the step stays the same."""
     ppo_epochs: int = 4
     """Passes over each batch of responses."""
     reward: str = "agent"
-    """Reward specs separated by commas (see `--reward`); their mean counts."""
+    """Reward specs separated by commas (see `--reward`); their mean is the reward."""
     samples_per_prompt: int = 1
-    """Responses sampled for each prompt of a batch; their prompt is computed once."""
+    """Responses sampled per prompt; the prompt is computed once."""
     learning_rate: float = 1.41e-5
     value_learning_rate: float = 0.0
-    """Learning rate of the value's adapter and head; 0 takes `learning_rate`."""
+    """Learning rate of the value's adapter and head; 0 uses `learning_rate`."""
     lr_scheduler: str = "constant"
     warmup_ratio: float = 0.0
     logging_steps: int = 1
     init_kl_coef: float = 0.2
-    """Price of one nat of distance from the reference, in units of reward; where `kl_controller` starts."""
+    """Penalty per nat of KL to the reference, in units of reward; initial value of `kl_controller`."""
     kl_controller: str = "adaptive"
-    """`adaptive` steers the KL of a response towards `target_kl` by changing its price (Ziegler et al. 2019), `fixed`
-    leaves the price as it is."""
+    """`adaptive` steers the KL of a response towards `target_kl` (Ziegler et al. 2019), `fixed` keeps the penalty."""
     target_kl: float = 6.0
-    """Nats per response: the distance from the reference that the adaptive controller steers towards."""
+    """Target of the adaptive controller, nats per response."""
     kl_horizon: float = 10_000.0
-    """Responses over which the controller's correction acts; fewer correct faster."""
+    """Responses over which the controller corrects; fewer correct faster."""
     kl_estimator: str = "k1"
     """Per-token estimate of the KL in the reward: `k1` (log-ratio) or `k3` (never negative), Schulman 2020."""
     early_stop_kl: float = 0.0
-    """Nats per response that one step may move the policy from the one that sampled; beyond, the rest of the step is
-    skipped. 0 takes `target_kl`."""
+    """Most nats per response that one step may move the policy; beyond, the rest of the step is skipped. 0 uses
+    `target_kl`."""
     gamma: float = 1.0
     """Discount per token, in (0, 1]."""
     lam: float = 0.95
-    """GAE's lambda, in [0, 1]: 1 trusts the rewards alone, 0 the value alone."""
+    """GAE's lambda, in [0, 1]: 1 uses rewards alone, 0 the value alone."""
     cliprange: float = 0.2
-    """Largest distance of the ratio of new to old probability from 1 at which it still gives gradient."""
+    """Clip range of the probability ratio around 1."""
     cliprange_value: float = 0.2
     """Clip range of the value, in units of reward; 0 does not clip."""
     vf_coef: float = 0.1
@@ -65,40 +63,39 @@ class PPORecipe(AdapterRecipe):
     entropy_coef: float = 0.0
     """Weight of an entropy bonus."""
     whiten_rewards: bool = False
-    """Divide rewards by their standard deviation over the batch before advantages are estimated."""
+    """Divide rewards by their standard deviation over the batch before estimating advantages."""
     missing_eos_penalty: float = 1.0
-    """Penalty on the score of a response that did not end its turn within `max_new_tokens`."""
+    """Penalty on the score of a response that did not end within `max_new_tokens`."""
     value_backbone: str = "adapter"
-    """`adapter` gives the value a LoRA of its own (with `lora_r` 0 a copy of the weights), `shared` puts its head on
-    the policy's: another algorithm."""
+    """`adapter` gives the value its own LoRA (with `lora_r` 0 a copy of the weights), `shared` puts its head on the
+    policy's."""
     max_new_tokens: int = 128
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 0.95
     constrained_decoding: bool = True
-    """Answers are sampled out of the listed responses or within their agent's JSON schema, as they are served, and
-    their probability is taken among the tokens that were allowed. A vLLM server samples freely."""
+    """Sample among the listed responses or within the agent's JSON schema, as served; probabilities are over allowed
+    tokens. A vLLM server samples freely."""
     vllm_server: str = ""
-    """URL of a vLLM server that samples in this process's place (docs/cluster.md); empty samples here."""
+    """URL of a vLLM server that samples (docs/cluster.md); empty samples in this process."""
     eval_prompts: int = 64
     """Most held-out prompts answered in an evaluation."""
     reference: str = START
-    """Reference policy of the KL price and of `max_kl`: `start`, the policy training starts from (Ouyang et
-    al. 2022, arXiv 2203.02155; the base where it starts from there), or `base`."""
+    """Reference policy of the KL penalty and of `max_kl`: `start`, the policy training starts from (Ouyang et al. 2022,
+    arXiv 2203.02155), or `base`."""
     max_kl: float = 30.0
-    """Nats per response from the reference beyond which the run is stopped as diverged (half a nat per token where that
-    is more); 0 watches nothing, neither length, repetition nor valid answers."""
+    """Nats per response from the reference at which the run stops as diverged (or half a nat per token, if that is
+    more); 0 turns off this and the checks of length, repetition and validity."""
     allow_constant_reward: bool = False
-    """Train although every answer, or every valid one, earns the same."""
+    """Train even if every answer, or every valid one, earns the same."""
 
     @property
     def has_adapter_reference(self) -> bool:
-        """True if the reference is an adapter: the one that training starts from."""
+        """True if the reference is the adapter that training starts from."""
         return self.reference == START and self.start_from != BASE
 
     @property
     def constrains(self) -> bool:
-        """True if answers are sampled within the form that their agent serves."""
         return self.constrained_decoding and not self.vllm_server
 
     @property
@@ -157,8 +154,7 @@ class PPORecipe(AdapterRecipe):
             raise RecipeError("lora_dropout must be 0 with ppo: the ratio of an unchanged policy must be 1")
 
     def with_knobs(self, **knobs: Any) -> Self:
-        """Copy with knobs changed; a `batch_size` of any size brings the sizes that must divide it with it,
-        where they are not named themselves."""
+        """A copy with knobs changed; a new `batch_size` adapts the sizes that must divide it, unless they are named."""
         size = positive_number(knobs.get("batch_size"))
         if size is not None:
             mini = positive_number(
@@ -207,7 +203,7 @@ PPO_CONFIG: dict[str, PPORecipe] = {
     # agents that read a long list and explain their order: 1,024 tokens of context and 256 of answer
     "prioritizer": PPORecipe(max_length=1280, max_new_tokens=256, gradient_accumulation=2),
 }
-"""PPO presets by name: what `train_ppo --config` takes."""
+"""PPO presets by name, for `train_ppo --config`."""
 
 METHOD = Method(
     "ppo",

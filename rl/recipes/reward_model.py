@@ -1,4 +1,4 @@
-"""The knobs of a reward model, and their presets."""
+"""Hyperparameters of a reward model, and their presets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import ClassVar, Self
 from rl.recipes.base import Method, Recipe, RecipeError
 
 LINEAR, CAUSAL, AUTO = "linear", "causal", "auto"
-"""Architectures: a judge without a base model, a score head on one, and whichever of the two ranks the eval split
-better."""
+"""Architectures: without a base model; a score head on a base model; the better of both on the eval split."""
 
 
 FACTS = "reward_model.json"
-"""File beside the weights of a reward model: objective, architecture, base, and the scale of its scores."""
+"""File beside a reward model's weights: objective, architecture, base, scale of its scores."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,12 @@ class RewardModelRecipe(Recipe):
     supports_full_finetuning: ClassVar[bool] = True
 
     objective: str = "pairwise"
-    """`pairwise` ranks (Bradley-Terry), `regression` foretells scores in [0, 1], `binary` thumbs."""
+    """`pairwise` ranks (Bradley-Terry), `regression` predicts scores in [0, 1], `binary` thumbs."""
     architecture: str = CAUSAL
-    """`causal` puts a score head on the base model, `encoder` takes an encoder such as DeBERTa (`--model`), `linear` is
-    a regularised logistic regression on features of prompt and response (`rl.linear`), fitted in seconds: for agents
-    whose answers are a choice or JSON, and bases that know nothing of the world. `auto` trains `linear` and `causal`
-    and keeps the one that ranks more of the eval split as people did."""
+    """`causal`: a score head on the base model. `encoder`: an encoder such as DeBERTa (`--model`). `linear`:
+    regularised logistic regression on features of prompt and response (`rl.linear`), fitted in seconds, for answers
+    that are a choice or JSON. `auto` trains `linear` and `causal` and keeps the one that ranks the eval split better.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,15 +38,15 @@ class RewardModelRecipe(Recipe):
 
     @property
     def is_linear(self) -> bool:
-        """True of a judge that is fitted at once, without a base model."""
+        """True of a judge without a base model."""
         return self.architecture == LINEAR
 
     def steps(self, rows: int) -> int:
-        """Optimiser steps of a run on so many training rows; one fit counts as one."""
+        """Optimiser steps on so many training rows; a linear fit counts as one."""
         return min(rows, 1) if self.is_linear else super().steps(rows)
 
     def fit_to_rows(self, rows: int) -> Self:
-        """A copy whose passes fit so many training rows; a fit makes none."""
+        """A copy whose passes fit so many training rows; unchanged for a linear fit."""
         return self if self.is_linear else super().fit_to_rows(rows)
 
 
@@ -65,7 +64,7 @@ REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
         epochs=2.0, min_steps=150, patience=6, batch_size=16, learning_rate=1e-3, lora_r=16, lora_alpha=32,
     ),
 }  # fmt: skip
-"""Reward model presets by name: what `train_reward_model --config` takes."""
+"""Reward model presets by name, for `train_reward_model --config`."""
 
 METHOD = Method(
     "reward_model",

@@ -1,4 +1,4 @@
-"""The knobs of supervised fine-tuning, and their presets."""
+"""Hyperparameters of supervised fine-tuning, and their presets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import ClassVar, Self
 from rl.recipes.base import SEARCH, AnswerRecipe, Method, RecipeError
 
 DEMONSTRATIONS = ("demonstration", "teacher")
-"""Tags of responses to be imitated, and what their rows name as source: brought from elsewhere, or a better model's."""
+"""Tags of responses to imitate, and sources of their rows: imported, or a better model's."""
 
 EXAMPLE_SOURCES = ("correction", *DEMONSTRATIONS, "ratings", "reward")
-"""Sources of a demonstration, the one that goes before the others on the same prompt first."""
+"""Sources of demonstrations, by precedence on the same prompt."""
 
 FEEDBACK = ("corrections", "pairs", "scores", "pairs_and_scores")
 
@@ -23,38 +23,35 @@ CLASSIFIER, FORM, PREFERRED = "classifier", "form", "preferred"
 
 @dataclass(frozen=True)
 class SFTRecipe(AnswerRecipe):
-    """Supervised fine-tuning on what was written to be said or is well liked; the loss is on the response alone."""
+    """Supervised fine-tuning on what people wrote or liked; the loss covers the response alone."""
 
     supports_full_finetuning: ClassVar[bool] = True
 
     most_passes: ClassVar[int] = 60
-    """More than preferences get: what people wrote is to be said as it stands. 46 answers taught 27 % of unseen prompts
-    in 12 passes and 79 % in 50 (docs/decisions/24)."""
+    """More than for preferences: what people wrote may be memorised. 46 answers taught 27 % of unseen prompts in 12
+    passes and 79 % in 50 (docs/decisions/24)."""
     many_rows_factor: ClassVar[int] = 2
-    """700 answers were learnt to 79 to 89 % in 264 steps and to 91 to 97 % in 540 (three made-up worlds;
-    docs/decisions/24)."""
+    """700 answers were learnt to 79-89 % in 264 steps and to 91-97 % in 540 (three made-up worlds; docs/decisions/24).
+    """
     sources: str = ALL
-    """Sources of demonstrations: `all`, or some of `correction`, `demonstration`, `teacher`, `ratings` and
-    `reward`, with commas between. On one prompt only those of the first of these that it has are shown."""
+    """`all`, or some of `correction`, `demonstration`, `teacher`, `ratings` and `reward`, separated by commas. Each
+    prompt uses only the first of these that it has."""
 
     feedback: str = "corrections"
-    """`corrections`: what people wrote, showed or liked is shown. `pairs`, `scores`, `pairs_and_scores`: a linear
-    classifier learns from the preferences, from the thumbs, stars and scores, or from both, and its answer to each
-    prompt is shown; for answers that are a choice, and base models that know nothing of the world."""
+    """`corrections`: demonstrations by people. `pairs`, `scores`, `pairs_and_scores`: a linear classifier learns from
+    that feedback and its answers are the demonstrations; for answers that are a choice, and small base models."""
     teacher: str = CLASSIFIER
-    """Source of the answers with feedback other than `corrections`: the `classifier`; `preferred`, the answer to
-    each prompt that people preferred or liked most, as it was given (Preferred-FT of Rafailov et al. 2023,
-    arXiv 2305.18290); `form` shows any answer that the agent can act on, drawn by lot, liked or not: the form of an
-    answer, and no taste (`rl.agents.random_answers`)."""
+    """Source of the answers with feedback other than `corrections`. `classifier`: a linear classifier. `preferred`:
+    each prompt's most preferred or liked recorded answer (Preferred-FT of Rafailov et al. 2023, arXiv 2305.18290).
+    `form`: a random valid answer, which teaches the format alone (`rl.agents.random_answers`)."""
 
     recombine: bool = False
-    """True shows, beside what people wrote (feedback `corrections`), a linear classifier's answers to prompts made of
-    the parts of theirs, up to 1,000 prompts in all; for answers that are a choice, and base models that know nothing of
-    the world."""
+    """With feedback `corrections`, add a linear classifier's answers to recombined prompts, up to 1,000 prompts in all;
+    for answers that are a choice, and small base models."""
 
     @property
     def is_taught(self) -> bool:
-        """True where demonstrations are made of the feedback, not read from it alone."""
+        """True if demonstrations are made from the feedback by a classifier or rule."""
         return self.recombine or self.feedback != "corrections"
 
     def __post_init__(self) -> None:
@@ -72,14 +69,13 @@ class SFTRecipe(AnswerRecipe):
             )
 
     def refit_to_rows(self, rows: int) -> Self:
-        """A copy whose passes fit so many rows instead of those it was fitted to; the same where passes were named."""
+        """A copy whose passes fit another number of rows; unchanged if passes were named."""
         if self.min_steps == 0 or self.max_steps > 0:
             return self
         return dataclasses.replace(self, epochs=min(self.epochs, SFTRecipe.epochs)).fit_to_rows(rows)
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Sources as a list."""
         return (
             EXAMPLE_SOURCES
             if self.sources == ALL
@@ -101,7 +97,7 @@ SFT_CONFIG: dict[str, SFTRecipe] = {
         epochs=3.0, min_steps=250, patience=6, batch_size=16, learning_rate=3e-3, lora_r=16, lora_alpha=32,
     ),
 }  # fmt: skip
-"""SFT presets by name: what `train_sft --config` takes."""
+"""SFT presets by name, for `train_sft --config`."""
 
 METHOD = Method(
     "sft",
