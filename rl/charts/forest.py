@@ -56,7 +56,7 @@ class ForestLine:
 def forest_of(
     title: str, lines: Sequence[ForestLine], label: Callable[[float], str], *, zero: bool, share: bool = False
 ) -> Forest | None:
-    """The lines on one scale; None without any. zero: the scale includes and marks 0; share: it stays within 0 and 1."""
+    """The lines on one scale; None without any. zero: the scale includes and marks 0; share: it stays in [0, 1]."""
     if not lines:
         return None
     low, high = min(line.low for line in lines), max(line.high for line in lines)

@@ -38,7 +38,7 @@ def probe_turns(form: CallForm) -> list[dict[str, Any]]:
 
 
 def call_form(write: Callable[[Sequence[Any], Sequence[Any]], str]) -> CallForm:
-    """The form in which a template takes calls. write(turns, tools): the rendered text, empty if the template refuses."""
+    """The form in which a template takes calls. write(turns, tools): the rendered text, empty if refused."""
     for form in (CallForm(), CallForm(None), CallForm(as_object=False), CallForm(None, as_object=False)):
         turns = probe_turns(form)
         if "ratchet_word" in (write(turns, [PROBE_TOOL]) or write(turns, [])):

@@ -288,7 +288,7 @@ def lead_of(evidence: Evidence, bounds: GateBounds) -> str:
 
 
 def one_per_prompt(cases: Sequence[Case], prompts: Sequence[str]) -> dict[int, Case]:
-    """One case per prompt, the mean of its pairs: index of its first pair -> case. prompts: each case's prompt, or ""."""
+    """One case per prompt, the mean of its pairs: index of its first pair -> case. prompts: each case's, or ""."""
     members: dict[str, list[int]] = {}
     for place, name in enumerate(prompts):
         members.setdefault(name or f"\0{place}", []).append(place)

@@ -192,7 +192,7 @@ OBJECT_SHARE = 0.95
 
 
 def _are_objects(rows: Sequence[LinearChoice]) -> bool:
-    """True of right answers that are objects, nearly all of them. Of pairs and values the field in question is unknown."""
+    """True of right answers that are nearly all objects. Of pairs and values the field in question is unknown."""
     if any(row.rejected or row.value < 1 for row in rows):
         return False
     found = [json_read(row.answer) for row in rows]

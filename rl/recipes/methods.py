@@ -116,7 +116,7 @@ LINEAR_KINDS = ("pairs", "scores", "corrections", "pairs_and_scores")
 
 
 def dataset_kind(slug: str, knobs: Mapping[str, Any]) -> str:
-    """Kind of dataset of a method; it depends on a reward model's objective, GRPO's mode, a linear policy's feedback."""
+    """Kind of dataset of a method, by a reward model's objective, GRPO's mode, a linear policy's feedback."""
     if knobs.get("feedback") in LINEAR_KINDS:
         return str(knobs["feedback"])
     if knobs.get("mode") == "logged":
