@@ -377,7 +377,7 @@ FEEDBACK_SNAPSHOTS_CONTAINING = "rl.datasets.erasure.snapshots_containing"
 FEEDBACK_TRAINED_ON = "rl.datasets.erasure.trained_on"
 # Dotted path of the module that renames and deletes what else is kept of an agent, as
 # feedback.agents.changes.AgentKeeper; empty: nothing but rows is.
-FEEDBACK_AGENT_KEEPER = "rl.registry.agent_files"
+FEEDBACK_AGENT_KEEPER = "rl.registry.files"
 # Dotted path of a callable (decision ids): removes what else is kept of them, in the same transaction.
 FEEDBACK_FORGET = "rl.datasets.erasure.decisions_forget"
 # Dotted path of a callable (marks, dry_run) -> {place: count}: erases, or counts, copies of erased decisions' text that

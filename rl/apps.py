@@ -13,7 +13,7 @@ class RlConfig(AppConfig):
         from rl.bundled_models import added_models_in
         from rl.management.method_commands import commands_enter
         from rl.models.agent_definitions import agent_defined
-        from rl.registry.signals import policy_promoting
+        from rl.registry.service import policy_promoting
         from rl.serving.preparation import prepare_before_promotion
 
         added_models_in(lambda: settings.RATCHET_HOME / "models")

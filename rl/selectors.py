@@ -32,7 +32,7 @@ from rl.models import (
     TrainingRun,
 )
 from rl.models.agent_definitions import agent_served
-from rl.models.learner_config import learner_defaults
+from rl.models.learning import learner_defaults
 from rl.models.runs import LEARNER, TRAINING
 from rl.registry.checklist import policy_verdict
 from rl.registry.incumbents import incumbents_sync

@@ -54,7 +54,7 @@ from rl.models import (
     ServingSettings,
     TrainingRun,
 )
-from rl.registry import agent_files
+from rl.registry import files as agent_files
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.judging import judgement_submit
 from tests.support.api_client import person

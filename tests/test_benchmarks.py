@@ -22,7 +22,7 @@ from rl.models import BenchmarkResult, GateSettings, Policy, TrainingRun
 from rl.recipes.benchmark_tasks import TaskRefused, bundled_names, listed_option, task_folder
 from rl.registry import gate_evidence
 from rl.registry import service as registry
-from rl.registry.benchmark_results import benchmarks_newest
+from rl.registry.gate_evidence import benchmarks_newest
 from rl.registry.integrity import adapter_folder
 from rl.registry.model_card import policy_card
 from tests.support.api_client import ApiClient

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from rl.models import Evaluation
-from rl.registry.held_out_answers import LOSS, TIE, WIN, answers_compared, counts_of
+from rl.registry.comparisons import LOSS, TIE, WIN, answers_compared, counts_of
 from tests.support.api_client import person
 from tests.test_pages import make_policy, words
 

@@ -22,10 +22,10 @@ from rl.models.policies import APP_MODEL
 from rl.online.champion_monitor import champions_watch
 from rl.registry import incumbents
 from rl.registry import service as registry
+from rl.registry.files import policies_prune, policies_retained
 from rl.registry.incumbents import ACTOR, NEWEST, incumbent_sync
 from rl.registry.integrity import PolicyWithoutFiles, adapter_folder, verify
 from rl.registry.model_card import card_write, policy_card
-from rl.registry.retention import policies_prune, policies_retained
 from rl.selectors import agent_cards, loop_closed
 from rl.serving.playground import policies_offered
 from rl.serving.routing import PolicyUnaskable, models_listed, target_of

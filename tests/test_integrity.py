@@ -24,7 +24,7 @@ from rl.export.service import ExportOrder, export
 from rl.jobs.warm_start import start_located
 from rl.models import Artifact, Policy
 from rl.registry import integrity
-from rl.registry.signals import PreparationRefused
+from rl.registry.service import PreparationRefused
 from rl.serving import fallback, files
 from rl.serving.base import BASE, Model
 from rl.serving.in_process import InProcess

@@ -19,7 +19,7 @@ from feedback.storage.validation import FeedbackRefused
 from rl.datasets.buffer import buffer_ids, buffer_size, feedback_take
 from rl.jobs import lifecycle
 from rl.models import LearnerSettings, Learnt, TrainingRun
-from rl.models.learner_config import learner_config
+from rl.models.learning import learner_config
 from rl.models.runs import LEARNER, RunRefused
 from rl.online import learner
 from rl.recipes import RecipeError

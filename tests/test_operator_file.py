@@ -115,7 +115,7 @@ def test_every_knob_of_a_method_lies_over_its_presets(method: str) -> None:
 
 @pytest.mark.django_db
 def test_every_knob_of_the_learner_is_what_an_agent_without_a_row_has(settings: Any) -> None:
-    from rl.models.learner_config import learner_config, learner_settings
+    from rl.models.learning import learner_config, learner_settings
 
     whole = example()["continuous_learning"]
     settings.RATCHET_CONFIG = operator_settings({"continuous_learning": whole}).sections

@@ -19,9 +19,9 @@ from rl.jobs.lifecycle import run_log_tail
 from rl.models import Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.models.runs import run_folder
 from rl.registry import service as registry
-from rl.registry.diff import policy_diff
+from rl.registry.comparisons import policy_diff
+from rl.registry.files import policies_prune, policies_retained
 from rl.registry.model_card import policy_card
-from rl.registry.retention import policies_prune, policies_retained
 from tests.support.evaluations import evidence_stored, judged
 from tests.support.hosted import hosted
 

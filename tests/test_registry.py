@@ -13,7 +13,7 @@ from django.utils import timezone
 from rl.gates.rules import alpha_of_attempt
 from rl.models import Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit, TrainingRun
 from rl.registry import service as registry
-from rl.registry.looks import attempt_of, holdout_prompts, order_facts
+from rl.registry.gate_evidence import attempt_of, holdout_prompts, order_facts
 from tests.support.evaluations import judged
 
 pytestmark = pytest.mark.django_db

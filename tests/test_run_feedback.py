@@ -19,7 +19,7 @@ from rl.datasets.run_feedback import run_rewards_resolve
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.run_dataset import dataset_of_claimed
 from rl.models import GateSettings, LearnerSettings, Learnt, RewardSettings, Snapshot, TrainingRun
-from rl.models.learner_config import learner_config
+from rl.models.learning import learner_config
 from rl.models.runs import LEARNER
 from rl.online import champion_monitor, learner
 from rl.recipes import RecipeError, recipe_named

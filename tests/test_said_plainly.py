@@ -13,7 +13,7 @@ from feedback.services import decision_record, rating_submit
 from rl.charts.run_figures import overfit_words
 from rl.models import Policy, Snapshot
 from rl.registry import service as registry
-from rl.registry.diff import policy_diff
+from rl.registry.comparisons import policy_diff
 from rl.selectors import agent_cards, agent_overview
 from rl.views.next_step import guide_of, step_next
 from tests.support.api_client import person

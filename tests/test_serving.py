@@ -311,7 +311,7 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
 ) -> None:
     from rl.gates.report import GateReport
     from rl.registry import service as registry
-    from rl.registry.signals import PreparationRefused
+    from rl.registry.service import PreparationRefused
     from rl.serving import preparation
 
     def refuse(options: list[str], deadline: float) -> dict[str, Any]:

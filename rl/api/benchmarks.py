@@ -10,7 +10,7 @@ from backend.rest.reading import parameters
 from backend.rest.schema import describe, list_schema, ref
 from backend.rest.views import ApiView
 from rl.api.loop import NAME, policy_lookup
-from rl.registry.benchmark_results import benchmark_summary, benchmarks_newest
+from rl.registry.gate_evidence import benchmark_summary, benchmarks_newest
 
 
 class Benchmarks(ApiView):

@@ -20,8 +20,7 @@ from rl.jobs.hardware import hardware_detect
 from rl.models import BenchmarkResult, Policy, PolicyEvent
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder, task_names
 from rl.registry import service as registry
-from rl.registry.benchmark_results import benchmark_summary, gate_benchmarks, no_benchmarks
-from rl.registry.gate_evidence import gate_bounds
+from rl.registry.gate_evidence import benchmark_summary, gate_benchmarks, gate_bounds, no_benchmarks
 from rl.registry.integrity import adapter_folder
 from rl.registry.model_card import card_write
 

@@ -42,10 +42,9 @@ from rl.models import Evaluation, GoldenCase, Policy
 from rl.models.agent_definitions import agent_served
 from rl.recipes import CLASSIFIER, PREFERRED
 from rl.registry import service as registry
-from rl.registry.gate_evidence import gate_bounds, gate_difference
+from rl.registry.gate_evidence import attempt_of, gate_bounds, gate_difference, holdout_prompts, order_facts
 from rl.registry.incumbents import incumbent_sync, recorded_answers
 from rl.registry.integrity import adapter_folder, files_check
-from rl.registry.looks import attempt_of, holdout_prompts, order_facts
 from rl.reward_models.specs import rewards_located
 from rl.serving.routing import serving_settings
 from rl.statistics import Difference

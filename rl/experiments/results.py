@@ -13,9 +13,8 @@ from django.utils import timezone
 
 from feedback.cache import CostAwareCache
 from feedback.explorer.bulk_readers import Exposure, arms_set, exposures
-from rl.experiments.past_values import Adjustment, adjustment_of
 from rl.experiments.traffic import arms_of
-from rl.experiments.values import Values, metric_values
+from rl.experiments.values import Adjustment, Values, adjustment_of, metric_values
 from rl.experiments.verdicts import (
     BETTER,
     COLLECTING,

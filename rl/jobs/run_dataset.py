@@ -19,7 +19,7 @@ from rl.jobs.code_version import code_version
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.run_recipe import recipe_for, recipe_timed
 from rl.models import Snapshot, TrainingRun
-from rl.models.learner_config import learner_settings
+from rl.models.learning import learner_settings
 from rl.models.runs import LEARNER, RunRefused
 from rl.recipes import BasicRecipe, SFTRecipe
 from rl.recipes.base import KEEP, AnswerRecipe

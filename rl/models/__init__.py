@@ -2,14 +2,13 @@
 
 from rl.models.agents import AgentBase as AgentBase
 from rl.models.agents import AgentDefinition as AgentDefinition
-from rl.models.benchmarks import BenchmarkResult as BenchmarkResult
+from rl.models.evaluations import BenchmarkResult as BenchmarkResult
+from rl.models.evaluations import JudgedPair as JudgedPair
+from rl.models.evaluations import JudgingRound as JudgingRound
+from rl.models.evaluations import PairJudgement as PairJudgement
 from rl.models.experiments import Arm as Arm
 from rl.models.experiments import Experiment as Experiment
 from rl.models.experiments import ExperimentEvent as ExperimentEvent
-from rl.models.judging import JudgedPair as JudgedPair
-from rl.models.judging import JudgingRound as JudgingRound
-from rl.models.judging import PairJudgement as PairJudgement
-from rl.models.labels import LabelRun as LabelRun
 from rl.models.learning import GateSettings as GateSettings
 from rl.models.learning import GoldenCase as GoldenCase
 from rl.models.learning import LearnerSettings as LearnerSettings
@@ -18,13 +17,14 @@ from rl.models.policies import Artifact as Artifact
 from rl.models.policies import Evaluation as Evaluation
 from rl.models.policies import Policy as Policy
 from rl.models.policies import PolicyEvent as PolicyEvent
-from rl.models.reward_models import RewardModelEvent as RewardModelEvent
-from rl.models.reward_models import RewardModelVersion as RewardModelVersion
+from rl.models.policies import Upstream as Upstream
+from rl.models.rewards import RewardModelEvent as RewardModelEvent
+from rl.models.rewards import RewardModelVersion as RewardModelVersion
 from rl.models.rewards import RewardRecord as RewardRecord
 from rl.models.rewards import RewardSettings as RewardSettings
+from rl.models.runs import LabelRun as LabelRun
+from rl.models.runs import PromptSplit as PromptSplit
 from rl.models.runs import RunMetric as RunMetric
 from rl.models.runs import Snapshot as Snapshot
 from rl.models.runs import TrainingRun as TrainingRun
 from rl.models.serving import ServingSettings as ServingSettings
-from rl.models.splits import PromptSplit as PromptSplit
-from rl.models.upstreams import Upstream as Upstream

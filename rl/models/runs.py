@@ -232,3 +232,51 @@ class RunRefused(ValueError):
 def run_folder(run: TrainingRun) -> Path:
     """Folder of a run's checkpoints, log and result, inside RATCHET_HOME."""
     return settings.RATCHET_HOME / "runs" / str(run.pk)
+
+
+class PromptSplit(models.Model):
+    """One prompt's side. The hash is of agent and messages, so it names the prompt alone; nothing of it can be read."""
+
+    class Split(models.TextChoices):
+        TRAIN = "train"
+        EVAL = "eval"
+        HOLDOUT = "holdout"
+
+    prompt_hash = models.CharField(primary_key=True, max_length=64)
+    agent = models.CharField(max_length=64)
+    split = models.CharField(max_length=8, choices=Split)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        indexes = [models.Index(fields=["agent", "split"], name="prompt_split_by_agent")]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(split__in=["train", "eval", "holdout"]), name="prompt_split_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.prompt_hash[:8]}: {self.split}"
+
+
+class LabelRun(models.Model):
+    """One label model of an agent, trained on ratings by people."""
+
+    agent = models.CharField(max_length=64)
+    base_model = models.CharField(max_length=500, help_text="Whose embeddings it reads")
+    path = models.CharField(max_length=500, help_text="Folder of the model, relative to RATCHET_HOME")
+    features = models.JSONField(default=list, help_text="What suggestions are made from")
+    left_out = models.JSONField(default=dict, help_text="Features that were not used, and why")
+    ratings = models.PositiveIntegerField(help_text="Ratings by people that it learnt from")
+    suggested = models.PositiveIntegerField(default=0, help_text="Decisions it suggested a rating for")
+    figures = models.JSONField(
+        default=dict, help_text="Accuracy, Brier score, calibration, on folds left out"
+    )
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["agent", "-id"])]
+
+    def __str__(self) -> str:
+        return f"{self.agent}-labels-{self.pk}"

@@ -20,7 +20,7 @@ from backend.notifications import notify
 from feedback.selectors import policy_verdicts
 from rl.datasets.feedback_types import rating_value
 from rl.models import Policy, PolicyEvent
-from rl.models.learner_config import learner_settings
+from rl.models.learning import learner_settings
 from rl.registry import service as registry
 from rl.registry.gate_evidence import gate_bounds
 

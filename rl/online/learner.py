@@ -27,7 +27,7 @@ from rl.experiments import schedule
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic
 from rl.models import LearnerSettings, TrainingRun
-from rl.models.learner_config import learner_checked, learner_config, learner_settings, retrain_knobs
+from rl.models.learning import learner_checked, learner_config, learner_settings, retrain_knobs
 from rl.models.runs import LEARNER
 from rl.online import champion_monitor
 from rl.recipes import DATASET_CONFIG, RecipeError

@@ -34,15 +34,15 @@ from rl.jobs.method_selection import MethodChoice, TrainingPlan, training_plan
 from rl.jobs.plan import train_plan
 from rl.jobs.stages import SFT_SHARE, memory_release, stage_limits
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
-from rl.models.learner_config import learner_settings, retrain_knobs
+from rl.models.learning import learner_settings, retrain_knobs
 from rl.models.runs import RunRefused
 from rl.recipes.methods import method_named
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict
+from rl.registry.files import policies_prune
 from rl.registry.gate_evidence import comparison_newest, rival_name
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.model_card import card_write
-from rl.registry.retention import policies_prune
 
 logger = logging.getLogger("rl.online.pipeline")
 

@@ -17,6 +17,7 @@ from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, Evidence, GateBounds, G
 from rl.gates.rules import CHALLENGER, CHAMPION, MAX_PROMPTS, alpha_of_attempt, prompts_for_gain
 from rl.gates.verdict import SERVING, Verdict, verdict_compared, verdict_open
 from rl.models import Evaluation, Policy
+from rl.registry.comparisons import evaluation_newest_paired
 from rl.registry.gate_evidence import (
     comparison_newest,
     evaluation_judged,
@@ -24,7 +25,6 @@ from rl.registry.gate_evidence import (
     rival_name,
     rival_title,
 )
-from rl.registry.held_out_answers import evaluation_newest_paired
 from rl.registry.judging import minutes_of, rounds_state
 from rl.registry.service import MOVES, rollback_possible
 from rl.statistics.sequential import WinShare

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from django.db.models import Q
+
+from backend.installation import PROGRAM
 from feedback.rating.requests import prompts_asked
+from rl.checksums import file_sum
 from rl.datasets.prompt_clusters import cluster_text
 from rl.gates.effects import effect_of, items_of, lead_of
 from rl.gates.headlines import fields_text, right_of_classifier
 from rl.gates.report import (
     AnswerPair,
+    BenchmarkCases,
     Case,
     Evidence,
     GateBounds,
@@ -19,10 +28,9 @@ from rl.gates.report import (
     GoldenResult,
 )
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
-from rl.models import Evaluation, GateSettings, Policy
-from rl.registry.benchmark_results import gate_benchmarks
+from rl.models import BenchmarkResult, Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit
+from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder
 from rl.registry.judging import round_evidence
-from rl.registry.looks import attempt_of
 from rl.statistics import Difference
 
 
@@ -139,3 +147,173 @@ def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
         "confidence": 1 - 2 * alpha_of_attempt(bounds.alpha, evidence.attempt),
         "attempt": evidence.attempt,
     }
+
+
+# --- Looks at the holdout ---
+
+
+PROMPTS_AT_ONCE = 900
+"""Hashes in one query."""
+
+
+def attempt_of(evaluation: Evaluation) -> int:
+    """The number of an evaluation among the looks at its agent's holdout, from 1, as the gate pays for them.
+
+    Every evaluation on the holdout shows figures by which somebody may pick a policy, so every one counts, compared or
+    not and whatever it was compared with, gated or not, since the rival took its place; those compared with the rival
+    always do. One on a file counts where the file holds prompts of the holdout. The same policy on the same prompts,
+    judged in the same way, is one look; on a part of them (`--max-samples`), by other rewards, or with other weights in
+    the same folder it is another. Looks at the rival itself pick no other.
+
+    The classifier shown beside a policy may be trained and put up itself: from the first evaluation of a linear policy
+    on, each classifier that was shown counts as a look too.
+    """
+    looks = Evaluation.objects.filter(
+        Q(split="holdout") | Q(figures__holdout_prompts__gt=0), agent=evaluation.agent, pk__lte=evaluation.pk
+    )
+    if (began := _champion_since(evaluation.agent, evaluation.against)) is not None:
+        looks = looks.filter(Q(against=evaluation.against) | Q(created_at__gte=began))
+    looks = looks.exclude(policy__isnull=False, policy__name=evaluation.against)
+    subjects: set[str] = set()
+    classifiers: set[str] = set()
+    paid = 0
+    for *subject, base_model, classifier in looks.order_by("pk").values_list(
+        "policy_id", "checkpoint", "snapshot_id", "samples", "figures__order",
+        "base_model", "figures__baseline__trained_on",
+    ):  # fmt: skip
+        subjects.add(json.dumps(subject, sort_keys=True))
+        if classifier is not None:
+            classifiers.add(json.dumps(classifier, sort_keys=True))
+        if not base_model:  # a linear policy has none
+            paid = len(classifiers)
+    return max(len(subjects) + paid, 1)
+
+
+def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Path | None) -> dict[str, Any]:
+    """Facts that tell one evaluation of a policy from another, beside the policy and the prompts; part of its figures.
+
+    options: as they were asked; those that are not set are left out. weights: the file of a checkpoint that is no
+    registered policy, whose folder may hold others tomorrow.
+    """
+    facts = {name: value for name, value in options.items() if value}
+    if weights is not None:
+        facts["weights"] = file_sum(weights)
+    if test_data is not None:
+        facts["test_data"] = file_sum(test_data)
+    return facts
+
+
+def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
+    """Number of these prompts that stand in the agent's holdout: a file that holds them shows its figures."""
+    names = sorted(set(hashes))
+    return sum(
+        PromptSplit.objects.filter(
+            agent=agent, split=PromptSplit.Split.HOLDOUT, prompt_hash__in=names[at : at + PROMPTS_AT_ONCE]
+        ).count()
+        for at in range(0, len(names), PROMPTS_AT_ONCE)
+    )
+
+
+def _champion_since(agent: str, name: str) -> datetime.datetime | None:
+    """The moment from which a policy was the one to beat; None for the base model and for one that never was."""
+    moves = PolicyEvent.objects.filter(policy__agent=agent, policy__name=name, to_stage=Policy.Stage.CHAMPION)
+    return moves.order_by("-pk").values_list("created_at", flat=True).first()
+
+
+# --- Benchmark results ---
+
+
+NO_MODEL = {
+    Policy.Kind.LINEAR: "a linear policy has no language model, so benchmarks of language models do not apply to it",
+    Policy.Kind.HOSTED: "benchmarks need log-probabilities of a base model, which a hosted model does not give",
+    Policy.Kind.RECORDED: "it is known by its recorded answers alone, so that it cannot be asked",
+}
+
+
+def no_benchmarks(policy: Policy) -> str:
+    """Reason that benchmarks do not apply to a policy; empty where they do."""
+    return NO_MODEL.get(Policy.Kind(policy.kind), "")
+
+
+def benchmarks_newest(policy: Policy, tasks: Sequence[str] | None = None) -> list[BenchmarkResult]:
+    """The newest result of each task (of these tasks), in the order of their names; their items are left out unless
+    tasks are named."""
+    rows = policy.benchmarks.order_by("-pk")
+    rows = rows.defer("items") if tasks is None else rows.filter(task__in=tasks)
+    newest: dict[str, BenchmarkResult] = {}
+    for row in rows:
+        newest.setdefault(row.task, row)
+    return [newest[task] for task in sorted(newest)]
+
+
+def benchmark_stale(result: BenchmarkResult) -> str:
+    """Reason that a result is of another state of its task than the files have now; empty where it is not. A task of
+    the hub is known by its version alone, which the result has."""
+    if result.source == HUB:
+        return ""
+    try:
+        task = task_folder(result.task if result.source in (BUNDLED, INSTALLED) else result.source)
+    except TaskRefused as refusal:
+        return str(refusal)
+    if task is None:
+        return f"{result.task} is no longer part of this version or of an installed package"
+    if task.sha256 != result.task_sha256:
+        return f"the task {result.task} has changed since it was run ({result.created_at:%Y-%m-%d %H:%M} UTC)"
+    return ""
+
+
+def benchmark_command(policy: Policy, task: str, source: str = BUNDLED) -> str:
+    """The command that runs a task for a policy."""
+    spec = task if source in (BUNDLED, INSTALLED, HUB) else source
+    hub = " --hub" if source == HUB else ""
+    return f"{PROGRAM} benchmark_model --policy {policy.name} --tasks {spec}{hub}"
+
+
+def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:
+    """Fields of `rl.gates.report.Evidence` on benchmarks: the cases of each listed task, or why they do not count."""
+    if words := no_benchmarks(policy):
+        return {"no_benchmarks": words}
+    newest = {row.task: row for row in benchmarks_newest(policy, tasks)}
+    cases: dict[str, BenchmarkCases] = {}
+    for task in tasks:
+        row = newest.get(task)
+        if row is None:
+            fault = f"{task} was not run: run `{benchmark_command(policy, task)}`"
+            cases[task] = BenchmarkCases(fault=fault)
+        elif stale := benchmark_stale(row):
+            fault = f"{stale}: run `{benchmark_command(policy, task, row.source)}`"
+            cases[task] = BenchmarkCases(fault=fault)
+        else:
+            pairs = zip(row.items["own"], row.items["base"], strict=True)
+            cases[task] = BenchmarkCases(row.metric, [Case(own, base) for own, base in pairs])
+    return {"benchmarks": cases}
+
+
+def benchmark_summary(result: BenchmarkResult) -> dict[str, Any]:
+    """A result as REST, `--json` and cards say it, without its items."""
+    return {
+        "task": result.task,
+        "version": result.task_version,
+        "sha256": result.task_sha256,
+        "source": result.source if result.source in (BUNDLED, INSTALLED, HUB) else "folder",
+        "harness": result.harness,
+        "metric": result.metric,
+        "fewshot": result.fewshot,
+        "chat_template": result.chat_template,
+        "limit": result.items_limit,
+        "n": result.n,
+        **result.figures,
+        "stale": benchmark_stale(result),
+        "seconds": round(result.seconds, 1),
+        "created_at": result.created_at.isoformat(),
+    }
+
+
+def benchmark_text(result: BenchmarkResult) -> str:
+    """A result in one sentence."""
+    own, base, difference = (result.figures[part] for part in ("own", "base", "difference"))
+    return (
+        f"{result.task} ({result.metric}): {100 * own['value']:.1f} % ± {100 * own['stderr']:.1f}, base "
+        f"{100 * base['value']:.1f} % ± {100 * base['stderr']:.1f}; {100 * difference['value']:+.1f} points "
+        f"[{100 * difference['low']:+.1f}, {100 * difference['high']:+.1f}] on the same {result.n} items"
+    )

@@ -10,7 +10,7 @@ from rl.gates.headlines import Headline, Share, headline_of, share_of
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.registry import service as registry
-from rl.registry.benchmark_results import benchmark_command, benchmark_text, benchmarks_newest, no_benchmarks
+from rl.registry.gate_evidence import benchmark_command, benchmark_text, benchmarks_newest, no_benchmarks
 from rl.registry.integrity import KINDS_WITHOUT_FILES
 
 KNOBS = (

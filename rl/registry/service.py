@@ -9,6 +9,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.dispatch import Signal
 
 from backend.installation import PROGRAM
 from feedback.rating.requests import verdict_ask
@@ -16,7 +17,6 @@ from rl.gates.headlines import baseline_text, fields_of, fields_text, headline, 
 from rl.gates.report import GateReport, GeneralAnswers
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import evidence_of, gate_difference, policy_judge, rival_name
-from rl.registry.signals import PreparationRefused, policy_promoting
 
 logger = logging.getLogger("rl.registry.service")
 
@@ -413,3 +413,14 @@ def policy_move(policy: Policy, move: str, *, actor: str, reason: str, force: bo
     if move == "rollback":
         return policy_rollback(policy.agent, actor=actor, reason=reason)
     raise RegistryRefused(f"expected one of {', '.join(BUTTONS)}; found {move!r}")
+
+
+# --- Preparation for serving ---
+
+
+policy_promoting = Signal()
+"""Sent with `policy` before it is promoted. A receiver that finds it cannot be served raises PreparationRefused."""
+
+
+class PreparationRefused(RuntimeError):
+    """A policy whose files for serving cannot be written; the message says which, why and what to do."""

@@ -25,7 +25,7 @@ from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.models import Artifact, Policy, TrainingRun, Upstream
 from rl.models.serving import IN_PROCESS
 from rl.registry.integrity import adapter_folder, weights_name
-from rl.registry.signals import PreparationRefused
+from rl.registry.service import PreparationRefused
 from rl.serving.base import BASE, Endpoint, Model, Prices
 from rl.serving.files import base_file, base_source, files_present, whole_quantization
 from rl.upstreams.keys import UpstreamKeyMissing, upstream_key

@@ -37,7 +37,7 @@ from rl.models import (
     Policy,
     RewardSettings,
 )
-from rl.models.learner_config import learner_settings
+from rl.models.learning import learner_settings
 from rl.registry.checklist import gate_checklists, policy_verdict
 from rl.selectors import agent_overview
 

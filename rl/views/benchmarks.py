@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from rl.charts.forest import Forest, ForestLine, forest_of
 from rl.models import BenchmarkResult, Policy
-from rl.registry.benchmark_results import (
+from rl.registry.gate_evidence import (
     benchmark_command,
     benchmark_stale,
     benchmarks_newest,
+    gate_bounds,
     no_benchmarks,
 )
-from rl.registry.gate_evidence import gate_bounds
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from rl.models import Policy, PolicyEvent
 from rl.models.runs import RunRefused
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict, promotion_of
-from rl.registry.diff import policy_diff
+from rl.registry.comparisons import policy_diff
 from rl.registry.incumbents import incumbent_sync, incumbents_sync
 from rl.registry.judging import round_standing, rounds_of
 from rl.selectors import (

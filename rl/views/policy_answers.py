@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from rl.models import Policy
-from rl.registry.held_out_answers import LOSS, TIE, WIN, answers_compared, counts_of, evaluation_newest_paired
+from rl.registry.comparisons import LOSS, TIE, WIN, answers_compared, counts_of, evaluation_newest_paired
 
 READ = "rl.view_policy"
 OUTCOME_TITLES = ((WIN, "Wins"), (LOSS, "Losses"), (TIE, "Ties"))

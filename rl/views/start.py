@@ -39,7 +39,7 @@ from rl.bundled_models import BUNDLED
 from rl.jobs.estimates import automatic_plan
 from rl.models import Policy
 from rl.registry.checklist import policy_verdict, promotion_of
-from rl.registry.held_out_answers import answers_compared, counts_of, evaluation_newest_paired
+from rl.registry.comparisons import answers_compared, counts_of, evaluation_newest_paired
 from rl.registry.service import rollback_possible
 from rl.selectors import AgentCard, agent_cards
 from rl.upstreams.service import UpstreamRefused

@@ -14,7 +14,7 @@ from backend.outages import OutageLog
 from feedback.selectors import agent_slugs
 from rl.jobs import lifecycle
 from rl.models import TrainingRun
-from rl.models.learner_config import learner_config
+from rl.models.learning import learner_config
 from rl.models.runs import RunRefused
 from rl.online import learner
 

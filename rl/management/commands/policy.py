@@ -14,7 +14,7 @@ from rl.gates.headlines import headline_of, share_of
 from rl.models import Policy
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict
-from rl.registry.diff import policy_diff
+from rl.registry.comparisons import policy_diff
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.integrity import base_fault_of, verify
 from rl.selectors import policy_overview
