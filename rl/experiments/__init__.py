@@ -1,1 +1,1 @@
-"""Live experiments: who answers for a unit, what was measured, what it says, and when it ends."""
+"""Live experiments: assignment of units, measured values, results, verdicts, and when they end."""

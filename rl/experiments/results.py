@@ -1,4 +1,4 @@
-"""Results of an experiment by the decision log: figures per arm, effects, guardrails, slices, one verdict."""
+"""Results of an experiment from the decision log: figures per arm, effects, guardrails, slices, verdict."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from rl.statistics import Interval
 from rl.statistics.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
 
 SLICES_SHOWN = 12
-"""Values of one slice that are shown, the most frequent ones."""
+"""Most values shown per slice, the most frequent."""
 
 
 @dataclass(frozen=True)
 class ArmResult:
-    """One arm: who was exposed, its figures, and how it stands against the control."""
+    """One arm: units, figures, and its effect against the control."""
 
     arm: Arm
     units: int
@@ -49,9 +49,9 @@ class ArmResult:
     value_count: int
     """Decisions with a value of the main metric."""
     moments: Moments
-    """Of the main metric."""
+    """Moments of the main metric."""
     best: float
-    """Chance to be the best of all arms."""
+    """Chance to be the best arm."""
     effect: ArmEffect | None = None
     guards: tuple[GuardrailResult, ...] = ()
     verdict: str = ""
@@ -64,7 +64,7 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class SliceResult:
-    """The main metric of one arm against the control, in one part of the traffic. Not corrected for their number."""
+    """The main metric of one arm against the control in one slice, without a correction for many slices."""
 
     slice: str
     value: str
@@ -74,19 +74,19 @@ class SliceResult:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything there is to say of an experiment at this moment."""
+    """All results of an experiment at this moment."""
 
     experiment: Experiment
     rule: Rule
     arms: list[ArmResult]
     slices: list[SliceResult]
     mismatch_p: float | None
-    """Chi-square of units per arm; None for a bandit, whose weights change."""
+    """Chi-square test of units per arm; None for a bandit, whose weights change."""
     mismatch_anytime_p: float | None
     simulated_ratings: int
-    """Ratings among them that simulated raters gave."""
+    """Number of simulated ratings among the values."""
     days_remaining: float | None
-    """Days until it is settled at the rate so far, if the leading difference stays what it is."""
+    """Days until it is settled, at the present rate and difference."""
     computed_at: datetime
 
     @property
@@ -99,7 +99,7 @@ class Results:
 
     @property
     def winners(self) -> list[ArmResult]:
-        """Challengers that are shown to be better and can be made champion."""
+        """Challengers shown to be better that can become champion."""
         return [
             result
             for result in self.challengers
@@ -108,7 +108,7 @@ class Results:
 
     @property
     def leader(self) -> ArmResult:
-        """The challenger that is most probably the best."""
+        """The challenger most likely to be the best."""
         return max(self.challengers, key=lambda result: result.best)
 
 
@@ -116,14 +116,14 @@ _results: CostAwareCache[Results] = CostAwareCache()
 
 
 def results_cached(experiment: Experiment) -> Results:
-    """`results_of`, a little old where there is much to read: for pages that are looked at often."""
+    """`results_of`, cached for pages; a little old if there is much to read."""
     return _results.get((experiment.pk, experiment.status, experiment.ramp), lambda: results_of(experiment))
 
 
 def results_of(experiment: Experiment) -> Results:
-    """Read the experiment's decisions and judge them. Its exposures are read once; each metric is one query more.
+    """Reads the experiment's decisions and judges them: one query for the exposures, one per metric.
 
-    Raises ExperimentRefused for a draft that has no control and challenger yet.
+    Raises ExperimentRefused for a draft without a control and a challenger.
     """
     arms = arms_of(experiment)
     rule = rule_of(experiment, len(arms) - 1)
@@ -192,17 +192,17 @@ class Part:
     moments: Moments
     decisions: int
     successes: int | None
-    """Of yes-or-no values; None where there are others."""
+    """Count of 1 among 0/1 values; None for other values."""
 
 
 EMPTY_PART = Part(Moments(0, math.nan, math.nan), 0, None)
 
 
 def _by_arm(rows: Iterable[Exposure], values: Values, weighted: bool) -> dict[str, Part]:
-    """Arm -> its part: units are independent, decisions of one unit are not.
+    """Arm -> its values. Units are independent, decisions of one unit are not.
 
-    weighted: each decision counts 1 over the probability with which its arm was drawn, so that a bandit's figures are
-    those of all its traffic and not of the hours in which an arm was in favour (Horvitz & Thompson 1952).
+    weighted: each decision counts 1 / its arm's propensity, so that a bandit's figures are those of all its traffic
+    (Horvitz & Thompson 1952).
     """
     sums: dict[str, dict[str, list[float]]] = defaultdict(dict)
     decisions: Counter[str] = Counter()
@@ -306,7 +306,7 @@ def _slices(
 
 
 def _days(experiment: Experiment, results: Sequence[ArmResult], now: datetime) -> float | None:
-    """Days that the challenger nearest to an answer still needs."""
+    """Days until the first challenger is settled."""
     if experiment.started_at is None:
         return None
     elapsed = ((experiment.ended_at or now) - experiment.started_at).total_seconds() / 86_400
@@ -325,7 +325,7 @@ def _days(experiment: Experiment, results: Sequence[ArmResult], now: datetime) -
 
 
 def results_represent(results: Results) -> dict[str, Any]:
-    """The results as the API and the command answer them."""
+    """The results as the API and the command return them."""
     experiment, rule = results.experiment, results.rule
     return {
         "experiment": experiment.name,
@@ -363,7 +363,7 @@ def results_represent(results: Results) -> dict[str, Any]:
 
 
 def experiment_verdict(results: Results) -> str:
-    """The verdict of the leading challenger; harm of any."""
+    """Harm of any challenger, else the leading challenger's verdict."""
     for result in results.challengers:
         if result.verdict == "harm":
             return result.verdict

@@ -1,4 +1,4 @@
-"""The clock over running experiments: stop for harm, draw a bandit's weights anew, propose or make promotions."""
+"""The scheduler of running experiments: stop for harm, reweight bandits, propose or make promotions."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Kind = ExperimentEvent.Kind
 CLOCK = "the clock"
 
 EPOCH = timedelta(minutes=10)
-"""Shortest time between two draws of a bandit's weights."""
+"""Shortest time between two reweightings of a bandit."""
 
 
 class PacedCache(CostAwareCache[Results]):
-    """Cache with entries that live twenty times as long as reading took: an experiment of 100,000 decisions,
-    which takes 4 s, is looked at every 80 s, and the clock gives a twentieth of its time to each at most."""
+    """Cache whose entries live twenty times as long as reading took, so that each experiment takes at most 5 % of the
+    scheduler's time (100,000 decisions: 4 s, every 80 s)."""
 
     BELIEF = 20.0
 
@@ -48,10 +48,8 @@ _results = PacedCache()
 
 
 def tick() -> list[str]:
-    """Look at every running experiment and do what its rule says; may be repeated, and meet another clock doing it.
-
-    Returns what was done, a line each.
-    """
+    """Does what each running experiment's rule says. May be repeated, also by two schedulers at once. Returns one line
+    per action."""
     done = []
     for experiment in experiments_running():
         done += agent_isolated(
@@ -71,7 +69,7 @@ def _checks_due(experiment: Experiment) -> list[str]:
 
 
 def experiment_look(experiment: Experiment, *, actor: str = CLOCK) -> list[str]:
-    """Do what one experiment's rule says now. Raises ExperimentRefused where it was stopped meanwhile."""
+    """Does what one experiment's rule says now. Raises ExperimentRefused if it was stopped meanwhile."""
     if gone := out_of_service(experiment):
         reason = f"{gone[0]} is no longer a champion or challenger"
         experiment_stop(experiment, actor=actor, reason=reason)
@@ -118,7 +116,7 @@ def _win(experiment: Experiment, winner: ArmResult, results: Results, actor: str
 
 
 def _event_once(experiment: Experiment, kind: str, actor: str, reason: str, results: Results) -> list[str]:
-    """Keep an event, unless the newest of its kind says the same."""
+    """Records an event unless the newest of its kind says the same."""
     with transaction.atomic():
         experiment_lock(experiment)  # of two clocks one writes it
         newest = experiment.events.filter(kind=kind).first()
@@ -131,10 +129,10 @@ def _event_once(experiment: Experiment, kind: str, actor: str, reason: str, resu
 def arm_promote(
     experiment: Experiment, winner: ArmResult, results: Results, *, actor: str, reason: str = ""
 ) -> Policy:
-    """Make an arm's policy the champion on the strength of the experiment, and end that.
+    """Promotes an arm's policy to champion by the experiment's result, and stops the experiment.
 
-    The gate must find it not worse than the champion; that it is better, users have shown. Raises RegistryRefused where
-    the arm is not shown to be better, or the gate stays closed.
+    The gate must find it not worse than the champion. Raises RegistryRefused if the arm is not shown to be better, or
+    the gate refuses.
     """
     policy = winner.arm.policy
     if policy is None:
@@ -158,8 +156,8 @@ def arm_promote(
 
 
 def winner_promote(experiment: Experiment, arm: str | None = None, *, actor: str, reason: str = "") -> Policy:
-    """Make the policy of the arm of that name the champion, of the leading arm where none is named, by results that are
-    read now. Raises ExperimentRefused and RegistryRefused."""
+    """Promotes the policy of the named arm, or of the leading one, by fresh results. Raises ExperimentRefused and
+    RegistryRefused."""
     results = results_of(experiment)
     named = {result.name: result for result in results.challengers}
     winner = results.leader if arm is None else named.get(arm)
@@ -177,7 +175,7 @@ def _epoch_is_over(experiment: Experiment) -> bool:
 
 
 def bandit_reweight(experiment: Experiment, results: Results, *, actor: str = CLOCK) -> list[str]:
-    """Begin a new epoch: each arm its chance to be best by what is known now, none below the floor."""
+    """Starts a new epoch: each arm's weight is its chance to be best, at least the floor."""
     metric, lower = results.rule.metric, results.rule.goal == LOWER
     moments = [_negate(result.moments, metric) if lower else result.moments for result in results.arms]
     shares = thompson_shares(bandit_chances(moments, bounded=metric.bounded), experiment.floor)
@@ -194,5 +192,5 @@ def bandit_reweight(experiment: Experiment, results: Results, *, actor: str = CL
 
 
 def _negate(moments: Moments, metric: Metric) -> Moments:
-    """The same where less is better."""
+    """The moments if less is better."""
     return replace(moments, mean=1 - moments.mean if metric.bounded else -moments.mean)

@@ -1,4 +1,4 @@
-"""An experiment's figures in words, and drawn: what its pages show."""
+"""An experiment's results in words and drawings, for its pages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VERDICTS = {
     "harm": "harm",
     "mismatch": "split is off",
 }
-"""Verdict -> the word on a label."""
+"""Verdict -> its label."""
 
 
 def level_text(value: float | None, metric: Metric) -> str:
-    """A figure of an arm: a share in per cent, milliseconds, or a plain number."""
+    """A figure of an arm: percent, milliseconds, or a plain number."""
     if value is None:
         return "–"
     if metric.log:
@@ -34,7 +34,7 @@ def level_text(value: float | None, metric: Metric) -> str:
 
 
 def effect_text(value: float | None, metric: Metric, *, unit: bool = True) -> str:
-    """A difference between arms, with its sign: points of per cent, per cent of the control's, or a plain number."""
+    """A difference between arms with its sign: points, percent of the control's, or a plain number."""
     if value is None:
         return "–"
     if metric.log:
@@ -45,18 +45,15 @@ def effect_text(value: float | None, metric: Metric, *, unit: bool = True) -> st
 
 
 def effect_tick(value: float, metric: Metric) -> str:
-    """A mark on the scale of differences."""
     scaled = 100 * value if metric.log or metric.name in ("thumbs_up", "error_rate") else value
     return "0" if abs(scaled) < 1e-9 else f"{scaled:+.4g}"
 
 
 def level_tick(value: float, metric: Metric) -> str:
-    """A mark on the scale of figures."""
     return f"{100 * value:.4g}\u202f%" if metric.name in ("thumbs_up", "error_rate") else f"{value:,.4g}"
 
 
 def interval_text(figure: Interval, metric: Metric) -> str:
-    """A figure with its interval."""
     if figure.low is None or figure.high is None:
         return level_text(figure.value, metric)
     ends = " to ".join(level_text(end, metric).partition("\u202f")[0] for end in (figure.low, figure.high))
@@ -71,7 +68,7 @@ def effect_interval_text(effect: ArmEffect, metric: Metric) -> str:
 
 
 def adjustment_text(effect: ArmEffect, metric: Metric) -> str:
-    """Words for the variance that the adjustment took away; empty where it took none."""
+    """How much variance the adjustment removed, in words; empty without an adjustment."""
     plain = effect.unadjusted_effect
     if plain is None:
         return ""
@@ -89,7 +86,7 @@ def adjustment_text(effect: ArmEffect, metric: Metric) -> str:
 
 @dataclass(frozen=True)
 class GuardRow:
-    """A guardrail of an arm as the page shows it."""
+    """A guardrail of an arm on the page."""
 
     words: str
     metric: str
@@ -100,7 +97,7 @@ class GuardRow:
 
 @dataclass(frozen=True)
 class ArmRow:
-    """An arm as the page shows it."""
+    """An arm on the page."""
 
     result: ArmResult
     figure: str
@@ -117,7 +114,7 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class ExperimentSummary:
-    """An experiment's results as its page shows them."""
+    """An experiment's results on its page."""
 
     results: Results
     verdict: str
@@ -134,7 +131,7 @@ class ExperimentSummary:
 
 
 def summarize(results: Results) -> ExperimentSummary:
-    """Everything the page says, in words and drawings."""
+    """All words and drawings of the page."""
     metric = results.rule.metric
     verdict = experiment_verdict(results)
     speaker = next((one for one in results.challengers if one.verdict == verdict), results.leader)
@@ -203,7 +200,7 @@ def _wait(results: Results) -> str:
 
 
 def _chance(value: float) -> str:
-    """A probability that is estimated is never certain."""
+    """An estimated probability; never shown as 0 or 100 %."""
     if value > 0.999:
         return "> 99.9\u202f%"
     return "< 0.1\u202f%" if value < 0.001 else f"{100 * value:.1f}\u202f%"

@@ -1,8 +1,8 @@
-"""Live experiments: who answers for a unit, and starting, ramping and stopping what decides that. No torch.
+"""Live experiments: which policy answers for a unit; create, start, ramp and stop an experiment. No torch.
 
-Serving asks `assign(agent, unit)` for every decision, or keeps `plan_of(agent)` and asks the plan, which needs no
-database. What it records makes the decision the exposure: `Assignment.arm` as the decision's arm, the policy it names,
-and `metadata["arm_propensity"] = Assignment.propensity`, the probability with which the arm was drawn.
+Serving calls `assign(agent, unit)` per decision, or keeps `plan_of(agent)` and asks the plan, which needs no database.
+It records `Assignment.arm` as the decision's arm, the policy, and `metadata["arm_propensity"]`, the probability of the
+arm.
 """
 
 from __future__ import annotations
@@ -40,25 +40,24 @@ ANSWERING = (Stage.CHALLENGER, Stage.CHAMPION)
 
 
 class ExperimentRefused(ValueError):
-    """An experiment that cannot be made, started or changed so; the message says why and what to do."""
+    """An experiment cannot be created, started or changed; the message says why and what to do."""
 
 
 # --- Who answers --------------------------------------------------------------------------------------------
 
 
 def assign(agent: str, unit: str) -> Assignment:
-    """Policy for a unit: the arm of a running experiment that takes it, else the champion, else the base
-    model.
+    """A unit's policy: its arm in a running experiment, else the champion, else the base model.
 
-    unit: a user or session that is to keep its arm; empty makes this decision a unit of its own.
+    unit: a user or session that keeps its arm; empty makes this decision its own unit.
     """
     return plan_of(agent).assign(unit or secrets.token_hex(16))
 
 
 def plan_of(agent: str) -> AssignmentPlan:
-    """The agent's plan as it stands in the database; two queries.
+    """The agent's current plan; two queries.
 
-    An experiment one of whose policies was taken out of service takes no units; the clock stops it.
+    An experiment with a policy out of service takes no units, until the scheduler stops it.
     """
     running = experiments_with_arms(
         Experiment.objects.filter(agent=agent, status=Status.RUNNING).order_by("pk")
@@ -74,7 +73,6 @@ def _default_answer(agent: str) -> str:
 
 
 def experiment_plan(experiment: Experiment) -> ExperimentPlan:
-    """Assignment plan of this experiment's arms."""
     return ExperimentPlan(
         name=experiment.name,
         salt=experiment.salt,
@@ -87,7 +85,7 @@ def experiment_plan(experiment: Experiment) -> ExperimentPlan:
 
 
 def out_of_service(experiment: Experiment) -> list[str]:
-    """Names of its arms' policies that may not answer users, or cannot."""
+    """Names of its arms' policies that may not, or cannot, answer users."""
     return [
         arm.policy.name
         for arm in experiment.arms.all()
@@ -96,7 +94,7 @@ def out_of_service(experiment: Experiment) -> list[str]:
 
 
 def experiments_with_arms(experiments: QuerySet[Experiment] | None = None) -> QuerySet[Experiment]:
-    """Experiments, all of them where none are given, each with its arms and their policies."""
+    """These experiments (None: all), each with its arms and their policies."""
     rows = Experiment.objects.all() if experiments is None else experiments
     return rows.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
 
@@ -110,7 +108,7 @@ def experiments_running(agent: str | None = None) -> list[Experiment]:
 
 
 def experiment_get(name: str) -> Experiment:
-    """The experiment of that name, with its arms. Raises ExperimentRefused, naming those there are."""
+    """The experiment of a name, with its arms. Raises ExperimentRefused, naming existing ones."""
     found: Experiment | None = experiments_with_arms(Experiment.objects.filter(name=name)).first()
     if found is None:
         names = list(Experiment.objects.values_list("name", flat=True)[:5])
@@ -124,7 +122,7 @@ def experiment_get(name: str) -> Experiment:
 
 @dataclass(frozen=True)
 class ArmOrder:
-    """One arm to be made: a policy's name (`base` for the base model), its arm's name, its weight."""
+    """An arm to create: its policy's name (`base`: the base model), its name, its weight."""
 
     policy: str
     name: str
@@ -132,15 +130,17 @@ class ArmOrder:
 
 
 def policies_eligible() -> QuerySet[Policy]:
-    """Policies that an experiment may name, by agent, the newest first."""
+    """Policies that an experiment may use, by agent, newest first."""
     return Policy.objects.exclude(stage=Stage.REJECTED).exclude(kind=RECORDED).order_by("agent", "-pk")
 
 
 def experiment_draft(
     name: str, challengers: Sequence[str], *, actor: str, agent: str = "", control: str = "", **settings: Any
 ) -> Experiment:
-    """Make a draft of policies against a control: the agent's champion where none is named, the base where there is
-    no champion. Without `agent` it is the first challenger's. Raises ExperimentRefused."""
+    """A draft of policies against a control: the named one, else the champion, else the base model.
+
+    agent defaults to the first challenger's. Raises ExperimentRefused.
+    """
     if not agent:
         first = Policy.objects.filter(name__in=challengers[:1]).first()
         if first is None:
@@ -158,10 +158,10 @@ def experiment_draft(
 def experiment_create(
     agent: str, name: str, arms: Sequence[ArmOrder], *, actor: str, **settings: Any
 ) -> Experiment:
-    """Make a draft. The first arm is the control.
+    """Creates a draft. The first arm is the control.
 
-    settings: fields of Experiment (metric, goal, ramp, group, allocation, guardrails, on_win, ...); what is not given
-    is taken from the section `ab_testing` of RATCHET_CONFIG, else from the model. Raises ExperimentRefused.
+    settings: fields of Experiment (metric, goal, ramp, group, allocation, guardrails, on_win, ...). Missing ones come
+    from the section `ab_testing` of RATCHET_CONFIG, else from the model. Raises ExperimentRefused.
     """
     if len(arms) < 2:
         raise ExperimentRefused(f"an experiment has at least two arms, found {len(arms)}")
@@ -216,10 +216,10 @@ def _configuration() -> dict[str, Any]:
 
 
 def experiment_start(experiment: Experiment, *, actor: str) -> Experiment:
-    """Let it take units. Raises ExperimentRefused.
+    """Starts taking units. Raises ExperimentRefused.
 
-    Its policies must have passed the gate to challenger at least, and no other experiment of the agent may run, unless
-    both are in one exclusion group with room left.
+    Its policies must be challengers or the champion. No other experiment of the agent may run, except in one exclusion
+    group with room left.
     """
     try:
         return _start(experiment, actor)
@@ -268,7 +268,7 @@ def _place(experiment: Experiment) -> float:
 
 
 def arms_of(experiment: Experiment) -> list[Arm]:
-    """Its arms, the control first. Raises ExperimentRefused where a draft is not complete."""
+    """Its arms, control first. Raises ExperimentRefused for an incomplete draft."""
     arms = list(experiment.arms.all())
     if len(arms) < 2 or not any(arm.is_control for arm in arms):
         raise ExperimentRefused(f"{experiment.name} needs a control and at least one other arm")
@@ -288,7 +288,7 @@ def _check_arms(experiment: Experiment) -> None:
 
 
 def experiment_ramp(experiment: Experiment, to: int, *, actor: str) -> Experiment:
-    """Take more units; those that are in stay in their arms. Raises ExperimentRefused."""
+    """Takes more units; units keep their arms. Raises ExperimentRefused."""
     with transaction.atomic():
         current = experiment_lock(experiment)
         if current.status == Status.STOPPED:
@@ -315,7 +315,7 @@ def experiment_stop(
     kind: str = Kind.STOPPED,
     figures: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """End it: everybody gets the champion again. Raises ExperimentRefused."""
+    """Stops it: every unit gets the champion again. Raises ExperimentRefused."""
     if not reason.strip():
         raise ExperimentRefused("expected a reason for stopping the experiment (kept on record), found none")
     with transaction.atomic():
@@ -338,14 +338,14 @@ def event(
     reason: str = "",
     figures: Mapping[str, Any] | None = None,
 ) -> ExperimentEvent:
-    """Keep what was done to an experiment."""
+    """Records an event of an experiment."""
     return ExperimentEvent.objects.create(
         experiment=experiment, kind=kind, actor=actor, reason=reason, figures=dict(figures or {})
     )
 
 
 def experiment_lock(experiment: Experiment) -> Experiment:
-    """The experiment as it stands, locked until the transaction ends."""
+    """The current row, locked until the transaction ends."""
     Experiment.objects.select_for_update().get(pk=experiment.pk)
     found: Experiment = experiments_with_arms(Experiment.objects.filter(pk=experiment.pk)).get()
     return found
@@ -357,7 +357,7 @@ def _faults(error: ValidationError) -> str:
 
 
 def ramps_remaining(experiment: Experiment) -> list[int]:
-    """Steps to which it can still be ramped."""
+    """Steps it can still be ramped to."""
     if experiment.status == Status.STOPPED:
         return []
     most = experiment.group_reserve if experiment.group else RAMP[-1]

@@ -1,4 +1,8 @@
-"""Values of a metric, decision by decision, read from the log."""
+"""Values of an experiment's metric per decision, and figures adjusted by its units' past (CUPED).
+
+Covariates come from before the units had an arm: earlier decisions and feedback, the time of arrival, the first prompt.
+A bandit's figures are not adjusted: a unit's arm depends on earlier outcomes.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +40,7 @@ Values: TypeAlias = Mapping[uuid.UUID, float]
 def metric_values(
     decisions: DecisionSet, metric: Metric, rows: Sequence[Exposure]
 ) -> tuple[dict[uuid.UUID, float], int]:
-    """Decision -> value of those that have one, and how many simulated ratings are in it; latency as its logarithm.
-
-    rows: the decisions of the set.
-    """
+    """(decision -> value, number of simulated ratings in them); latency as its logarithm. rows: the set's decisions."""
     if metric.name == "error_rate":
         return {row.id: float(row.failed) for row in rows}, 0
     if metric.name == "latency_ms":
@@ -76,24 +77,24 @@ def _rewards(decisions: DecisionSet) -> tuple[dict[uuid.UUID, float], int]:
 
 
 LOOKBACK = timedelta(days=90)
-"""Days that a unit's past is read back: a bound on reading, not on what would help."""
+"""How far back a unit's past is read."""
 
 MOST_PROMPTS = 5_000
-"""Units above which their first prompts are not read: reading takes longer than so many units need help."""
+"""With more units their first prompts are not read: reading is slow, and many units need less help."""
 
 MOST_FEATURES = 40
-"""Features of prompts that are used, those nearest to half of the units."""
+"""Most features of prompts, those nearest to half of the units."""
 
 RARE = 0.05
-"""Share of units, or of those without it, below which a feature of prompts is left out."""
+"""A feature is left out if fewer than this share of units have it, or lack it."""
 
 OWN_PAST, TIME, FIRST_PROMPT = "their past", "when they came", "their first prompt"
-"""Groups of covariates, as a page names them."""
+"""Groups of covariates, as pages name them."""
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Moments of the main metric, adjusted, by arm; and what they were adjusted by."""
+    """Adjusted moments of the main metric by arm, and the covariates used."""
 
     moments: Mapping[str, Moments]
     covariates: tuple[str, ...]
@@ -101,7 +102,7 @@ class Adjustment:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A unit of an arm: its first exposure."""
+    """A unit of an arm, with its first exposure."""
 
     arm: str
     name: str
@@ -111,7 +112,7 @@ class _Unit:
 def adjustment_of(
     experiment: Experiment, metric: Metric, rows: Sequence[Exposure], values: Values
 ) -> Adjustment | None:
-    """Adjusted figures; None for a bandit, a draft, too few units, or where nothing tells units apart beforehand."""
+    """Adjusted figures; None for a bandit, a draft, too few units, or without covariates that vary."""
     if experiment.allocation == Experiment.Allocation.THOMPSON or experiment.started_at is None:
         return None
     units = _units(rows)
@@ -161,7 +162,7 @@ def _totals(units: Sequence[_Unit], rows: Iterable[Exposure], values: Values) ->
 
 
 def _fold(salt: str, unit: str) -> int:
-    """The unit's fold: the same at every look, and nothing to do with its arm."""
+    """The unit's fold: fixed, and independent of its arm."""
     digest = hashlib.sha256(f"{salt}:fold:{unit}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") % FOLDS
 
@@ -172,8 +173,8 @@ def _fold(salt: str, unit: str) -> int:
 def _past_deviations(
     experiment: Experiment, metric: Metric, arms: Sequence[str], units: Sequence[_Unit]
 ) -> Floats | None:
-    """[units, 6]: how far the metric's past values lie off everybody's, as a sum and drawn to 0 as by one and by five
-    values more; whether there is any; how many there are; how many decisions. None where no unit has a past."""
+    """[units, 6]: distance of the metric's past values from the mean, as a sum and shrunk as by one and five more
+    values; whether there is any; their number; number of decisions. None if no unit has a past."""
     assert experiment.started_at is not None  # a draft is not adjusted
     past = past_set(experiment.agent, arms, experiment.started_at - LOOKBACK, experiment.started_at)
     rows = list(exposures(past))
@@ -198,8 +199,7 @@ def _past_deviations(
 
 
 def _time(units: Sequence[_Unit]) -> Floats | None:
-    """[units, 11]: days since the first unit came and their square, the hour on a circle, the day of the week. None
-    within one day."""
+    """[units, 11]: days since the first unit and their square, hour as an angle, weekday. None within one day."""
     first = min(unit.first.exposed_at for unit in units)
     days = np.array([(unit.first.exposed_at - first) / timedelta(days=1) for unit in units])
     if days.max() < 1:
@@ -212,8 +212,8 @@ def _time(units: Sequence[_Unit]) -> Floats | None:
 
 
 def _prompts(units: Sequence[_Unit]) -> Floats | None:
-    """[units, up to MOST_FEATURES + 1]: the logarithm of a first prompt's length, and which features it has: words and
-    fields, tags, source. None where there are too many units, or prompts that do not differ."""
+    """[units, up to MOST_FEATURES + 1]: log length of the first prompt, and its words, fields, tags and source. None
+    with too many units, or equal prompts."""
     if len(units) > MOST_PROMPTS:
         return None
     prompts = dict(prompts_of([unit.first.id for unit in units]))

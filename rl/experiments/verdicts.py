@@ -1,4 +1,4 @@
-"""Verdict of an experiment at any moment one looks: better, worse, harmful, or wait. Pure."""
+"""Verdict of an experiment at any time: better, worse, harmful, or wait. Pure."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ COLLECTING, UNDECIDED, BETTER, WORSE, HARM, MISMATCH = (
 )  # fmt: skip
 
 GUARD_SHARE = 0.2
-"""Part of alpha that guardrails may spend, where there are any; the rest is the metric's."""
+"""Share of alpha for the guardrails, if there are any."""
 MISMATCH_P = 0.001
-"""Below this the split is not what it was meant to be, and no winner is named (Fabijan et al., KDD 2019)."""
+"""Below this p the split is off and no winner is named (Fabijan et al., KDD 2019)."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule an experiment is judged by."""
+    """The rule of an experiment."""
 
     metric: Metric
     goal: str
     alpha: float
     tuning: float
-    """Units at which intervals are tightest."""
+    """Number of units at which intervals are tightest."""
     min_units: int
-    """Units per arm before anything is acted on."""
+    """Fewest units per arm for any action."""
     guardrails: tuple[Guardrail, ...]
     challengers: int
 
     @property
     def metric_alpha(self) -> float:
-        """Error probability of one challenger's main metric: all arms together err with probability alpha at
-        most."""
+        """Error probability of one challenger's main metric, so that all arms together err with at most alpha."""
         return self.alpha * (1 - GUARD_SHARE if self.guardrails else 1) / self.challengers
 
     @property
@@ -59,15 +58,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class UnadjustedEffect:
-    """The effect without adjustment, and what the adjustment did."""
+    """The effect without adjustment, and what the adjustment changed."""
 
     value: float
     low: float
     high: float
     variance_reduction: float
-    """Share of the variance of the difference that the adjustment took away; below 0 where it added some."""
+    """Share of the difference's variance that the adjustment removed; negative if it added some."""
     covariates: tuple[str, ...]
-    """Facts that units were told apart by."""
+    """Names of the covariates used."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -78,24 +77,24 @@ class UnadjustedEffect:
 
 @dataclass(frozen=True)
 class ArmEffect:
-    """An arm against the control in the metric's own unit; of latency as a share of the control's."""
+    """Effect of an arm against the control, in the metric's unit; of latency as a share of the control's."""
 
     value: float | None
     low: float | None
     high: float | None
     p: float | None
-    """Always valid, against no difference."""
+    """Always-valid p of no difference."""
     chance: float
-    """Of being better than the control, under a flat prior."""
+    """Chance to be better than the control, under a flat prior."""
     units: int
-    """Of both arms, with a value."""
+    """Units of both arms with a value."""
     units_remaining: int | None
-    """Units that both still need until it is settled, if the difference stays what it is; None: no end in sight."""
+    """Further units until it is settled at the present difference; None if out of reach."""
     state: str
     error: float | None = None
-    """Variance of the difference, on the scale on which arms are compared."""
+    """Variance of the difference, on the scale of the comparison."""
     unadjusted_effect: UnadjustedEffect | None = None
-    """Effect before the adjustment by what was known of the units beforehand; None where nothing was."""
+    """The effect before the adjustment; None without one."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -107,7 +106,7 @@ class ArmEffect:
 
 @dataclass(frozen=True)
 class GuardrailResult:
-    """Result of a guardrail: `loss` is how much worse than the control, at least `low` of it surely."""
+    """Result of a guardrail: `loss` against the control, with its lower bound `low`."""
 
     metric: str
     margin: float
@@ -127,7 +126,7 @@ def _stabilize(moments: Moments, metric: Metric) -> Moments:
 
 
 def _contrast(new: Moments, old: Moments, metric: Metric, min_units: int) -> Contrast | None:
-    """The difference; None while there is too little to say anything."""
+    """The difference; None with too few units."""
     if min(new.n, old.n) < max(min_units, 2):
         return None
     found = difference(_stabilize(new, metric), _stabilize(old, metric))
@@ -164,7 +163,7 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
 def effect_adjusted(
     plain: ArmEffect, new: Moments, old: Moments, covariates: Sequence[str], rule: Rule
 ) -> ArmEffect:
-    """The effect by adjusted moments, with the plain one beside it; the plain one alone where it says nothing."""
+    """The adjusted effect, with the plain one beside it; the plain one if the adjusted one is undefined."""
     found = effect_of(new, old, rule)
     if plain.value is None or plain.low is None or plain.high is None or not plain.error or not found.error:
         return plain
@@ -176,8 +175,7 @@ def effect_adjusted(
 
 
 def guardrail_judge(new: Moments, old: Moments, guardrail: Guardrail, rule: Rule) -> GuardrailResult:
-    """Result of a guardrail: broken if an arm's loss is above the margin, whenever one looks, but for
-    guard_alpha."""
+    """A guardrail is broken if the loss exceeds the margin, at any look, with error probability guard_alpha."""
     metric = guardrail.metric
     contrast = _contrast(new, old, metric, rule.min_units)
     if contrast is None:
@@ -196,7 +194,7 @@ def _display_value(value: float, metric: Metric) -> float:
 
 
 def verdict_of(effect: ArmEffect, guards: Sequence[GuardrailResult], mismatch_p: float) -> str:
-    """One word for an arm. Harm counts whatever else is the case; a winner needs units split as they were meant."""
+    """One word for an arm. Harm always counts; a winner needs units split as intended."""
     if any(guard.state == HARM for guard in guards) or effect.state == WORSE:
         return HARM
     if mismatch_p < MISMATCH_P:
@@ -207,9 +205,10 @@ def verdict_of(effect: ArmEffect, guards: Sequence[GuardrailResult], mismatch_p:
 def figure_of(
     moments: Moments, metric: Metric, decisions: int, successes: int | None, rule: Rule
 ) -> Interval:
-    """An arm's own figure with its always-valid interval.
+    """An arm's figure with its always-valid interval.
 
-    successes: of yes-or-no values with one decision per unit, whose interval is exact (beta-binomial); None otherwise.
+    successes: count of 1 among 0/1 values with one decision per unit, for an exact interval (beta-binomial); None
+    otherwise.
     """
     if moments.n == 0 or not math.isfinite(moments.mean):
         return Interval(None, None, None, moments.n)
@@ -231,7 +230,7 @@ def _level(value: float, metric: Metric) -> float:
 
 
 def words_of(verdict: str, guards: Sequence[GuardrailResult], names: Mapping[str, str]) -> str:
-    """The verdict in a sentence; names: `arm` and `control` as they are called."""
+    """The verdict in a sentence; names: the titles of `arm` and `control`."""
     arm, control = names["arm"], names["control"]
     broken = [guard for guard in guards if guard.state == HARM]
     if broken:

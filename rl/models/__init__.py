@@ -1,4 +1,4 @@
-"""Tables of rl: snapshots, runs with their metrics, evaluations, policies and their history."""
+"""Tables of rl: snapshots, runs and their metrics, evaluations, policies and their history."""
 
 from rl.models.agents import AgentBase as AgentBase
 from rl.models.agents import AgentDefinition as AgentDefinition

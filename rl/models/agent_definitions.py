@@ -1,4 +1,4 @@
-"""Agents that an operator defined without code, and those that only their recorded responses describe."""
+"""Agents without code: defined by an operator, or inferred from their recorded responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _definition_cache: TTLCache[dict[str, Agent]] = TTLCache(size=1)
 
 
 def agent_defined(slug: str) -> Agent | None:
-    """The agent of that slug, if one was defined; a process may go by what it read for FEEDBACK_REMEMBER_S seconds."""
+    """The defined agent of a slug, or None; cached for FEEDBACK_REMEMBER_S seconds."""
     return _definition_cache.get("all", _definitions).get(slug)
 
 
@@ -27,10 +27,9 @@ def _definitions() -> dict[str, Agent]:
 
 
 def agent_served(slug: str) -> Agent:
-    """The agent as it is judged and served: built in or defined, else as its recorded responses show it (a closed set
-    of answers, or objects of one form), else free text.
+    """The agent as it is judged and served: built in, defined, or inferred from recorded responses; else free text.
 
-    What this machine's own models wrote does not count: a model that rambles must not widen what a valid answer is.
+    Responses of this machine's own models are ignored: a rambling model must not widen what a valid answer is.
     """
     known = get_agent(slug)
     if slug in AGENTS or agent_defined(slug) is not None:
@@ -39,7 +38,7 @@ def agent_served(slug: str) -> Agent:
 
 
 def closed_answers_of(slug: str) -> tuple[str, ...]:
-    """Every response of an agent whose answers are a closed set; none of another."""
+    """Every response of an agent with a closed set of answers; else empty."""
     return agent_served(slug).answers
 
 

@@ -1,4 +1,4 @@
-"""Agents without code: what an operator writes in the admin."""
+"""Agents without code, and base models of agents, as set in the admin."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AgentBase(models.Model):
 
 
 class AgentDefinition(models.Model):
-    """A system prompt, a template of the prompt and a JSON schema of the answer: an agent."""
+    """An agent without code: a system prompt, a prompt template and a JSON schema of the answer."""
 
     slug = models.CharField(max_length=64, unique=True, validators=[RegexValidator(SLUG_PATTERN)])
     title = models.CharField(max_length=100)

@@ -1,4 +1,7 @@
-"""Judging rounds: blind side-by-side comparisons of a policy's generated answers with those of its opponent."""
+"""Evidence on policies beyond evaluations: judging rounds and benchmark results.
+
+A judging round is a blind side-by-side comparison of a policy's generated answers with its opponent's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE
 
 
 class JudgingRound(models.Model):
-    """One policy against one opponent on random prompts that neither was trained on."""
+    """A policy against an opponent on random prompts that neither was trained on."""
 
     class Status(models.TextChoices):
         WAITING = "waiting", "waits for a worker"
@@ -85,7 +88,7 @@ class JudgingRound(models.Model):
 
 
 class JudgedPair(models.Model):
-    """Both answers to one prompt. The prompt itself stands in the decision that it was taken from."""
+    """Both answers to one prompt. The prompt is in the decision it was taken from."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     round = models.ForeignKey(JudgingRound, on_delete=models.CASCADE, related_name="pairs")
@@ -105,7 +108,7 @@ class JudgedPair(models.Model):
 
 
 class PairJudgement(models.Model):
-    """What one rater said of a pair. Evidence only: no training reads it."""
+    """One rater's judgement of a pair. Evidence only: no training reads it."""
 
     class Preference(models.TextChoices):
         POLICY = "policy"
@@ -127,7 +130,8 @@ class PairJudgement(models.Model):
 
 
 class BenchmarkResult(models.Model):
-    """One task's figures of a policy beside its base's, all in [0, 1]. The newest of a policy and task counts."""
+    """A policy and its base on the same items of a task, all figures in [0, 1]. The newest per policy
+    and task counts."""
 
     policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="benchmarks")
     task = models.CharField(max_length=100, help_text="Name of the task")

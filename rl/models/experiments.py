@@ -1,4 +1,4 @@
-"""Live comparisons: an agent's traffic split between policies, who changed what, and why."""
+"""Live experiments: an agent's traffic split between policies, and the history of changes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Experiment(models.Model):
 
 
 class Arm(models.Model):
-    """One side of an experiment: the policy that answers for its units, and its share of them."""
+    """One arm of an experiment: its policy, and its share of the units."""
 
     experiment = models.ForeignKey(Experiment, on_delete=models.CASCADE, related_name="arms")
     name = models.CharField(max_length=64, validators=[experiment_slug])
@@ -182,7 +182,7 @@ class Arm(models.Model):
 
     @property
     def key(self) -> str:
-        """Name of the arm that a decision records."""
+        """The arm's name in decisions."""
         return f"{self.experiment.name}/{self.name}"
 
     @property
@@ -191,7 +191,7 @@ class Arm(models.Model):
 
 
 class ExperimentEvent(models.Model):
-    """Event in an experiment's history: who did what, when, why and by which figures. Append-only."""
+    """History of an experiment: who did what, when, why, with which figures. Append-only."""
 
     class Kind(models.TextChoices):
         CREATED = "created"

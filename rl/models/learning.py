@@ -1,4 +1,4 @@
-"""Tables of one agent's learning as an operator sets it: when to retrain, its gate, its golden cases."""
+"""An agent's learning as an operator sets it: when to retrain, its gate, its golden cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUNDS = GateBounds()
 
 
 def method_choices() -> list[tuple[str, str]]:
-    """Ways in which an agent may learn by itself."""
+    """Methods by which an agent may learn by itself."""
     return [("auto", "auto: chosen by the feedback"), *((slug, slug) for slug in (*policy_methods(), RLHF))]
 
 
@@ -95,10 +95,10 @@ class LearnerSettings(models.Model):
 
 
 class Learnt(models.Model):
-    """A piece of feedback that a run read for the first time, and what became of it there. It counts where the run
-    succeeded and made a policy.
+    """A piece of feedback that a run read for the first time, and its use. It counts if the run succeeded and made a
+    policy.
 
-    The feedback is named by its id alone: it may be forgotten, and what was learnt stays a fact.
+    Only the id of the feedback is stored: it may be erased, and the fact stays.
     """
 
     class Use(models.TextChoices):
@@ -128,7 +128,7 @@ class Learnt(models.Model):
 
 
 class GateSettings(models.Model):
-    """The bounds of one agent's gate. Without a row: the defaults of `rl.gates.report.GateBounds`."""
+    """Bounds of one agent's gate. Without a row: the defaults of `rl.gates.report.GateBounds`."""
 
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     min_evidence = models.PositiveIntegerField(default=BOUNDS.min_evidence, help_text="Held-out prompts")
@@ -191,7 +191,7 @@ class GateSettings(models.Model):
 
 
 class GoldenCase(models.Model):
-    """A decision that must be right: what is asked, which answers are right, which must never be given."""
+    """A decision that must be right: its prompt, accepted answers, forbidden answers."""
 
     agent = models.CharField(max_length=64, validators=[agent_slug])
     name = models.CharField(max_length=100)
@@ -231,7 +231,7 @@ class GoldenCase(models.Model):
 
 
 def learner_config() -> dict[str, Any]:
-    """ONLINE_LEARNING_CONFIG with the operator's section `continuous_learning` over it. Raises RecipeError."""
+    """ONLINE_LEARNING_CONFIG with the operator's section `continuous_learning`. Raises RecipeError."""
     given = settings.RATCHET_CONFIG.get("continuous_learning", {})
     if unknown := sorted(set(given) - set(ONLINE_LEARNING_CONFIG)):
         raise RecipeError(
@@ -248,7 +248,7 @@ CHOICES: dict[str, Callable[[], Sequence[str]]] = {
     "start_from": lambda: LearnerSettings.Start.values,
     "gate": lambda: LearnerSettings.Gate.values,
 }
-"""Knobs with a list of values -> those there are."""
+"""Setting -> its allowed values."""
 
 
 def _one_of(name: str, found: Any, allowed: Sequence[str]) -> None:
@@ -257,7 +257,7 @@ def _one_of(name: str, found: Any, allowed: Sequence[str]) -> None:
 
 
 def learner_checked(wanted: LearnerSettings) -> LearnerSettings:
-    """The settings themselves. Raises RecipeError where a row, written past the admin, holds a value nobody knows."""
+    """The settings. Raises RecipeError if a row, written past the admin, holds an unknown value."""
     for name, choices in CHOICES.items():
         _one_of(
             f"learner settings of {wanted.agent}, {name} (change it in the admin under Learner settings)",
@@ -268,7 +268,7 @@ def learner_checked(wanted: LearnerSettings) -> LearnerSettings:
 
 
 def learner_settings(agent: str) -> LearnerSettings:
-    """The agent's row, or one of the defaults that is not stored."""
+    """The agent's row, or unsaved defaults."""
     stored = LearnerSettings.objects.filter(agent=agent).first()
     if stored is not None:
         return stored
@@ -276,13 +276,12 @@ def learner_settings(agent: str) -> LearnerSettings:
 
 
 def retrain_knobs(wanted: LearnerSettings, method: str) -> dict[str, Any]:
-    """Recipe knobs of a retrain by that method: the weights it begins with, and the share of older
-    feedback."""
+    """Recipe knobs of a retrain: start of the weights, share of older feedback."""
     knobs = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
     known = method_named(method).presets["default"].as_dict()
     return {name: value for name, value in knobs.items() if name in known}
 
 
 def learner_defaults(agent: str = "") -> LearnerSettings:
-    """Settings of an agent without a row in the admin; a row that is not stored."""
+    """Unsaved settings of an agent without a row."""
     return LearnerSettings(agent=agent, **{k: v for k, v in learner_config().items() if k != "tick_seconds"})

@@ -1,4 +1,4 @@
-"""The registry: policies with their evaluations, their exported files and their history."""
+"""The registry: policies, their upstreams, evaluations, exported files and history."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rl.models.runs import Snapshot, TrainingRun
 
 
 class Upstream(models.Model):
-    """An endpoint that answers with language models: a provider's, or a server of the team's own.
+    """An endpoint that answers with language models: a provider's, or the team's own.
 
-    The API key stands in an environment variable (`key_env`), or encrypted in the database (`key_encrypted`), under a
-    key kept outside it. It is never shown, logged or exported.
+    The API key is in an environment variable (`key_env`) or encrypted in the database (`key_encrypted`) under a key
+    kept outside it. It is never shown, logged or exported.
     """
 
     class Dialect(models.TextChoices):
@@ -183,19 +183,19 @@ class Policy(models.Model):
 
     @property
     def title(self) -> str:
-        """Name for sentences: of a recorded policy what its app calls it."""
+        """Name for sentences; of a recorded policy its app's name for it."""
         if self.kind != self.Kind.RECORDED:
             return self.name
         return self.recorded_as.strip() or APP_MODEL
 
     @property
     def has_files(self) -> bool:
-        """True of policies trained here, which have an adapter or weights on disk."""
+        """True of policies trained here, with weights on disk."""
         return self.kind in (self.Kind.ADAPTER, self.Kind.LINEAR)
 
 
 class Evaluation(models.Model):
-    """The figures of a policy on held-out prompts, with what it was compared to."""
+    """Figures of a policy on held-out prompts, with its rival."""
 
     agent = models.CharField(max_length=64)
     policy = models.ForeignKey(
@@ -242,7 +242,7 @@ class Artifact(models.Model):
 
 
 class PolicyEvent(models.Model):
-    """Event in a policy's history: who moved it, when, why and with which verdicts. Append-only."""
+    """History of a policy: who moved it, when, why, with which verdicts. Append-only."""
 
     class Kind(models.TextChoices):
         REGISTERED = "registered"

@@ -1,4 +1,4 @@
-"""Tables of rewards: what decisions earned, as history, and an agent's reward settings."""
+"""Rewards of decisions, agents' reward settings, and registered reward models."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _range_condition(name: str, low: float, high: float) -> Q:
 
 
 class RewardRecord(models.Model):
-    """Reward of a decision by what was known of it then. Never changed: a later calculation supersedes it.
+    """Reward of a decision by what was known then. Never changed: a later calculation supersedes it.
 
-    The decision is named by its id alone, as `feedback` forgets a unit without knowing of rewards.
+    Only the id of the decision is stored, as `feedback` erases units without knowing of rewards.
     """
 
     decision = models.UUIDField(help_text="Id of the decision")
@@ -80,7 +80,7 @@ class RewardRecord(models.Model):
 
 
 class RewardSettings(models.Model):
-    """Reward settings of one agent's decisions. Without a row: what the agent's own file says."""
+    """Reward settings of one agent. Without a row: those of its file."""
 
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     immediate_weight = models.FloatField(default=WEIGHTS["immediate"], help_text="What is known at once")
@@ -195,7 +195,7 @@ class RewardModelVersion(models.Model):
 
 
 class RewardModelEvent(models.Model):
-    """Event of a reward model: who registered, judged or moved it, when, why, by which figures. Append-only."""
+    """History of a reward model: who did what, when, why, with which figures. Append-only."""
 
     class Kind(models.TextChoices):
         REGISTERED = "registered"

@@ -1,4 +1,4 @@
-"""Tables of immutable snapshots, and of training runs with their metrics."""
+"""Immutable snapshots, training runs with their metrics, the split of prompts, label models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEARNER = "online learner"
 
 
 class Snapshot(models.Model):
-    """An immutable dataset file with its hash, its counts and the query that made it."""
+    """An immutable dataset file with its hash, counts and query."""
 
     class Kind(models.TextChoices):
         PAIRS = "pairs", "preference pairs"
@@ -59,7 +59,7 @@ class Snapshot(models.Model):
 
 
 class TrainingRun(models.Model):
-    """One training job: enough to do it again, and everything it said while it ran."""
+    """One training job: all that is needed to repeat it, and its figures."""
 
     class Status(models.TextChoices):
         QUEUED = "queued"
@@ -184,7 +184,7 @@ class TrainingRun(models.Model):
 
     @property
     def method_reason(self) -> str:
-        """Reason why `auto` took the method; empty where somebody named it."""
+        """Why `auto` took the method; empty if it was named."""
         why = str(self.result.get("why", ""))
         return why.partition(": ")[2] if why.startswith("auto took ") else ""
 
@@ -196,19 +196,19 @@ class TrainingRun(models.Model):
 
     @property
     def phase_words(self) -> str:
-        """The phase with the steps done in it; empty between phases."""
+        """The phase with its steps; empty between phases."""
         steps = self.phase == TRAINING and self.steps_total
         return f"{self.phase}, step {self.steps_done} of {self.steps_total}" if steps else self.phase
 
     @property
     def phase_s(self) -> float:
-        """Seconds since the phase began; of a run that waits for a process, since it began to wait."""
+        """Seconds since the phase began, or since the run began to wait."""
         since = self.phase_at or self.finished_at or self.started_at or self.created_at
         return (timezone.now() - since).total_seconds()
 
 
 class RunMetric(models.Model):
-    """The figures of one optimiser step, as logged while it ran."""
+    """Figures of one optimiser step."""
 
     run = models.ForeignKey(TrainingRun, on_delete=models.CASCADE, related_name="metrics")
     step = models.PositiveIntegerField()
@@ -226,7 +226,7 @@ class RunMetric(models.Model):
 
 
 class RunRefused(ValueError):
-    """A run that cannot start, resume or be found; the message says why and what to do."""
+    """A run cannot start, resume or be found; the message says why and what to do."""
 
 
 def run_folder(run: TrainingRun) -> Path:
@@ -235,7 +235,7 @@ def run_folder(run: TrainingRun) -> Path:
 
 
 class PromptSplit(models.Model):
-    """One prompt's side. The hash is of agent and messages, so it names the prompt alone; nothing of it can be read."""
+    """The split of one prompt, fixed when it is first seen. The hash is of agent and messages."""
 
     class Split(models.TextChoices):
         TRAIN = "train"
@@ -260,7 +260,7 @@ class PromptSplit(models.Model):
 
 
 class LabelRun(models.Model):
-    """One label model of an agent, trained on ratings by people."""
+    """One label model of an agent, trained on people's ratings, with its calibration."""
 
     agent = models.CharField(max_length=64)
     base_model = models.CharField(max_length=500, help_text="Whose embeddings it reads")

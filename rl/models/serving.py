@@ -1,4 +1,4 @@
-"""Table of an agent's serving settings: temperatures, the share of exploration, and who steps in."""
+"""An agent's serving settings: temperatures, exploration, fallbacks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rl.models.policies import Policy
 agent_slug = RegexValidator(SLUG_PATTERN)
 
 IN_PROCESS = "in-process"
-"""Name of the backend that answers with llama.cpp in the web process itself."""
+"""Backend that answers with llama.cpp in the web process."""
 
 
 class ServingSettings(models.Model):
-    """Serving settings of an agent where a request does not say; without a row, the defaults here."""
+    """Serving defaults of an agent for requests that do not set them."""
 
     agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
     choose_temperature = models.FloatField(

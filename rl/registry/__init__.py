@@ -1,1 +1,1 @@
-"""Registry of policies: stages, history, files and their integrity, model cards, the evidence a gate is asked on."""
+"""Registry of policies: stages, history, files and their integrity, model cards, evidence for the gate."""

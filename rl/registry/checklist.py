@@ -1,5 +1,4 @@
-"""Checklist of a gate before anybody presses a button: every rule's result now, what is missing, about how many ratings
-away it is."""
+"""Checklist before a promotion: each rule's result now, what is missing, and about how many more ratings it takes."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from rl.statistics.sequential import WinShare
 
 @dataclass(frozen=True)
 class ChecklistItem:
-    """One rule that is not met: what was found, and what would lift it where more evidence may."""
+    """An unmet rule: what was found, and what more evidence could help."""
 
     rule: str
     title: str
@@ -42,7 +41,7 @@ class ChecklistItem:
 
 @dataclass(frozen=True)
 class GateChecklist:
-    """Result of the gate to a stage as it stands now. `unmet`: rules that refuse, or that nothing was compared yet."""
+    """The gate's result for a stage. `unmet`: rules that refuse, or that no comparison exists yet."""
 
     stage: str
     against: str
@@ -50,13 +49,13 @@ class GateChecklist:
     passed_rules: list[str] = field(default_factory=list)
     """Titles of the rules that passed."""
     not_applicable: list[str] = field(default_factory=list)
-    """Titles of those that do not apply."""
+    """Titles of the rules that do not apply."""
     harmful: bool = False
-    """True if a rule found harm, which more ratings do not lift."""
+    """True if a rule found harm, so that more ratings do not help."""
     command: str = ""
-    """Command that compares it with its rival, where nothing did yet."""
+    """Command that compares it with its rival, if nothing has."""
     ratings: int = 0
-    """Rated prompts until it may open, about; 0 where none are missing or no number would do."""
+    """About how many more rated prompts it takes; 0 if none are missing or no number would help."""
 
     @property
     def opens(self) -> bool:
@@ -64,13 +63,13 @@ class GateChecklist:
 
     @property
     def conditions(self) -> int:
-        """Number of the rules that applied, met or not."""
+        """Number of rules that apply."""
         return len(self.unmet) + len(self.passed_rules)
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """Moves that a person may make with a policy, with the checklist of each gate before one of them."""
+    """Moves that a person may make with a policy, and the checklist of each gate."""
 
     policy: Policy
     moves: tuple[str, ...]
@@ -79,12 +78,12 @@ class Promotion:
 
     @property
     def primary(self) -> str:
-        """The stage that the one main button promotes to; empty where no gate opens."""
+        """Stage of the main button; empty if no gate opens."""
         return next((check.stage for check in self.checks if check.opens), "")
 
     @property
     def may_rate_more(self) -> bool:
-        """True where more ratings are what is missing: no gate opens, and none found harm."""
+        """True if more ratings could help: no gate opens, and none found harm."""
         return bool(self.checks) and not self.primary and not any(check.harmful for check in self.checks)
 
 
@@ -95,11 +94,11 @@ STANDINGS = {
     Policy.Stage.RETIRED: "Retired.",
     Policy.Stage.REJECTED: "Rejected.",
 }
-"""Stage that no gate stands before -> its standing."""
+"""Stage without a further gate -> its standing."""
 
 
 def policy_verdict(policy: Policy) -> Verdict:
-    """Verdict on a policy against what answers today, as every page, command and endpoint shows it."""
+    """Verdict on a policy against its rival, as every page, command and endpoint shows it."""
     standing = STANDINGS.get(Policy.Stage(policy.stage), "")
     rival = rival_name(policy)
     evaluation = comparison_newest(policy)
@@ -129,13 +128,14 @@ def _sampled(agent: str, evidence: Evidence) -> bool:
 
 
 def _judge(policy: Policy, to: str, evaluation: Evaluation) -> tuple[Evidence, GateReport]:
-    """Judged anew where the comparison, the bounds or the policy changed: permutation tests take a moment."""
+    """The judged comparison, cached until the comparison, the bounds or the policy change: permutation
+    tests are slow."""
     key = (policy.pk, evaluation.pk, to, str(gate_bounds(policy.agent).as_dict()), rounds_state(policy))
     return _judged.get(key, lambda: evaluation_judged(policy, evaluation, to))
 
 
 def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
-    """The moves of a policy for somebody; none for one who may only look."""
+    """A policy's possible moves; none for somebody who may only read."""
     moves = MOVES[policy.stage] if may_move else ()
     if (
         policy.kind == Policy.Kind.RECORDED
@@ -146,13 +146,13 @@ def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
 
 
 def gate_checklists(policy: Policy, stages: Sequence[str]) -> list[GateChecklist]:
-    """The checklist of each stage of `stages` that a gate stands before, in the order champion, challenger."""
+    """The checklists of the stages that have a gate: champion, challenger."""
     evaluation = comparison_newest(policy)
     return [gate_checklist(policy, to, evaluation) for to in (CHAMPION, CHALLENGER) if to in stages]
 
 
 def gate_checklist(policy: Policy, to: str, evaluation: Evaluation | None) -> GateChecklist:
-    """Result of the gate to a stage by the newest comparison with what the policy would replace."""
+    """The gate's result for a stage, by the newest comparison with the rival."""
     rival = rival_name(policy)
     distance = _distance(policy.agent)
     if evaluation is None:
@@ -198,7 +198,7 @@ def rule_title(rule: str, to: str) -> str:
 
 
 def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance | None) -> tuple[int, str]:
-    """Rated prompts that a rule is away from passing, about, and the same in words."""
+    """About how many more rated prompts a rule needs, as a number and in words."""
     if not result.waits:
         return 0, "More ratings will not change this. Train again with other knobs or other data."
     if result.rule == "compared":
@@ -230,7 +230,7 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
 
 
 def _answers_missing(figures: Mapping[str, Any]) -> str:
-    """Answers of people that a judging round still needs, as something to do."""
+    """What a judging round still needs, as an action."""
     if "round" not in figures:
         share = WinShare(0, 0, 0, alpha_of_attempt(GateBounds().alpha, 1), 0.0).further or 0
         return (
@@ -246,7 +246,7 @@ def _answers_missing(figures: Mapping[str, Any]) -> str:
 
 
 def rated_until(wanted: int, held_out: int, min_evidence: int) -> int:
-    """Rated prompts until `wanted` are held out, about, where `held_out` are now; from 20 on to the nearest ten."""
+    """About how many more rated prompts make `wanted` held-out ones of `held_out`; from 20 on rounded to ten."""
     prompts = round(held_out / share_held_out(held_out, min_evidence))
     tally = SplitCounts(prompts=prompts, eval=round(0.1 * prompts), holdout=held_out)
     further = prompts_until(wanted, tally, min_evidence)

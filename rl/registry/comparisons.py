@@ -1,4 +1,7 @@
-"""Diff of two policies: what they learnt from, how, what they score, what they answer."""
+"""Two policies side by side: data, recipe, figures, and answers to the same held-out prompts.
+
+Answers come from stored evaluations, from which erasure removes what it must; no model is asked.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ EXAMPLES = 8
 
 
 def policy_diff(left: Policy, right: Policy) -> dict[str, Any]:
-    """Data, recipe and figures where they differ, and answers of both to the same held-out prompts.
+    """Differences in data and recipe, figures, and answers of both to the same held-out prompts.
 
     {"left", "right", "data": {name: [left, right]}, "recipe": {...}, "figures": {...}, "answers": [{prompt, left,
-    right}]}; answers are there where both were evaluated on the same prompts.
+    right}]}. answers is empty unless both were evaluated on the same prompts.
     """
     runs = {
         run.policy.pk: run
@@ -120,7 +123,7 @@ def _answers(left: Policy, right: Policy) -> list[dict[str, Any]]:
 WIN, LOSS, TIE = "win", "loss", "tie"
 
 CLOSE = 1e-9
-"""Difference of two figures below which they are the same."""
+"""Smaller differences of figures count as equal."""
 
 
 @dataclass(frozen=True)
@@ -143,16 +146,15 @@ class HeldOutAnswer:
 
 
 def evaluation_newest_paired(policy: Policy) -> Evaluation | None:
-    """The newest evaluation of a policy in which another side answered too."""
+    """The policy's newest evaluation with another side's answers."""
     return policy.evaluations.exclude(against="").exclude(evidence={}).order_by("-pk").first()
 
 
 def answers_compared(evaluation: Evaluation) -> list[HeldOutAnswer]:
-    """Both answers to each prompt, wins first, then losses; within them where the answers differ first.
+    """Both answers to each prompt: wins, then losses, then ties; different answers first.
 
-    Where known answers carried the comparison, a prompt is won where only the policy's answer is right, so that the
-    numbers are those of the verdict. Else the answers themselves decide where people, tests or rewards say which is
-    better, and elsewhere whether a side finds what people preferred likelier than the other side does.
+    If known answers led the comparison, a prompt is won if only the policy's answer is right, as in the verdict. Else
+    validity, ratings, tests or rewards of the answers decide; else the likelihoods of what people preferred.
     """
     leanings = _leanings(evaluation)
     known = evaluation.figures.get("carried_by") == KNOWN
@@ -196,8 +198,7 @@ def _answer_pair(stored: Mapping[str, Any], leaning: float | None, *, known: boo
 
 
 def _leanings(evaluation: Evaluation) -> dict[str, float]:
-    """Per prompt with evidence of the kind that carried the comparison, above 0 where it speaks for the policy, below
-    where for the other side; prompts where it speaks for neither are left out."""
+    """Prompt -> above 0 if the leading evidence favours the policy, below 0 if its rival; ties are left out."""
     kind = evaluation.figures.get("carried_by", PAIRS)
     stored = evaluation.evidence
     items = stored.get("cases", ()) if kind == PAIRS else stored.get("others", {}).get(kind, ())
@@ -216,7 +217,6 @@ def _preference_strength(kind: str, item: Mapping[str, Any]) -> float:
 
 
 def counts_of(answers: Iterable[HeldOutAnswer]) -> dict[str, int]:
-    """Number of wins, losses and ties."""
     counts = dict.fromkeys((WIN, LOSS, TIE), 0)
     for one in answers:
         counts[one.outcome] += 1

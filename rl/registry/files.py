@@ -1,4 +1,4 @@
-"""Files and rows of agents in rl that a renamed or deleted agent takes along: definitions, policies, running runs."""
+"""Files of agents and policies: renaming and deleting an agent, and which policies' files are kept."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rl.models.learning import learner_settings
 from rl.registry import service as registry
 
 FOLDERS = ("policies", "snapshots", "labels")
-"""Folders of RATCHET_HOME with one folder an agent."""
+"""Folders of RATCHET_HOME with a folder per agent."""
 
 DATA_FOLDERS = (*FOLDERS, "runs", "exports")
-"""Folders of RATCHET_HOME that files are ever removed from."""
+"""Folders of RATCHET_HOME from which files may be removed."""
 
 PATHS = ("path", "adapter_path", "output", "checkpoint", "base_model")
-"""Columns that hold a path, relative to RATCHET_HOME where inside it."""
+"""Columns with a path, relative to RATCHET_HOME where inside it."""
 
 UNDER_WAY = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
 
 
 def refusal(agent: str, new: str | None) -> str:
-    """Reason why an agent cannot be renamed or deleted (new: None) now; "" where it can."""
+    """Why an agent cannot be renamed or deleted (new: None) now; empty if it can."""
     run = TrainingRun.objects.filter(agent=agent, status__in=UNDER_WAY).order_by("pk").first()
     if run is not None:
         return f"run {run.pk} of {agent} is {run.status}: cancel it or wait until it ends"
@@ -50,7 +50,7 @@ def refusal(agent: str, new: str | None) -> str:
 
 
 def artifacts_trained(agent: str) -> dict[str, list[Any]]:
-    """Runs that learnt, policies and label models of an agent."""
+    """Successful runs, policies and label models of an agent."""
     runs = TrainingRun.objects.filter(agent=agent, status=TrainingRun.Status.SUCCEEDED)
     trained = Policy.objects.filter(agent=agent, kind__in=(Policy.Kind.ADAPTER, Policy.Kind.LINEAR))
     return {
@@ -68,7 +68,7 @@ def definition_rows(agent: str) -> int:
 
 
 def rename(agent: str, new: str) -> None:
-    """Rename the agent's definition and the folders in stored paths."""
+    """Renames the agent's definition and the folders in stored paths."""
     AgentDefinition.objects.filter(slug=agent).update(slug=new)
     for model, column in _path_columns():
         for folder in FOLDERS:
@@ -80,7 +80,7 @@ def rename(agent: str, new: str) -> None:
 
 
 def files_link(agent: str, new: str) -> None:
-    """Let each file stand under the new name, too: as a hard link, or a copy where the disk knows none."""
+    """Hard-links each file under the new name, or copies it if the file system has no links."""
     for folder in FOLDERS:
         old_root, new_root = _home() / folder / agent, _home() / folder / new
         for file in _files(old_root):
@@ -97,7 +97,7 @@ def files_link(agent: str, new: str) -> None:
 
 
 def files_unlink(agent: str, new: str) -> int:
-    """Remove the old names of files that stand under the new one; what does not is left alone. Returns how many."""
+    """Removes old names of files that exist under the new name. Returns how many."""
     count = 0
     for folder in FOLDERS:
         old_root, new_root = _home() / folder / agent, _home() / folder / new
@@ -114,7 +114,7 @@ def files_unlink(agent: str, new: str) -> int:
 
 
 def files(agent: str) -> list[str]:
-    """Files and folders of an agent that are there, relative to RATCHET_HOME."""
+    """Existing files and folders of an agent, relative to RATCHET_HOME."""
     found = {f"{folder}/{agent}" for folder in FOLDERS}
     found |= {f"runs/{pk}" for pk in TrainingRun.objects.filter(agent=agent).values_list("pk", flat=True)}
     found |= set(Artifact.objects.filter(policy__agent=agent).values_list("path", flat=True))
@@ -130,12 +130,11 @@ def files(agent: str) -> list[str]:
 
 
 def delete(agent: str) -> None:
-    """Remove the agent's definition."""
     AgentDefinition.objects.filter(slug=agent).delete()
 
 
 def files_note(agent: str, paths: Sequence[str]) -> None:
-    """Note the files of an agent that is about to go, for an attempt after a kill."""
+    """Writes down the files of an agent that is about to be deleted, to resume after a crash."""
     note = _note(agent)
     note.parent.mkdir(parents=True, exist_ok=True)
     half = note.with_name(f".{note.name}.half")
@@ -144,7 +143,7 @@ def files_note(agent: str, paths: Sequence[str]) -> None:
 
 
 def files_remove(agent: str) -> int:
-    """Remove the noted files of an agent that is gone, but for those that a row names. Returns how many."""
+    """Removes the noted files of a deleted agent, except those a row refers to. Returns how many."""
     note, count = _note(agent), 0
     if not note.exists():
         return 0
@@ -174,7 +173,7 @@ def _note(agent: str) -> Path:
 
 
 def _owned_path(text: str) -> Path | None:
-    """A stored path relative to RATCHET_HOME, where it is inside one of DATA_FOLDERS and exists."""
+    """A stored path relative to RATCHET_HOME, if it exists inside one of DATA_FOLDERS."""
     path = (_home() / text).resolve()
     home = _home().resolve()
     if not path.exists() or not path.is_relative_to(home):
@@ -184,7 +183,7 @@ def _owned_path(text: str) -> Path | None:
 
 
 def _referenced_paths() -> Iterator[str]:
-    """Every path in RATCHET_HOME that a row names, and the folders of the runs there are."""
+    """Every path in RATCHET_HOME that a row refers to, and the folders of existing runs."""
     for model, column in _path_columns():
         rows: Any = model._default_manager.order_by().exclude(**{column: ""})
         for text in rows.values_list(column, flat=True).distinct():
@@ -208,7 +207,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder and those in it, as far as they are empty; never one of RATCHET_HOME's own."""
+    """Removes a folder and its subfolders as far as they are empty; never one of RATCHET_HOME's own."""
     if not folder.is_dir() or folder.parent in (_home(), _home().parent):
         return
     for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
@@ -227,7 +226,7 @@ Stage, Status = Policy.Stage, TrainingRun.Status
 
 
 def policies_retained(agent: str) -> dict[int, str]:
-    """Policy id -> why its files stay: in service, begun from, the one a rollback would need, the newest, the best."""
+    """Policy id -> why its files are kept: in service, started from, previous champion, newest, best."""
     wanted = learner_settings(agent)
     policies = [policy for policy in Policy.objects.filter(agent=agent).order_by("-pk") if policy.has_files]
     reasons: dict[int, str] = {}
@@ -258,9 +257,9 @@ def policies_retained(agent: str) -> dict[int, str]:
 
 
 def policies_prune(agent: str, *, actor: str) -> list[Policy]:
-    """Delete the files of the policies that are not kept; their rows, figures and history stay. Returns those pruned.
+    """Deletes the files of policies that are not retained; rows, figures and history stay. Returns those pruned.
 
-    Only folders inside RATCHET_HOME/policies and RATCHET_HOME/exports are touched.
+    Touches only folders inside RATCHET_HOME/policies and RATCHET_HOME/exports.
     """
     retained = policies_retained(agent)
     pruned_policies = []
@@ -284,7 +283,7 @@ def policies_prune(agent: str, *, actor: str) -> list[Policy]:
 
 
 def _remove(path: Path) -> int:
-    """Delete a file or folder below the data folder; returns the bytes freed, 0 where it is elsewhere or gone."""
+    """Deletes a file or folder below the data folder. Returns the bytes freed, 0 if it is elsewhere or gone."""
     path = path.resolve()
     inside = any(path.is_relative_to(settings.RATCHET_HOME / room) for room in ("policies", "exports"))
     if not inside or not path.exists():

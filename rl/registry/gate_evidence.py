@@ -1,4 +1,4 @@
-"""Gate evidence from a stored evaluation: the agent's bounds, the attempt's number, the report."""
+"""Evidence for the gate: the newest comparison, the attempt's number, benchmark results, the report."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from rl.statistics import Difference
 
 
 def gate_bounds(agent: str) -> GateBounds:
-    """The bounds an operator set for the agent, or the defaults. Raises GateError for one outside its range."""
+    """The agent's bounds, or the defaults. Raises GateError for one outside its range."""
     row = GateSettings.objects.filter(agent=agent).first()
     return row.bounds if row else GateBounds()
 
 
 def policy_judge(policy: Policy, to: str = CHAMPION) -> GateReport | None:
-    """The gate's report by the policy's newest comparison with what it must beat; None where there is none.
+    """The gate report of the policy's newest comparison with its rival; None without one.
 
-    What it must beat is the agent's champion, or the base model where there is none.
+    The rival is the agent's champion, or the base model if there is none.
     """
     evaluation = comparison_newest(policy)
     return None if evaluation is None else evaluation_judged(policy, evaluation, to)[1]
 
 
 def evaluation_judged(policy: Policy, evaluation: Evaluation, to: str) -> tuple[Evidence, GateReport]:
-    """Evidence of a comparison, and the gate's report by it."""
+    """Evidence of a comparison, and its gate report."""
     bounds = gate_bounds(policy.agent)
     evidence = evidence_of(evaluation)
     if listed := bounds.benchmark_bounds:
@@ -65,7 +65,7 @@ def rival_name(policy: Policy) -> str:
 
 
 def rival_title(name: str) -> str:
-    """What a reader knows an opponent as: its title, or `the base model`."""
+    """Title of an opponent for readers."""
     if name == "base":
         return "the base model"
     policy = Policy.objects.filter(name=name).first()
@@ -73,7 +73,7 @@ def rival_title(name: str) -> str:
 
 
 def comparison_newest(policy: Policy) -> Evaluation | None:
-    """The newest evaluation on the holdout against whom it must beat."""
+    """The policy's newest evaluation on the holdout against its rival."""
     return (
         policy.evaluations.filter(split="holdout", against=rival_name(policy))
         .select_related("snapshot", "policy")
@@ -84,7 +84,7 @@ def comparison_newest(policy: Policy) -> Evaluation | None:
 
 
 def evidence_of(evaluation: Evaluation) -> Evidence:
-    """Evidence for the gate's rules, out of the stored evaluation."""
+    """A stored evaluation as evidence for the gate's rules."""
     body = evaluation.evidence
     asked = prompts_asked(evaluation.agent)
     off_policy = body.get("off_policy")
@@ -130,10 +130,10 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
 
 
 def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
-    """Lead of a policy in the evidence that decides, with the interval whose lower end the gate asks about.
+    """The policy's gain by the leading evidence, with the interval whose lower end the gate reads; None without a
+    comparison.
 
-    {"value", "low", "high", "unit", "kind", "confidence", "attempt"}; None where both sides were not judged. Pages,
-    cards and commands show this one, so that there is one lower bound.
+    Keys: value, low, high, unit, kind, confidence, attempt. Pages, cards and commands all show this one.
     """
     evidence, bounds = evidence_of(evaluation), gate_bounds(evaluation.agent)
     lead = lead_of(evidence, bounds)
@@ -153,20 +153,17 @@ def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
 
 
 PROMPTS_AT_ONCE = 900
-"""Hashes in one query."""
+"""Hashes per query."""
 
 
 def attempt_of(evaluation: Evaluation) -> int:
-    """The number of an evaluation among the looks at its agent's holdout, from 1, as the gate pays for them.
+    """Number of an evaluation among the looks at its agent's holdout, from 1, which sets the alpha it may spend.
 
-    Every evaluation on the holdout shows figures by which somebody may pick a policy, so every one counts, compared or
-    not and whatever it was compared with, gated or not, since the rival took its place; those compared with the rival
-    always do. One on a file counts where the file holds prompts of the holdout. The same policy on the same prompts,
-    judged in the same way, is one look; on a part of them (`--max-samples`), by other rewards, or with other weights in
-    the same folder it is another. Looks at the rival itself pick no other.
-
-    The classifier shown beside a policy may be trained and put up itself: from the first evaluation of a linear policy
-    on, each classifier that was shown counts as a look too.
+    Every evaluation on the holdout since the rival became champion counts, as its figures may have picked the policy:
+    with or without a comparison or a gate. Those against the rival always count, those of the rival never. A test file
+    counts if it holds prompts of the holdout. The same policy on the same prompts, judged alike, is one look; other
+    prompts (`--max-samples`), rewards or weights make another. From the first evaluation of a linear policy on, each
+    classifier shown beside a policy counts too, as it can be promoted itself.
     """
     looks = Evaluation.objects.filter(
         Q(split="holdout") | Q(figures__holdout_prompts__gt=0), agent=evaluation.agent, pk__lte=evaluation.pk
@@ -190,10 +187,9 @@ def attempt_of(evaluation: Evaluation) -> int:
 
 
 def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Path | None) -> dict[str, Any]:
-    """Facts that tell one evaluation of a policy from another, beside the policy and the prompts; part of its figures.
+    """Facts that distinguish evaluations of one policy on the same prompts; stored in the figures.
 
-    options: as they were asked; those that are not set are left out. weights: the file of a checkpoint that is no
-    registered policy, whose folder may hold others tomorrow.
+    options: as asked; unset ones are left out. weights: file of an unregistered checkpoint, whose folder may change.
     """
     facts = {name: value for name, value in options.items() if value}
     if weights is not None:
@@ -204,7 +200,7 @@ def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Pat
 
 
 def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
-    """Number of these prompts that stand in the agent's holdout: a file that holds them shows its figures."""
+    """How many of these prompts are in the agent's holdout."""
     names = sorted(set(hashes))
     return sum(
         PromptSplit.objects.filter(
@@ -215,7 +211,7 @@ def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
 
 
 def _champion_since(agent: str, name: str) -> datetime.datetime | None:
-    """The moment from which a policy was the one to beat; None for the base model and for one that never was."""
+    """When a policy became champion; None for the base model, and for one that never was."""
     moves = PolicyEvent.objects.filter(policy__agent=agent, policy__name=name, to_stage=Policy.Stage.CHAMPION)
     return moves.order_by("-pk").values_list("created_at", flat=True).first()
 
@@ -231,13 +227,12 @@ NO_MODEL = {
 
 
 def no_benchmarks(policy: Policy) -> str:
-    """Reason that benchmarks do not apply to a policy; empty where they do."""
+    """Why benchmarks do not apply to a policy; empty if they do."""
     return NO_MODEL.get(Policy.Kind(policy.kind), "")
 
 
 def benchmarks_newest(policy: Policy, tasks: Sequence[str] | None = None) -> list[BenchmarkResult]:
-    """The newest result of each task (of these tasks), in the order of their names; their items are left out unless
-    tasks are named."""
+    """The newest result of each task (or of `tasks`), by name; items are loaded only if tasks are named."""
     rows = policy.benchmarks.order_by("-pk")
     rows = rows.defer("items") if tasks is None else rows.filter(task__in=tasks)
     newest: dict[str, BenchmarkResult] = {}
@@ -247,8 +242,8 @@ def benchmarks_newest(policy: Policy, tasks: Sequence[str] | None = None) -> lis
 
 
 def benchmark_stale(result: BenchmarkResult) -> str:
-    """Reason that a result is of another state of its task than the files have now; empty where it is not. A task of
-    the hub is known by its version alone, which the result has."""
+    """Why a result is outdated: its task's files changed; empty if they did not. Hub tasks are known by
+    version only."""
     if result.source == HUB:
         return ""
     try:
@@ -270,7 +265,7 @@ def benchmark_command(policy: Policy, task: str, source: str = BUNDLED) -> str:
 
 
 def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:
-    """Fields of `rl.gates.report.Evidence` on benchmarks: the cases of each listed task, or why they do not count."""
+    """Benchmark fields of `Evidence`: each listed task's cases, or why they do not count."""
     if words := no_benchmarks(policy):
         return {"no_benchmarks": words}
     newest = {row.task: row for row in benchmarks_newest(policy, tasks)}
@@ -290,7 +285,7 @@ def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:
 
 
 def benchmark_summary(result: BenchmarkResult) -> dict[str, Any]:
-    """A result as REST, `--json` and cards say it, without its items."""
+    """A result for REST, `--json` and cards, without its items."""
     return {
         "task": result.task,
         "version": result.task_version,

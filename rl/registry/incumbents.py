@@ -1,8 +1,8 @@
-"""Recorded policies: the app's own model, known by the answers that it records, as the policy to beat.
+"""Recorded policies: the app's own model, known by its recorded answers, as the policy to beat.
 
-A decision whose policy name is not registered for its agent belongs to a recorded policy. It is created when the agent
-is next looked at: by a page, a command, a training or an evaluation. Recording a decision costs nothing more. While the
-agent has no other champion, the recorded policy whose answers users get today is the champion.
+A decision whose policy name is not registered belongs to a recorded policy. It is created when a page, command,
+training or evaluation next looks at the agent; recording a decision costs nothing more. Without another champion, the
+recorded policy that answers users today is the champion.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from rl.models import AgentDefinition, Policy, PolicyEvent
 from rl.registry.service import REPLACED, RegistryRefused, champion_of, policy_instate
 
 NEWEST = 200
-"""Newest decisions of an agent that say which policy answers its users today."""
+"""Newest decisions of an agent that decide which policy answers today."""
 
 AHEAD = 2.0
-"""Another recorded policy takes the champion's place once it gave so many times its answers among the newest."""
+"""A recorded policy replaces another as champion once it has this many times its newest answers."""
 
 ACTOR = "incumbents"
 
 BASE = "base"
 
 RESERVED = frozenset({BASE, "champion", "compare", "incumbent", "sft", "start"})
-"""Words that options and the addresses of pages take in place of a policy's name."""
+"""Words that options and addresses use in place of a policy's name."""
 
 Kind, Stage, Event = Policy.Kind, Policy.Stage, PolicyEvent.Kind
 
 
 def incumbent_sync(agent: str) -> Policy | None:
-    """Create the agent's recorded policies that are missing, and return its champion.
+    """Creates the agent's missing recorded policies and returns its champion.
 
-    The incumbent is the recorded policy with most of the newest answers; of equals the one that answered last. It
-    becomes champion where the agent has none, and replaces another recorded policy once it gave AHEAD times as many of
-    the newest answers. A recorded policy that a person retired stays retired.
+    The incumbent has most of the newest answers; ties go to the latest. It becomes champion if there is none, and
+    replaces another recorded champion at AHEAD times its answers. A recorded policy that a person retired stays
+    retired.
     """
     champion = champion_of(agent)
     newest = [answer.policy for answer in app_answers(agent, newest=NEWEST)]
@@ -75,7 +75,7 @@ def incumbent_sync(agent: str) -> Policy | None:
 
 
 def recorded_answers(policy: Policy, prompt_hashes: Collection[str]) -> dict[str, str]:
-    """Hash of a prompt -> the newest answer that a policy gave to it and that was recorded."""
+    """Prompt hash -> the newest recorded answer of a policy."""
     hashes = sorted(set(prompt_hashes))
     found: dict[str, str] = {}
     if policy.kind == Kind.RECORDED:
@@ -92,7 +92,7 @@ _synced: StampedCache[int] = StampedCache()
 
 
 def incumbents_sync(counts: Mapping[str, FeedbackCounts]) -> None:
-    """The same for every agent that recorded decisions since this process last looked."""
+    """`incumbent_sync` for each agent with decisions since this process last looked."""
     for agent, one in counts.items():
         _synced.get_unless(agent, one.decisions, partial(_sync, agent))
 
@@ -103,7 +103,7 @@ def _sync(agent: str) -> int:
 
 
 def _create(agent: str, recorded_as: str) -> Policy:
-    """A recorded policy out of service, under the name that its app sends where that is a free, plain one."""
+    """Creates a recorded policy, retired, under its app's name for it if that is free and plain."""
     try:
         with transaction.atomic():
             policy = Policy.objects.create(
@@ -129,7 +129,7 @@ def _create(agent: str, recorded_as: str) -> Policy:
 
 
 def _name_free(agent: str, recorded_as: str) -> str:
-    """The name itself, with its agent's slug before it, or with a number: the first that nothing goes by."""
+    """The first free name: the name itself, with its agent's slug before it, with a number."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", recorded_as).strip("-.")[:120]
     long = f"{agent}-{plain or 'app'}"
     names = itertools.chain(filter(None, (plain, long)), (f"{long}-{n}" for n in itertools.count(2)))
@@ -143,8 +143,8 @@ def _is_taken(name: str) -> bool:
 
 
 def _may_stand(policy: Policy) -> bool:
-    """True unless a person took the policy out of service. To promote another one is not that: where that one is
-    retired later, the app's model answers again."""
+    """True unless a person took the policy out of service. Being replaced is not that: if the other one is retired, the
+    app's model answers again."""
     left = policy.events.filter(from_stage=Stage.CHAMPION).first()
     if policy.stage != Stage.RETIRED or left is None:
         return policy.stage == Stage.RETIRED

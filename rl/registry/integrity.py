@@ -1,4 +1,4 @@
-"""Damage to what policies are made of: found by comparing files with the sums recorded for them, named, and told."""
+"""Integrity of policies' files: compares them with their recorded checksums and reports damage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rl.models.policies import PolicyEvent
 logger = logging.getLogger("rl.registry.integrity")
 
 WEIGHTS = "adapter_model.safetensors"
-"""Of an adapter, and of a reward model."""
+"""Weights file of an adapter and of a reward model."""
 RESTORE = "restore it from a backup"
 
 _reported_faults: set[str] = set()
@@ -32,7 +32,7 @@ _telling = threading.Lock()
 
 @dataclass(frozen=True)
 class Damage:
-    """One file or folder that was compared with what was recorded of it."""
+    """One file or folder that was compared with its record."""
 
     what: str
     """Owner of the file: `policy widgets-v3`, `snapshot 7`."""
@@ -40,7 +40,7 @@ class Damage:
     """adapter, export, snapshot, reward model or base model."""
     path: str
     state: str
-    """whole, damaged, missing, or unrecorded where no sum was kept of it."""
+    """whole, damaged, missing, or unrecorded without a checksum."""
     expected: str = ""
     found: str = ""
     remedy: str = ""
@@ -51,13 +51,12 @@ class Damage:
 
 
 def weights_name(kind: str) -> str:
-    """Name of the file of weights in the folder of a policy of this kind, or of a reward model of this architecture,
-    whose sum the registry has."""
+    """Name of the weights file of a policy's kind or a reward model's architecture."""
     return LINEAR_WEIGHTS if kind == Policy.Kind.LINEAR else WEIGHTS
 
 
 class PolicyWithoutFiles(ValueError):
-    """A policy that was not trained here, so that it has no files; the message names it and what to do."""
+    """A policy that was not trained here and has no files; the message says what to do."""
 
     def __init__(self, policy: Policy, wish: str) -> None:
         self.policy = policy
@@ -74,14 +73,14 @@ KINDS_WITHOUT_FILES: dict[str, str] = {
 
 
 def files_check(policy: Policy, wish: str) -> None:
-    """Refuse what needs a policy's files where it has none. wish: what was to be done with them, such as `export`."""
+    """Raises PolicyWithoutFiles if a policy has no files. wish: what they were needed for, such as `export`."""
     if not policy.has_files:
         raise PolicyWithoutFiles(policy, wish)
 
 
 def adapter_folder(policy: Policy, wish: str = "load") -> Path:
-    """The folder of a policy's adapter, every file of it as it was registered. Raises PolicyWithoutFiles, and
-    FileDamaged, which is told of."""
+    """The folder of a policy's adapter, verified. Raises PolicyWithoutFiles, and FileDamaged, which is
+    also reported."""
     files_check(policy, wish)
     folder = settings.RATCHET_HOME / policy.adapter_path
     if folder.is_dir():  # one that is gone is refused by whoever opens it, in the words of that place
@@ -94,22 +93,20 @@ def adapter_folder(policy: Policy, wish: str = "load") -> Path:
 
 
 def adapter_check(policy: Policy, folder: Path) -> None:
-    """Raise FileDamaged where a file of the adapter is not what was registered."""
+    """Raises FileDamaged if a file of the adapter differs from its record."""
     remedy = adapter_remedy(policy)
     file_check(folder / weights_name(policy.kind), policy.adapter_sha256, remedy)
     sums_check(folder, remedy)
 
 
 def adapter_remedy(policy: Policy) -> str:
-    """Remedy for a damaged adapter."""
     back = f", or roll back: policy rollback {policy.agent}" if policy.stage == Policy.Stage.CHAMPION else ""
     again = f"train it again from run {policy.run_id}" if policy.run_id else "train it again"
     return f"{RESTORE}, {again}{back}"
 
 
 def base_fault_of(policy: Policy) -> str:
-    """Reason why a policy's base model is not the one it was trained on any more; empty where it is, and where a policy
-    was trained on none."""
+    """Why a policy's base model is no longer the one it was trained on; empty if it is, or if it has none."""
     if policy.kind != Policy.Kind.ADAPTER:
         return ""
     source = str(Path(resolve_base_model(policy.base_model)).expanduser())
@@ -117,13 +114,13 @@ def base_fault_of(policy: Policy) -> str:
 
 
 def damage_notify(damage: FileDamaged, whose: str) -> None:
-    """Log a damaged file and send a notice, once per process and state of the file; nobody waits for it."""
+    """Logs a damaged file and sends a notice in the background, once per process and state of the file."""
     facts = {"path": str(damage.path), "expected": damage.expected, "found": damage.found}
     _tell(f"{damage.path}:{damage.found}", "artifact_damaged", f"{whose}: {damage}", **facts)
 
 
 def stand_in_notify(agent: str, intended: str, answered: str) -> None:
-    """Log who answers in place of a damaged policy and send a notice, once per process and pair of them."""
+    """Logs which policy answers in place of a damaged one and sends a notice, once per process and pair."""
     text = (
         f"{agent}: the file of {intended} is damaged; {answered} answers in its place until it is restored. "
         f"For details: {PROGRAM} policy verify {intended}"
@@ -143,8 +140,11 @@ def _tell(key: str, event: str, text: str, **facts: str) -> None:
 
 
 def verify(policies: Iterable[Policy] | None = None) -> dict[str, Any]:
-    """Compare files with their recorded sums: of these policies, or of all there is with snapshots, reward models and
-    base models. Damage is told of. Returns {checked, damaged, missing, unrecorded, findings}, sound ones left out."""
+    """Compares files with their checksums: of these policies, or of all policies, snapshots, reward models and base
+    models.
+
+    Reports damage. Returns {checked, damaged, missing, unrecorded, findings}; findings leave out sound files.
+    """
     rows = list(_findings(policies))
     states = [row.state for row in rows]
     return {

@@ -26,7 +26,7 @@ from rl.statistics.assignment import BASE
 from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
 
 SECONDS_PER_ANSWER = 10
-"""Seconds that a side-by-side judgement takes, about."""
+"""Estimated time of a side-by-side judgement."""
 
 Preference = PairJudgement.Preference
 Status = JudgingRound.Status
@@ -35,31 +35,31 @@ WORTH = {Preference.POLICY: 1, Preference.OPPONENT: -1, Preference.TIE: 0, Prefe
 
 
 class JudgingRefused(ValueError):
-    """A round or a judgement that is not possible; the message says why, and what to do."""
+    """An impossible round or judgement; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class RoundCounts:
-    """Counts of a round, over its prompts."""
+    """Counts of a round, in prompts."""
 
     wins: int = 0
     losses: int = 0
     ties: int = 0
-    """Prompts whose raters called it equal or both bad, or outweighed each other."""
+    """Prompts that raters called equal or both bad, or disagreed on evenly."""
     same: int = 0
-    """Prompts with equal answers, which nobody is asked about."""
+    """Prompts with equal answers, which are not shown."""
     both_bad: int = 0
-    """Prompts among the ties that every rater called both bad."""
+    """Ties that every rater called both bad."""
     waiting: int = 0
-    """Prompts that need further judgements."""
+    """Prompts that need more judgements."""
     judgements: int = 0
     raters: int = 0
-    """People who judged."""
+    """Number of people who judged."""
 
 
 @dataclass(frozen=True)
 class RoundStanding:
-    """Where a round stands: its counts, the interval of the win share, the verdict."""
+    """State of a round: counts, interval of the win share, verdict."""
 
     counts: RoundCounts
     share: WinShare
@@ -68,8 +68,7 @@ class RoundStanding:
 
     @property
     def further(self) -> int | None:
-        """Further answers of people until a verdict, about, at most what is left; None where the prompts that are left
-        will not bring one."""
+        """About how many more answers bring a verdict, at most those left; None if the prompts left cannot."""
         decided = self.share.further
         if decided is None:
             return None
@@ -81,7 +80,7 @@ class RoundStanding:
 
     @property
     def minutes(self) -> int:
-        """Minutes for the further answers, about."""
+        """About how many minutes they take."""
         return minutes_of(self.further or 0)
 
     def words(self, policy: str, opponent: str) -> str:
@@ -100,7 +99,7 @@ class RoundStanding:
         return f"{VERDICT_WORDS[self.verdict].format(opponent=opponent, margin=100 * share.margin)} {found}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts and interval as they are stored and answered."""
+        """Counts and interval, as stored and returned."""
         share = self.share
         return {
             **asdict(self.counts),
@@ -125,7 +124,7 @@ def minutes_of(answers: int) -> int:
 
 
 def round_get(pk: int) -> JudgingRound:
-    """The round of that number. Raises JudgingRefused."""
+    """The round of a number. Raises JudgingRefused."""
     found = (
         JudgingRound.objects.select_related("policy", "opponent").filter(pk=pk).first()
         if pk < 2**63
@@ -142,7 +141,7 @@ def rounds_of(policy: Policy) -> QuerySet[JudgingRound]:
 
 
 def round_standing(judging: JudgingRound) -> RoundStanding:
-    """Counts of a round with its verdict: as stored where it ended, else of what was judged so far."""
+    """Counts and verdict of a round: stored if it ended, else of the judgements so far."""
     counts = (
         RoundCounts(**{name: judging.result[name] for name in asdict(RoundCounts())})
         if judging.status == Status.ENDED and judging.result
@@ -176,7 +175,7 @@ def _counts(judging: JudgingRound) -> RoundCounts:
 
 
 def round_close_if_settled(judging: JudgingRound) -> bool:
-    """End a round that has its verdict, or nothing left to judge. Returns True where it ended."""
+    """Ends a round that has its verdict, or nothing left to judge. Returns True if it has ended."""
     with transaction.atomic():
         row = JudgingRound.objects.select_for_update().get(pk=judging.pk)
         if not row.is_open:
@@ -190,7 +189,7 @@ def round_close_if_settled(judging: JudgingRound) -> bool:
 
 
 def round_stop(judging: JudgingRound, *, actor: str, reason: str = "") -> JudgingRound:
-    """End a round with the verdict it has now, which holds whenever it is stopped. Raises JudgingRefused."""
+    """Ends a round with its present verdict, which is valid at any time. Raises JudgingRefused."""
     with transaction.atomic():
         row = JudgingRound.objects.select_for_update().get(pk=judging.pk)
         if row.status in (Status.ENDED, Status.FAILED):
@@ -207,13 +206,13 @@ def _end(row: JudgingRound, standing: RoundStanding, reason: str) -> None:
 
 
 def rounds_state(policy: Policy) -> str:
-    """Text that changes whenever a round of the policy does."""
+    """Text that changes whenever a round of the policy changes."""
     newest = rounds_of(policy).values_list("pk", "status", "ended_at").first()
     return f"{newest} {PairJudgement.objects.filter(pair__round__policy=policy).count()}"
 
 
 def round_evidence(policy: Policy, rival: str) -> JudgingEvidence | None:
-    """What a gate reads of the policy's newest round against the rival; one that ended goes before those that run."""
+    """The policy's newest round against the rival, for the gate; an ended round comes before running ones."""
     opponent = {"opponent": None} if rival == BASE else {"opponent__name": rival}
     rows = rounds_of(policy).filter(**opponent).exclude(status=Status.FAILED)
     judging = rows.filter(status=Status.ENDED, result__judgements__gt=0).first() or rows.first()
@@ -236,7 +235,7 @@ def round_evidence(policy: Policy, rival: str) -> JudgingEvidence | None:
 
 @dataclass(frozen=True)
 class ShownPair:
-    """A pair as one rater sees it: the decision that holds the prompt, and the answers on their sides."""
+    """A pair as one rater sees it: the prompt's decision, and the answers on their sides."""
 
     pair: JudgedPair
     decision: Decision
@@ -245,9 +244,9 @@ class ShownPair:
 
 
 def pair_next(judging: JudgingRound, rater: str, skip: Collection[str] = ()) -> ShownPair | None:
-    """The next pair for a rater: never one they judged, nor one that has its judgements.
+    """The next pair for a rater: not judged by them, and not complete.
 
-    Pairs that others began come first, so that prompts become complete; of the rest each rater starts at another one.
+    Pairs that others began come first, so that prompts become complete; otherwise raters start at different pairs.
     """
     if not judging.is_open:
         return None
@@ -262,13 +261,13 @@ def pair_next(judging: JudgingRound, rater: str, skip: Collection[str] = ()) -> 
 
 
 def _standing_pairs(judging: JudgingRound) -> QuerySet[JudgedPair]:
-    """Pairs to be judged: with different answers, to the prompt of a decision that was not withdrawn."""
+    """Pairs to judge: different answers, and a decision that was not withdrawn."""
     standing = Decision.objects.filter(pk=OuterRef("decision"), withdrawal=None)
     return judging.pairs.filter(Exists(standing), same=False)
 
 
 def pair_get(judging: JudgingRound, pk: str, rater: str) -> ShownPair | None:
-    """A pair of the round by its id; None where it has none of that id."""
+    """A pair of the round by id; None if there is none."""
     try:
         pair = judging.pairs.filter(pk=uuid.UUID(pk), same=False).first()
     except ValueError:
@@ -277,7 +276,7 @@ def pair_get(judging: JudgingRound, pk: str, rater: str) -> ShownPair | None:
 
 
 def pair_shown(pair: JudgedPair, rater: str) -> ShownPair | None:
-    """The pair on the sides on which this rater sees it; None where its decision was withdrawn or erased."""
+    """The pair with the sides this rater sees; None if its decision was withdrawn or erased."""
     decision = Decision.objects.filter(pk=pair.decision, withdrawal=None).first()
     if decision is None:
         return None
@@ -288,7 +287,7 @@ def pair_shown(pair: JudgedPair, rater: str) -> ShownPair | None:
 
 @dataclass(frozen=True)
 class ComparedPair:
-    """A pair that people judged, with what came of it: win, loss or tie of the policy."""
+    """A judged pair with its outcome for the policy: win, loss or tie."""
 
     turns: Sequence[Any]
     answer: str
@@ -297,7 +296,7 @@ class ComparedPair:
 
 
 def pairs_judged(judging: JudgingRound) -> list[ComparedPair]:
-    """The pairs of a round that were judged by as many raters as it asked for, losses first."""
+    """Pairs with all their judgements, losses first."""
     found = []
     for pair in judging.pairs.filter(same=False).prefetch_related("judgements"):
         given = [WORTH[Preference(row.preference)] for row in pair.judgements.all()][: judging.raters]
@@ -310,10 +309,9 @@ def pairs_judged(judging: JudgingRound) -> list[ComparedPair]:
 
 
 def judgement_submit(pair: JudgedPair, rater: str, preference: str) -> PairJudgement:
-    """Store what a rater said of a pair: left, right, tie or both_bad, by the sides they saw.
+    """Stores a rater's judgement: left, right, tie or both_bad, by the sides they saw.
 
-    Ends the round where that settles it. Raises JudgingRefused for a pair they judged before, and for a round that is
-    over.
+    Ends the round if that settles it. Raises JudgingRefused for a second judgement, and for an ended round.
     """
     judging = pair.round
     if preference not in ("left", "right", "tie", "both_bad"):
@@ -333,7 +331,7 @@ def judgement_submit(pair: JudgedPair, rater: str, preference: str) -> PairJudge
 
 
 def judgement_undo(judging: JudgingRound, rater: str) -> JudgedPair | None:
-    """Take back the rater's newest judgement of an open round. Returns its pair; None where there is none."""
+    """Withdraws the rater's newest judgement of an open round. Returns its pair, or None."""
     if not judging.is_open:
         return None
     rows = PairJudgement.objects.filter(pair__round=judging, rater=rater).select_related("pair")
@@ -345,7 +343,7 @@ def judgement_undo(judging: JudgingRound, rater: str) -> JudgedPair | None:
 
 
 def _swapped(pair: uuid.UUID, rater: str) -> bool:
-    """True where this rater sees the opponent's answer on the left: by a keyed hash, which nobody can work out."""
+    """True if this rater sees the opponent's answer on the left, by a keyed hash that raters cannot compute."""
     return _secret(rater, pair, "side") % 2 == 1
 
 
@@ -354,7 +352,7 @@ def _secret(rater: str, pair: uuid.UUID, use: str) -> int:
 
 
 def round_represent(judging: JudgingRound) -> dict[str, Any]:
-    """A round as the API and the command answer it."""
+    """A round as the API and the command return it."""
     standing = round_standing(judging)
     return {
         "id": judging.pk,

@@ -1,4 +1,4 @@
-"""The model card of a policy, written from the facts in the registry and from nothing else."""
+"""The model card of a policy, written only from facts in the registry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _share(share: Share | None) -> str:
 
 
 def policy_card(policy: Policy) -> str:
-    """Markdown: what it is, what it learnt from, how, what it scored, what is not known."""
+    """Markdown: what the policy is, its data, method, figures, benchmarks, gate report and limits."""
     run = TrainingRun.objects.select_related("snapshot").filter(policy=policy).first()
     lines = [
         *_kind(policy),
@@ -62,7 +62,7 @@ def policy_card(policy: Policy) -> str:
 
 
 def _kind(policy: Policy) -> list[str]:
-    """The header, what it is, and the sums of what it is made of."""
+    """Header, description and checksums."""
     if not policy.has_files:
         return [
             f"# {policy.name}",
@@ -101,7 +101,7 @@ def _kind(policy: Policy) -> list[str]:
 
 
 def _is_full_fine_tuning(policy: Policy) -> bool:
-    """True after full fine-tuning: the base model's weights were trained, without LoRA."""
+    """True if the base model's weights were trained, without LoRA."""
     return policy.run is not None and policy.run.recipe.get("lora_r") == 0
 
 
@@ -204,7 +204,7 @@ def _limits(policy: Policy, run: TrainingRun | None) -> list[str]:
 
 
 def card_write(policy: Policy) -> Path | None:
-    """Write the card as README.md beside the adapter; None where its files are gone."""
+    """Writes the card as README.md beside the adapter; returns None if its files are gone."""
     folder = registry.home_path(policy.adapter_path)
     if not policy.has_files or not folder.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""The registry of policies: register, move between stages, keep every step of their history."""
+"""Registry of policies: register, move between stages, record every step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Kind = PolicyEvent.Kind
 
 
 class RegistryRefused(ValueError):
-    """A move the registry does not allow; the message says from where to where, and why not."""
+    """A move that the registry does not allow; the message says why."""
 
 
 MOVES: dict[str, tuple[str, ...]] = {
@@ -35,20 +35,20 @@ MOVES: dict[str, tuple[str, ...]] = {
     Stage.RETIRED: (Stage.CHAMPION,),
     Stage.REJECTED: (),
 }
-"""Stage -> the stages a policy may move to from there. Rejected is the end: a better one is a new policy."""
+"""Stage -> stages a policy may move to. Rejected is final: a better policy is a new one."""
 
 
 REPLACED = "replaced by"
-"""Beginning of the reason why a champion was retired that another policy took the place of."""
+"""Beginning of the reason for retiring a replaced champion."""
 
 
 def home_path(path: str | Path) -> Path:
-    """Absolute path of a stored one: relative paths are inside RATCHET_HOME."""
+    """Absolute path of a stored path; relative ones are inside RATCHET_HOME."""
     return settings.RATCHET_HOME / path
 
 
 def home_relative(path: str | Path) -> str:
-    """The path as it is stored: relative where inside RATCHET_HOME, so that the folder can be moved."""
+    """The path as stored: relative inside RATCHET_HOME, so that the folder can move."""
     resolved = Path(path).resolve()
     return str(
         resolved.relative_to(settings.RATCHET_HOME)
@@ -58,12 +58,12 @@ def home_relative(path: str | Path) -> str:
 
 
 def policy_name_next(agent: str, feedback_count: int) -> str:
-    """`<agent>-v<feedback count>`, with .2, .3, ... where the same feedback trained a policy before."""
+    """`<agent>-v<feedback count>`, with .2, .3, ... if that exists."""
     return policy_name_free(f"{agent}-v{feedback_count}")
 
 
 def policy_name_free(name: str) -> str:
-    """The name, with .2, .3, ... where a policy has it."""
+    """The name, with .2, .3, ... if a policy has it."""
     taken = set(Policy.objects.filter(name__startswith=name).values_list("name", flat=True))
     number, candidate = 1, name
     while candidate in taken:
@@ -77,8 +77,7 @@ def champion_of(agent: str) -> Policy | None:
 
 
 def champions_before(agent: str, most: int = 1) -> list[Policy]:
-    """Up to `most` retired policies that a newer champion replaced, the last one first. One that was rolled back from
-    is none of them."""
+    """Up to `most` retired policies that a newer champion replaced, latest first; not those rolled back from."""
     events = PolicyEvent.objects.filter(
         policy__agent=agent,
         policy__stage=Stage.RETIRED,
@@ -92,7 +91,7 @@ def champions_before(agent: str, most: int = 1) -> list[Policy]:
 
 
 def policy_get(name: str) -> Policy:
-    """The policy of that name. Raises RegistryRefused, naming those there are."""
+    """The policy of a name. Raises RegistryRefused, naming existing ones."""
     policy = Policy.objects.filter(name=name).first()
     if policy is None:
         names = list(Policy.objects.order_by("-id").values_list("name", flat=True)[:5])
@@ -106,7 +105,7 @@ def policy_get(name: str) -> Policy:
 
 
 def policies_started(policy: Policy) -> list[Policy]:
-    """The policies whose weights a policy's training began with, the nearest first; none for one from the base."""
+    """The policies whose weights a policy's training started from, nearest first; none for one from the base."""
     found: list[Policy] = []
     while policy.run is not None:
         begun = Policy.objects.filter(name=policy.run.recipe.get("start_from", "")).first()
@@ -127,8 +126,10 @@ def policy_register(
     actor: str,
     kind: str = Policy.Kind.ADAPTER,
 ) -> Policy:
-    """Enter a finished run's adapter as a candidate: a child of the policy whose weights it began with, else of the
-    agent's champion, which it set out to beat."""
+    """Registers a finished run's adapter as a candidate.
+
+    Its parent is the policy it started from, else the agent's champion.
+    """
     begun = Policy.objects.filter(name=run.recipe.get("start_from", "")).first()
     with transaction.atomic():
         policy = Policy.objects.create(
@@ -154,7 +155,7 @@ def policy_register(
 
 
 def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> None:
-    """Put an evaluation's figures on its policy."""
+    """Stores an evaluation's figures on its policy."""
     figures = evaluation.figures
     names = ("preference_accuracy", "valid_rate", "average_reward", "reward_std", "rewards_known")
     summary = {key: figures.get(key) for key in names}
@@ -195,7 +196,7 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
 
 
 def artifact_register(policy: Policy, *, actor: str, **facts: Any) -> Artifact:
-    """Note an exported file; exporting again to the same place replaces the note, as it replaced the file."""
+    """Records an exported file; exporting again to the same place replaces the record."""
     with transaction.atomic():
         artifact, _ = Artifact.objects.update_or_create(policy=policy, path=facts.pop("path"), defaults=facts)
         PolicyEvent.objects.create(
@@ -217,13 +218,12 @@ def policy_promote(
     force: bool = False,
     live: Mapping[str, Any] | None = None,
 ) -> Policy:
-    """Move a policy up to challenger or champion; a champion it replaces is retired in the same transaction.
+    """Promotes a policy to challenger or champion; retires the champion it replaces in the same transaction.
 
-    Only turns one way: the agent's gate must open, by the newest evaluation against the champion (the base model where
-    there is none). By `force`, with a reason, it is promoted all the same, which stays on record for ever. The event
-    keeps the gate report either way, and a refusal leaves one too. live: figures of an experiment that showed it to
-    be better with users; the gate is then asked, as for a challenger, whether it is not worse. The files it is served
-    from are written first (`policy_prepare`), so that who is told of the promotion can ask it. Raises RegistryRefused.
+    The agent's gate must open by the newest evaluation against the champion (or the base model). `force` with a reason
+    overrides it, on record for ever. The event keeps the gate report, refusals included. live: figures of an experiment
+    that showed it to be better with users; the gate then only asks whether it is not worse. Its serving files are
+    written first, so that it can answer once the promotion is known. Raises RegistryRefused.
     """
     if to not in (Stage.CHALLENGER, Stage.CHAMPION):
         raise RegistryRefused(f"{policy.name}: expected promotion to challenger or champion, found {to!r}")
@@ -253,15 +253,15 @@ def policy_promote(
 
 
 def _refusal_record(policy: Policy, to: str, fault: str, report: GateReport | None, *, actor: str) -> None:
-    """Keep a refused promotion in the policy's history, with the gate's report where there is one. Lost only where the
-    caller's own transaction is rolled back, as an experiment's is, which has a history of its own."""
+    """Records a refused promotion with its gate report. It is lost if the caller rolls back its own transaction, as
+    experiments do, which keep their own history."""
     nothing = {"to": to, "against": rival_name(policy), "passed": False, "verdicts": []}
     verdicts = report.as_dict() if report else nothing
     PolicyEvent.objects.create(policy=policy, kind=Kind.GATED, actor=actor, reason=fault, verdicts=verdicts)
 
 
 def _prepare(policy: Policy, *, force: bool) -> None:
-    """Have what serves a policy ready. Raises RegistryRefused where nothing could answer for it, unless forced."""
+    """Prepares what serves a policy. Raises RegistryRefused if nothing could answer for it, unless forced."""
     try:
         policy_promoting.send(sender=Policy, policy=policy)
     except PreparationRefused as refusal:
@@ -271,7 +271,7 @@ def _prepare(policy: Policy, *, force: bool) -> None:
 
 
 def _gate_fault(policy: Policy, report: GateReport | None) -> str:
-    """Reason why the gate does not open, as words; empty where it does."""
+    """Why the gate does not open; empty if it does."""
     if report is not None:
         return report.reason
     rival = rival_name(policy)
@@ -286,9 +286,9 @@ def _gate_fault(policy: Policy, report: GateReport | None) -> str:
 
 
 def policy_instate(policy: Policy, *, actor: str, reason: str) -> bool:
-    """Make a hosted or recorded policy the champion without a gate: it is what answers today.
+    """Makes a hosted or recorded policy the champion without a gate: it is what answers today.
 
-    Returns False and changes nothing where the champion was trained here, or is this policy already.
+    Returns False and changes nothing if the champion was trained here, or is this policy.
     """
     champion = champion_of(policy.agent)
     if champion is not None and (champion.has_files or champion == policy):
@@ -298,8 +298,7 @@ def policy_instate(policy: Policy, *, actor: str, reason: str) -> bool:
 
 
 def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:
-    """Ask the gate and put its report on the policy's record, whatever it says. Raises RegistryRefused without a
-    comparison to judge by."""
+    """Asks the gate and records its report. Raises RegistryRefused without a comparison."""
     report = policy_judge(policy, to)
     if report is None:
         raise RegistryRefused(f"{policy.name}: {_gate_fault(policy, None)}")
@@ -310,24 +309,24 @@ def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:
 
 
 def policy_reject(policy: Policy, *, actor: str, reason: str) -> Policy:
-    """End a candidate or challenger for good."""
+    """Rejects a candidate or challenger for good."""
     if not reason.strip():
         raise RegistryRefused("expected a reason for the rejection, found none")
     return _move(policy, Stage.REJECTED, kind=Kind.REJECTED, actor=actor, reason=reason)
 
 
 def policy_retire(policy: Policy, *, actor: str, reason: str = "") -> Policy:
-    """Take a policy out of service; its row and its history stay."""
+    """Takes a policy out of service; its row and history stay."""
     return _move(policy, Stage.RETIRED, kind=Kind.RETIRED, actor=actor, reason=reason)
 
 
 def rollback_possible(policy: Policy) -> bool:
-    """True of a champion that replaced one which could be put back."""
+    """True of a champion with a predecessor to go back to."""
     return policy.stage == Stage.CHAMPION and bool(champions_before(policy.agent))
 
 
 def policy_rollback(agent: str, *, actor: str, reason: str = "") -> Policy:
-    """Put the champion before the present one back. Raises RegistryRefused when there was none."""
+    """Puts the previous champion back. Raises RegistryRefused if there is none."""
     with transaction.atomic():
         present = Policy.objects.select_for_update().filter(agent=agent, stage=Stage.CHAMPION).first()
         if present is None:
@@ -403,7 +402,7 @@ BUTTONS = ("challenger", "champion", "retired", "rejected", "rollback")
 
 
 def policy_move(policy: Policy, move: str, *, actor: str, reason: str, force: bool) -> Policy:
-    """The move a button stands for: a stage, or rollback. Raises RegistryRefused."""
+    """The move of a button: a stage, or rollback. Raises RegistryRefused."""
     if move in ("challenger", "champion"):
         return policy_promote(policy, move, actor=actor, reason=reason, force=force)
     if move == "rejected":
@@ -419,8 +418,8 @@ def policy_move(policy: Policy, move: str, *, actor: str, reason: str, force: bo
 
 
 policy_promoting = Signal()
-"""Sent with `policy` before it is promoted. A receiver that finds it cannot be served raises PreparationRefused."""
+"""Sent with `policy` before it is promoted. A receiver that cannot serve it raises PreparationRefused."""
 
 
 class PreparationRefused(RuntimeError):
-    """A policy whose files for serving cannot be written; the message says which, why and what to do."""
+    """A policy's serving files cannot be written; the message says which, why and what to do."""
