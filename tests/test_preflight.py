@@ -11,7 +11,7 @@ from rl.agents import AGENTS, agent_resolve, get_agent
 from rl.agents.inference import agent_inferred
 from rl.recipes import DPO_CONFIG, GRPO_CONFIG, KTO_CONFIG, SFT_CONFIG, RewardModelRecipe
 from rl.rewards.base import RewardSample
-from rl.rewards.validity import reward_with_validity
+from rl.rewards.formats import reward_with_validity
 from rl.training import preflight
 from rl.training.policy import load_policy
 from rl.training.preflight import (

@@ -11,10 +11,9 @@ import pytest
 from rl.rewards.base import RewardSample, RewardValue, reward_normalise
 from rl.rewards.catalogue import FunctionReward, RewardRefused, rewards_named
 from rl.rewards.code_execution import CodeExecutionDisabled, CodeExecutionReward, code_of
-from rl.rewards.efficiency import EfficiencyReward
 from rl.rewards.engine import Component, RewardEngine, combine, group_advantages
 from rl.rewards.formats import AgentReward, FormatComplianceReward, SyntaxValidationReward
-from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
+from rl.rewards.traces import EfficiencyReward, TaskCompletionReward, ToolSuccessReward
 
 
 def sample(response: str = "", agent: str = "widgets", **facts: Any) -> RewardSample:

@@ -18,8 +18,7 @@ import pytest
 
 from rl.rewards import sandbox
 from rl.rewards.base import RewardSample, reward_normalise
-from rl.rewards.code_execution import CodeExecutionReward
-from rl.rewards.jail_server import FIRST_UID, script_run, server
+from rl.rewards.code_execution import FIRST_UID, CodeExecutionReward, script_run, server
 from rl.rewards.sandbox import IsolationUnavailable, Limits
 
 TIGHT = Limits(wall_s=2.0, cpu_s=1, memory_mb=256, processes=8, file_mb=4, output_bytes=20_000)

@@ -18,8 +18,7 @@ from rl.models import Policy, TrainingRun
 from rl.recipes import GRPO_CONFIG, PPO_CONFIG, DPORecipe
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.catalogue import rewards_named
-from rl.rewards.rows import rows_rewarded
-from rl.rewards.teachability import teaching_fault
+from rl.rewards.rows import rows_rewarded, teaching_fault
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.ppo import PPOTrainer

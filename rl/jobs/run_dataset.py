@@ -27,7 +27,7 @@ from rl.recipes.methods import dataset_kind, method_named
 from rl.recipes.sft import EXAMPLE_SOURCES
 from rl.registry import service as registry
 from rl.rewards.catalogue import opened_in_training, rewards_named
-from rl.rewards.teachability import teaching_fault
+from rl.rewards.rows import teaching_fault
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware

@@ -1,7 +1,7 @@
-"""The registry of reward models: enter, judge on held-out feedback, promote what ranks better, find the one to use.
+"""Registry of reward models: register, judge on held-out feedback, promote the better one, find the one to use.
 
-A reward model is a judge of answers, so it is judged first: by the share of held-out feedback it ranks as people did.
-Torch is imported inside functions alone.
+A reward model is judged by the share of held-out feedback it ranks as people did. Torch is imported only inside
+functions.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Stage = RewardModelVersion.Stage
 Kind = RewardModelEvent.Kind
 
 COIN = 0.5
-"""Share of held-out feedback that tosses rank right."""
+"""Share of held-out feedback ranked right by chance."""
 
 STALE_AFTER = 1.2
-"""A reward model is trained anew where the agent has so many times the feedback it was trained from."""
+"""A reward model is retrained once the agent has this many times the feedback it was trained on."""
 
 
 class RewardModelRefused(ValueError):
-    """A reward model that does not exist, cannot be moved or cannot be used; the message says why and what to do."""
+    """A reward model that does not exist, cannot move or cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class _HeldOutRanking:
-    """A ranking of held-out rows and, where another model ranked the same rows, how much better it is."""
+    """A ranking of held-out rows, and its difference to another model's on the same rows."""
 
     share: dict[str, Any]
     difference: dict[str, float] | None = None
@@ -57,7 +57,7 @@ class _HeldOutRanking:
 
 
 def reward_model_get(name: str) -> RewardModelVersion:
-    """The reward model of that name. Raises RewardModelRefused, naming those there are."""
+    """The reward model of a name. Raises RewardModelRefused, naming existing ones."""
     found = RewardModelVersion.objects.filter(name=name).first()
     if found is None:
         names = list(RewardModelVersion.objects.order_by("-pk").values_list("name", flat=True)[:5])
@@ -75,9 +75,11 @@ def reward_model_champion(agent: str) -> RewardModelVersion | None:
 
 
 def reward_model_valid(agent: str, base_model: str) -> RewardModelVersion | None:
-    """The agent's champion where it may be used as it is: its files are whole, it was trained on the base model that
-    would be taken now for a policy on `base_model`, and the feedback has not outgrown it. None where one is to be
-    trained first."""
+    """The agent's champion if it can be used as it is, else None.
+
+    Its files must be intact, its base model the one that would be used now for a policy on `base_model`, and the
+    feedback must not have outgrown it.
+    """
     champion = reward_model_champion(agent)
     if champion is None or fault_of(champion):
         return None
@@ -87,12 +89,12 @@ def reward_model_valid(agent: str, base_model: str) -> RewardModelVersion | None
 
 
 def reward_base_model(policy: str) -> str:
-    """The base of a reward model: the one RATCHET_CONFIG names for it, else the policy's, which it then shares."""
+    """The base of a reward model: the one in RATCHET_CONFIG, else the policy's, which it then shares."""
     return str(settings.RATCHET_BASE_MODELS.get("reward_model") or policy)
 
 
 def fault_of(version: RewardModelVersion) -> str:
-    """Fault of its files, as words; empty where they are the ones that were registered."""
+    """Fault of its files; empty if they are those that were registered."""
     weights = home_path(version.path) / weights_name(version.architecture)
     if not weights.is_file():
         return f"{version.name}: there is no {weights}; train it again"
@@ -107,14 +109,14 @@ def fault_of(version: RewardModelVersion) -> str:
 
 
 def reward_model_folder(version: RewardModelVersion) -> Path:
-    """Its folder, its files checked. Raises RewardModelRefused."""
+    """Its folder, verified. Raises RewardModelRefused."""
     if fault := fault_of(version):
         raise RewardModelRefused(fault)
     return home_path(version.path)
 
 
 def reward_model_represent(version: RewardModelVersion) -> dict[str, Any]:
-    """A reward model as commands and the API answer it."""
+    """A reward model as commands and the API return it."""
     return {
         "name": version.name,
         "agent": version.agent,
@@ -136,9 +138,10 @@ def reward_model_represent(version: RewardModelVersion) -> dict[str, Any]:
 def reward_model_register(
     run: TrainingRun, result: TrainResult, *, actor: str, finish: Callable[[str], None]
 ) -> RewardModelVersion:
-    """Copy a finished reward model to its place, register it and end its run in one transaction.
+    """Copies a finished reward model to its place, registers it and ends its run in one transaction.
 
-    finish: ends the run; it is given the reason why training stopped early, or an empty text."""
+    finish: ends the run, given the reason why training stopped early, or "".
+    """
     snapshot = run.snapshot
     assert snapshot is not None  # a run without a dataset trains nothing
     name = _name_next(run.agent, snapshot.feedback_count)
@@ -172,7 +175,7 @@ def reward_model_register(
 
 
 def _name_next(agent: str, feedback_count: int) -> str:
-    """`<agent>-rm-v<feedback count>`, with .2, .3, ... where that is taken."""
+    """`<agent>-rm-v<feedback count>`, with .2, .3, ... if taken."""
     name = f"{agent}-rm-v{feedback_count}"
     taken = set(RewardModelVersion.objects.filter(name__startswith=name).values_list("name", flat=True))
     return next(
@@ -185,8 +188,10 @@ def _name_next(agent: str, feedback_count: int) -> str:
 def reward_model_judge(
     version: RewardModelVersion, *, actor: str, hardware: Hardware | None = None
 ) -> RewardModelVersion:
-    """Have it rank the holdout, beside the champion, and promote it where it ranks better than a coin and better than
-    the champion does on the same rows. Either way the figures and the reason are on record."""
+    """Ranks the holdout with it and the champion; promotes it if it beats chance and the champion.
+
+    The figures and the reason are recorded either way.
+    """
     rows, snapshot = _held_out(version)
     champion = reward_model_champion(version.agent)
     rival = (
@@ -210,7 +215,7 @@ def reward_model_judge(
 
 
 def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapshot | None]:
-    """Rows nobody trained on: of the holdout as it is now, or of the file the model was trained from."""
+    """Rows nobody trained on: the present holdout, or that of the file it was trained from."""
     snapshot = version.run.snapshot if version.run else None
     if snapshot is None or snapshot.query.get("source") != "file":
         try:
@@ -244,9 +249,9 @@ def ranking_of(
     own: Sequence[Sequence[float]],
     other: Sequence[Sequence[float]] | None = None,
 ) -> _HeldOutRanking:
-    """The share of held-out feedback ranked as people did, and how much more that is than another model's.
+    """The share of held-out feedback ranked as people did, and its difference to another model's.
 
-    Of pairs, those whose chosen response scores higher (Wilson, Newcombe); of single responses, concordance.
+    Pairs: the chosen response scores higher (Wilson, Newcombe). Single responses: concordance.
     """
     if rows and "chosen" in rows[0]:
         right = [chosen > rejected for chosen, rejected in own]
@@ -269,7 +274,7 @@ def ranking_of(
 
 
 def ranks_above_chance(ranking: dict[str, Any]) -> bool:
-    """True if the whole 95 % interval of the share ranked right lies above one half."""
+    """True if the 95 % interval of the share lies above 1/2."""
     low = ranking.get("low")
     return isinstance(low, float) and low > COIN
 
@@ -278,7 +283,6 @@ WORDS = {"pairs": "held-out pairs", "labels": "held-out thumbs", "scores": "held
 
 
 def ranking_text(ranking: dict[str, Any]) -> str:
-    """The figures in one clause, with their interval and n."""
     what = WORDS.get(str(ranking.get("what")), "held-out ratings")
     if not isinstance(ranking.get("value"), float):
         return f"nothing could be ranked: {ranking.get('n', 0)} {what}"
@@ -287,7 +291,6 @@ def ranking_text(ranking: dict[str, Any]) -> str:
 
 
 def difference_text(difference: dict[str, float]) -> str:
-    """A difference of shares in percentage points, with its interval."""
     value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
     return f"{value:+.0f} points ({low:+.0f} to {high:+.0f})"
 
@@ -296,7 +299,7 @@ def difference_text(difference: dict[str, float]) -> str:
 
 
 def gate_fault(version: RewardModelVersion) -> str:
-    """Reason why it may not become champion, as words; empty where it may."""
+    """Why it may not become champion; empty if it may."""
     ranking = version.ranking
     if not ranking:
         return f"it was not evaluated: {PROGRAM} reward_model judge {version.name}"
@@ -325,9 +328,9 @@ def gate_fault(version: RewardModelVersion) -> str:
 def reward_model_promote(
     version: RewardModelVersion, *, actor: str, reason: str = "", force: bool = False
 ) -> RewardModelVersion:
-    """Make it the agent's reward model; the one before is retired in the same transaction.
+    """Makes it the agent's reward model and retires the previous one in the same transaction.
 
-    By `force`, with a reason, it is promoted all the same, which stays on record. Raises RewardModelRefused.
+    `force` with a reason overrides the gate, on record. Raises RewardModelRefused.
     """
     if force and not reason.strip():
         raise RewardModelRefused("a forced promotion needs a reason; it is kept on record")
@@ -340,14 +343,14 @@ def reward_model_promote(
 
 
 def reward_model_retire(version: RewardModelVersion, *, actor: str, reason: str = "") -> RewardModelVersion:
-    """Take it out of use; its row, files and history stay. Raises RewardModelRefused."""
+    """Takes it out of use; its row, files and history stay. Raises RewardModelRefused."""
     return _move(version, Stage.RETIRED, Kind.RETIRED, actor, reason)
 
 
 def reward_model_move(
     version: RewardModelVersion, move: str, *, actor: str, reason: str = "", force: bool = False
 ) -> RewardModelVersion:
-    """The move a button stands for: `champion` or `retired`. Raises RewardModelRefused."""
+    """The move of a button: `champion` or `retired`. Raises RewardModelRefused."""
     if move == Stage.CHAMPION:
         return reward_model_promote(version, actor=actor, reason=reason, force=force)
     if move == Stage.RETIRED:

@@ -1,4 +1,4 @@
-"""Reward specs of an order (`--reward`) as the training package opens them: names and run numbers become folders."""
+"""Reward specs of an order (`--reward`) for the training package: names and run numbers become folders."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from rl.rewards.catalogue import LEARNED_REWARD, rewards_named
 
 
 def rewards_located(specs: str, agent: str) -> str:
-    """Reward specs with `model:RUN` made `model:FOLDER`, the folder that run left its reward model in, and `learned`
-    made `learned:FOLDER`, where the agent's newest label model lies; `model:NAME` is a registered reward model's, and
-    `auto` stays as it is until the run has one.
+    """Reward specs with folders: `model:RUN` and `model:NAME` become `model:FOLDER`, `learned` becomes `learned:FOLDER`
+    (the agent's newest label model). `auto` stays until the run has a reward model.
 
-    Raises RunRefused for a run that does not exist or left no reward model, and where nothing was learnt from labels;
-    RewardRefused for a name nobody knows.
+    Raises RunRefused for an unknown run, a run without a reward model, and without a label model; RewardRefused for an
+    unknown name.
     """
     from rl.training.result import ResultError, TrainResult
 
@@ -65,7 +64,7 @@ def rewards_located(specs: str, agent: str) -> str:
 
 
 def reward_model_of(run: TrainingRun) -> RewardModelVersion | None:
-    """The registered reward model a run learnt from, the first where there are several; None where it was none."""
+    """The registered reward model a run learnt from, the first of several; None without one."""
     for spec in str(run.recipe.get("reward", "")).split(","):
         kind, _, name = spec.strip().partition(":")
         if kind == "model":

@@ -1,4 +1,4 @@
-"""Reward for the right answer: what a response gives as its answer, compared with what the prompt's facts say it is."""
+"""Reward for the right answer: the response's answer is compared with the prompt's known answer."""
 
 from __future__ import annotations
 
@@ -15,38 +15,37 @@ from typing import Any
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 
 COLUMNS = ("answer", "answers", "final_answer", "solution_answer", "target")
-"""Facts that hold the right answer, the first that is there counts; a list holds several right ones."""
+"""Facts that hold the right answer; the first one found counts. A list holds several right ones."""
 
 MARKS = re.compile(
     r"(?:####|(?:final |the )?answer(?: is)?\s*[:=]|final answer is|answer is)\s*(.+)", re.IGNORECASE
 )
-"""Marks before an answer in a response that explains itself: GSM8K's ####, `Answer:`, `the answer is`."""
+"""Marks before the answer: GSM8K's ####, `Answer:`, `the answer is`."""
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:/\d+)?(?:[eE][-+]?\d+)?%?")
 ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 TOLERANCE = 1e-6
-"""Relative difference up to which two numbers are the same."""
+"""Relative difference up to which numbers are equal."""
 
 
 @dataclass(frozen=True)
 class AnswerMatchReward:
-    """2 where the response's answer is the right one, -2 where it is not; does not apply where none is known.
+    """2 for the right answer, -2 for another; does not apply if no right answer is known.
 
-    The answer of a response is what stands in its last \\boxed{...}, else behind its last mark (`####`, `Answer:`,
-    `the answer is`), else the whole response; where the right answer is a number and nothing is marked, the last number
-    of the response. Numbers are compared as numbers (1,000 is 1000.0, 1/2 is 0.5, 50% is 0.5); objects and lists as
-    JSON; texts without case, punctuation, articles and extra spaces (Rajpurkar et al. 2016, SQuAD). A response that
-    lists many answers gives one, the last.
+    The response's answer is its last \\boxed{...}, else the text after its last mark (`####`, `Answer:`, `the answer
+    is`), else the whole response; if the right answer is a number and nothing is marked, the last number. Numbers are
+    compared as numbers (1,000 is 1000.0, 1/2 is 0.5, 50% is 0.5), objects and lists as JSON, texts without case,
+    punctuation, articles and extra spaces (Rajpurkar et al. 2016, SQuAD). Of several answers the last one counts.
     """
 
     name: str = "answer"
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        """One value per sample, in order; `detail` holds what was read as the answer, and what was expected."""
+        """One value per sample, in order; `detail` holds the answer read and the one expected."""
         return [self._value(sample) for sample in samples]
 
     def inapplicable(self, sample: RewardSample) -> str:
-        """Reason why no response to this prompt can be judged; empty where one can."""
+        """Why no response to this prompt can be judged; empty if it can."""
         return (
             ""
             if _reference_answers(sample)
@@ -63,7 +62,7 @@ class AnswerMatchReward:
 
 
 def _reference_answers(sample: RewardSample) -> list[Any]:
-    """The right answers, none where none is known."""
+    """The right answers; empty if unknown."""
     value = next((sample.facts[name] for name in COLUMNS if sample.facts.get(name) not in (None, "")), None)
     if value is None:
         return []
@@ -75,7 +74,7 @@ def _reference_answers(sample: RewardSample) -> list[Any]:
 
 
 def answer_of(response: str, expected: Any = "") -> str:
-    """The answer that a response gives, as text; `expected` says only whether a number is looked for."""
+    """The answer in a response, as text; `expected` only decides whether to look for a number."""
     text = response.strip()
     if boxed := _box_content(text):
         return boxed
@@ -106,7 +105,7 @@ def same_answer(response: str, expected: Any) -> bool:
 
 
 def _final(expected: Any) -> str:
-    """The right answer itself, where a column holds the way to it as well (GSM8K: reasoning, #### and the answer)."""
+    """The right answer itself, if the column also holds its derivation (GSM8K: reasoning, ####, answer)."""
     if isinstance(expected, bool):
         return "true" if expected else "false"
     text = str(expected).strip()
@@ -114,7 +113,7 @@ def _final(expected: Any) -> str:
 
 
 def _box_content(text: str) -> str:
-    """Content of the last \\boxed{...}, its braces balanced; empty where there is none."""
+    """Content of the last \\boxed{...} with balanced braces; empty without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return ""
@@ -127,7 +126,7 @@ def _box_content(text: str) -> str:
 
 
 def number_of(text: str) -> float | None:
-    """A text that is one number and nothing else, with units of money, thousands' commas, a fraction or percents."""
+    """The value of a text that is one number, with currency signs, thousands' commas, a fraction or a percent sign."""
     bare = text.strip().rstrip(".").strip("$€£ ").replace("−", "-")
     if not bare or not NUMBER.fullmatch(bare) or not any(c.isdigit() for c in bare):
         return None
@@ -140,7 +139,7 @@ def number_of(text: str) -> float | None:
 
 
 def normal_answer(text: str) -> str:
-    """A text without case, punctuation at its words' ends, articles and extra spaces."""
+    """A text without case, outer punctuation of words, articles and extra spaces."""
     text = unicodedata.normalize("NFKC", text).casefold()
     words = (word.strip(string.punctuation + "“”‘’«»") for word in ARTICLES.sub(" ", text).split())
     return " ".join(word for word in words if word)

@@ -1,4 +1,4 @@
-"""Reward function: a sample in, a raw value in [-2, 2] with its detail out. Pure."""
+"""Reward functions: a sample in, a raw value in [-2, 2] and its detail out. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 RAW_LOW, RAW_HIGH = -2.0, 2.0
-"""Range of a raw reward; what is stored as the reward is its place in it, in [0, 1]."""
+"""Range of a raw reward. The stored reward is its position in that range, in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class RewardSample:
-    """One response to be rewarded.
+    """One response to reward.
 
-    `prompt` is chat messages (role, content); `facts` is what else is known of the decision: its state, candidates,
-    action, trace, outcomes, tokens. A function reads what it needs there and says so when it is missing.
+    `prompt`: chat messages (role, content). `facts`: what else is known of the decision, such as state, candidates,
+    action, trace, outcomes, tokens. A function reads what it needs and reports what is missing.
     """
 
     prompt: Sequence[Mapping[str, Any]]
@@ -26,7 +26,7 @@ class RewardSample:
 
 @dataclass(frozen=True)
 class RewardValue:
-    """A raw reward in [-2, 2], or None where the function does not apply to the sample; `detail` says why."""
+    """A raw reward in [-2, 2], or None if the function does not apply; `detail` says why."""
 
     raw: float | None
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -48,5 +48,5 @@ class RewardFunction(Protocol):
 
 
 def reward_normalise(raw: float) -> float:
-    """A raw reward's place in its range: -2 is 0, 0 is 0.5, 2 is 1."""
+    """A raw reward in [0, 1]: -2 is 0, 0 is 0.5, 2 is 1."""
     return (raw - RAW_LOW) / (RAW_HIGH - RAW_LOW)

@@ -12,20 +12,19 @@ from typing import Any
 from rl.rewards.answers import AnswerMatchReward
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, RewardValue
 from rl.rewards.code_execution import CodeExecutionReward
-from rl.rewards.efficiency import EfficiencyReward
 from rl.rewards.formats import AgentReward, FormatComplianceReward, SyntaxValidationReward
-from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
+from rl.rewards.traces import EfficiencyReward, TaskCompletionReward, ToolSuccessReward
 
 MODEL = "model:"
-"""Prefix of a trained reward model, `model:RUN_OR_PATH`; the training package opens those itself."""
+"""Prefix of a trained reward model, `model:RUN_OR_PATH`, which the training package opens."""
 
 
 LEARNED_REWARD = "learned"
-"""The reward learnt from people's ratings; the training package opens its folder, `learned:FOLDER`, itself too."""
+"""The reward learnt from people's ratings; the training package opens it as `learned:FOLDER`."""
 
 
 AUTO = "auto"
-"""The agent's reward model: the registered one that still holds, else one trained when the run begins."""
+"""The agent's reward model: the registered one if it is still valid, else one trained when the run begins."""
 
 
 def opened_in_training(spec: str) -> bool:
@@ -45,21 +44,21 @@ BUILT_IN: dict[str, Callable[[], RewardFunction]] = {
     "efficiency": EfficiencyReward,
     "format": FormatComplianceReward,
 }
-"""Name -> the class of a reward function that comes with the project."""
+"""Name -> class of a built-in reward function."""
 
 REWARDS: dict[str, RewardFunction] = {}
-"""Reward functions of plugins, by name."""
+"""Name -> reward function of a plugin."""
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
 
 
 class RewardRefused(ValueError):
-    """A reward nobody knows or that cannot be used; the message says what there is."""
+    """A reward that is unknown or cannot be used; the message names known ones."""
 
 
 @dataclass(frozen=True)
 class FunctionReward:
-    """A user's plain function of a sample, `(sample) -> raw value in [-2, 2] or None`."""
+    """A user's function of a sample, `(sample) -> raw value in [-2, 2] or None`."""
 
     function: Callable[[RewardSample], float | None]
     name: str
@@ -75,10 +74,10 @@ class FunctionReward:
 
 
 def rewards_named(specs: Sequence[str], *, code_execution: bool = False) -> list[RewardFunction]:
-    """The reward functions of these names, each once. Raises RewardRefused.
+    """The reward functions of these specs, each once. Raises RewardRefused.
 
-    `code_execution` says whether running a model's code is switched on. A dotted path names a user's class, instance or
-    function. Specs of trained models (`model:...`, `learned`) are left out: see MODEL and LEARNED_REWARD.
+    code_execution: running a model's code is allowed. A dotted path names a user's class, instance or function. Trained
+    models (`model:...`, `learned`, `auto`) are left out.
     """
     return [
         reward_named(spec, code_execution=code_execution)
@@ -88,7 +87,7 @@ def rewards_named(specs: Sequence[str], *, code_execution: bool = False) -> list
 
 
 def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
-    """One reward function by name or dotted path."""
+    """A reward function by name or dotted path."""
     if spec in BUILT_IN:
         try:
             return CodeExecutionReward(enabled=code_execution) if spec == CODE else BUILT_IN[spec]()
@@ -107,13 +106,13 @@ def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
 
 
 def reward_names() -> list[str]:
-    """Names that `reward_named` takes beside dotted paths: built in, then those of plugins."""
+    """Names of built-in reward functions, then of plugins'."""
     return [*BUILT_IN, *REWARDS]
 
 
 def reward_register(name: str, found: Any) -> None:
-    """Enter a reward function from outside (`backend.plugins`): by what it calls itself, a plain function by
-    `name`. Raises ValueError where it is none, or its name is taken."""
+    """Registers a plugin's reward (`backend.plugins`) under its own name, a plain function under `name`. Raises
+    ValueError if it is no reward, or its name is taken."""
     reward = reward_from(found, name)
     if not re.fullmatch(NAME, reward.name):
         raise ValueError(f"expected a name of small letters, digits, _ and -, found {reward.name!r}")
@@ -133,7 +132,7 @@ def _custom_reward(path: str) -> RewardFunction:
 
 
 def reward_from(found: Any, name: str) -> RewardFunction:
-    """The reward of a class, an object or a plain function, which is called by `name`. Raises RewardRefused."""
+    """The reward of a class, an object, or a plain function (called `name`). Raises RewardRefused."""
     if inspect.isclass(found):
         found = found()
     if callable(getattr(found, "score", None)) and isinstance(getattr(found, "name", None), str):

@@ -1,18 +1,36 @@
-"""Reward for code that does what its tests ask: the code runs in one walled-in process, the tests in another."""
+"""Reward for code that passes its tests: the code runs in one sandboxed process, the tests in another.
+
+One server per process of ours keeps a warm interpreter that forks the sandboxed programs.
+"""
 
 from __future__ import annotations
 
+import atexit
+import base64
+import contextlib
+import itertools
+import json
 import os
 import re
-from collections.abc import Sequence
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rl.rewards import sandbox
+from rl.rewards import jail, sandbox
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.rewards.code_tests import CodeTests, CodeTestsRefused, code_tests
-from rl.rewards.jail_server import JailServer, script_run, server, tests_run
+from rl.rewards.sandbox import PROBE, IsolationUnavailable, Limits, isolation_fault
+from rl.rewards.syscalls import filter_program
 
 FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)```", re.DOTALL)
 NAMES = {
@@ -25,15 +43,15 @@ NAMES = {
 }
 
 AT_ONCE = min(8, 2 * (os.cpu_count() or 1))
-"""Answers that are tested at the same time."""
+"""Answers tested at the same time."""
 
 
 class CodeExecutionDisabled(RuntimeError):
-    """Running what a model wrote was not switched on."""
+    """Running a model's code was not enabled."""
 
 
 def code_of(response: str, default: str = "python") -> tuple[str, str] | None:
-    """(language, code) of the first fenced block in a known language; of the whole text where nothing is fenced."""
+    """(language, code) of the first fenced block in a known language; the whole text if nothing is fenced."""
     blocks = FENCE.findall(response)
     for name, code in blocks:
         language = NAMES.get(name.lower(), default if not name else None)
@@ -44,12 +62,11 @@ def code_of(response: str, default: str = "python") -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class CodeExecutionReward:
-    """-2 where no test passes up to 2 where all do, by the share that pass; does not apply where a prompt has no tests.
+    """-2 to 2 by the share of tests that pass; does not apply to prompts without tests.
 
-    Tests are facts of the prompt, in the shapes of `rl.rewards.code_tests.code_tests`. They run in a process of their
-    own: what the code defines is called from there, and what comes back is plain data that is compared there, so that
-    code that ends its process, patches what it finds or prints what it likes earns nothing by it. Off unless `enabled`;
-    raises IsolationUnavailable rather than run unwalled.
+    Tests are facts of the prompt (`rl.rewards.code_tests`). They run in a process of their own that calls the code's
+    functions and compares plain data. Code that exits, patches or prints therefore earns nothing. Off unless `enabled`;
+    raises IsolationUnavailable rather than run without a sandbox.
     """
 
     enabled: bool = False
@@ -66,7 +83,7 @@ class CodeExecutionReward:
             )
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        """One value per sample, in order; equal answers to equal tests are run once."""
+        """One value per sample, in order; equal answers to equal tests run once."""
         at = server()
         jobs = [self._job(sample) for sample in samples]
         distinct = {repr(job): job for job in jobs if not isinstance(job, RewardValue)}
@@ -77,7 +94,7 @@ class CodeExecutionReward:
         return [job if isinstance(job, RewardValue) else values[repr(job)] for job in jobs]
 
     def inapplicable(self, sample: RewardSample) -> str:
-        """Reason why no answer to this prompt can be judged; empty where one can."""
+        """Why no answer to this prompt can be judged; empty if it can."""
         try:
             return "" if code_tests(sample.facts) else NO_TESTS
         except CodeTestsRefused as refusal:
@@ -123,5 +140,180 @@ NO_TESTS = "the prompt has no tests (facts: tests, test_list, input_output or ex
 
 
 def _lines(text: str) -> list[str]:
-    """Lines of output, white space at the ends of lines and of the whole aside."""
+    """Lines of output without trailing blanks and outer blank lines."""
     return [line.rstrip() for line in text.strip().splitlines()]
+
+
+# --- The server of the sandbox ---
+
+
+SERVER = Path(__file__).parent / "sandbox_programs" / "server.py"
+FIRST_UID, UIDS = 60_000, 4_000
+"""Users that programs run as if the server is root: one each, so that each has its own process limit."""
+
+GRACE_S = 2.0
+"""Seconds beyond its wall time after which a silent program is given up."""
+
+
+class JailServer:
+    """Starts programs in the sandbox of `rl.rewards.jail`, in a few milliseconds each."""
+
+    def __init__(self) -> None:
+        """Raises IsolationUnavailable if the sandbox cannot be built, or does not hold."""
+        self.owner = os.getpid()
+        self.folder = Path(tempfile.mkdtemp(prefix="ratchet-sandbox-"))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(  # noqa: S603
+                [str(Path(sys.executable).resolve()), "-I", str(SERVER), str(jail.__file__), str(self.folder)],
+                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=jail.VARIABLES,
+                start_new_session=True,
+            )  # fmt: skip
+        self.control = ours
+        self.lock = threading.Lock()
+        self.numbers = itertools.count()
+        self.filter = base64.b64encode(filter_program(os.uname().machine)).decode()
+        self.control.settimeout(30)
+        if self.control.recv(16) != b"ready":
+            raise IsolationUnavailable("code is not run here: the server of the sandbox did not start")
+
+    def start(
+        self,
+        role: str,
+        program: Mapping[str, Any],
+        limits: Limits,
+        fds: Sequence[int],
+        *,
+        extra_s: float = 0.0,
+    ) -> None:
+        """Starts a program of a role (`script`, `answer`, `tests`); `fds`: its lifeline, source, target[, verdict].
+
+        It ends with its lifeline, or after the wall time plus `extra_s`.
+        """
+        file = os.memfd_create("program")
+        try:
+            os.write(file, json.dumps(program).encode())
+            os.lseek(file, 0, os.SEEK_SET)
+            with self.lock:
+                request = {
+                    "role": role, "memory_mb": limits.memory_mb, "cpu_s": limits.cpu_s, "file_mb": limits.file_mb,
+                    "processes": limits.processes, "wall_s": limits.wall_s + extra_s, "filter": self.filter,
+                    "uid": FIRST_UID + next(self.numbers) % UIDS,
+                }  # fmt: skip
+                socket.send_fds(self.control, [json.dumps(request).encode()], [fds[0], file, *fds[1:]])
+        finally:
+            os.close(file)
+
+    @property
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def close(self) -> None:
+        self.control.close()
+        if self.owner == os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_server: JailServer | None = None
+_starting = threading.Lock()
+
+
+def server() -> JailServer:
+    """This process's server, started and tested on first use. Raises IsolationUnavailable."""
+    global _server
+    with _starting:
+        if _server is None or not _server.alive:
+            fault = isolation_fault()
+            if fault:
+                raise IsolationUnavailable(
+                    f"code is not run here, because it cannot be isolated: {fault}. "
+                    "Linux with user namespaces (or root) is needed"
+                )
+            started = JailServer()
+            with tempfile.NamedTemporaryFile("w", prefix="ratchet-outside-") as outside:
+                result = script_run(started, PROBE.format(outside=outside.name), "", Limits(wall_s=20.0))
+            if result.strip() != "walled in":
+                started.close()
+                raise IsolationUnavailable(
+                    f"code is not run here: the walls do not hold ({result.strip()[-300:]})"
+                )
+            atexit.register(started.close)
+            _server = started
+        return _server
+
+
+def script_run(at: JailServer, code: str, given: str, limits: Limits) -> str:
+    """Standard output of a Python program with this standard input, at most `limits.output_bytes`."""
+    with Pipes() as pipes:
+        alive, hold = pipes.make()
+        source = os.memfd_create("input")
+        pipes.add(source)
+        os.write(source, given.encode("utf-8", "surrogatepass"))
+        os.lseek(source, 0, os.SEEK_SET)
+        output, target = pipes.make()
+        at.start("script", {"code": code}, limits, [alive, source, target])
+        pipes.close(alive, source, target)
+        data = read_all(output, limits.output_bytes, time.monotonic() + limits.wall_s + GRACE_S)
+        pipes.close(hold)
+    return data.decode("utf-8", "replace")
+
+
+def tests_run(at: JailServer, code: str, tests: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    """The verdict of tests on a program, from a process that executes none of the program; {} without a verdict."""
+    with Pipes() as pipes:
+        alive, hold = pipes.make()
+        calls, ask = pipes.make()
+        replies, reply = pipes.make()
+        verdict, say = pipes.make()
+        at.start("answer", {"code": code}, limits, [alive, calls, reply])
+        at.start("tests", tests, limits, [alive, replies, ask, say], extra_s=GRACE_S / 2)
+        pipes.close(alive, calls, reply, replies, ask, say)
+        data = read_all(verdict, 1 << 16, time.monotonic() + limits.wall_s + GRACE_S)
+        pipes.close(hold)
+    try:
+        response = json.loads(data)
+    except ValueError:
+        return {}
+    return response if isinstance(response, dict) else {}
+
+
+class Pipes:
+    """File descriptors, closed at the end."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+
+    def make(self) -> tuple[int, int]:
+        """A pipe: (read end, write end)."""
+        pair = os.pipe2(os.O_CLOEXEC)
+        self.open.update(pair)
+        return pair
+
+    def add(self, fd: int) -> None:
+        self.open.add(fd)
+
+    def close(self, *fds: int) -> None:
+        for fd in fds:
+            self.open.discard(fd)
+            os.close(fd)
+
+    def __enter__(self) -> Pipes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(*list(self.open))
+
+
+def read_all(fd: int, most: int, until: float) -> bytes:
+    """Bytes read until the end, at most `most`, and until a time (monotonic)."""
+    data = b""
+    while len(data) < most and (left := until - time.monotonic()) > 0:
+        if select.select([fd], [], [], left)[0]:
+            chunk = os.read(fd, 65536)
+            if not chunk:
+                break
+            data += chunk
+    return data[:most]

@@ -1,4 +1,4 @@
-"""Tests of a prompt in the shapes that files have them, as one plan that the sandbox can run. Pure."""
+"""A prompt's tests, in the shapes that files have, as one plan for the sandbox. Pure."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ ENTRY_POINTS = ("entry_point", "function", "fn_name", "func_name")
 SETUPS = ("test_setup_code", "test_imports", "setup")
 EXPECTED_OUTPUTS = ("expected_output", "expected_stdout")
 COLUMNS = (*TESTS, *ENTRY_POINTS, *SETUPS, *EXPECTED_OUTPUTS, "stdin")
-"""Facts of a prompt that say how code is tested."""
+"""Facts of a prompt that define its tests."""
 
 
 class CodeTestsRefused(ValueError):
-    """Tests in a shape nobody knows; the message says what was found and what is read."""
+    """Tests in an unknown shape; the message says what was found and what is read."""
 
 
 @dataclass(frozen=True)
 class CodeTests:
-    """Tests of an answer's code: programs with asserts, calls, or what it prints."""
+    """Tests of an answer's code: programs with asserts, calls, or expected output."""
 
     units: tuple[str, ...] = ()
-    """Programs of tests."""
+    """Test programs."""
     each_unit: bool = False
-    """True if a program is one case; else each of its asserts is."""
+    """True: a program is one case; False: each of its asserts is."""
     setup: str = ""
-    """Run before the tests, on their side."""
+    """Run before the tests, in their process."""
     entry_point: str = ""
-    """Function that is tested, where it is said."""
+    """Function under test, if named."""
     cases: tuple[Mapping[str, Any], ...] = ()
     """Cases of data: {"call", "expected"} or {"args", "named", "expected"}."""
     pairs: tuple[tuple[str, str], ...] = ()
-    """Standard input, and what must be printed."""
+    """(standard input, expected output)."""
 
     def as_program(self) -> dict[str, Any]:
-        """Program that the tests' process reads."""
         return {
             "tests": list(self.units), "each_unit": self.each_unit, "setup": self.setup,
             "entry_point": self.entry_point, "given": [dict(case) for case in self.cases],
@@ -45,12 +44,12 @@ class CodeTests:
 
 
 def code_tests(facts: Mapping[str, Any]) -> CodeTests | None:
-    """The tests among a prompt's facts, or None where there are none. Raises CodeTestsRefused.
+    """The tests in a prompt's facts, or None. Raises CodeTestsRefused.
 
-    Read are: a text of Python asserts, test functions or unittest classes; a list of such texts, each a case (MBPP's
-    `test_list`); a text that defines `check(candidate)` (HumanEval's `test`, with `entry_point`); a list of
-    {"call": "f(2)", "expected": 4}, {"args": [2], "expected": 4} or {"input": ..., "output": ...}; {"inputs": [...],
-    "outputs": [...], "fn_name": ...} (APPS' `input_output`); and `expected_output`, what the program must print.
+    Read are: a text of Python asserts, test functions or unittest classes; a list of such texts, one case each (MBPP's
+    `test_list`); a text that defines `check(candidate)` (HumanEval's `test`, with `entry_point`); a list of {"call":
+    "f(2)", "expected": 4}, {"args": [2], "expected": 4} or {"input": ..., "output": ...}; {"inputs": [...], "outputs":
+    [...], "fn_name": ...} (APPS' `input_output`); `expected_output`, which the program must print.
     """
     entry_point = next((str(facts[name]) for name in ENTRY_POINTS if facts.get(name)), "")
     setup = "\n".join(_text(facts[name]) for name in SETUPS if facts.get(name))
@@ -86,7 +85,7 @@ def _text(value: Any) -> str:
 
 
 def _unpack_json(value: Any) -> Any:
-    """JSON in a text, as datasets of one column type store it; other texts are programs."""
+    """JSON in a text, as datasets with one column type store it; other texts are programs."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)

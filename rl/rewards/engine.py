@@ -1,4 +1,4 @@
-"""Several rewards as one: weighted, made binary where asked, normalised within groups, and reported part by part."""
+"""Combines reward functions: weighted, optionally binary, with each part reported; group advantages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, Rew
 
 @dataclass(frozen=True)
 class Component:
-    """One reward function with its weight; `binary` turns its value into all (2) or nothing (-2) at `threshold`."""
+    """A reward function with its weight; `binary`: 2 above `threshold`, else -2."""
 
     function: RewardFunction
     weight: float = 1.0
@@ -26,12 +26,12 @@ class Component:
 
 @dataclass(frozen=True)
 class RewardResult:
-    """Reward of a sample: the weighted mean of what applied, and each part of it."""
+    """Reward of a sample: the weighted mean of the functions that apply, and each part."""
 
     raw: float | None
-    """In [-2, 2]; None where no function applied."""
+    """In [-2, 2]; None if no function applies."""
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name -> {"raw", "weight", "detail"}; raw None where it did not apply."""
+    """Name -> {"raw", "weight", "detail"}; raw is None if it does not apply."""
 
     @property
     def value(self) -> float | None:
@@ -40,7 +40,7 @@ class RewardResult:
 
 
 class RewardEngine:
-    """A weighted sum of reward functions; functions that do not apply to a sample leave their weight to the others."""
+    """A weighted mean of reward functions over those that apply to a sample."""
 
     def __init__(self, components: Sequence[Component]) -> None:
         names = [component.function.name for component in components]
@@ -77,10 +77,10 @@ class RewardEngine:
 
 
 def group_advantages(rewards: Sequence[float], *, scale: bool = True, eps: float = 1e-4) -> list[float]:
-    """Rewards of one group minus their mean, divided by their standard deviation (+ eps) where `scale`.
+    """Rewards of one group minus their mean, divided by their standard deviation plus eps if `scale`.
 
     Shao et al. 2024 (DeepSeekMath, arXiv 2402.03300), sec. 4.1.2; without the division: Liu et al. 2025 (Dr. GRPO,
-    arXiv 2503.20783). The deviation is the sample's, n - 1 below the line; a group of one earns 0.
+    arXiv 2503.20783). Sample standard deviation (n - 1); a group of one gets 0.
     """
     n = len(rewards)
     if n < 2:
@@ -93,7 +93,7 @@ def group_advantages(rewards: Sequence[float], *, scale: bool = True, eps: float
 
 
 def combine(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
-    """Weighted mean of the horizons that are known (immediate, delayed, strategic), each raw in [-2, 2]."""
+    """Weighted mean of the known horizons (immediate, delayed, strategic), each raw in [-2, 2]."""
     known = {name: raw for name, raw in parts.items() if raw is not None and weights.get(name, 0.0) > 0}
     total = math.fsum(weights[name] for name in known)
     return math.fsum(weights[name] * raw for name, raw in known.items()) / total if total else None

@@ -1,4 +1,4 @@
-"""Rewards for form: code and JSON that parse, and answers the agent can act on."""
+"""Rewards for form: code and JSON that parse, and answers that are valid for the agent."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.rewards.code_execution import code_of
 
 RIGHT_FROM = -1.0
-"""Raw reward of a valid answer that is known to be all wrong."""
+"""Raw reward of a valid answer that is known to be entirely wrong."""
 
 LONGEST = 100_000
-"""Characters of code that are parsed; more is a fault of its own."""
+"""Longest code in characters that is parsed."""
 
 PARSE_ATTEMPTS = 5
-"""Times a text is parsed before CPython's own fault is taken for the text's."""
+"""Attempts to parse a text, because of a CPython fault (see `parse_python`)."""
 
 
 @dataclass(frozen=True)
 class SyntaxValidationReward:
-    """2 where the response parses as `language` (python or json), -2 where it does not. Nothing is run."""
+    """2 if the response parses as `language` (python or json), else -2. Nothing is run."""
 
     language: str = "python"
     name: str = "syntax"
@@ -37,7 +37,7 @@ class SyntaxValidationReward:
         return [self._value(sample.response) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
-        """Reason why every valid answer earns the same."""
+        """Why every valid answer earns the same."""
         return f"each that parses as {self.language} earns 2"
 
     def _value(self, response: str) -> RewardValue:
@@ -59,10 +59,10 @@ class SyntaxValidationReward:
 
 
 def parse_python(text: str) -> ast.Module:
-    """Syntax tree of Python source. Raises what `ast.parse` does.
+    """Syntax tree of Python source. Raises what `ast.parse` raises.
 
-    CPython 3.11 counts the depth of a tree once for all threads of a process (gh-106905): two that parse at once, or
-    one that parses while another formats a traceback, may be told of a fault that the text does not have.
+    CPython 3.11 counts the depth of a tree once for all threads (gh-106905). Two concurrent parses may therefore fail
+    without a fault in the text, so it tries again.
     """
     for _ in range(PARSE_ATTEMPTS):
         try:
@@ -74,7 +74,7 @@ def parse_python(text: str) -> ast.Module:
 
 @dataclass(frozen=True)
 class FormatComplianceReward:
-    """2 where the agent can act on the response, -2 where it cannot; free text must only not be empty."""
+    """2 if the response is valid for the agent, else -2; free text must only not be empty."""
 
     name: str = "format"
 
@@ -82,14 +82,12 @@ class FormatComplianceReward:
         return [_acted_on(get_agent(sample.agent), sample, RAW_HIGH) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
-        """Reason why every valid answer earns the same."""
         return "each that the agent can act on earns 2"
 
 
 @dataclass(frozen=True)
 class AgentReward:
-    """The agent's own judgement: -2 for what it cannot act on, -1 for an answer known to be wrong up to 2 for one known
-    to be right, and 1 for a valid answer where nobody knows."""
+    """The agent's own judgement: -2 for an invalid answer, -1 (wrong) to 2 (right) for a known one, 1 if unknown."""
 
     name: str = "agent"
 
@@ -97,8 +95,7 @@ class AgentReward:
         return [self._value(sample) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
-        """Reason why every valid answer to a prompt earns the same: nobody knows which is right. Empty where
-        it is known."""
+        """Why every valid answer to a prompt earns the same: the right one is unknown. Empty if it is known."""
         agent, state = get_agent(sample.agent), sample.facts.get("state")
         if not isinstance(state, dict):
             return "each earns 1, as the prompts have no state that could say which is right"
@@ -126,3 +123,27 @@ def _acted_on(agent: Agent, sample: RewardSample, good: float) -> RewardValue:
     except InvalidResponse as error:
         return RewardValue(RAW_LOW, {"fault": str(error)[:300]})
     return RewardValue(good)
+
+
+# --- The floor of invalid answers ---
+
+
+def invalid_reason(sample: RewardSample) -> str:
+    """Why a response is invalid for an agent with discrete answers; empty if it is valid, and for free text."""
+    agent = get_agent(sample.agent or "assistant")
+    if not agent.discrete:
+        return ""
+    try:
+        agent.parse(sample.response, sample.facts.get("state"))
+    except InvalidResponse as error:
+        return str(error)[:300]
+    return ""
+
+
+def reward_with_validity(raw: float, sample: RewardSample) -> float:
+    """The raw reward, but -2 for a response that is invalid for its agent.
+
+    Reward models were trained on valid answers. Without this floor a policy may earn more by breaking the format than
+    by answering well.
+    """
+    return RAW_LOW if invalid_reason(sample) else raw

@@ -1,4 +1,4 @@
-"""A decision's reward over time: what is known at once, what people and the app say later, what it led to. Pure."""
+"""A decision's reward over time: known at once, reported later, known in the end. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rl.rewards.engine import Component, RewardEngine, combine
 from rl.rewards.traces import TaskCompletionReward, share_to_raw
 
 FORM = ("agent", "format", "syntax", "efficiency")
-"""Reward functions that say whether an answer can be acted on and what it costs, not what came of it."""
+"""Reward functions of validity and cost, not of results."""
 
 PREFERENCES = {"preferred": 1.0, "not preferred": 0.0, "tie": 0.5, "both bad": 0.0}
 """Result of a comparison for a decision -> its value in [0, 1]."""
 
 
 HUMAN_PARTS = ("ratings", "comparisons")
-"""Parts of the delayed reward that people gave."""
+"""Parts of the delayed reward that come from people."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ class DecisionFeedback:
     """Feedback and outcomes of a decision so far."""
 
     verdicts: Sequence[float] = ()
-    """Standing ratings, each in [0, 1]."""
+    """Current ratings, each in [0, 1]."""
     comparisons: Sequence[str] = ()
-    """Standing comparisons as they ended for it, keys of PREFERENCES."""
+    """Current comparisons by their result, keys of PREFERENCES."""
     outcomes: Mapping[str, float] = field(default_factory=dict)
     """Outcome name -> newest value."""
     simulated: bool = False
-    """True if a simulated rater is among them."""
+    """True if a simulated rater contributed."""
 
 
 @dataclass(frozen=True)
 class HorizonPlan:
-    """Plan by which an agent's decisions are rewarded."""
+    """How an agent's decisions are rewarded."""
 
     functions: Sequence[RewardFunction]
     """Reward functions of the immediate horizon."""
@@ -58,17 +58,17 @@ class RewardBreakdown:
     """A reward with all its parts."""
 
     raw: float | None
-    """In [-2, 2]; None where nothing spoke."""
+    """In [-2, 2]; None without any evidence."""
     horizons: Mapping[str, float | None]
-    """Each of HORIZONS -> its raw value, None where nothing of it is known."""
+    """Each of HORIZONS -> its raw value, None if unknown."""
     components: Mapping[str, Mapping[str, Any]]
     """Each of HORIZONS -> {"raw", "weight", "parts": {name: {"raw", "weight", "detail"}}}."""
     simulated: bool = False
 
     @property
     def measured(self) -> bool:
-        """True if more is known than what people said and the form of the answer: an outcome, the trace, a
-        reward function that the operator named. Only such a reward stands in for a verdict."""
+        """True if it holds more than people's feedback and the answer's form: an outcome, a trace, a named reward
+        function. Only such a reward can replace a rating."""
         return any(
             name not in (*FORM, *HUMAN_PARTS)
             for horizon in self.components.values()
@@ -82,7 +82,7 @@ class RewardBreakdown:
 
     @property
     def basis(self) -> str:
-        """SHA-256 of every number in it, without the words that explain them: the same again is no news."""
+        """SHA-256 of its numbers without explanations, to detect changes."""
         numbers = [
             [name, horizon["raw"], horizon["weight"]]
             + [[part, found["raw"], found["weight"]] for part, found in sorted(horizon["parts"].items())]
@@ -92,7 +92,7 @@ class RewardBreakdown:
 
 
 def weights_checked(weights: Mapping[str, float]) -> dict[str, float]:
-    """The weights of all HORIZONS, 0 where one is not named. Raises ValueError."""
+    """The weights of all HORIZONS, 0 for missing ones. Raises ValueError."""
     unknown = set(weights) - set(HORIZONS)
     if unknown:
         raise ValueError(f"weights are of {', '.join(HORIZONS)}; found {', '.join(sorted(unknown))}")
@@ -103,8 +103,8 @@ def weights_checked(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def outcomes_parsed(given: Any) -> dict[str, OutcomeScale]:
-    """`{"ticket_reopened": {"good": 0, "bad": 1, "horizon": "delayed"}}` as an operator writes it. Raises
-    ValueError."""
+    """Outcome scales as an operator writes them: `{"ticket_reopened": {"good": 0, "bad": 1, "horizon": "delayed"}}`.
+    Raises ValueError."""
     if not isinstance(given, Mapping):
         raise ValueError(f'expected {{"outcome": {{"good": 0, "bad": 1}}}}, found {given!r:.80}')
     scales = {}
@@ -127,11 +127,10 @@ def rewards_over_time(
 ) -> list[RewardBreakdown]:
     """The rewards of decisions, in order.
 
-    immediate: the plan's functions by their weights. delayed: the mean of what ratings say on average, what
-    comparisons say on average, and each delayed outcome. strategic: the mean of the share of the trace's tasks that
-    were completed, and each strategic outcome. The whole is the weighted mean of the horizons that are known. Where
-    tasks failed and nothing was said later, what is known at once can only lower the whole: an answer that can be acted
-    on is no merit of a run that failed.
+    immediate: the plan's functions by weight. delayed: mean of the average rating, the average comparison and each
+    delayed outcome. strategic: mean of the share of completed tasks and each strategic outcome. The whole is the
+    weighted mean of the known horizons. If tasks failed and there is no delayed feedback, the immediate reward is
+    capped at 0: a valid answer is no merit of a failed run.
     """
     weights = weights_checked(plan.facts.weights)
     at_once: list[dict[str, dict[str, Any]]] = [{} for _ in samples]

@@ -1,12 +1,12 @@
-"""Started as a program of its own: locks itself in, then runs one command. Standard library only.
+"""Runs as its own program: isolates itself, then runs one command. Standard library only.
 
-    python -I jail.py '{"command": [...], "work": DIR, "memory_mb": ..., "cpu_s": ..., "processes": ..., "file_mb":
-    ..., "filter": ...}'
+    python -I jail.py '{"command": [...], "work": DIR, "memory_mb": ..., "cpu_s": ..., "processes": ...,
+    "file_mb": ..., "filter": ...}'
 
-New user (unless root), mount, process, network, IPC and host-name namespaces; a root folder in memory that holds the
-system's programs read-only and an empty work folder; limits; no capabilities, nobody's rights where it started as
-root; a filter of system calls, which keeps it from building namespaces of its own. Whatever fails on the way ends it
-with CANNOT_ISOLATE before the command runs: it never runs less isolated than asked.
+It makes new user (unless root), mount, process, network, IPC and host-name namespaces; a root file system in memory
+with the system's programs read-only and an empty work folder; limits; no capabilities, and the rights of nobody if
+started as root; a system call filter that prevents further namespaces. If any step fails it exits with CANNOT_ISOLATE
+before the command runs: it never runs less isolated than asked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 CANNOT_ISOLATE = 97
-"""Exit status: the command was not run."""
+"""Exit status if the command was not run."""
 
 CLONE = {
     "mount": 0x00020000,
@@ -43,7 +43,7 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION = 0x20080522
 NOBODY_UID = 65534
 VARIABLES = {"PATH": "/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
-"""All the variables that a program inside sees."""
+"""Environment of the sandboxed program."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -69,7 +69,7 @@ def mount(source: str, target: Path, kind: str | None, flags: int, options: str 
 
 
 def namespaces(root: bool) -> None:
-    """Leave the host's processes, network, mounts, IPC and name; without root's rights, by way of a user namespace."""
+    """Leaves the host's processes, network, mounts, IPC and host name; without root rights through a user namespace."""
     uid, gid = os.getuid(), os.getgid()
     flags = CLONE["mount"] | CLONE["uts"] | CLONE["ipc"] | CLONE["pid"] | CLONE["net"]
     check(libc.unshare(flags if root else flags | CLONE["user"]), "unshare")
@@ -80,7 +80,7 @@ def namespaces(root: bool) -> None:
 
 
 def bind_read_only(source: Path, root: Path) -> None:
-    """Show a folder or file of the host at the same place under the new root, not to be changed."""
+    """Shows a folder or file of the host, read-only, at the same path under the new root."""
     target = root / source.relative_to("/")
     if source.is_symlink():  # /bin and /lib are links into /usr on most systems
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def bind_read_only(source: Path, root: Path) -> None:
 
 
 def new_root(work: Path, file_mb: int) -> None:
-    """Make the only files there are: the system's programs, a few devices, and /box with what `work` held."""
+    """Builds the root file system: the system's programs, a few devices, and /box with the files of `work`."""
     root = work / "root"
     root.mkdir(exist_ok=True)  # programs of one server share the place: each mounts a root of its own there
     mount("none", Path("/"), None, MS_REC | MS_PRIVATE)
@@ -130,7 +130,7 @@ def new_root(work: Path, file_mb: int) -> None:
 
 
 def limits(asked: dict[str, Any]) -> None:
-    """Set the limits of a process; the command's children inherit them."""
+    """Sets the limits of a process, which its children inherit."""
     megabyte = 1 << 20
     for kind, value in (
         (resource.RLIMIT_AS, asked["memory_mb"] * megabyte),
@@ -155,7 +155,7 @@ def give_up_rights(root: bool, uid: int = NOBODY_UID) -> None:
 
 
 def capabilities_drop() -> None:
-    """Give up every capability at once: a program that is not started anew (execve) would keep those it has."""
+    """Drops every capability at once: a program that is not started anew (execve) would keep them."""
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
     number = CAPSET[os.uname().machine]
     check(libc.syscall(ctypes.c_long(number), header, bytes(24)), "capset")
@@ -168,7 +168,7 @@ class Program(ctypes.Structure):
 
 
 def refuse_calls(code: bytes) -> None:
-    """Set a seccomp filter (see rl.rewards.syscalls) for this process and all it starts; needs no_new_privs."""
+    """Sets a seccomp filter (`rl.rewards.syscalls`) for this process and its children; needs no_new_privs."""
     buffer = ctypes.create_string_buffer(code, len(code))
     program = Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "seccomp")

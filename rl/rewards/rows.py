@@ -1,10 +1,14 @@
-"""Rows of a dataset and answers to them, as reward functions see them. Pure: what trains and what judges share it.
+"""Rewards of answers to a dataset's rows, shared by training and evaluation. Pure.
 
-A row holds `prompt` (chat messages), and where they are known `state` and `facts`: what a verifiable reward needs
-(`tests`, `answer`, ...). To judge answers:
+A row holds `prompt` (chat messages) and, if known, `state` and `facts`: what a verifiable reward needs (`tests`,
+`answer`, ...). To judge answers:
 
     rewards = rows_rewarded(rewards_named(["answer"]), rows, answers, agent="tutor")
-    [reward.passed for reward in rewards]       # True, False, or None where no function applies to the row
+    [reward.passed for reward in rewards]       # True, False, or None if no function applies
+
+A reward function may have two more methods: `inapplicable(sample)`, why no sampled answer to its prompt can be judged,
+and `constant(sample)`, why every valid answer earns the same; both return "" otherwise. They detect rewards that cannot
+teach before a model is loaded. Functions without them are tried on sampled answers (`rl.training.probe`).
 """
 
 from __future__ import annotations
@@ -17,10 +21,10 @@ from rl.rewards import answers as right_answers
 from rl.rewards import code_tests
 from rl.rewards.base import RAW_HIGH, RewardFunction, RewardSample, reward_normalise
 from rl.rewards.engine import Component, RewardEngine
-from rl.rewards.validity import reward_with_validity
+from rl.rewards.formats import reward_with_validity
 
 FACTS = "facts"
-"""Key of a row and of a decision's metadata under which its facts stand."""
+"""Key of facts in a row and in a decision's metadata."""
 
 COLUMNS = (*code_tests.COLUMNS, *right_answers.COLUMNS)
 """Facts that may also stand beside `facts` in a decision's metadata, as imports keep them."""
@@ -31,8 +35,7 @@ class RowReward:
     """Reward of an answer to a row."""
 
     raw: float | None
-    """In [-2, 2], the plain mean of the functions that apply, -2 for an answer its agent cannot act on; None where no
-    function applies."""
+    """In [-2, 2]: the mean of the functions that apply, -2 for an invalid answer; None if none applies."""
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Function -> {"raw", "weight", "detail"}."""
 
@@ -43,13 +46,12 @@ class RowReward:
 
     @property
     def passed(self) -> bool | None:
-        """True if it earned all there is (every test passed, the right answer); None where no function
-        applies."""
+        """True if it earned the maximum (all tests, the right answer); None if no function applies."""
         return None if self.raw is None else self.raw >= RAW_HIGH - 1e-9
 
 
 def row_sample(row: Mapping[str, Any], response: str, agent: str, **more: Any) -> RewardSample:
-    """An answer to a row as reward functions take it; `more`: facts of the answer (tokens, ended)."""
+    """An answer to a row for reward functions; `more`: facts of the answer (tokens, ended)."""
     facts = {**(row.get(FACTS) or {}), "state": row.get("state"), **more}
     return RewardSample(prompt=row["prompt"], response=response, agent=agent, facts=facts)
 
@@ -61,8 +63,7 @@ def rows_rewarded(
     *,
     agent: str,
 ) -> list[RowReward]:
-    """Reward of each answer to the row of its place, in order. Runs no model, and no code outside the
-    sandbox."""
+    """Reward of each answer to its row, in order. Runs no model, and no code outside the sandbox."""
     engine = RewardEngine([Component(function) for function in functions])
     samples = [row_sample(row, answer, agent) for row, answer in zip(rows, answers, strict=True)]
     return [
@@ -74,7 +75,59 @@ def rows_rewarded(
 
 
 def facts_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts among a decision's metadata: what stands under `facts`, and columns of tests and answers beside it."""
+    """The facts in a decision's metadata: those under `facts`, and columns of tests and answers beside it."""
     found = {name: metadata[name] for name in COLUMNS if metadata.get(name) not in (None, "")}
     held = metadata.get(FACTS)
     return {**found, **held} if isinstance(held, Mapping) else found
+
+
+# --- Rewards that cannot teach ---
+
+INSIST = "--set allow_constant_reward=true trains anyway"
+"""Hint to override the check."""
+
+
+def inapplicable_reason(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
+    """Why a function cannot judge a sampled answer to a row; empty if it may."""
+    check = getattr(function, "inapplicable", None)
+    return str(check(row_sample(row, "", agent))) if callable(check) else ""
+
+
+def constant_reason(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
+    """Why a function gives every valid answer to a row the same; empty if it may differ."""
+    check = getattr(function, "constant", None)
+    return str(check(row_sample(row, "", agent))) if callable(check) else ""
+
+
+def teaching_fault(
+    functions: Sequence[RewardFunction], rows: Sequence[Mapping[str, Any]], agent: str
+) -> tuple[str, bool]:
+    """(why none of the functions can teach on these rows, whether an operator may override); ("", False) if one can.
+
+    A function can teach if on at least one row it applies and may tell valid answers apart.
+    """
+    never: list[str] = []
+    constants: list[str] = []
+    for function in functions:
+        applies = [row for row in rows if not (why := inapplicable_reason(function, row, agent))]
+        if not applies:
+            never.append(f"{function.name} applies to none of {len(rows)} prompts: {why}")
+            continue
+        reasons = [constant_reason(function, row, agent) for row in applies]
+        if not all(reasons):
+            return "", False
+        constants.append(f"{function.name} is constant over valid answers: {reasons[0]}")
+    text = "; ".join([*constants, *never])
+    if not constants:
+        return (
+            (
+                f"no reward applies to sampled answers: {text}. Give prompts that it applies to, or another "
+                "--reward"
+            ),
+            False,
+        )
+    return (
+        f"{text}. Such a reward teaches the answer format only: give one that tells right from wrong "
+        "(answer, code_execution, learned, model:RUN, your own function), or prompts whose right answer is "
+        f"known; {INSIST}"
+    ), True

@@ -1,4 +1,4 @@
-"""Runs code that a model wrote, where it can do no harm, or refuses to. The walls are built by `rl.rewards.jail`."""
+"""Runs a model's code in a sandbox (built by `rl.rewards.jail`), or refuses to."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from rl.rewards.syscalls import ARCH, filter_program
 
 
 def interpreter() -> str:
-    """Path of a Python that stands behind the walls too.
+    """Path of a Python that is visible inside the sandbox.
 
-    That is the one a virtual environment was made of: an environment of copies (`venv --copies`) has an interpreter of
-    its own, in a folder that is not shown there.
+    That is the one a virtual environment was made from: `venv --copies` has its own interpreter in a hidden folder.
     """
     own = Path(sys.executable).resolve()
     original = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
@@ -54,16 +53,16 @@ except OSError:
     pass
 print('walled in')
 """
-"""Program that tries the sandbox's walls from inside; `outside` names a file that is not to be seen."""
+"""Program that tests the sandbox from inside; `outside` names a file that must not be visible."""
 
 
 class IsolationUnavailable(RuntimeError):
-    """This machine cannot wall code in; nothing was run."""
+    """This machine cannot isolate code; nothing was run."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a run in the sandbox. Memory is per process, of which there are at most `processes`."""
+    """Limits of a run in the sandbox. Memory is per process, with at most `processes` of them."""
 
     wall_s: float = 10.0
     cpu_s: int = 5
@@ -78,11 +77,11 @@ class SandboxResult:
     """Result of a run in the sandbox."""
 
     exit_code: int | None
-    """None where it was stopped."""
+    """None if it was stopped."""
     output: str
     """Both streams as they came, at most `Limits.output_bytes`."""
     exceeded_limit: str
-    """Limit that ended it: `wall time`, `cpu time`, `output`; empty where it ended by itself."""
+    """Limit that ended it: `wall time`, `cpu time`, `output`; empty if it ended by itself."""
     seconds: float
 
     @property
@@ -93,9 +92,9 @@ class SandboxResult:
 def run(
     code: str, language: str = "python", limits: Limits | None = None, *, stdin: str = ""
 ) -> SandboxResult:
-    """Run code in a folder of its own, without network, and return what it did; `stdin` is what it may read.
+    """Runs code in its own folder without network; `stdin` is its standard input.
 
-    Raises IsolationUnavailable where the walls cannot be built, ValueError for another language.
+    Raises IsolationUnavailable if the sandbox cannot be built, ValueError for another language.
     """
     if language not in LANGUAGES:
         raise ValueError(f"a language is {' or '.join(LANGUAGES)}, found {language!r}")
@@ -110,8 +109,7 @@ def run(
 
 @functools.cache
 def isolation_fault() -> str:
-    """Reason why code cannot be isolated on this machine; empty where it can. Tried once per process, from inside the
-    walls."""
+    """Why code cannot be isolated on this machine; empty if it can. Tested once per process, from inside."""
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}"
     if os.uname().machine not in jail.PIVOT_ROOT or os.uname().machine not in ARCH:
@@ -166,7 +164,7 @@ def _run(code: str, language: str, limits: Limits, stdin: str = "") -> SandboxRe
 
 
 def _watch(process: subprocess.Popen[bytes], limits: Limits, began: float) -> tuple[str, str]:
-    """Read what it says until it ends, says too much or takes too long; then nothing of it is left."""
+    """Reads its output until it ends, prints too much or takes too long; then kills everything it started."""
     assert process.stdout is not None
     chunks: list[bytes] = []
     size, limit = 0, ""

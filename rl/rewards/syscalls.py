@@ -1,9 +1,9 @@
-"""System calls that walled-in code may not make, as a seccomp filter that the jail sets. Pure.
+"""System calls that sandboxed code may not make, as a seccomp filter. Pure.
 
-What is refused is what could build new walls inside the walls (namespaces, mounts), look into other processes, or
-reach parts of the kernel that ordinary programs never do; and sockets of families that no network namespace holds,
-such as those a virtual machine talks to its host through. Shared memory of the kernel's own (System V, memfd, message
-queues) is refused too: RLIMIT_AS counts what a process has mapped, and these hold what nobody has mapped.
+Refused are calls that build namespaces or mounts, look into other processes, or reach parts of the kernel that ordinary
+programs do not need; and sockets of families outside network namespaces, such as those between a virtual machine and
+its host. Kernel-owned shared memory (System V, memfd, message queues) is refused too, because RLIMIT_AS counts only
+mapped memory.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 AT_NUMBER, AT_ARCH, AT_FIRST = 0, 4, 16
 """Offsets of a call's number, its architecture and the low half of its first argument in seccomp_data
-(linux/seccomp.h); both architectures below are little-endian."""
+(linux/seccomp.h); both architectures are little-endian."""
 
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
-"""Calls of the x32 ABI, which have numbers of their own and are not checked one by one."""
+"""Calls of the x32 ABI have their own numbers and are all refused."""
 NAMESPACES = 0x7E020080
 """CLONE_NEW*: user, pid, net, ipc, uts, mount, cgroup, time."""
 FAMILIES = (1, 2, 10)
-"""Sockets that may be made: unix, and IPv4 and IPv6, which lead nowhere in an empty network namespace."""
+"""Allowed sockets: unix, IPv4 and IPv6; the latter lead nowhere in an empty network namespace."""
 
 # name -> numbers on x86_64 and aarch64 (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)
 REFUSED_CALLS: dict[str, tuple[int, int]] = {
@@ -45,7 +45,7 @@ CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
 
 
 def filter_program(machine: str) -> bytes:
-    """The filter for a machine of ARCH, as the kernel reads it: struct sock_filter, one after the other."""
+    """The filter for a machine of ARCH as the kernel reads it: consecutive struct sock_filter."""
     index = list(ARCH).index(machine)
     code: list[tuple[int, int, int, int]] = [
         (LOAD, 0, 0, AT_ARCH),

@@ -1,4 +1,4 @@
-"""Rewards read off an agent's trace: whether its tools worked and its tasks were done."""
+"""Rewards from an agent's trace: tool calls that work, tasks that are completed, tokens and calls used."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ FAILURE_WORDS = (
     "timeout",
     "timed_out",
 )
-"""Words with which an app says how a task ended. Any other word (returned, running, open) leaves it open: that a
-function came back says nothing of its task."""
+"""Words of apps for how a task ended. Any other word (returned, running, open) leaves it open."""
 
 
 NO_TRACE = "it reads the trace of a recorded decision, and a sampled answer has none"
@@ -35,13 +34,12 @@ def steps_of(sample: RewardSample, kind: str) -> list[Mapping[str, Any]]:
 
 
 def share_to_raw(share: float) -> float:
-    """A share in [0, 1] as a raw reward: none is -2, all is 2."""
+    """A share in [0, 1] as a raw reward in [-2, 2]."""
     return RAW_LOW + (RAW_HIGH - RAW_LOW) * share
 
 
 def call_failed(call: Mapping[str, Any]) -> bool:
-    """True if a tool call went wrong: it raised, or its result says so itself (`error`, `is_error`, `ok:
-    false`)."""
+    """True if a tool call raised, or its result reports an error (`error`, `is_error`, `ok: false`)."""
     if call.get("error"):
         return True
     result = call.get("result")
@@ -54,16 +52,15 @@ def call_failed(call: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class ToolSuccessReward:
-    """Share of tool calls that brought something: no error, and not what an earlier call had brought already.
+    """Share of useful tool calls: no error, and not a repetition of an earlier successful call.
 
-    A call that failed costs, however often it is tried again; one that repeats an earlier call that had worked, name
-    and arguments alike, costs too. A call whose end nobody saw is not counted. Does not apply where no tool was called.
+    Failed calls and repeated calls (same name and arguments) both count against it. Unfinished calls are ignored. Does
+    not apply without a tool call.
     """
 
     name: str = "tool_success"
 
     def inapplicable(self, sample: RewardSample) -> str:
-        """Reason why no sampled answer can be judged."""
         return NO_TRACE
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
@@ -93,16 +90,15 @@ class ToolSuccessReward:
 
 @dataclass(frozen=True)
 class TaskCompletionReward:
-    """Share of the trace's tasks that were completed, of those of which the app says how they ended.
+    """Share of completed tasks among the trace's tasks whose end the app reports.
 
-    A trace without such a task counts as one failed task where it ended with an error (`facts["trace_status"]`).
-    Otherwise it does not apply: completion is said by the app, never taken from a function that returned.
+    Without such a task, a trace that ended with an error (`facts["trace_status"]`) counts as one failed task; any other
+    does not apply.
     """
 
     name: str = "task_completion"
 
     def inapplicable(self, sample: RewardSample) -> str:
-        """Reason why no sampled answer can be judged."""
         return NO_TRACE
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
@@ -118,8 +114,39 @@ class TaskCompletionReward:
 
 
 def task_end(task: Mapping[str, Any]) -> bool | None:
-    """True if a task step was completed; None where it does not say."""
+    """True if a task step was completed, False if it failed; None if it does not say."""
     if task.get("error"):
         return False
     status = str(task.get("status", "")).strip().lower()
     return True if status in SUCCESS_WORDS else False if status in FAILURE_WORDS else None
+
+
+# --- Tokens and calls against a budget ---
+
+
+@dataclass(frozen=True)
+class EfficiencyReward:
+    """2 up to half the budget, 0 at the budget, -2 from one and a half times it, linear between.
+
+    Tokens are `facts["tokens"]` (else a quarter of the characters), calls the trace's tool calls; the worse of the two
+    counts.
+    """
+
+    token_budget: int = 256
+    call_budget: int = 10
+    name: str = "efficiency"
+
+    def __post_init__(self) -> None:
+        if self.token_budget < 1 or self.call_budget < 1:
+            raise ValueError("a budget is at least 1")
+
+    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        values = []
+        for sample in samples:
+            told = sample.facts.get("tokens")
+            tokens = float(told) if isinstance(told, (int, float)) else len(sample.response) / 4
+            calls = len(steps_of(sample, "tool_call"))
+            used = max(tokens / self.token_budget, calls / self.call_budget)
+            raw = min(RAW_HIGH, max(RAW_LOW, RAW_HIGH - 4 * (used - 0.5)))
+            values.append(RewardValue(raw, {"tokens": tokens, "calls": calls, "of_budget": round(used, 4)}))
+        return values

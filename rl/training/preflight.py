@@ -24,7 +24,7 @@ from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
 from rl.bundled_models import BUNDLED
 from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
-from rl.rewards.teachability import INSIST
+from rl.rewards.rows import INSIST
 from rl.statistics import wilson_interval
 from rl.training.encoding import Encoder, prompt_messages, rows_writable
 from rl.training.hardware import Hardware

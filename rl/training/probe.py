@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl.rewards.teachability import INSIST
+from rl.rewards.rows import INSIST
 
 PROMPTS, SAMPLES = 8, 8
 """Prompts that are asked, and answers to each. A reward that one answer in 20 earns is missed in 4 of 100 probes."""

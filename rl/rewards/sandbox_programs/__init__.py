@@ -1,4 +1,4 @@
-"""Programs that run inside the sandbox: the process that answers calls with a model's code, and the one that tests it.
+"""Programs that run inside the sandbox: one answers calls with a model's code, one runs its tests.
 
-Standard library only: `server` loads these files by path in an interpreter that knows nothing of this project.
+Standard library only: `server` loads these files by path in an interpreter without this project.
 """

@@ -1,7 +1,7 @@
-"""The process that runs a model's code: it defines what the code defines, and answers calls with plain data.
+"""The process that runs a model's code and answers calls with plain data.
 
-Nothing here is trusted: the code can change every line of it while it runs. All that leaves the process is messages
-that the tests' process reads as data.
+Nothing here is trusted: the code can change all of it. Only messages leave the process, which the tests' process reads
+as data.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from rl.rewards.sandbox_programs.wire import ITEMS, WireLine, decode, encode
 
 NAME = "answer"
-"""Name of the module that the code is; not `__main__`, so that what stands below that guard is not run."""
+"""Module name of the code; not `__main__`, so that code under that guard does not run."""
 
 
 class Callback:
-    """A function of the tests', called over there."""
+    """A function of the tests, called in their process."""
 
     def __init__(self, host: Host, number: int) -> None:
         self.host, self.number = host, number

@@ -1,6 +1,6 @@
-"""Cases of tests: asserts that are counted, values that are compared, and the little of pytest that tests use.
+"""Test cases: counted asserts, compared values, and the part of pytest that tests use.
 
-Part of the process that runs tests; nothing here runs an answer's code.
+Belongs to the process that runs tests; no answer's code runs here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CHECK = "ratchet_case"
 """Name by which rewritten tests report a case."""
 
 ITERATOR: Any = type(iter([]))
-"""Type of iterators in an answer: one over the items it sent."""
+"""Type of an answer's iterator: one over the items it sent."""
 
 
 class AssertCase:
@@ -30,7 +30,7 @@ class AssertCase:
 
 
 class Rewriter(ast.NodeTransformer):
-    """Turns each assert into a case that is counted and ends nothing."""
+    """Turns each assert into a counted case that does not end the test."""
 
     def __init__(self, cases: list[AssertCase]) -> None:
         self.cases = cases
@@ -48,7 +48,7 @@ class Rewriter(ast.NodeTransformer):
         return ast.copy_location(ast.Try([tried], [handler], [], []), node)
 
     def visit_With(self, node: ast.With) -> ast.AST:
-        """`with pytest.raises(...)` is a case as an assert is."""
+        """`with pytest.raises(...)` is a case, like an assert."""
         calls = [item.context_expr for item in node.items]
         raises = any(
             isinstance(call, ast.Call)
@@ -87,7 +87,7 @@ class Rewriter(ast.NodeTransformer):
 
 
 def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """The names a program defines somewhere, and those it reads."""
+    """The names a program defines anywhere, and those it reads."""
     definitions: set[str] = set()
     read: set[str] = set()
     for node in ast.walk(tree):
@@ -105,8 +105,7 @@ def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def json_equal(actual: Any, expected: Any) -> bool:
-    """True if plain data is what a JSON file expects: tuples count as lists there, keys as texts, floats to
-    1e-9."""
+    """True if plain data equals what a JSON file expects: tuples as lists, keys as texts, floats to 1e-9."""
     if isinstance(actual, ITERATOR):
         actual = list(actual)
     if isinstance(actual, (list, tuple)) and isinstance(expected, (list, tuple)):
@@ -137,7 +136,7 @@ def json_equal(actual: Any, expected: Any) -> bool:
 
 
 class Pytest(types.ModuleType):
-    """The little of pytest that tests of a function use."""
+    """The part of pytest that tests of a function use."""
 
     class _Raises:
         def __init__(self, kinds: Any) -> None:

@@ -1,10 +1,10 @@
-"""Starts walled-in programs quickly: an interpreter that is warm and forks, each child walled in before it runs.
+"""Starts sandboxed programs quickly: a warm interpreter that forks, each child isolated before it runs.
 
     python -I server.py JAIL.py FOLDER     (control socket on standard input)
 
-A request is one JSON message with file descriptors: the lifeline (when it closes, everything ends), the program (a
-file), the source and the target of its data, and for tests the verdict's pipe. The walls are those of `jail.py`, set
-up in each child; this process itself runs nothing but these files.
+A request is one JSON message with file descriptors: the lifeline (closing it ends everything), the program (a file),
+source and target of its data, and for tests the pipe of the verdict. `jail.py` isolates each child; this process itself
+runs only these files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WARM = (
     "ast", "bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq",
     "itertools", "math", "operator", "random", "re", "string", "traceback", "typing", "unittest",
 )  # fmt: skip
-"""Modules that answers and tests often import: imported once, here."""
+"""Modules that answers and tests often import, imported once here."""
 
 
 def module_load(name: str, path: Path) -> Any:
@@ -43,7 +43,7 @@ def module_load(name: str, path: Path) -> Any:
 
 
 def package_load(folder: Path) -> None:
-    """The programs as modules of `rl.rewards.sandbox_programs`, without the packages above it."""
+    """Loads the programs as modules of `rl.rewards.sandbox_programs`, without the packages above it."""
     for name in ("rl", "rl.rewards", PACKAGE):
         module = sys.modules[name] = types.ModuleType(name)
         module.__path__ = []
@@ -52,7 +52,7 @@ def package_load(folder: Path) -> None:
 
 
 def child(jail: Any, asked: dict[str, Any], fds: list[int], folder: Path) -> None:
-    """Wall this process in and run the program; the first process of the namespace waits and watches."""
+    """Isolates this process and runs the program; the first process of the namespace waits and watches."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     jail.libc.prctl(jail.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     root = os.getuid() == 0
@@ -92,7 +92,7 @@ def serve_task(jail: Any, asked: dict[str, Any], fds: list[int], root: bool) -> 
 
 
 def message(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next request and its file descriptors; None where the caller is gone."""
+    """The next request and its file descriptors; None if the caller is gone."""
     fds = array.array("i")
     data, extra, _, _ = control.recvmsg(65536, socket.CMSG_SPACE(FDS * fds.itemsize))
     for level, kind, held in extra:

@@ -1,11 +1,9 @@
-"""The process that runs the tests, in which no line of a model's code is ever executed.
+"""The process that runs the tests; none of a model's code is executed here.
 
-The names that the tests take from the answer are stand-ins here: a call goes to the answer's process as plain data and
-comes back as plain data, and every comparison is made on this side. What an answer patches, ends, prints or returns is
-its own process's affair; it never learns an expected value.
-
-Every `assert` is a case, and so is every test method of a `unittest.TestCase`. A case passes where it was reached and
-never false; where an exception ended the tests around it, it fails.
+The names that tests take from the answer are stand-ins: calls go to the answer's process as plain data, results come
+back as plain data, and every comparison happens here. The answer never sees an expected value. Every `assert` is a
+case, and so is every test method of a `unittest.TestCase`. A case passes if it was reached and was never false, and
+fails if an exception ended the tests around it.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ from rl.rewards.sandbox_programs.wire import WireLine, decode, encode
 ANSWER_MODULES = frozenset(
     ("solution", "main", "answer", "submission", "candidate", "your_module", "student", "program")
 )
-"""Modules that tests import an answer's names from, as published tests do."""
+"""Modules from which published tests import an answer's names."""
 
 RESERVED_EXCEPTIONS = (StopIteration, StopAsyncIteration, AssertionError, Warning)
-"""Exceptions that an answer's error never becomes: they would end loops, or speak for the tests."""
+"""Exceptions that an answer's error is never turned into: they would end loops, or look like a test's own."""
 
 
 class AnswerError(Exception):
@@ -36,11 +34,11 @@ class AnswerError(Exception):
 
 
 class TestsUnusable(Exception):
-    """Tests that cannot be run, whatever the answer: they do not parse, or need what is not here."""
+    """The tests cannot run for any answer: they do not parse, or need something that is missing."""
 
 
 class Remote:
-    """A function, class or object of the answer's. It can be called and asked; only plain data can be compared."""
+    """A function, class or object of the answer. It can be called and read; only plain data can be compared."""
 
     def __init__(self, answer: AnswerProcess, target: str | int) -> None:
         self.__dict__.update(_answer=answer, _target=target)
@@ -81,7 +79,7 @@ class Remote:
 
 
 class AnswerProcess:
-    """The other process, as far as the tests can see it."""
+    """The other process, as the tests see it."""
 
     def __init__(self, line: WireLine) -> None:
         self.line = line
@@ -165,7 +163,7 @@ def _exception_of(name: str, text: str) -> Exception:
 
 
 def _copy_changes(args: tuple[Any, ...], found: list[tuple[int, Any]]) -> None:
-    """Lists, dictionaries and sets that a function changed in place, changed here as well."""
+    """Applies in-place changes of lists, dictionaries and sets by a function to the tests' arguments."""
     for i, after in found:
         before = args[i]
         if type(before) is not type(after):
@@ -200,7 +198,7 @@ class Tests:
             case.failed += 1
 
     def run(self, setup: str, given: list[dict[str, Any]]) -> None:
-        """Run everything. Raises TestsUnusable."""
+        """Runs everything. Raises TestsUnusable."""
         trees = [self._parse(text) for text in (setup, *self.units)]
         defined, read = names_of(ast.Module([node for tree in trees for node in tree.body], []))
         wanted = {name for name in read - defined if not hasattr(builtins, name) and name != CHECK}
@@ -225,7 +223,8 @@ class Tests:
             raise TestsUnusable(f"the tests do not parse: {error}") from None
 
     def _imports_settle(self, tree: ast.Module) -> None:
-        """Take imports of the answer's module out: their names are stand-ins. Raises TestsUnusable for others."""
+        """Removes imports of the answer's module, whose names are stand-ins. Raises TestsUnusable for
+        missing modules."""
         for node in list(tree.body):
             if isinstance(node, ast.ImportFrom) and node.module in ANSWER_MODULES and not node.level:
                 for alias in node.names:
@@ -243,7 +242,7 @@ class Tests:
                     raise TestsUnusable(f"the tests import {module}, which is not there inside the walls")
 
     def _unit(self, tree: ast.Module, *, counts: bool = True, usable: bool = False) -> bool:
-        """Run the statements one by one; returns whether all of them ended by themselves."""
+        """Runs the statements one by one; returns whether all of them ended normally."""
         helpers = {
             n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
         }
@@ -273,7 +272,7 @@ class Tests:
         return True
 
     def _function(self, node: ast.FunctionDef) -> bool:
-        """Call `test_...()` as pytest would, and `check(candidate)` as HumanEval does."""
+        """Calls `test_...()` as pytest would, and `check(candidate)` as HumanEval does."""
         if node.name == "check" and len(node.args.args) == 1:
             name = self.entry_point or self._only_function()
             self.space.setdefault(name, Remote(self.answer, name))
@@ -326,7 +325,7 @@ class Tests:
             self.outcomes += found
 
     def _run_data_case(self, case: dict[str, Any]) -> None:
-        """One case of data: what is called, with what, and what must come of it."""
+        """Runs one case of data: a call, its arguments, the expected result."""
         try:
             if "call" in case:
                 tree = ast.parse(case["call"], mode="eval")
@@ -344,7 +343,7 @@ class Tests:
 
 
 def run(program: dict[str, Any], source: int, target: int, verdict: int) -> None:
-    """Run the tests and write the verdict: {"passed", "cases"}, or {"unusable": why}; with "faults"."""
+    """Runs the tests and writes the verdict: {"passed", "cases"}, or {"unusable": why}; with "faults"."""
     pytest = Pytest("pytest")
     pytest.__spec__ = importlib.util.spec_from_loader("pytest", None)
     sys.modules.setdefault("pytest", pytest)

@@ -1,7 +1,7 @@
-"""Plain data as one line of JSON: what a process that runs a model's code can say, and all that it can say.
+"""Plain data as lines of JSON: all that a process with a model's code can send.
 
-A decoded value consists of exact built-in types, so that no comparison made with it can run the sender's code. An
-object of any other class crosses as a handle, which the receiver may only send back or ask about.
+Decoded values have exact built-in types, so that comparing them cannot run the sender's code. Objects of other classes
+cross as handles, which the receiver can only send back or ask about.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST = 1 << 20
-"""Bytes of a message, at most."""
+"""Most bytes of a message."""
 
 ITEMS = 100_000
-"""Items of an iterator that is sent as its items, at most."""
+"""Most items of an iterator that is sent by its items."""
 
 Handle = Callable[[Any], dict[str, Any]]
 
@@ -25,7 +25,7 @@ def _no_handle(value: Any) -> Any:
 
 
 def encode(value: Any, handle: Handle = _no_handle) -> Any:
-    """A value as JSON can hold it; classes derived from built-in ones count as those, others by their `handle`."""
+    """A value as JSON; subclasses of built-in types count as those, others go through `handle`."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -60,7 +60,7 @@ PLAIN: dict[str, Callable[[Any], Any]] = {
 
 
 def decode(said: Any, handle: Callable[[str, Any], Any] = lambda kind, said: _no_handle(said)) -> Any:
-    """Value that `encode` made its JSON of. Raises ValueError for anything else."""
+    """The value that `encode` made its JSON of. Raises ValueError for anything else."""
     if said is None or isinstance(said, (bool, int, str)):
         return said
     if isinstance(said, float):
@@ -92,7 +92,7 @@ class WireLine:
         self._rest = b""
 
     def send(self, message: Any) -> None:
-        """Raises ValueError for a message that is too long, OSError where nobody reads."""
+        """Raises ValueError for a message that is too long, OSError if nobody reads."""
         data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         if len(data) > LONGEST:
             raise ValueError(f"{len(data):,} bytes of data, at most {LONGEST:,} are sent")
@@ -100,7 +100,7 @@ class WireLine:
             data = data[os.write(self.target, data) :]
 
     def receive(self) -> Any:
-        """The next message. Raises EOFError where there is none, ValueError for what is no message."""
+        """The next message. Raises EOFError at the end, ValueError for an invalid message."""
         while b"\n" not in self._rest:
             chunk = os.read(self.source, 65536)
             if not chunk or len(self._rest) > LONGEST:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl.rewards.base import RewardFunction, RewardSample
+from rl.rewards.formats import reward_with_validity
 from rl.rewards.rows import row_sample
-from rl.rewards.validity import reward_with_validity
 from rl.training.ppo.rollout import Rollout
 from rl.training.result import TrainingFailed, TrainingRefused
 

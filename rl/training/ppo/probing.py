@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rl.agents import get_agent
 from rl.rewards.base import RewardFunction
-from rl.rewards.teachability import inapplicable_reason
+from rl.rewards.rows import inapplicable_reason
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.prompts import Prompts
 from rl.training.ppo.rollout import Rollout
