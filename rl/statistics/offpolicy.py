@@ -352,8 +352,6 @@ def report(choices: Sequence[LoggedChoice], confidence: float = 0.95) -> Report:
 # --- Checks of recorded propensities ---
 
 
-Array = npt.NDArray[np.float64]
-
 LEVEL = 0.001
 """Chance that any test finds fault with a log of right propensities (Bonferroni)."""
 BINS = 10
