@@ -10,8 +10,8 @@ import gguf
 import pytest
 
 from rl.export.gguf import export_gguf
-from rl.export.gguf_identity import identity_of
 from rl.export.gguf_lora import export_gguf_lora
+from rl.export.gguf_write import identity_of
 from rl.export.source import Source, source_open
 from tests.support.tiny_models import tiny_adapter
 

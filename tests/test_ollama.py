@@ -18,8 +18,7 @@ from rl.checksums import file_sum
 from rl.export import deployment, ollama
 from rl.export import service as export_service
 from rl.export.artifact import ExportRefused
-from rl.export.chat_template import template_translated
-from rl.export.ollama import export_to_ollama, hosting_profile
+from rl.export.ollama import export_to_ollama, hosting_profile, template_translated
 from rl.models import GateSettings, Policy, PolicyEvent, TrainingRun
 from rl.online import pipeline
 from rl.registry import service as registry

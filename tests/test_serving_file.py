@@ -10,7 +10,7 @@ import rl.export.agreement
 from rl.base_models.sources import AddedModel
 from rl.export import serving_file
 from rl.export.artifact import sha256_file
-from rl.export.serving_file import serving_file_write
+from rl.export.gguf import serving_file_write
 from rl.export.source import original_of
 from tests.support.tiny_models import tiny_model
 

@@ -21,11 +21,10 @@ from rl.export.artifact import (
     staged_file,
     staged_folder,
 )
-from rl.export.gguf_check import checked_facts, gguf_measured, gguf_read, plain_check
-from rl.export.gguf_identity import identity_of
 from rl.export.gguf_names import FAMILIES, TensorLayout, layout_of
+from rl.export.gguf_runtime import checked_facts, gguf_measured, gguf_read, plain_check
 from rl.export.gguf_tokenizer import chat_template_of
-from rl.export.gguf_write import WIDTH, tensor_announce, tensor_stored, writer_for
+from rl.export.gguf_write import WIDTH, identity_of, tensor_announce, tensor_stored, writer_for
 from rl.export.ollama import modelfile
 from rl.export.reference import Reference, check_prompts, reference_make
 from rl.export.source import Original, Source, original_of, source_open

@@ -234,7 +234,7 @@ def base_export(
             result = ExportResult("gguf", [exported_file(present)], {}, ["it was there already"])
             quantization = present.stem.removeprefix("base-")
         elif quantization == AUTO:
-            from rl.export.serving_file import serving_file_write
+            from rl.export.gguf import serving_file_write
 
             quantization, result = serving_file_write(
                 base_model, folder, llama_cpp_path=llama_cpp_path, progress=report

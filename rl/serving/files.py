@@ -24,7 +24,7 @@ from rl.serving.base import BASE, BackendFailed, Model
 logger = logging.getLogger("rl.serving")
 
 AUTO = "auto"
-"""SERVING_QUANTIZATION of a base: quantised where that agrees with the base (`rl.export.serving_file`), else f16."""
+"""SERVING_QUANTIZATION of a base: quantised where that agrees with the base (`rl.export.gguf`), else f16."""
 
 ASK_AGAIN_S = 60.0
 """Between two times this process has the same file made."""
