@@ -8,7 +8,7 @@ import pytest
 
 import rl.export.agreement
 from rl.base_models.sources import AddedModel
-from rl.export import serving_file
+from rl.export import gguf as serving_file
 from rl.export.artifact import sha256_file
 from rl.export.gguf import serving_file_write
 from rl.export.source import original_of

@@ -1,7 +1,7 @@
-"""Agreement of an exported model with its original: KL divergence, most likely token and answers, and a verdict.
+"""Agreement of an exported model with its original: KL divergence, top-1 agreement, equal answers, verdict.
 
 Both models read the same texts. KL(original || exported) in nats per token is what llama.cpp's `--kl-divergence`
-reports; a mean over the vocabulary of the differences of log-probabilities would be ruled by tokens that no model says.
+reports. A mean difference of log-probabilities over the vocabulary would be dominated by tokens that no model says.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ LogProbabilities: TypeAlias = Callable[[Sequence[int], int], FloatArray]
 Verdict: TypeAlias = Literal["same", "close", "changed"]
 
 SAME_KL, SAME_TOP1, SAME_ANSWERS = 0.01, 0.98, 0.9
-"""Up to this KL divergence, and from this top-1 agreement and share of equal answers to held-out prompts, two models
-are hard to tell apart: 8 bits stay within it."""
+"""Models within this KL divergence, top-1 agreement and share of equal held-out answers are hard to tell apart; 8-bit
+files are."""
 SAME_TOP1_TEXTS = 0.95
-"""Top-1 agreement in its place on the check texts alone. Many of their tokens are nearly tied: SmolLM2's own Q4_1 file
-has 97.9 and its q8_0 file 96.3 % there, at a KL divergence of 0.005 and 0.008."""
+"""Top-1 agreement on the check texts alone, many of whose tokens are nearly tied: SmolLM2's own Q4_1 file reaches 97.9
+% there, its q8_0 file 96.3 %, at a KL divergence of 0.005 and 0.008."""
 CLOSE_KL, CLOSE_TOP1 = 0.1, 0.9
-"""What quantising to 4 or 5 bits usually costs."""
+"""Usual cost of 4 or 5 bits."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the original says of one text."""
+    """The original's output on one text."""
 
     ids: list[int]
-    """Tokens of the prompt; of a held-out prompt also of the answer, but for its last token."""
+    """Tokens of the prompt; of a held-out prompt also of the answer, except its last token."""
     top: list[int]
-    """Its most likely token at each of the last positions: of a held-out prompt the answer's."""
+    """Most likely token at each of the last positions; of a held-out prompt at the answer's."""
     log_probs: FloatArray
-    """(positions, vocabulary), natural logarithm, of the last positions: those of `top`, or as many as memory holds."""
+    """(positions, vocabulary), natural logarithm, of the last positions, as many as memory holds."""
     held_out: bool = False
 
 
@@ -51,7 +51,7 @@ _shared: ContextVar[dict[Any, Any] | None] = ContextVar("references", default=No
 
 @contextmanager
 def references_shared() -> Iterator[None]:
-    """Inside, exports of one policy ask its original once: what it said of the texts stays in memory."""
+    """Inside the block exports of one policy share the original's outputs, kept in memory."""
     token = _shared.set({})
     try:
         yield
@@ -60,24 +60,24 @@ def references_shared() -> Iterator[None]:
 
 
 def references_kept() -> dict[Any, Any] | None:
-    """References by what was asked of which original; None outside `references_shared`."""
+    """Kept outputs by (original, texts); None outside `references_shared`."""
     return _shared.get()
 
 
 class Closeness(BaseModel):
-    """Agreement of one exported model with its original."""
+    """Agreement of one exported model with its original on one kind of text."""
 
     model_config = ConfigDict(frozen=True)
 
     prompts: int
     positions: int
-    """Tokens whose distributions were compared."""
+    """Number of compared positions."""
     kl: float
     """Mean KL(original || exported), nats per token."""
     top1_agreement: float
-    """Share of positions where both have the same most likely token."""
+    """Share of positions with the same most likely token."""
     same_answers: int | None = None
-    """Of held-out prompts: greedy answers that are the same to the last token."""
+    """Held-out prompts only: number of equal greedy answers."""
 
 
 class Measured(BaseModel):
@@ -88,22 +88,22 @@ class Measured(BaseModel):
     texts: Closeness
     """On a fixed set of texts in several scripts."""
     held_out: Closeness | None = None
-    """On answers to the agent's held-out prompts; None where the export had none."""
+    """On answers to held-out prompts; None without any."""
 
     @property
     def leading(self) -> Closeness:
-        """The figures that count: of held-out answers where there are some."""
+        """The leading figures: of held-out answers, if there are any."""
         return self.held_out or self.texts
 
 
 class ExportAgreement(BaseModel):
-    """The check of an export, stored under `agreement` in an artifact's `checked`."""
+    """The check of an export, stored as `agreement` in an artifact's `checked`."""
 
     model_config = ConfigDict(frozen=True)
 
     policy: Measured
     base: Measured | None = None
-    """Of the base model alone, converted the same way: what converting costs any model."""
+    """Of the base model alone, converted the same way: the cost of conversion."""
 
     @property
     def verdict(self) -> Verdict:
@@ -119,7 +119,7 @@ class ExportAgreement(BaseModel):
         return {**self.model_dump(exclude_none=True), "verdict": self.verdict}
 
     def words(self) -> list[str]:
-        """Figures of the policy beside those of the base, in sentences."""
+        """The policy's figures beside the base's, in sentences."""
         found, base = self.policy.leading, self.base.leading if self.base else None
         lines = []
         if found.same_answers is not None:
@@ -146,7 +146,7 @@ VERDICTS: dict[Verdict, str] = {
 
 
 def measured(expected: Sequence[Expected], exported: LogProbabilities) -> Measured:
-    """Agreement of an exported model with what its original says of some texts."""
+    """Agreement of an exported model with the original's outputs."""
     held_out = [text for text in expected if text.held_out]
     return Measured(
         texts=closeness([text for text in expected if not text.held_out], exported),
@@ -155,7 +155,8 @@ def measured(expected: Sequence[Expected], exported: LogProbabilities) -> Measur
 
 
 def closeness(expected: Iterable[Expected], exported: LogProbabilities) -> Closeness:
-    """Agreement on one kind of texts, which may be made one at a time: a row of logits is as long as the vocabulary."""
+    """Agreement on one kind of text. An iterator of texts saves memory: a row of logits is as long as
+    the vocabulary."""
     divergence, agreements, kl_positions, top_positions, same = 0.0, 0, 0, 0, 0
     prompts, held_out = 0, False
     for text in expected:

@@ -1,4 +1,4 @@
-"""Artifacts of an export: files that are whole, hashed and checked, or nothing at all."""
+"""Files of an export: written completely, hashed and checked, or not at all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 from rl.checksums import MANIFEST
 
 Progress = Callable[[str, int, int], None]
-"""Progress callback of an export: task, amount done, amount in all (both in the same unit)."""
+"""Progress callback: (task, amount done, total amount)."""
 
 FREE_MARGIN = 64 * 1024**2
-"""Bytes that must stay free beside what an export writes, for everything else on that disk."""
+"""Bytes that must stay free on the disk beside the export."""
 
 
 class ExportRefused(ValueError):
@@ -29,7 +29,7 @@ class ExportRefused(ValueError):
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """One finished file, with its size in bytes and its SHA-256 in hexadecimal."""
+    """One finished file, with its size in bytes and its SHA-256."""
 
     path: Path
     bytes: int
@@ -41,7 +41,7 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A finished export: its files, what was checked with which figures, and what a person should know."""
+    """A finished export: its files, the figures of its checks, and notes for a person."""
 
     format: str
     files: list[ExportedFile]
@@ -58,11 +58,11 @@ class ExportResult:
 
 
 def silent(step: str, done: int, total: int) -> None:
-    """A Progress nobody listens to."""
+    """A Progress that does nothing."""
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal, read in blocks."""
+    """SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -73,11 +73,10 @@ def exported_file(path: Path) -> ExportedFile:
 
 @contextmanager
 def staged_file(output: Path, needed_bytes: int) -> Iterator[Path]:
-    """A path in a temporary folder beside `output`; the file written there becomes `output` when the block ends well.
+    """A path in a temporary folder beside `output`; the file becomes `output` when the block succeeds.
 
-    Further files in the same temporary folder are thrown away. `needed_bytes` is the most the folder will hold at
-    once. Raises ExportRefused when the folder cannot be written or the disk is or becomes too full; whatever
-    happens, nothing half-written stays.
+    Other files in the folder are deleted. `needed_bytes` is the most it will hold at once. Raises ExportRefused if the
+    folder cannot be written or the disk is or becomes full. Nothing half-written remains.
     """
     if output.is_dir():
         raise ExportRefused(
@@ -91,9 +90,9 @@ def staged_file(output: Path, needed_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def staged_folder(output: Path, needed_bytes: int) -> Iterator[Path]:
-    """A temporary folder beside `output` that becomes `output` when the block ends well; see `staged_file`.
+    """A temporary folder beside `output` that becomes `output` when the block succeeds; see `staged_file`.
 
-    An existing `output` must be empty or an earlier export (it holds export.json), which is then replaced.
+    An existing `output` must be empty or an earlier export (it holds export.json), which is replaced.
     """
     if output.exists() and not output.is_dir():
         raise ExportRefused(
@@ -114,7 +113,7 @@ def staged_folder(output: Path, needed_bytes: int) -> Iterator[Path]:
 
 
 def manifest_write(folder: Path, result: ExportResult) -> None:
-    """Write export.json into a staged folder; file names in it are relative to the folder."""
+    """Writes export.json into a staged folder, with file names relative to it."""
     facts = result.as_dict()
     facts["files"] = [
         {"path": str(file.path.relative_to(folder)), "bytes": file.bytes, "sha256": file.sha256}
@@ -148,7 +147,7 @@ def _stage(output: Path, needed_bytes: int) -> Iterator[Path]:
 
 
 def space_check(folder: Path, needed_bytes: int) -> None:
-    """Raise ExportRefused unless `folder`'s disk has room for `needed_bytes` and the margin."""
+    """Raises ExportRefused unless `folder`'s disk has room for `needed_bytes` and the margin."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + FREE_MARGIN:
         raise ExportRefused(
@@ -167,7 +166,7 @@ def size_text(count: int) -> str:
 
 @contextmanager
 def _refusals(parent: Path) -> Iterator[None]:
-    """Turn what a disk can do to us into refusals; everything else stays as loud as it was."""
+    """Turns disk errors into refusals; other errors pass."""
     try:
         yield
     except OSError as error:

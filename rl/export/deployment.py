@@ -1,4 +1,4 @@
-"""Put a policy where apps ask for it: its GGUF file as a model of an Ollama server, the alias pointing to it."""
+"""Deploys a policy: its GGUF file becomes a model of an Ollama server, with an alias."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def policy_register(
     actor: str = "deploy",
     progress: Callable[[int, int, str], None] | None = None,
 ) -> dict[str, Any]:
-    """Make a policy's newest GGUF file (written now where there is none) a model of the server at OLLAMA_HOST.
+    """Makes a policy's newest GGUF file (written now if there is none) a model of the server at OLLAMA_HOST.
 
     promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the writers' ExportRefused.
     """
@@ -50,7 +50,7 @@ def policy_register(
 
 
 def _is_sound(file: Artifact) -> bool:
-    """True if an exported file is there, and is the one that was written."""
+    """True if an exported file exists and is unchanged."""
     path = _path(file.path)
     try:
         file_check(path, file.sha256, "it is exported again")

@@ -1,4 +1,4 @@
-"""Table of exporters: the forms a policy is written in, and the writer of each, imported when it is used. Pure."""
+"""Table of exporters: formats of a policy and their writers, imported on use. Pure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 ADAPTER, LINEAR = "adapter", "linear"
 
 OPTIONS = ("quantization", "model_name", "system_prompt", "llama_cpp_path", "prompts")
-"""Keyword arguments that a writer may take beside `progress`; `prompts` are held-out prompts of the agent."""
+"""Keyword arguments that a writer may take beside `progress`; `prompts` are the agent's held-out prompts."""
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """One form in which another program reads a policy."""
+    """A format of a policy for other programs."""
 
     name: str
     """Name in `export_model --format`."""
     writer: str
-    """`module:function`, imported when it is used. Of an adapter `(base_model, adapter, output, *, progress, ...)`,
-    of a linear policy `(policy, output)`; gives an `rl.export.artifact.ExportResult` of files that were compared with
-    the original, or raises ExportRefused and leaves nothing behind."""
+    """`module:function`, imported on use. For an adapter `(base_model, adapter, output, *, progress, ...)`, for a
+    linear policy `(policy, output)`. Returns an `rl.export.artifact.ExportResult` of files that were compared with the
+    original, or raises ExportRefused and leaves nothing behind."""
     title: str
-    """Files and their readers, in a few words."""
+    """Its files and their readers, in a few words."""
     policy_kind: str = ADAPTER
-    """Kind of policy it is of: `adapter` or `linear`."""
+    """Kind of policy: `adapter` or `linear`."""
     options: tuple[str, ...] = ()
     """OPTIONS that its writer takes."""
     names_file: bool = False
-    """True if the writer names the file in the policy's folder; else it gets a folder of the exporter's name there."""
+    """True if the writer names the file in the policy's folder; else it gets a folder with the exporter's name."""
 
 
 EXPORTERS: dict[str, Exporter] = {
@@ -54,19 +54,18 @@ EXPORTERS: dict[str, Exporter] = {
         ),
     )
 }  # fmt: skip
-"""Name -> exporter: built in, and those of plugins once they are registered."""
+"""Name -> exporter: built-in ones, and plugins' once registered."""
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,15}"
 DOTTED_PATH = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 def exporters_of(kind: str) -> list[str]:
-    """Names of the exporters of a kind of policy."""
     return [name for name, exporter in EXPORTERS.items() if exporter.policy_kind == kind]
 
 
 def exporter_register(name: str, found: Any) -> None:
-    """Enter an exporter from outside (`backend.plugins`). Raises ValueError where it is none, or its name is taken."""
+    """Registers a plugin's exporter (`backend.plugins`). Raises ValueError if it is none, or its name is taken."""
     if not isinstance(found, Exporter):
         raise ValueError(f"expected an Exporter (rl.export.exporters), found {found!r:.80}")
     if EXPORTERS.get(found.name) == found:

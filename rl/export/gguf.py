@@ -1,4 +1,4 @@
-"""A policy as one GGUF file for llama.cpp and Ollama: LoRA merged on the way, quantised, checked before it is done."""
+"""Export of a policy or base model as one GGUF file for llama.cpp and Ollama: merged, quantised, checked."""
 
 from __future__ import annotations
 
@@ -49,19 +49,18 @@ def export_gguf(
     prompts: Sequence[Sequence[Message]] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
-    """Write base + adapter as one GGUF file, tensor by tensor, with tokenizer and chat template inside.
+    """Writes base + adapter as one GGUF file, tensor by tensor, with tokenizer and chat template.
 
-    base_model: `bundled`, a folder or a Hugging Face name; None takes the one the adapter names. output: a file
-    name, or a folder to write the file into under the specification's name (see gguf_identity); an older file there
-    is replaced at the end.
-    quantization: one of QUANTIZATIONS. model_name: `general.name`. system_prompt: said by the chat template where a
-    conversation has no system turn. llama_cpp_path: a llama.cpp checkout, used for architectures not in FAMILIES.
-    prompts: held-out prompts, whose answers are compared beside a fixed set of texts in several scripts.
+    base_model: `bundled`, a folder or a Hugging Face name; None uses the adapter's. output: a file name, or a folder
+    for a file with the specification's name (`identity_of`); an older file is replaced at the end. quantization: one of
+    QUANTIZATIONS. model_name: `general.name`. system_prompt: system turn of the chat template for conversations without
+    one. llama_cpp_path: a llama.cpp checkout, for architectures not in FAMILIES. prompts: held-out prompts, whose
+    answers are compared beside fixed texts in several scripts.
 
-    Before it is called done, the unquantised file is opened by the gguf package and by llama.cpp and must split the
-    prompts into the same tokens and give the same log-probabilities as the original (see gguf_check). The quantised
-    file and the base alone, quantised the same way, are measured: `agreement` in `checked` (rl.export.agreement).
-    Memory stays near one copy of the weights. Raises ExportRefused; then nothing is left behind.
+    The unquantised file must open in the gguf package and in llama.cpp, split the prompts into the same tokens and give
+    the same log-probabilities as the original. The quantised file, and the base alone quantised the same way, are
+    measured: `agreement` in `checked` (`rl.export.agreement`). Memory stays near one copy of the weights. Raises
+    ExportRefused and leaves nothing behind.
     """
     progress = progress or silent
     if quantization not in QUANTIZATIONS:
@@ -127,7 +126,7 @@ def _base_measured(
     llama_cpp_path: str | None,
     progress: Progress,
 ) -> Measured | None:
-    """Agreement of the base alone, quantised the same way. Its two files lie beside the export for that long."""
+    """Agreement of the base alone, quantised the same way; needs two temporary files beside the export."""
     alone = source.without_adapter()
     progress("quantising the base model to compare", 0, 0)
     writer = writer_for(alone, llama_cpp_path=llama_cpp_path)
@@ -141,7 +140,7 @@ def _base_measured(
 
 
 def _staging_bytes(source: Source, plain: str, quantization: str) -> int:
-    """Bytes the staging folder holds at most: a plain file, and quantised ones at up to 8.5 bits a weight."""
+    """Most bytes of the staging folder: a plain file, and quantised ones at up to 8.5 bits per weight."""
     parameters = source.weights.base.parameters
     size = parameters * WIDTH[plain]
     if quantization not in PLAIN:
@@ -156,18 +155,18 @@ def _staging_bytes(source: Source, plain: str, quantization: str) -> int:
 
 
 SMALL_BYTES = 64 * 1024**2
-"""Of a float16 file: a smaller one is read fast enough as it is."""
+"""Smaller float16 files are fast enough unquantised."""
 ORIGINAL = "original"
-"""Quantisation of a base's own GGUF file, whichever it has."""
+"""Quantisation of a base's own GGUF file, whatever it is."""
 
 
 def serving_file_write(
     base_model: str, folder: Path, *, llama_cpp_path: str | None = None, progress: Progress | None = None
 ) -> tuple[str, ExportResult]:
-    """Write `base-<quantisation>.gguf` into a folder: (quantisation, result). Raises ExportRefused.
+    """Writes `base-<quantisation>.gguf` into a folder: (quantisation, result). Raises ExportRefused.
 
-    Tried in this order: the GGUF file that the base was de-quantised from, as a link; q8_0; float16, which is compared
-    with the base itself. The other two are compared with the float16 file, on the texts of `check_prompts`.
+    Tried in order: the GGUF file that the base was de-quantised from, as a link; q8_0; float16. Float16 is compared
+    with the base itself, the other two with the float16 file on the texts of `check_prompts`.
     """
     progress = progress or silent
     plain = folder / "base-f16.gguf"

@@ -1,4 +1,4 @@
-"""A policy's adapter alone as GGUF, to be loaded on the base's GGUF file in llama.cpp and switched while it runs."""
+"""Export of a policy's adapter as GGUF, which llama.cpp loads on the base's GGUF file and switches while running."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from rl.export.source import Original, Source, original_of, source_open
 from rl.export.weights import LoraPair
 
 QUANTISED_BAR, QUANTISED_SHARE = 0.1, 10.0
-"""On a quantised base, a KL divergence above QUANTISED_BAR nats per token plus QUANTISED_SHARE times the base's own is
-no rounding: something was written wrongly."""
+"""On a quantised base, a KL divergence above QUANTISED_BAR nats per token plus QUANTISED_SHARE times the base's own
+means a wrong file, not rounding."""
 
 _README = """# {name}
 
@@ -71,15 +71,14 @@ def export_gguf_lora(
     prompts: Sequence[Sequence[Message]] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
-    """Write an adapter as a GGUF LoRA: for each weight it changes `<name>.lora_a` and `<name>.lora_b`, float32.
+    """Writes an adapter as a GGUF LoRA: `<name>.lora_a` and `<name>.lora_b` per changed weight, float32.
 
     base_model: as in `export_gguf`; its family must be one of FAMILIES. output: a file name; or a new or empty folder,
-    or an earlier export to replace, which gets the file under the specification's name (see gguf_identity), a README
-    and, where the base came from a GGUF file, a Modelfile for Ollama. prompts: held-out prompts, as in `export_gguf`.
+    or an earlier export to replace, which gets the file under the specification's name (`identity_of`), a README and,
+    for a base from a GGUF file, a Modelfile. prompts: as in `export_gguf`.
 
-    It is checked in llama.cpp against base + adapter under PEFT: on the GGUF file that the base was made from, whose
-    SHA-256 must be the recorded one, else on a temporary float16 GGUF of the base. Raises ExportRefused; then nothing
-    is left behind.
+    llama.cpp compares it with base + adapter under PEFT: on the GGUF file the base was made from, whose SHA-256 must
+    match, else on a temporary float16 GGUF of the base. Raises ExportRefused and leaves nothing behind.
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
@@ -146,7 +145,7 @@ def export_gguf_lora(
 def _quantised_check(
     original: Original, lora: Path, reference: Reference
 ) -> tuple[Measured | None, Measured | None]:
-    """Agreement on the file that the base was made from, of policy and base. Raises ExportRefused."""
+    """Agreement of policy and base on the file the base was made from. Raises ExportRefused."""
     base = gguf_measured(original.file, reference.prompts, reference.base)
     policy = gguf_measured(original.file, reference.prompts, reference.policy, lora=lora)
     if policy is None or base is None:
@@ -164,7 +163,7 @@ def _quantised_check(
 def _plain_check(
     source: Source, lora: Path, reference: Reference, progress: Progress
 ) -> tuple[Measured | None, Measured | None]:
-    """Agreement on a temporary float16 file of the base, of policy and base. Raises ExportRefused."""
+    """Agreement of policy and base on a temporary float16 file of the base. Raises ExportRefused."""
     alone = source.without_adapter()
     writer = writer_for(alone)
     file = lora.with_name("base.gguf")
@@ -195,7 +194,7 @@ def _readme(source: Source, name: str, original: Original | None, adapter: str, 
 
 
 def lora_write(source: Source, layout: TensorLayout, path: Path, name: str) -> int:
-    """Write the adapter's file, unchecked; the number of tensors in it."""
+    """Writes the adapter's file without checks. Returns its number of tensors."""
     pairs = list(source.weights.pairs())
     names = layout.names([pair.target for pair in pairs])
     if any(names[pair.target] == "token_embd.weight" for pair in pairs):

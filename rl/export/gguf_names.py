@@ -1,6 +1,6 @@
-"""Names of each model family in GGUF: architecture, configuration keys, tensor names and layouts.
+"""Model families in GGUF: architecture, configuration keys, tensor names and layouts.
 
-The keys and layouts are those of llama.cpp's own conversion; the tensor names come from the `gguf` package's maps.
+Keys and layouts follow llama.cpp's own conversion; tensor names come from the `gguf` package.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rl.export.artifact import ExportRefused
 
 @dataclass(frozen=True)
 class Family:
-    """Family of models, by transformers' `model_type`, and how it is written as GGUF."""
+    """A family of models (transformers' `model_type`), and how it is written as GGUF."""
 
     arch: gguf.MODEL_ARCH
     parameters: Callable[[gguf.GGUFWriter, Any], None]
     """Writes the configuration keys."""
     permuted: bool = False
-    """llama.cpp rotates neighbouring pairs where transformers rotates halves, so q and k rows change places."""
+    """True: q and k rows change order, as llama.cpp rotates neighbouring pairs where transformers rotates halves."""
     norm_shift: float = 0.0
     """Added to norm weights: Gemma multiplies by 1 + w."""
     conv1d: bool = False
-    """Linear weights lie as (in, out), as in GPT-2."""
+    """True: linear weights are (in, out), as in GPT-2."""
     output_head: bool = True
-    """False where llama.cpp always takes the embedding table as output."""
+    """False: llama.cpp always uses the embedding table as output."""
 
     @property
     def name(self) -> str:
@@ -40,14 +40,14 @@ class Family:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Layout of a model's tensors in GGUF: their names there, and their shapes."""
+    """Names and shapes of a model's tensors in GGUF."""
 
     family: Family
     config: Any
     tied: bool
 
     def names(self, names: list[str]) -> dict[str, str]:
-        """Checkpoint name -> GGUF name for every tensor llama.cpp reads. Raises ExportRefused for an unknown one."""
+        """Checkpoint name -> GGUF name of every tensor llama.cpp reads. Raises ExportRefused for an unknown one."""
         table = gguf.get_tensor_name_map(self.family.arch, self.config.num_hidden_layers)
         mapping: dict[str, str] = {}
         for name in names:
@@ -74,7 +74,7 @@ class TensorLayout:
         return self.rows(name, tensor)
 
     def rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The output rows of q and k in llama.cpp's order; anything else unchanged. Also for a LoRA's B."""
+        """q and k rows in llama.cpp's order, other tensors unchanged. Also for a LoRA's B."""
         if not self.family.permuted:
             return tensor
         module = name.rsplit(".", 2)[-2]
@@ -121,21 +121,20 @@ def permute_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def rope_parameters(config: Any) -> dict[str, Any]:
-    """Rotation of positions: rope_type, rope_theta and what scales them (in full-attention layers)."""
+    """Rotary position parameters: rope_type, rope_theta and scaling (of full-attention layers)."""
     found = dict(getattr(config, "rope_parameters", None) or {})
     return dict(found.get("full_attention", found))
 
 
 def head_size(config: Any) -> int:
-    """Width of one attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def llama3_factors(rope: dict[str, Any], size: int) -> torch.Tensor:
-    """By what each of the size / 2 rotation frequencies is divided (Llama 3.1's scaling, as in transformers).
+    """Divisors of the size / 2 rotation frequencies (Llama 3.1's scaling, as in transformers).
 
-    Wavelengths below the high-frequency bound stay, those above the low one are divided by `factor`, and between
-    them the frequency, not the factor, is interpolated.
+    Wavelengths below the high-frequency bound stay, those above the low one are divided by `factor`; between them the
+    frequency is interpolated.
     """
     frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float64) / size))
     factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
@@ -252,7 +251,7 @@ def _gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _set_attention_window(config: Any, every: int) -> None:
-    """llama.cpp knows Gemma's pattern of layers, one in `every` reading everything, and its scale of attention."""
+    """Refuses a Gemma whose layer pattern or attention scale llama.cpp does not support."""
     pattern = [
         "full_attention" if (i + 1) % every == 0 else "sliding_attention"
         for i in range(config.num_hidden_layers)
@@ -292,11 +291,11 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(_ARCH.GEMMA3, _gemma3, norm_shift=1.0, output_head=False),
     "gpt2": Family(_ARCH.GPT2, _gpt2, conv1d=True),
 }
-"""`model_type` -> how it is written. Anything else goes through llama.cpp's own conversion."""
+"""`model_type` -> how it is written. Others go through llama.cpp's own conversion."""
 
 
 def layout_of(config: Any) -> TensorLayout | None:
-    """The layout of a model, or None where its family is not one of FAMILIES."""
+    """The layout of a model; None if its family is not one of FAMILIES."""
     family = FAMILIES.get(str(config.model_type))
     if family is None:
         return None
@@ -304,7 +303,7 @@ def layout_of(config: Any) -> TensorLayout | None:
 
 
 def layout_notes(config: Any) -> list[str]:
-    """Notes to a person about a model that llama.cpp runs a little differently."""
+    """Notes on models that llama.cpp runs differently."""
     window = getattr(config, "sliding_window", None)
     if config.model_type in ("mistral", "phi3") and window and window < config.max_position_embeddings:
         return [

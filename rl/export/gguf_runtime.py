@@ -1,4 +1,4 @@
-"""llama.cpp in process, quietly: open a GGUF file, ask it for log-probabilities and answers, quantise a file."""
+"""llama.cpp in process: open a GGUF file, compare it with the original, quantise it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ FILE_TYPES: dict[str, int] = {
     "q5_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_M,
     "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
 }
-"""Quantisation as users name it -> llama.cpp's `general.file_type`."""
+"""Quantisation -> llama.cpp's `general.file_type`."""
 
 PLAIN = ("f32", "f16", "bf16")
-"""Written as they are; everything else is quantised from one of them."""
+"""Unquantised types; the others are quantised from one of them."""
 
 _BUFFER_BYTES = 512 * 1024**2
-"""Rows of one tensor quantised at once; llama.cpp's own default is 8 GiB."""
+"""Rows of one tensor quantised at once; llama.cpp's default is 8 GiB."""
 
 
 @contextmanager
 def llama_quiet() -> Iterator[list[str]]:
-    """Nothing of llama.cpp reaches stdout or stderr; gives the list in which its error lines gather."""
+    """Silences llama.cpp's output; yields the list that collects its error lines."""
     errors: list[str] = []
     level = _logger.logger.level
 
@@ -65,9 +65,9 @@ def llama_quiet() -> Iterator[list[str]]:
 
 @contextmanager
 def llama_opened(path: Path, context: int, lora: Path | None = None) -> Iterator[llama_cpp.Llama]:
-    """A GGUF file opened on the CPU, with a LoRA in GGUF where one is given; `context` in tokens.
+    """A GGUF file opened on the CPU, optionally with a GGUF LoRA; `context` in tokens.
 
-    Raises ExportRefused with llama.cpp's own words where it does not open.
+    Raises ExportRefused with llama.cpp's message if it does not open.
     """
     cores = cores_for(path.stat().st_size)
     with llama_quiet() as errors:
@@ -98,7 +98,7 @@ def llama_log_probabilities(llama: llama_cpp.Llama, ids: Sequence[int], position
 
 
 def quantise(source: Path, target: Path, quantization: str) -> None:
-    """Quantise a plain GGUF file in this process. Raises ExportRefused with llama.cpp's own words."""
+    """Quantises a plain GGUF file in this process. Raises ExportRefused with llama.cpp's message."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[quantization]
     params.nthread = cores_available()
@@ -119,19 +119,20 @@ def quantise(source: Path, target: Path, quantization: str) -> None:
 
 
 PLAIN_BAR = {"f32": 0.002, "f16": 0.002, "bf16": 0.02}
-"""Largest KL divergence from the original on the check texts, in nats per token, of an unquantised file.
+"""Largest KL divergence of an unquantised file from the original on the check texts, in nats per token.
 
-Float16 costs less than a tenth of it; more means that something was written wrongly. bfloat16 keeps 8 bits of each
-weight, and a float32 original loses more by that."""
+Float16 costs less than a tenth of it; more means a wrong file. bfloat16 keeps 8 bits of each weight, and costs a
+float32 original more.
+"""
 
 
 def gguf_measured(
     path: Path, prompts: Sequence[CheckPrompt], expected: Sequence[Expected], *, lora: Path | None = None
 ) -> Measured | None:
-    """Open a GGUF file in llama.cpp and compare its tokens and log-probabilities with the original's.
+    """Compares a GGUF file's tokens and log-probabilities in llama.cpp with the original's.
 
-    lora: a LoRA in GGUF to open on top. None where nothing is expected: the tokens alone were compared. Raises
-    ExportRefused for a file that does not open or splits the prompts into other tokens.
+    lora: a GGUF LoRA on top. Returns None if nothing is expected: then only tokens were compared. Raises ExportRefused
+    for a file that does not open or splits the prompts into other tokens.
     """
     longest = max(len(ids) for ids in [*(p.ids for p in prompts), *(text.ids for text in expected)])
     with llama_opened(path, max(longest, 64), lora) as llama:
@@ -148,7 +149,7 @@ def gguf_measured(
 def checked_facts(
     reference: Reference, policy: Measured | None, base: Measured | None = None
 ) -> dict[str, Any]:
-    """Facts of a check for `checked`: the tokens are equal, and the agreement or why it was not measured."""
+    """Results of a check for `checked`: tokens are equal, and the agreement or why it was not measured."""
     facts: dict[str, Any] = {"prompts": len(reference.prompts), "tokens_equal": True}
     if policy is None:
         return {**facts, "not_compared": reference.skip_reason}
@@ -156,7 +157,7 @@ def checked_facts(
 
 
 def plain_check(found: Measured, quantization: str, notes: Sequence[str] = ()) -> None:
-    """Raise ExportRefused for an unquantised file above PLAIN_BAR; notes: what may explain a difference."""
+    """Raises ExportRefused for an unquantised file above PLAIN_BAR; notes: possible explanations."""
     bar = PLAIN_BAR[quantization]
     if not found.texts.kl <= bar:
         raise ExportRefused(
@@ -168,10 +169,10 @@ def plain_check(found: Measured, quantization: str, notes: Sequence[str] = ()) -
 
 
 def gguf_read(path: Path, tensors: int | None, quantization: str) -> tuple[dict[str, Any], list[str]]:
-    """Open a file with the gguf package: its `architecture` and number of `tensors`, and notes on how they are stored.
+    """Reads a file with the gguf package: its `architecture` and number of `tensors`, and notes on their types.
 
-    tensors: how many there must be, None where nobody counted. A matrix whose rows do not divide into the
-    quantisation's blocks is stored in another type by llama.cpp; the notes name these. Raises ExportRefused.
+    tensors: expected number, None if unknown. llama.cpp stores matrices whose rows do not fit the quantisation's blocks
+    in another type; the notes name them. Raises ExportRefused.
     """
     try:
         reader = gguf.GGUFReader(path)

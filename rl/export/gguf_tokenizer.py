@@ -39,7 +39,7 @@ PRE_TOKENIZERS: dict[tuple[str, ...], dict[bool, str]] = {
     (_letter_case("") + r"\p{N}" + _SLASH_TAIL,): {True: "tekken"},
     (_letter_case(_CONTRACTIONS + "?") + r"\p{N}{1,3}" + _SLASH_TAIL,): {False: "gpt-4o"},
 }
-"""The patterns text is split by, in order -> whether a word that is a token is taken whole -> llama.cpp's name."""
+"""Patterns that split text, in order -> (whole words that are tokens stay whole -> llama.cpp's name)."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Vocabulary:
     chat_template: str | list[dict[str, str]] = ""
     """The template, or a list of several with their names."""
     strips_after_special: bool = False
-    """White space after a special token is dropped (Phi-3); llama.cpp does so for models named phi-3."""
+    """True if white space after a special token is dropped (Phi-3), which llama.cpp does for models named phi-3."""
     notes: list[str] = field(default_factory=list)
 
     def write(self, writer: gguf.GGUFWriter) -> None:
@@ -90,11 +90,10 @@ class Vocabulary:
 
 
 def vocabulary_of(tokenizer: Any, rows: int, system_prompt: str | None = None) -> Vocabulary:
-    """Describe a fast tokenizer for a model whose embedding table has `rows` rows.
+    """A fast tokenizer in GGUF's terms, for an embedding table with `rows` rows.
 
-    It is read as transformers uses it, which for some families is not what their tokenizer.json says.
-    system_prompt: what the chat template says first where a conversation brings no system turn of its own.
-    Raises ExportRefused for a kind of tokenizer llama.cpp does not have, naming what was found.
+    It is read as transformers uses it, which may differ from its tokenizer.json. system_prompt: first turn of the chat
+    template for conversations without a system turn. Raises ExportRefused for a tokenizer that llama.cpp lacks.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -165,7 +164,7 @@ def _byte_level(facts: dict[str, Any], rows: int) -> Vocabulary:
 
 
 def _patterns(pre: dict[str, Any] | None) -> tuple[tuple[str, ...], bool]:
-    """The regular expressions a byte-level pre-tokenizer splits by, in order, and whether it puts a space first."""
+    """The patterns a byte-level pre-tokenizer splits by, in order, and whether it prepends a space."""
     steps = (pre.get("pretokenizers") or [pre]) if pre else []
     patterns: list[str] = []
     prefix_space = False
@@ -186,7 +185,7 @@ def _patterns(pre: dict[str, Any] | None) -> tuple[tuple[str, ...], bool]:
 
 
 def _sentencepiece(facts: dict[str, Any], rows: int, chat: bool) -> Vocabulary:
-    """llama.cpp merges the neighbours whose joined piece scores highest; rank order of the merges gives the scores."""
+    """Scores by the rank of merges: llama.cpp merges the neighbours whose joined piece scores highest."""
     merges = [
         tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in facts["model"]["merges"]
     ]
@@ -216,8 +215,7 @@ def _sentencepiece(facts: dict[str, Any], rows: int, chat: bool) -> Vocabulary:
 
 
 def _unlisted_merges(pieces: list[str], merges: set[tuple[str, ...]]) -> int:
-    """Number of pieces with a split into two pieces that is no merge: sentencepiece's own conversion leaves
-    none."""
+    """Number of pieces that split into two pieces without a merge; sentencepiece's own conversion has none."""
     known = set(pieces)
     return sum(
         any(
@@ -229,8 +227,7 @@ def _unlisted_merges(pieces: list[str], merges: set[tuple[str, ...]]) -> int:
 
 
 def _space_prefix(facts: dict[str, Any], chat: bool) -> bool:
-    """True if a space goes before text. llama.cpp puts it after special tokens too, as the older form
-    does."""
+    """True if text gets a leading space. llama.cpp adds it after special tokens too, as the older form does."""
     steps = _flat(facts.get("normalizer"), "normalizers") + _flat(facts.get("pre_tokenizer"), "pretokenizers")
     for step in steps:
         if step.get("type") == "Prepend":
@@ -286,9 +283,9 @@ def _special(vocabulary: Vocabulary, tokenizer: Any) -> None:
 
 
 def chat_template_of(tokenizer: Any, system_prompt: str | None = None) -> str | list[dict[str, str]]:
-    """The chat template as training has it (`Encoder`), or several with their names. Raises ExportRefused.
+    """The chat template as trained (`Encoder`), or several with their names. Raises ExportRefused.
 
-    Where a conversation has no system turn, it says `system_prompt` first.
+    system_prompt: first turn for conversations without a system turn.
     """
     template = Encoder(tokenizer).tokenizer.chat_template
     if not isinstance(template, dict):
@@ -305,7 +302,7 @@ def chat_template_of(tokenizer: Any, system_prompt: str | None = None) -> str | 
 
 
 def chat_template_with(tokenizer: Any, template: str, system_prompt: str | None) -> str:
-    """A chat template, saying `system_prompt` first where a conversation has no system turn."""
+    """A chat template that starts with `system_prompt` if a conversation has no system turn."""
     if not system_prompt:
         return template
     turn = json.dumps({"role": "system", "content": system_prompt}, ensure_ascii=False)

@@ -1,4 +1,9 @@
-"""Choice of the GGUF writer: this project's own, tensor by tensor, or a llama.cpp checkout for other architectures."""
+"""Writers of plain GGUF files: this project's own, tensor by tensor, or a llama.cpp checkout's; and a file's identity.
+
+Names and `general.*` keys follow ggml-org/ggml docs/gguf.md, "GGUF Naming Convention":
+`<BaseName>-<SizeLabel>-<FineTune>-<Version>-<Encoding>[-<Type>].gguf`. A base name has only letters, digits and
+hyphens, so that a file name can be split into its parts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from rl.export.merged_model import merged_write
 from rl.export.source import Source
 
 WIDTH = {"f32": 4, "f16": 2, "bf16": 2}
-"""Bytes a weight takes in each plain type."""
+"""Bytes per weight of each plain type."""
 
 _TENSOR_TYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
@@ -36,7 +41,7 @@ _CONVERTER = "convert_hf_to_gguf.py"
 
 
 class TooLarge(Exception):
-    """A weight that float16 cannot hold; its argument is the tensor's name."""
+    """A weight exceeds float16; the argument is the tensor's name."""
 
 
 class GgufWriter(Protocol):
@@ -46,12 +51,12 @@ class GgufWriter(Protocol):
     notes: list[str]
 
     def general_name(self, name: str) -> str:
-        """Value of `general.name` for a model a person calls `name`."""
+        """Value of `general.name` for a model called `name`."""
 
     def write(self, path: Path, plain: str, name: str, progress: Progress) -> int | None:
-        """Write the file as f32, f16 or bf16; how many tensors it must hold, None where only the converter knows.
+        """Writes the file as f32, f16 or bf16. Returns its number of tensors, None if only the converter knows.
 
-        Raises TooLarge where f16 does not hold a weight, and ExportRefused.
+        Raises TooLarge if f16 cannot hold a weight, and ExportRefused.
         """
 
 
@@ -68,7 +73,7 @@ class NativeWriter:
         self.notes = [*vocabulary.notes, *layout_notes(layout.config)]
 
     def general_name(self, name: str) -> str:
-        """llama.cpp drops white space after special tokens in models named phi-3, and only there."""
+        """llama.cpp drops white space after special tokens only in models named phi-3."""
         looks_like_phi3 = re.search(r"phi-?3", name, re.IGNORECASE) is not None
         if self.vocabulary.strips_after_special and not looks_like_phi3:
             return f"{name} (phi-3)"
@@ -77,7 +82,7 @@ class NativeWriter:
         return name
 
     def write(self, path: Path, plain: str, name: str, progress: Progress) -> int:
-        """Write the whole file; the number of tensors in it. One tensor is in memory at a time."""
+        """Writes the whole file with one tensor in memory at a time. Returns its number of tensors."""
         weights, base, layout = self.source.weights, self.source.weights.base, self.layout
         names, extra = layout.names(base.names), layout.extra()
         writer = gguf.GGUFWriter(path, layout.family.name)
@@ -112,7 +117,7 @@ class NativeWriter:
 
 
 class ExternalWriter:
-    """Lets a llama.cpp checkout write what this project does not know."""
+    """Uses a llama.cpp checkout for other families."""
 
     def __init__(self, source: Source, script: Path, system_prompt: str | None) -> None:
         self.source = source
@@ -124,7 +129,7 @@ class ExternalWriter:
         return name
 
     def write(self, path: Path, plain: str, name: str, progress: Progress) -> int | None:
-        """Merge into a folder beside `path`, convert it, throw the folder away."""
+        """Merges into a folder beside `path`, converts it and deletes the folder."""
         folder = path.with_name("merged")
         folder.mkdir()
         merged_write(self.source, folder, progress)
@@ -151,8 +156,7 @@ def writer_for(
     llama_cpp_path: str | None = None,
     identity: Identity | None = None,
 ) -> GgufWriter:
-    """The writer for a model's family; `identity` is written into the file. Raises ExportRefused where nobody here
-    can write it."""
+    """The writer of a model's family; `identity` is written into the file. Raises ExportRefused if there is none."""
     layout = layout_of(source.weights.base.config)
     if layout is not None:
         rows = source.weights.base.shape(_embedding(layout, source))[0]
@@ -180,7 +184,7 @@ def _embedding(layout: TensorLayout, source: Source) -> str:
 
 
 def _type_of(name: str, shape: tuple[int, ...], plain: str) -> str:
-    """llama.cpp reads vectors, norms, positions and rotation factors as float32 only."""
+    """llama.cpp reads vectors, norms, positions and rotation factors only as float32."""
     stays_float = (
         len(shape) < 2 or name.endswith("_norm.weight") or name.startswith(("position_embd", "rope_"))
     )
@@ -188,13 +192,13 @@ def _type_of(name: str, shape: tuple[int, ...], plain: str) -> str:
 
 
 def tensor_announce(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: str) -> None:
-    """Reserve a tensor's place; its bytes are written later, in the order announced."""
+    """Reserves a tensor's place; its bytes are written later, in the same order."""
     size = math.prod(shape) * WIDTH[kind]
     writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=_TENSOR_TYPES[kind])
 
 
 def tensor_stored(name: str, tensor: torch.Tensor, kind: str) -> np.ndarray[Any, Any]:
-    """A tensor as the bytes GGUF keeps."""
+    """A tensor as the bytes in the file."""
     if kind == "f32":
         return tensor.to(torch.float32).contiguous().numpy()
     if kind == "bf16":
@@ -209,9 +213,9 @@ def tensor_stored(name: str, tensor: torch.Tensor, kind: str) -> np.ndarray[Any,
 
 
 BUNDLED_NAME = "Ratchet-bundled"
-"""Base name of the model that comes with Ratchet."""
+"""Base name of the bundled model."""
 DEFAULT_VERSION = "v1.0"
-"""Version the specification has where none is named."""
+"""The specification's version if none is named."""
 
 _SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?[KMBT])(?=-|$)", re.IGNORECASE)
 _VERSION = re.compile(r"-(v\d+(?:\.\d+)*)$")
@@ -219,16 +223,16 @@ _VERSION = re.compile(r"-(v\d+(?:\.\d+)*)$")
 
 @dataclass(frozen=True)
 class Identity:
-    """Parts of a model's name, as the specification has them."""
+    """Parts of a model's name in the specification."""
 
     base_name: str
     size_label: str
-    """Number of the base's parameters, rounded: `3.4M`, `0.6B`."""
+    """Rounded number of the base's parameters: `3.4M`, `0.6B`."""
     finetune: str
-    """Purpose of the training: the agent's slug; empty for a base alone."""
+    """The agent's slug; empty for a base alone."""
     version: str
     base_model: str
-    """The base as it was named: `bundled`, `Qwen/Qwen3-0.6B`, a folder's name."""
+    """The base as named: `bundled`, `Qwen/Qwen3-0.6B`, a folder's name."""
 
     def file_name(self, encoding: str, *, adapter: bool = False) -> str:
         """`Qwen3-0.6B-support-bot-v214-Q4_K_M.gguf`; an adapter's ends in `-F32-LoRA.gguf`."""
@@ -244,7 +248,7 @@ class Identity:
         return f"{name}.gguf"
 
     def write(self, writer: gguf.GGUFWriter) -> None:
-        """Write the `general.*` keys; `general.base_model.*` names the parent of a fine-tuned model."""
+        """Writes the `general.*` keys; `general.base_model.*` names the parent of a fine-tuned model."""
         writer.add_basename(self.base_name)
         writer.add_size_label(self.size_label)
         writer.add_version(self.version)

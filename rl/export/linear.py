@@ -1,4 +1,4 @@
-"""A linear policy's file for another program: JSON with its weights by name, copied and read back."""
+"""Export of a linear policy: its JSON file with weights by name, copied and verified."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from rl.linear.model import WEIGHTS, LinearPolicy, LinearPolicyError
 
 
 def export_linear(policy: Path, output: Path) -> ExportResult:
-    """Copy the file of a linear policy's folder. output: a file name that ends with `.json`, or a folder. Raises
-    ExportRefused where there is no such policy, or the copy is another."""
+    """Copies the file of a linear policy. output: a file name ending in `.json`, or a folder.
+
+    Raises ExportRefused if there is no linear policy, or the copy differs.
+    """
     target = output if output.suffix == ".json" else output / WEIGHTS
     try:
         LinearPolicy.load(policy)

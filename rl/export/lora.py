@@ -1,4 +1,4 @@
-"""A policy as its adapter alone: the folder PEFT loads, with its tokenizer and a page that says how to use it."""
+"""Export of a policy as its adapter: the folder PEFT loads, with tokenizer and README."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ The SHA-256 of each file stands in `export.json`.
 """
 
 CARD, CARD_TAG = "README.md", "preference-learning"
-"""Model card beside an adapter, and the tag by which one of ours is told from PEFT's template."""
+"""Model card beside an adapter, and the tag that tells ours from PEFT's template."""
 
 _BUNDLED_IMPORT = "from rl.bundled_models import resolve_base_model  # the model that comes with Ratchet\n\n"
 
@@ -53,10 +53,10 @@ _BUNDLED_IMPORT = "from rl.bundled_models import resolve_base_model  # the model
 def export_lora(
     base_model: str | None, adapter: Path, output: Path, *, progress: Progress | None = None
 ) -> ExportResult:
-    """Copy an adapter into a folder of its own, with tokenizer and README; every copy's hash equals its original's.
+    """Copies an adapter into its own folder with tokenizer and README; hashes of the copies are verified.
 
-    base_model: as in `export_merged`; the adapter is checked against it. output: a new or empty folder, or an
-    earlier export to replace. Raises ExportRefused; then nothing is left behind.
+    base_model: as in `export_merged`; the adapter must fit it. output: a new or empty folder, or an earlier export to
+    replace. Raises ExportRefused and leaves nothing behind.
     """
     progress = progress or silent
     source = source_open(base_model, adapter)

@@ -1,4 +1,4 @@
-"""A policy as one Hugging Face model: the LoRA merged into the base's weights, shard by shard."""
+"""Export of a policy as one Hugging Face model: the LoRA merged into the base's weights, shard by shard."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from rl.export.reference import (
 from rl.export.source import Source, source_open
 
 SHARD_BYTES = 512 * 1024**2
-"""Size of a weight file at most, and with it the memory writing takes beside one tensor."""
+"""Largest size of a weight file, and memory needed beside one tensor."""
 
 MERGED_BAR = {torch.float32: 1e-6, torch.float16: 0.002, torch.bfloat16: 0.02}
-"""Largest KL divergence from base + adapter, in nats per token, by the base's own type (what it rounds to)."""
+"""Type of the base's weights -> largest KL divergence from base + adapter, in nats per token."""
 
 
 def export_merged(
@@ -49,12 +49,11 @@ def export_merged(
     prompts: Sequence[Sequence[Message]] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
-    """Write base + adapter as one model folder in safetensors, in the base's own dtype, with its tokenizer.
+    """Writes base + adapter as one safetensors folder in the base's dtype, with its tokenizer.
 
-    base_model: `bundled`, a folder or a Hugging Face name; None takes the one the adapter names. output: a new or
-    empty folder, or an earlier export to replace. prompts: held-out prompts, as in `export_gguf`. Before it is called
-    done the folder is loaded by transformers and compared with base + adapter under PEFT. Raises ExportRefused; then
-    nothing is left behind.
+    base_model: `bundled`, a folder or a Hugging Face name; None uses the adapter's. output: a new or empty folder, or
+    an earlier export to replace. prompts: held-out prompts, as in `export_gguf`. transformers then loads the folder,
+    and it is compared with base + adapter under PEFT. Raises ExportRefused and leaves nothing behind.
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
@@ -75,7 +74,7 @@ def export_merged(
 
 
 def merged_write(source: Source, folder: Path, progress: Progress = silent) -> None:
-    """Write the merged weights, configuration and tokenizer into an existing folder, unchecked."""
+    """Writes merged weights, configuration and tokenizer into an existing folder, without checks."""
     weights, base = source.weights, source.weights.base
     shards: list[list[str]] = [[]]
     size = 0

@@ -1,4 +1,4 @@
-"""A GGUF file as a model of an Ollama server: uploaded by its digest, created, listed, swapped and removed."""
+"""Models of an Ollama server from GGUF files: upload, create, list, promote, remove; chat templates in Go."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rl.export.gguf import export_gguf
 from rl.training.hardware import Hardware, detect
 
 UPLOADS = 3
-"""Times a file is sent: a connection may break in the middle of gigabytes."""
+"""Attempts to send a file: a connection may break within gigabytes."""
 
 TIMEOUT = httpx.Timeout(600.0, connect=5.0)
-"""Seconds. Creating a model reads and hashes all of it; being there takes no time."""
+"""In seconds. Creating a model reads and hashes all of it."""
 
 CONTEXT = 4096
-"""Tokens a model is hosted with where memory is below 16 GB; twice that elsewhere, and never more than it can read."""
+"""Context length in tokens below 16 GB of memory, twice that above; at most the model's own."""
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to call, as OLLAMA_HOST may say
 
@@ -40,16 +40,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?"
 
 @dataclass(frozen=True)
 class OllamaModel:
-    """A model that an Ollama server has."""
+    """A model on an Ollama server."""
 
     name: str
     host: str
     digests: dict[str, str] = field(default_factory=dict)
     """File name -> `sha256:<hex>`."""
     uploaded: int = 0
-    """Files that were sent; the others were there."""
+    """Number of files sent; the others were there."""
     template: str = ""
-    """Go template it was created with; empty: the one Ollama finds for the file itself."""
+    """Its Go template; empty: Ollama's own for the file."""
     system: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     alias: str = ""
@@ -71,7 +71,7 @@ class Gguf:
 
 
 class _Client(ollama.Client):
-    """The official client, and the one question it does not ask: whether the server has a file already."""
+    """The official client, plus a check whether the server has a file."""
 
     @property
     def address(self) -> str:
@@ -93,16 +93,15 @@ def export_to_ollama(
     alias: str | None = None,
     progress: Progress | None = None,
 ) -> OllamaModel:
-    """Make a GGUF file a model of an Ollama server, with its chat template, stop tokens and hosting profile.
+    """Makes a GGUF file a model of an Ollama server, with chat template, stop tokens and hosting profile.
 
-    model: a GGUF file; a checkpoint's folder, which is written as GGUF first (q4_k_m, on the base it names); or the
-    name of a model the server has (then with an adapter on it). adapter: a GGUF LoRA, for servers that still load
-    these. name: what it is called there, `<name>` or `<name>:<tag>`; None takes the folder's or the file's. host: the
-    server's address; None takes the client's own (OLLAMA_HOST, else http://localhost:11434). template: in Go, instead
-    of the translated one. parameters: of Ollama (`temperature`, `num_ctx` ...) over the profile's. alias: a second
-    name that points to this model when it is there (see `promote`).
-
-    Raises ExportRefused: no server, a refused file, a model that is not what was asked for.
+    model: a GGUF file; a checkpoint folder, which is first written as GGUF (q4_k_m, on its own base); or the name of a
+    model on the server, for an adapter on it. adapter: a GGUF LoRA, for servers that load them. name: `<name>` or
+    `<name>:<tag>` on the server; None uses the folder's or file's name. host: the server's address; None uses the
+    client's (OLLAMA_HOST, else http://localhost:11434). template: in Go, instead of the translated one. parameters:
+    Ollama's (`temperature`, `num_ctx` ...), over the profile's. alias: a second name that will point to this model (see
+    `promote`). Raises ExportRefused without a server, for a refused file, and if the created model differs from the
+    order.
     """
     progress = progress or silent
     if isinstance(model, str) and (
@@ -170,11 +169,10 @@ def export_to_ollama(
 
 
 def modelfile(base: Path | str, base_file: Path, adapter: str, jinja: str) -> str:
-    """A Modelfile of an adapter on the file it was trained on, in the chat template it was trained with.
+    """A Modelfile of an adapter on the file it was trained on, with the chat template of its training.
 
-    base: what FROM names, the file or a model that the server has. base_file: that file, whose header is read.
-    jinja: the template; empty: the file's own. Where it cannot be translated, Ollama takes the one it knows for the
-    base.
+    base: the value of FROM, a file or a model on the server. base_file: that file, whose header is read. jinja: the
+    template; empty: the file's own. If it cannot be translated, Ollama uses its own for the base.
     """
     facts = _facts(base_file)
     facts = replace(facts, jinja=jinja or facts.jinja)
@@ -190,7 +188,7 @@ def modelfile(base: Path | str, base_file: Path, adapter: str, jinja: str) -> st
 
 
 def models(host: str | None = None) -> list[dict[str, Any]]:
-    """Models of the server: `name`, `digest`, `bytes`, `modified_at`, newest first. Raises ExportRefused."""
+    """Models of the server, newest first: `name`, `digest`, `bytes`, `modified_at`. Raises ExportRefused."""
     with _server(host) as client:
         return [
             {
@@ -204,14 +202,16 @@ def models(host: str | None = None) -> list[dict[str, Any]]:
 
 
 def promote(name: str, alias: str, host: str | None = None) -> None:
-    """Make `alias` another name of `name`, whatever it was before; apps that ask for the alias get the new model with
-    their next request, and no bytes move. Raises ExportRefused where the server has no such model."""
+    """Makes `alias` another name of `name`; the next request for the alias gets the new model, and no bytes move.
+
+    Raises ExportRefused if the server has no such model.
+    """
     with _server(host) as client:
         _promote(client, name, alias)
 
 
 def remove(name: str, host: str | None = None) -> None:
-    """Take a model off the server; files that other names use stay. Raises ExportRefused where there is none."""
+    """Removes a model from the server; files that other names use stay. Raises ExportRefused if there is none."""
     with _server(host) as client:
         client.delete(name)
 
@@ -219,11 +219,10 @@ def remove(name: str, host: str | None = None) -> None:
 def hosting_profile(
     model: Path, context: int, address: str, hardware: Hardware | None = None
 ) -> dict[str, int]:
-    """`num_ctx`, and for a server on this machine `num_thread` and `num_gpu`, by the hardware found.
+    """`num_ctx`, and for a server on this machine `num_thread` and `num_gpu`, by the hardware.
 
-    Threads are the physical cores: two on one core wait for each other. All layers go to a card that holds the file
-    and a fifth more for the cache; where it does not, Ollama measures and decides itself. Of another machine nothing
-    is known.
+    Threads are the physical cores. All layers go to a GPU that holds the file plus a fifth for the cache; otherwise
+    Ollama decides. Of another machine nothing is known.
     """
     local = (urlsplit(address).hostname or "") in _LOCAL_HOSTS
     if not local:
@@ -242,7 +241,7 @@ _machine = functools.cache(detect)
 
 @contextmanager
 def _server(host: str | None) -> Iterator[_Client]:
-    """A client of a server that answers; what goes wrong in the block becomes an ExportRefused."""
+    """A client of a responding server; errors in the block become ExportRefused."""
     client = _Client(host or None, timeout=TIMEOUT)
     try:
         with client:
@@ -263,7 +262,7 @@ def _server(host: str | None) -> Iterator[_Client]:
 
 
 def _upload(client: _Client, path: Path, progress: Progress) -> tuple[str, bool]:
-    """Send a file unless the server has it; its digest, and whether it was sent."""
+    """Sends a file unless the server has it. Returns its digest, and whether it was sent."""
     size = path.stat().st_size
     digest = f"sha256:{sha256_file(path)}"
     if client.blob_exists(digest):
@@ -376,18 +375,18 @@ _SAMPLE_CHATS: tuple[Turns, ...] = (
 
 @dataclass(frozen=True)
 class GoTemplate:
-    """Texts around each turn, and Ollama's template made of them."""
+    """The texts around each turn, and Ollama's template made of them."""
 
     start: str
     role_markers: dict[str, tuple[str, str]]
-    """Role -> what stands before and after its content."""
+    """Role -> text before and after its content."""
     answer: str
-    """Tokens that begin an answer."""
+    """Text that begins an answer."""
     system: str
-    """System turn for conversations that bring none; empty where there is none."""
+    """System turn for conversations without one; empty without a default."""
 
     def render(self, turns: Turns) -> str:
-        """Prompt that Ollama makes of a conversation that ends with the user's turn."""
+        """Ollama's prompt for a conversation that ends with the user's turn."""
         if self.system and turns[0]["role"] != "system":
             turns = [{"role": "system", "content": self.system}, *turns]
         text = "".join(
@@ -407,16 +406,15 @@ class GoTemplate:
 
     @property
     def stop(self) -> list[str]:
-        """Stop strings of an answer."""
         return [end] if (end := self.role_markers["assistant"][1].strip()) else []
 
 
 def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> GoTemplate | None:
-    """A model's Jinja chat template for Ollama; None where turns are no plain blocks of text, one after the other.
+    """A model's Jinja chat template for Ollama; None unless turns are consecutive blocks of text.
 
-    What stands around the turns is read off conversations with marks for contents; the translation counts only when
-    it gives the same text as the original on conversations of one to six turns, with a system turn and without.
-    bos_added: the model server writes `bos` itself, so the template must not.
+    The texts around turns are read off rendered conversations. The translation must render the same text as the
+    original on conversations of one to six turns, with and without a system turn. bos_added: the server writes `bos`
+    itself.
     """
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     sandbox.globals.update(

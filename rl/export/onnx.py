@@ -1,4 +1,4 @@
-"""A policy as ONNX: one forward pass from tokens to logits, which onnxruntime computes without torch."""
+"""Export of a policy as ONNX: one forward pass from tokens to logits for onnxruntime, without torch."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ OPSET = 18
 """Read by onnxruntime since 1.14 (2023). Newer sets write attention as one operator, which fewer programs know."""
 
 ONE_FILE_BYTES = 1_500_000_000
-"""Weights above this lie in model.onnx.data beside the graph: a protobuf message ends at 2 GiB."""
+"""Larger weights go to model.onnx.data: a protobuf message is limited to 2 GiB."""
 
 LOG_PROBABILITY_BAR = 0.02
 """Largest difference of a log-probability from base + adapter's, in nats.
 
-Both compute in float32; merging and another order of sums moved it by 1e-5 to 5e-4 in every family tried."""
+Both compute in float32; merging and the order of sums caused 1e-5 to 5e-4 in every family tried.
+"""
 
 
 def export_onnx(
@@ -67,13 +68,12 @@ def export_onnx(
     prompts: Sequence[Sequence[Message]] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
-    """Write base + adapter as `model.onnx` (inputs `input_ids`, `attention_mask`; output `logits`), in float32.
+    """Writes base + adapter as `model.onnx` (inputs `input_ids`, `attention_mask`; output `logits`), in float32.
 
     Inputs are int64 (batch, sequence) of any size, padded on either side; logits are float32 (batch, sequence,
-    vocabulary). No cache of keys and values goes in or out. base_model, output, prompts: as in `export_merged`.
-    Before it is called done, onnxruntime computes the check prompts, one by one and padded together, and its
-    log-probabilities are compared with those of base + adapter under PEFT. Raises ExportRefused; then nothing is left
-    behind.
+    vocabulary). There is no key-value cache. base_model, output, prompts: as in `export_merged`. onnxruntime then runs
+    the check prompts, alone and padded, and its log-probabilities are compared with those of base + adapter under PEFT.
+    Raises ExportRefused and leaves nothing behind.
     """
     progress = progress or silent
     source = source_open(base_model, adapter)
@@ -98,9 +98,9 @@ def export_onnx(
 
 
 def session_open(folder: Path | str, cores: int = 1) -> onnxruntime.InferenceSession:
-    """An onnxruntime session of an exported folder, every file compared with its recorded SHA-256 first.
+    """An onnxruntime session of an exported folder, after verifying every file's SHA-256.
 
-    Raises FileDamaged, and ExportRefused where onnxruntime does not open it.
+    Raises FileDamaged, and ExportRefused if onnxruntime does not open it.
     """
     folder = Path(folder)
     sums_check(folder, "export it again, or copy it again")
@@ -108,7 +108,7 @@ def session_open(folder: Path | str, cores: int = 1) -> onnxruntime.InferenceSes
 
 
 class _Forward(torch.nn.Module):
-    """Tokens and mask to logits. Positions are counted over the mask, so that padding on the left moves nothing."""
+    """Tokens and mask to logits. Positions count over the mask, so that padding on the left changes nothing."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Forward(torch.nn.Module):
 
 
 def onnx_write(source: Source, path: Path) -> None:
-    """Trace the merged model and write it, unchecked; weights beside it where one file would not hold them."""
+    """Traces the merged model and writes it, without checks; large weights go to a file beside it."""
     ids = torch.zeros(
         (2, 7), dtype=torch.int64
     )  # sizes other than 0 and 1, which tracing takes for constants
@@ -152,7 +152,7 @@ def onnx_write(source: Source, path: Path) -> None:
 
 @contextmanager
 def _merge_adapter(source: Source) -> Iterator[Any]:
-    """The model in float32 with the adapter merged by PEFT: onnxruntime computes few operators in bfloat16 on CPUs."""
+    """The model in float32 with the adapter merged by PEFT: onnxruntime has few bfloat16 operators on CPUs."""
     adapter = source.adapter.path if source.adapter is not None else None
     hardware = replace(detect(), device="cpu", dtype="float32")
     try:
@@ -173,7 +173,7 @@ def _merge_adapter(source: Source) -> Iterator[Any]:
 
 @contextmanager
 def _tracing_quiet() -> Iterator[None]:
-    """No advice to the authors of torch, and no word on the vision operators that are not installed."""
+    """Silences torch's warnings while tracing."""
     chatter = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = chatter.level
     chatter.setLevel(logging.ERROR)
@@ -243,7 +243,7 @@ def _session(path: Path, cores: int) -> onnxruntime.InferenceSession:
 
 
 def _run(session: onnxruntime.InferenceSession, prompts: Sequence[Sequence[int]]) -> list[FloatArray]:
-    """Logits of each prompt's own tokens (tokens, vocabulary), the prompts padded on the left to one length."""
+    """Logits of each prompt's own tokens (tokens, vocabulary); prompts are padded on the left."""
     longest = max(len(ids) for ids in prompts)
     ids = np.zeros((len(prompts), longest), np.int64)
     mask = np.zeros_like(ids)

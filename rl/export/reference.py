@@ -1,4 +1,4 @@
-"""Reference of an export: what base + adapter, and the base alone, say in transformers."""
+"""Reference of an export: outputs of base + adapter, and of the base alone, in transformers."""
 
 from __future__ import annotations
 
@@ -37,56 +37,56 @@ CHECK_TEXTS = (
     'Return JSON: {"a": [1, 22, 333, 4444], "b": "x\\ty"}',
     "def add(a, b):\n    return a + b   # sums\n\n\nprint(add(1, 2))",
 )
-"""Prompts used where the caller brings none: ASCII and not, digits, white space, code."""
+"""Fixed check prompts: ASCII and other scripts, digits, white space, code."""
 
 CHECK_TOKENS = 256
-"""Tokens of a prompt that are compared at most."""
+"""Most tokens of a prompt that are compared."""
 
 SMALL_BYTES = 64 * 1024**2
-"""Weights below this are multiplied by one core."""
+"""Smaller weights are computed on one core."""
 
 POSITIONS_BYTES = 512 * 1024**2
-"""Memory for the kept log-probabilities; a large vocabulary keeps fewer positions of each prompt, the last ones."""
+"""Memory for log-probabilities; with a large vocabulary only the last positions of each prompt are kept."""
 
 HELD_OUT_TOKENS = 512
-"""Held-out prompts longer than this are not compared: their logits would not fit small machines."""
+"""Longer held-out prompts are not compared: their logits would not fit small machines."""
 
 ANSWER_TOKENS = 48
-"""Tokens of an answer to a held-out prompt that are compared at most."""
+"""Most tokens of an answer to a held-out prompt that are compared."""
 
 ANSWERED_TOGETHER = 24
-"""Held-out prompts that are answered in one batch."""
+"""Held-out prompts answered per batch."""
 
 
 @dataclass(frozen=True)
 class CheckPrompt:
-    """A text as the model will be asked it, and its token ids in transformers."""
+    """A rendered prompt, and its token ids in transformers."""
 
     text: str
     ids: list[int]
     framed: bool
-    """True if the tokenizer put its own bos and eos around it (a chat template writes them itself)."""
+    """True if the tokenizer added its own bos and eos; a chat template writes them itself."""
     held_out: bool = False
-    """True for a held-out prompt of the agent, whose answer is compared."""
+    """True for a held-out prompt, whose answer is compared."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the original says of the check prompts."""
+    """The original's outputs on the check prompts."""
 
     prompts: list[CheckPrompt]
     policy: list[Expected] = field(default_factory=list)
-    """Of base + adapter; empty where it was not loaded."""
+    """Of base + adapter; empty if it was not loaded."""
     base: list[Expected] = field(default_factory=list)
-    """Of the base alone; empty where it was not asked for, or there is no adapter."""
+    """Of the base alone; empty if not requested, or without an adapter."""
     skip_reason: str = ""
-    """Reason why the original was not run, else empty."""
+    """Why the original was not run; else empty."""
 
 
 def check_prompts(tokenizer: Any, held_out: Sequence[Sequence[Message]] = ()) -> list[CheckPrompt]:
-    """The texts to compare on: CHECK_TEXTS and held-out prompts, in the chat template where there is one.
+    """CHECK_TEXTS and held-out prompts, in the chat template if there is one.
 
-    Held-out prompts that the template cannot write, or of more than HELD_OUT_TOKENS, are left out.
+    Held-out prompts that the template cannot render, or longer than HELD_OUT_TOKENS, are left out.
     """
     framed = not tokenizer.chat_template
     texts = [[{"role": "user", "content": text}] for text in CHECK_TEXTS]
@@ -113,9 +113,10 @@ def reference_make(
     with_base: bool = False,
     progress: Progress = silent,
 ) -> Reference:
-    """Ask the original; with_base: the base alone too. Memory: one copy of the weights as stored, and one module's in
-    float32. Where the machine's free memory would not hold the original, nothing is loaded and `skip_reason` says so.
-    Within `references_shared` the original is asked once.
+    """Runs the original; with_base: also the base alone.
+
+    Memory: one copy of the weights as stored, and one module in float32. If free memory does not suffice, nothing is
+    loaded and `skip_reason` says so. Within `references_shared` the original runs once.
     """
     base, kept = source.weights.base, references_kept()
     with_base = with_base and source.adapter is not None
@@ -171,10 +172,10 @@ def _expected(
 
 @contextmanager
 def original_model(source: Source) -> Iterator[Any]:
-    """Base + adapter in transformers and PEFT: every product is computed in float32.
+    """Base + adapter in transformers and PEFT, computing in float32.
 
-    float32 matters: computed in bfloat16, the original would differ from itself by more than an export may. The weights
-    are held in float32 where a quarter of the free memory holds them, else as stored and widened one module at a time.
+    In bfloat16 the original would differ from itself more than an export may. Weights are held in float32 if a quarter
+    of the free memory suffices, else as stored and widened one module at a time.
     """
     base = source.weights.base
     fits = 4 * base.parameters < psutil.virtual_memory().available / 4
@@ -199,7 +200,7 @@ def original_model(source: Source) -> Iterator[Any]:
 
 
 def whole_weights_rounded(model: Any, served: torch.dtype) -> None:
-    """Round whole trained weights, in place, to the precision of the base: so they are served and merged."""
+    """Rounds fully trained weights in place to the base's precision, as they are served and merged."""
     for copies in (
         module.modules_to_save for module in model.modules() if isinstance(module, ModulesToSaveWrapper)
     ):
@@ -211,14 +212,13 @@ _machine = functools.cache(detect)
 
 
 def cores_available() -> int:
-    """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores_for(weights_bytes: int) -> int:
-    """Cores to compare a model on: one for small weights, else those that are not busy.
+    """Cores to compare a model on: one for small weights, else the idle ones.
 
-    Threads wait for each other at every layer: on a busy machine, or with little to do, two are slower than one.
+    Threads synchronise at every layer: on a busy machine, or with little work, two are slower than one.
     """
     if weights_bytes < SMALL_BYTES:
         return 1
@@ -228,7 +228,7 @@ def cores_for(weights_bytes: int) -> int:
 
 @contextmanager
 def torch_cores(count: int) -> Iterator[None]:
-    """Inside, torch multiplies on at most `count` cores."""
+    """Inside the block torch uses at most `count` cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, count))
     try:
@@ -254,7 +254,7 @@ def _compute_in_float32(module: torch.nn.Module) -> None:
 
 
 def positions_retained(model: Any, prompts: int) -> int:
-    """Number of positions of each prompt that fit POSITIONS_BYTES; at least one."""
+    """Positions per prompt that fit POSITIONS_BYTES; at least one."""
     return max(1, POSITIONS_BYTES // (4 * int(model.config.vocab_size) * max(prompts, 1)))
 
 
@@ -267,7 +267,7 @@ def log_probabilities(model: Any, ids: Sequence[int], positions: int) -> FloatAr
 
 
 def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-    """The most likely continuation of each prompt, at most `tokens` long, its end token included."""
+    """Greedy continuation of each prompt, at most `tokens` long, including its end token."""
     settings, width = copy.deepcopy(model.generation_config), max(len(ids) for ids in prompts)
     settings.do_sample, settings.max_new_tokens = False, tokens
     stop = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
@@ -287,7 +287,7 @@ def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], tokens: int) ->
 
 @contextmanager
 def transformers_quiet() -> Iterator[None]:
-    """No loading bars and no advice from transformers; both return afterwards."""
+    """Silences transformers' progress bars and warnings."""
     bars, level = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Write a policy in the form another program reads: entry point to the writers, and the note in the registry."""
+"""Exports a policy for other programs: entry point to the writers, and the record in the registry."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ QUANTIZATIONS = (
 
 
 OLLAMA = "ollama"
-"""Form of an export that ends as a model of an Ollama server."""
+"""Export that ends as a model of an Ollama server."""
 
 
 class ExportOrderRefused(ValueError):
-    """An order that contradicts itself; the message says what was expected."""
+    """A contradictory order; the message says what was expected."""
 
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """Order of an export: a registered policy, a checkpoint folder, or a base model alone; as what, and where to."""
+    """What to export (a registered policy, a checkpoint folder, or a base model alone), as what, and where to."""
 
     policy: str | None = None
     checkpoint: Path | None = None
     format: str = ""
-    """One of EXPORTERS; empty: `linear` of a linear policy, else `merged`."""
+    """One of EXPORTERS; empty: `linear` for a linear policy, else `merged`."""
     quantization: str = "q4_k_m"
     output: Path | None = None
     model_name: str | None = None
@@ -63,7 +63,7 @@ class ExportOrder:
 
 
 def export_forms(policy: Policy) -> dict[str, list[tuple[str, str]]]:
-    """Forms that a button exports a policy in, by heading: (`gguf:q8_0`, its name for a person)."""
+    """Export formats of a policy for buttons, by heading: (`gguf:q8_0`, its title)."""
     if not policy.has_files:
         return {}
     if policy.kind == Policy.Kind.LINEAR:
@@ -84,18 +84,20 @@ def export_forms(policy: Policy) -> dict[str, list[tuple[str, str]]]:
 
 
 def export_form_check(policy: Policy, form: str) -> None:
-    """Raises ExportOrderRefused for a form that `export_forms` does not list."""
+    """Raises ExportOrderRefused for a format that `export_forms` does not list."""
     if form not in (known := [name for forms in export_forms(policy).values() for name, _ in forms]):
         raise ExportOrderRefused(f"expected one of {', '.join(known)}; found {form!r:.40}")
 
 
 POLICY_JOBS = {"judge": TrainingRun.FollowUp.JUDGE, "export": TrainingRun.FollowUp.EXPORT}
-"""Names of the jobs that a button has the workers do for a policy."""
+"""Jobs for a policy that a button gives to the workers."""
 
 
 def policy_job_place(policy: Policy, job: str, *, export_as: str = "") -> TrainingRun:
-    """Have the workers judge or export a policy (POLICY_JOBS); `export_as` is a form of an export, empty its usual
-    files. Raises RunRefused and ExportOrderRefused."""
+    """Queues a job for a policy (POLICY_JOBS). `export_as`: a format; empty: its usual files.
+
+    Raises RunRefused and ExportOrderRefused.
+    """
     wanted = POLICY_JOBS.get(job)
     if wanted is None:
         raise RunRefused(f"expected one of {', '.join(POLICY_JOBS)}; found {job!r:.40}")
@@ -108,7 +110,7 @@ def policy_job_place(policy: Policy, job: str, *, export_as: str = "") -> Traini
 
 
 def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:
-    """Write, check against the original, and note in the registry. Nothing half-made is left where it fails.
+    """Writes an export, checks it against the original and records it; leaves nothing half-made.
 
     Raises ExportOrderRefused, RegistryRefused, the writers' ExportRefused and the training package's PolicyLoadError.
     """
@@ -136,12 +138,11 @@ def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None 
 
 
 HELD_OUT_PROMPTS = 24
-"""Held-out prompts whose answers are compared, at most."""
+"""Most held-out prompts whose answers are compared."""
 
 
 def _held_out_prompts(policy: Policy | None) -> list[list[Message]]:
-    """Distinct held-out prompts of the dataset that a policy learned from; none of a checkpoint, which has no dataset,
-    and where the dataset's file is gone."""
+    """Distinct held-out prompts of a policy's dataset; none for a checkpoint, and if the dataset's file is gone."""
     snapshot = policy.run.snapshot if policy is not None and policy.run is not None else None
     if snapshot is None:
         return []
@@ -157,7 +158,7 @@ def _held_out_prompts(policy: Policy | None) -> list[list[Message]]:
 
 
 def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
-    """The order with its format. Raises ExportOrderRefused for one that this kind of policy does not have."""
+    """The order with its format. Raises ExportOrderRefused if this kind of policy does not have it."""
     kind = LINEAR if (folder / LINEAR_WEIGHTS).is_file() else ADAPTER
     format = order.format or (LINEAR if kind == LINEAR else "merged")
     if format not in EXPORTERS:
@@ -176,7 +177,7 @@ def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
 def _export_register(
     order: ExportOrder, policy: Policy | None, adapter: Path, base_model: str, result: ExportResult
 ) -> dict[str, Any]:
-    """Note the files in the registry, and report them."""
+    """Records the files in the registry, and reports them."""
     is_quantized = "quantization" in EXPORTERS[order.format].options
     if policy is not None:
         for file in result.files:
@@ -209,13 +210,13 @@ def _base_of(policy: Policy) -> Model:
 
 
 LIBRARIES = "loading the libraries"
-"""Phase before the first of an export: half a minute on a busy machine, most of it torch's."""
+"""Phase before the first of an export: half a minute on a busy machine, mostly importing torch."""
 
 
 def base_export(
     base_model: str, quantization: str, progress: Callable[[int, int, str], None] | None = None
 ) -> dict[str, Any]:
-    """Write a base model alone as GGUF to where serving looks for it. One process at a time makes one base."""
+    """Writes a base model as GGUF to where serving looks for it; one process at a time per base."""
     if progress:
         progress(0, 0, LIBRARIES)
     from rl.export import source
@@ -275,7 +276,7 @@ def ollama_register(
     parameters: dict[str, Any] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> dict[str, Any]:
-    """Make a GGUF file a model of the server at OLLAMA_HOST. Raises the export package's ExportRefused."""
+    """Makes a GGUF file a model of the server at OLLAMA_HOST. Raises the export package's ExportRefused."""
     from rl.export.ollama import export_to_ollama
 
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
@@ -306,7 +307,7 @@ def _write(
     prompts: list[list[Message]],
     progress: Callable[[int, int, str], None] | None,
 ) -> ExportResult:
-    """Files of an exporter, each of which is there. Raises ExportOrderRefused for one that cannot be imported or gives
+    """Runs an exporter and checks that its files exist. Raises ExportOrderRefused if it cannot be imported or returns
     something else, and what its writer raises."""
     if progress:
         progress(0, 0, LIBRARIES)
@@ -346,7 +347,7 @@ def _write(
 
 
 def base_of(adapter: Path) -> str:
-    """The base model an adapter folder was trained on, by its own word. Raises PolicyLoadError."""
+    """The base model an adapter folder names. Raises PolicyLoadError."""
     from rl.training.model_files import PolicyLoadError, adapter_read
 
     facts = adapter_read(adapter)

@@ -1,4 +1,4 @@
-"""Source of an export: the base model's folder, the adapter on it, and the tokenizer of both."""
+"""Source of an export: the base model's folder, the adapter on it, and their tokenizer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Original:
     file: Path
     sha256: str
     ollama_name: str = ""
-    """Name of the model in Ollama's store; empty where it came from elsewhere."""
+    """Name of the model in Ollama's store; empty for other sources."""
 
 
 def original_of(folder: Path) -> tuple[Original | None, str]:
-    """The GGUF file that a base's folder was made from, and a note where it is gone or has changed since."""
+    """The GGUF file a base's folder was made from, and a note if it is gone or has changed."""
     if not (folder / ADDED_FILE).is_file():
         return None, ""
     try:
@@ -55,7 +55,7 @@ def original_of(folder: Path) -> tuple[Original | None, str]:
 
 @dataclass(frozen=True)
 class Source:
-    """A base model (its name as given, and the folder it lies in) with or without an adapter."""
+    """A base model (name and folder) with or without an adapter."""
 
     base_name: str
     base: Path
@@ -64,7 +64,7 @@ class Source:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The adapter's folder where it brings its own tokenizer, else the base's."""
+        """The adapter's folder if it has a tokenizer, else the base's."""
         if self.adapter is not None and (self.adapter.path / "tokenizer_config.json").is_file():
             return self.adapter.path
         return self.base
@@ -76,16 +76,15 @@ class Source:
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
-        """The template that prompts were trained with: the one stored with the adapter, else the base's."""
+        """The template used in training: the adapter's, else the base's."""
         own = template_read(self.adapter.path) if self.adapter is not None else None
         return own or template_read(self.base)
 
     def without_adapter(self) -> Source:
-        """The base alone."""
         return Source(self.base_name, self.base, None, MergedWeights(self.weights.base, None))
 
     def tokenizer(self) -> Any:
-        """The tokenizer transformers loads, never with code from the model's folder. Raises ExportRefused."""
+        """The tokenizer, never with code from the model's folder. Raises ExportRefused."""
         folder = self.tokenizer_folder
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -97,7 +96,7 @@ class Source:
         return tokenizer
 
     def copy_tokenizer(self, target: Path) -> list[Path]:
-        """Copy the tokenizer's files, and write the chat template where they have none."""
+        """Copies the tokenizer's files, and writes the chat template if they have none."""
         copied = _copy(self.tokenizer_folder, target, TOKENIZER_FILES + TEMPLATE_FILES)
         if template_read(target) is None:
             template = self.chat_template or DEFAULT_CHAT_TEMPLATE
@@ -111,11 +110,11 @@ class Source:
 
 
 def source_open(base_model: str | None, adapter: Path | None) -> Source:
-    """Find and read what an export starts from.
+    """Finds and reads the source of an export.
 
-    base_model: `bundled`, a folder, or a Hugging Face name (fetched once into its cache); None takes the one the
-    adapter names. adapter: a folder as a training run or PEFT writes it; None exports the base itself.
-    Raises ExportRefused when either is missing, broken, or they do not belong together.
+    base_model: `bundled`, a folder, or a Hugging Face name (downloaded once); None uses the adapter's. adapter: a
+    folder as a training run or PEFT writes it; None exports the base itself. Raises ExportRefused if either is missing
+    or broken, or they do not fit together.
     """
     read = adapter_open(adapter) if adapter is not None else None
     name = base_model or (read.base_model if read is not None else "")
@@ -164,7 +163,7 @@ def _fetch(name: str) -> Path:
 
 
 def base_identity(name: str, folder: Path) -> str:
-    """Identity of a base by its name and its folder. A folder of the hub's cache is named by its commit."""
+    """Identity of a base by name and folder; a folder of the hub's cache is identified by its commit."""
     local = Path(resolve_base_model(name)).expanduser().is_dir()
     return base_hash(str(folder)) if local else f"commit:{folder.name}"
 

@@ -1,4 +1,4 @@
-"""The weights of a policy, one tensor at a time: a base model's safetensors with a LoRA merged on the way."""
+"""Weights of a policy, one tensor at a time: a base model's safetensors with a LoRA merged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OTHER_FORMULAS = (
 _OTHER_BASES = ("pissa", "corda", "olora", "mica", "loftq", "lora_ga")
 
 _BASE_PREFIXES = ("model.", "transformer.")
-"""Prefixes that a published checkpoint may leave out in front of a module's name."""
+"""Prefixes of module names that a published checkpoint may omit."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Adapter:
     config: dict[str, Any]
     """adapter_config.json."""
     facts: dict[str, Any]
-    """ratchet.json, empty for an adapter made elsewhere."""
+    """ratchet.json; empty for an adapter made elsewhere."""
 
     @property
     def base_model(self) -> str:
-        """The base it was trained on: what ratchet.json says, else adapter_config.json."""
+        """Its base model, by ratchet.json, else by adapter_config.json."""
         return str(self.facts.get("base_model") or self.config.get("base_model_name_or_path") or "")
 
     def scale(self, module: str, rank: int) -> float:
@@ -54,7 +54,7 @@ class Adapter:
 
 
 def adapter_open(path: Path) -> Adapter:
-    """Read an adapter folder's configuration. Raises ExportRefused unless it is a LoRA that can be merged."""
+    """Reads an adapter folder's configuration. Raises ExportRefused unless it is a LoRA that can be merged."""
     try:
         facts = adapter_read(path)
     except PolicyLoadError as error:
@@ -78,10 +78,10 @@ def adapter_open(path: Path) -> Adapter:
 
 
 class BaseWeights:
-    """The tensors of a model folder's safetensors, read one at a time and never all at once."""
+    """Tensors of a model folder's safetensors, read one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ExportRefused when the folder holds no whole set of safetensors, or quantised weights."""
+        """Raises ExportRefused if the folder lacks a complete set of safetensors, or its weights are quantised."""
         self.folder = folder
         self.config = _model_config(folder)
         quantised = getattr(self.config, "quantization_config", None)
@@ -117,7 +117,7 @@ class BaseWeights:
         return _DTYPES[self._dtype[name]]
 
     def bytes(self, name: str) -> int:
-        """Size of a tensor as stored."""
+        """Stored size of a tensor."""
         return math.prod(self._shape[name]) * self.dtype(name).itemsize
 
     @property
@@ -126,7 +126,7 @@ class BaseWeights:
 
     @property
     def main_dtype(self) -> torch.dtype:
-        """The type of the largest tensor, which stands for the model's."""
+        """Type of the largest tensor, taken as the model's."""
         return self.dtype(max(self._file, key=self.bytes))
 
     @property
@@ -141,7 +141,7 @@ class BaseWeights:
 
 @dataclass(frozen=True)
 class LoraPair:
-    """The two factors of one module's update: `a` (rank, in), `b` (out, rank), both float32, and its scale."""
+    """Factors of one module's update: `a` (rank, in), `b` (out, rank), both float32, and its scale."""
 
     module: str
     target: str
@@ -150,19 +150,19 @@ class LoraPair:
     b: torch.Tensor
     scale: float
     transposed: bool
-    """The weight lies as (in, out): Conv1D of GPT-2, or an embedding table."""
+    """True if the weight is (in, out): GPT-2's Conv1D, or an embedding table."""
 
     def delta(self) -> torch.Tensor:
-        """scale * B A in the weight's own orientation (LoRA, arXiv 2106.09685, section 4.1), float32."""
+        """scale * B A in the weight's orientation (LoRA, arXiv 2106.09685, section 4.1), float32."""
         product = self.scale * (self.b @ self.a)
         return product.T if self.transposed else product
 
 
 class MergedWeights:
-    """A base's tensors with an adapter merged. Same names and shapes as the base's; float32 where merged."""
+    """A base's tensors with an adapter merged: same names and shapes, float32 where merged."""
 
     def __init__(self, base: BaseWeights, adapter: Adapter | None) -> None:
-        """Raises ExportRefused when a tensor of the adapter belongs to nothing in the base."""
+        """Raises ExportRefused if a tensor of the adapter has no place in the base."""
         self.base = base
         self.adapter = adapter
         self._pairs: dict[str, tuple[str, str, str]] = {}
@@ -176,11 +176,10 @@ class MergedWeights:
 
     @property
     def changed_names(self) -> list[str]:
-        """The names the adapter changes."""
         return [*self._pairs, *self._replaced]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor with the adapter merged: float32 where it changes something, else exactly as stored."""
+        """One tensor with the adapter merged: float32 if changed, else as stored."""
         # PEFT may bring a whole embedding table and a LoRA on it
         stored = (
             self._adapter_tensor(self._replaced[name]) if name in self._replaced else self.base.tensor(name)
@@ -191,7 +190,7 @@ class MergedWeights:
         return stored.to(torch.float32, copy=True).add_(self.pair(name).delta())
 
     def pair(self, name: str) -> LoraPair:
-        """The factors that change a weight; KeyError for one the adapter leaves alone."""
+        """The factors that change a weight; KeyError if the adapter leaves it alone."""
         module, a_key, b_key = self._pairs[name]
         a, b = (self._adapter_tensor(key).to(torch.float32) for key in (a_key, b_key))
         assert self.adapter is not None
@@ -204,7 +203,7 @@ class MergedWeights:
             yield self.pair(name)
 
     def replaced_names(self) -> list[str]:
-        """Names whose whole tensor the adapter brings (PEFT's modules_to_save and trained biases)."""
+        """Names of tensors that the adapter replaces (PEFT's modules_to_save and trained biases)."""
         return list(self._replaced)
 
     def _adapter_tensor(self, key: str) -> torch.Tensor:
