@@ -131,14 +131,17 @@ def line_chart(
             )
             for line, points in thin
         ],
-        x_ticks=[Tick(_percent(x_share(step)), text) for step, text in zip(steps, tick_texts(steps), strict=True)],
+        x_ticks=[
+            Tick(_percent(x_share(step)), text) for step, text in zip(steps, tick_texts(steps), strict=True)
+        ],
         y_ticks=[
-            Tick(_percent(y_share(level)), text) for level, text in zip(levels, tick_texts(levels), strict=True)
+            Tick(_percent(y_share(level)), text)
+            for level, text in zip(levels, tick_texts(levels), strict=True)
         ],
         summary=f"{title}: " + "; ".join(_line_text(line.label, points) for line, points in finite_lines),
         data={"low": low, "high": high, **_data(thin)},
         height=height,
-    )  # fmt: skip
+    )
 
 
 def _percent(part: float) -> str:

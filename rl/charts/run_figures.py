@@ -63,13 +63,19 @@ TITLES = {
     "reward": ("Reward", "mean reward of its sampled answers; should grow"),
     "reward_std": ("Spread of rewards", "0: all answers to a prompt have the same reward, nothing to learn"),
     "reward_less_kl": ("Reward less KL penalty", "what PPO maximises"),
-    "frac_reward_zero_std": ("Groups that teach nothing", "share of groups whose answers all have the same reward"),
+    "frac_reward_zero_std": (
+        "Groups that teach nothing",
+        "share of groups whose answers all have the same reward",
+    ),
     "logps/chosen": ("Log-probability of chosen", "nats per answer"),
     "logps/rejected": ("Log-probability of rejected", "nats per answer"),
     "logits/chosen": ("Mean logit of chosen", "of the answers' tokens"),
     "logits/rejected": ("Mean logit of rejected", "of the answers' tokens"),
     "kl": ("KL to the reference", "how far its answers moved from the start, in nats; never below 0"),
-    "log_ratio": ("Log-ratio to the base model", "nats per token of the data; below 0: less likely than by the base"),
+    "log_ratio": (
+        "Log-ratio to the base model",
+        "nats per token of the data; below 0: less likely than by the base",
+    ),
     "entropy": ("Entropy", "entropy of the predictions, nats per token; near 0 it repeats itself"),
     "sampled_entropy": ("Entropy of samples", "nats per token of its own answers"),
     "mean_token_accuracy": ("Token accuracy", "share of tokens that are its first choice"),
@@ -90,12 +96,17 @@ TITLES = {
     "tokens": ("Tokens per answer", "length of its own answers"),
     "ended": ("Answers that ended", "share that stopped by themselves"),
     "valid": ("Valid answers", "share the agent can act on"),
-}  # fmt: skip
+}
 """Figure -> its title and how to read it."""
 
 SHARES = {
-    "rewards/accuracies", "clip_fraction", "frac_reward_zero_std", "mean_token_accuracy", "ended", "valid",
-}  # fmt: skip
+    "rewards/accuracies",
+    "clip_fraction",
+    "frac_reward_zero_std",
+    "mean_token_accuracy",
+    "ended",
+    "valid",
+}
 """Figures drawn on a scale from 0 to 1."""
 
 FAMILIES = (
@@ -217,9 +228,13 @@ def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[st
         heading, hint = (TITLES_BESIDE if len(parts) > 1 else TITLES).get(name, (name, ""))
         lines = list(_lines(parts, runs))
         chart = line_chart(
-            _slug(name), heading, lines, hint=hint, share=name in SHARES,
+            _slug(name),
+            heading,
+            lines,
+            hint=hint,
+            share=name in SHARES,
             **({"height": LEADING_HEIGHT} if slug == "leading" else {}),
-        )  # fmt: skip
+        )
         if chart is not None:
             family.charts.append(chart)
             headed_lines += [(heading, line) for line in lines]

@@ -158,16 +158,20 @@ def results_of(experiment: Experiment) -> Results:
         if arm.pk != control.pk:
             old = {name: log[name].get(control.key, EMPTY_PART).moments for name in metrics}
             found = _with_verdict(
-                found, {name: part.moments for name, part in parts.items()}, old, rule, anytime, control,
+                found,
+                {name: part.moments for name, part in parts.items()},
+                old,
+                rule,
+                anytime,
+                control,
                 adjustment,
-            )  # fmt: skip
+            )
         results.append(found)
     slices = _slices(experiment, arms, rows, main_values, rule, is_weighted)
     now = timezone.now()
     return Results(
-        experiment, rule, results, slices, mismatch, anytime, simulated,
-        _days(experiment, results, now), now,
-    )  # fmt: skip
+        experiment, rule, results, slices, mismatch, anytime, simulated, _days(experiment, results, now), now
+    )
 
 
 def rule_of(experiment: Experiment, challengers: int) -> Rule:

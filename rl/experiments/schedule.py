@@ -146,9 +146,12 @@ def arm_promote(
     with transaction.atomic():
         experiment_lock(experiment)
         moved = registry.policy_promote(
-            policy, Policy.Stage.CHAMPION, actor=actor, live=live,
+            policy,
+            Policy.Stage.CHAMPION,
+            actor=actor,
+            live=live,
             reason=reason or f"experiment {experiment.name}: {winner.words}",
-        )  # fmt: skip
+        )
         event(experiment, Kind.PROMOTED, actor, reason=winner.words, figures=results_represent(results))
         experiment_stop(experiment, actor=actor, reason=f"{moved.name} was promoted to champion")
     notify("experiment_promoted", f"{experiment.name}: {moved.name} is champion", name=experiment.name)

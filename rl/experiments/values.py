@@ -193,8 +193,15 @@ def _past_deviations(
     for unit in units:
         total, n = away.get(unit.name, 0.0), valued[unit.name]
         columns.append(
-            [total, total / (n + 1), total / (n + 5), float(n > 0), math.log1p(n), math.log1p(decisions[unit.name])]
-        )  # fmt: skip
+            [
+                total,
+                total / (n + 1),
+                total / (n + 5),
+                float(n > 0),
+                math.log1p(n),
+                math.log1p(decisions[unit.name]),
+            ]
+        )
     return np.array(columns)
 
 

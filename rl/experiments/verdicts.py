@@ -23,8 +23,13 @@ from rl.statistics.contrasts import (
 from rl.statistics.sequential import proportion_sequence
 
 COLLECTING, UNDECIDED, BETTER, WORSE, HARM, MISMATCH = (
-    "collecting", "undecided", "better", "worse", "harm", "mismatch",
-)  # fmt: skip
+    "collecting",
+    "undecided",
+    "better",
+    "worse",
+    "harm",
+    "mismatch",
+)
 
 GUARD_SHARE = 0.2
 """Share of alpha for the guardrails, if there are any."""
@@ -70,9 +75,12 @@ class UnadjustedEffect:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "value": self.value, "low": self.low, "high": self.high, "variance_removed": self.variance_reduction,
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "variance_removed": self.variance_reduction,
             "covariates": list(self.covariates),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -98,10 +106,16 @@ class ArmEffect:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "value": self.value, "low": self.low, "high": self.high, "p": self.p, "chance": self.chance,
-            "units": self.units, "needed": self.units_remaining, "state": self.state,
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "p": self.p,
+            "chance": self.chance,
+            "units": self.units,
+            "needed": self.units_remaining,
+            "state": self.state,
             "unadjusted": self.unadjusted_effect.as_dict() if self.unadjusted_effect else None,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -116,9 +130,12 @@ class GuardrailResult:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "metric": self.metric, "margin": self.margin, "loss": self.loss, "low": self.low,
+            "metric": self.metric,
+            "margin": self.margin,
+            "loss": self.loss,
+            "low": self.low,
             "state": self.state,
-        }  # fmt: skip
+        }
 
 
 def _stabilize(moments: Moments, metric: Metric) -> Moments:

@@ -36,24 +36,35 @@ EXPORTERS: dict[str, Exporter] = {
     exporter.name: exporter
     for exporter in (
         Exporter(
-            "merged", "rl.export.merged_model:export_merged", "a Hugging Face folder with the adapter merged in",
+            "merged",
+            "rl.export.merged_model:export_merged",
+            "a Hugging Face folder with the adapter merged in",
             options=("prompts",),
         ),
         Exporter("lora", "rl.export.lora:export_lora", "the adapter's folder, for PEFT"),
         Exporter("onnx", "rl.export.onnx:export_onnx", "an ONNX folder in float32", options=("prompts",)),
         Exporter(
-            "gguf", "rl.export.gguf:export_gguf", "one file for llama.cpp and Ollama", options=OPTIONS, names_file=True
+            "gguf",
+            "rl.export.gguf:export_gguf",
+            "one file for llama.cpp and Ollama",
+            options=OPTIONS,
+            names_file=True,
         ),
         Exporter(
-            "gguf-lora", "rl.export.gguf_lora:export_gguf_lora", "the adapter alone, for llama.cpp and Ollama",
+            "gguf-lora",
+            "rl.export.gguf_lora:export_gguf_lora",
+            "the adapter alone, for llama.cpp and Ollama",
             options=("model_name", "prompts"),
         ),
         Exporter(
-            "linear", "rl.export.linear:export_linear", "a linear policy's own JSON", policy_kind=LINEAR,
+            "linear",
+            "rl.export.linear:export_linear",
+            "a linear policy's own JSON",
+            policy_kind=LINEAR,
             names_file=True,
         ),
     )
-}  # fmt: skip
+}
 """Name -> exporter: built-in ones, and plugins' once registered."""
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,15}"

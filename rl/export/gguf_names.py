@@ -98,9 +98,7 @@ class TensorLayout:
         return {}
 
     def _conv1d(self, name: str) -> bool:
-        return self.family.conv1d and name.endswith(
-            ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-        )  # fmt: skip
+        return self.family.conv1d and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
 
     def _is_omitted(self, name: str) -> bool:
         if name == "lm_head.weight":

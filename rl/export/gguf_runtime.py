@@ -73,10 +73,17 @@ def llama_opened(path: Path, context: int, lora: Path | None = None) -> Iterator
     with llama_quiet() as errors:
         try:
             llama = llama_cpp.Llama(
-                str(path), n_ctx=context, n_batch=context, n_ubatch=context, n_threads=cores,
-                n_threads_batch=cores, logits_all=True, verbose=False, n_gpu_layers=0,
+                str(path),
+                n_ctx=context,
+                n_batch=context,
+                n_ubatch=context,
+                n_threads=cores,
+                n_threads_batch=cores,
+                logits_all=True,
+                verbose=False,
+                n_gpu_layers=0,
                 lora_path=str(lora) if lora is not None else None,
-            )  # fmt: skip
+            )
         except (ValueError, RuntimeError) as error:
             raise ExportRefused(
                 f"expected a GGUF file llama.cpp opens, found one it refuses: {'; '.join(errors[-3:]) or error}"

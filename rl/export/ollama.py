@@ -113,9 +113,16 @@ def export_to_ollama(
         with tempfile.TemporaryDirectory(prefix="ratchet-ollama-") as folder:
             file = export_gguf(None, model, Path(folder), model_name=name, progress=progress).files[0].path
             return export_to_ollama(
-                file, name, adapter=adapter, host=host, system=system, template=template, parameters=parameters,
-                alias=alias, progress=progress,
-            )  # fmt: skip
+                file,
+                name,
+                adapter=adapter,
+                host=host,
+                system=system,
+                template=template,
+                parameters=parameters,
+                alias=alias,
+                progress=progress,
+            )
     for wanted in (name, *([alias] if alias else [])):
         if not _NAME.fullmatch(wanted):
             raise ExportRefused(

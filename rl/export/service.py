@@ -33,9 +33,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rl.export")
 
 QUANTIZATIONS = (
-    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0", "f16", "bf16",
+    "q2_k",
+    "q3_k_s",
+    "q3_k_m",
+    "q3_k_l",
+    "q4_0",
+    "q4_k_s",
+    "q4_k_m",
+    "q5_k_s",
+    "q5_k_m",
+    "q6_k",
+    "q8_0",
+    "f16",
+    "bf16",
     "f32",
-)  # fmt: skip
+)
 
 
 OLLAMA = "ollama"

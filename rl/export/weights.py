@@ -21,10 +21,20 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 
 # Knobs of LoraConfig that change the formula W + scale * B A, or the base itself.
 _OTHER_FORMULAS = (
-    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "target_parameters", "trainable_token_indices",
-    "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config",
-    "velora_config", "megatron_config",
-)  # fmt: skip
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "velora_config",
+    "megatron_config",
+)
 _OTHER_BASES = ("pissa", "corda", "olora", "mica", "loftq", "lora_ga")
 
 _BASE_PREFIXES = ("model.", "transformer.")
@@ -334,7 +344,16 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 _DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}

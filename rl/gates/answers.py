@@ -48,10 +48,12 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     words = f"the average reward changed by {interval.value:+.3f} over {interval.n} prompts"
     if luck <= HARM:
         return RuleResult(
-            "reward", REFUSED,
+            "reward",
+            REFUSED,
             f"the average reward fell by {-interval.value:.3f} over {interval.n} prompts, more than chance "
-                f"explains (p = {luck:.3g})", figures,
-        )  # fmt: skip
+            f"explains (p = {luck:.3g})",
+            figures,
+        )
     if interval.low < bound:
         words = (
             f"{words}, but a fall of up to {-interval.low:.3f} cannot be ruled out (one-sided 90 % interval, "
@@ -76,9 +78,14 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     difference = paired_difference(both, wins, losses, n - both - wins - losses, 1 - 2 * UNSEEN)
     luck = binomial_luck(losses, wins)
     figures = {
-        **difference.as_dict(), "confidence": 1 - 2 * UNSEEN, "own": (both + wins) / n, "against": (both + losses) / n,
-        "n": n, "p": luck, "bound": -bounds.max_invalid_gain,
-    }  # fmt: skip
+        **difference.as_dict(),
+        "confidence": 1 - 2 * UNSEEN,
+        "own": (both + wins) / n,
+        "against": (both + losses) / n,
+        "n": n,
+        "p": luck,
+        "bound": -bounds.max_invalid_gain,
+    }
     words = (
         f"{100 * (both + wins) / n:.1f} % of its {n} answers are valid, of {evidence.against}'s "
         f"{100 * (both + losses) / n:.1f} %"
@@ -272,10 +279,15 @@ def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
             continue
         interval = effect.interval(1 - 2 * UNSEEN)
         figures[task] = {
-            **interval.as_dict(), "confidence": 1 - 2 * UNSEEN, "own": effect.sides[0], "base": effect.sides[1],
-            "n": effect.n, "metric": found.metric, "bound": -bound,
+            **interval.as_dict(),
+            "confidence": 1 - 2 * UNSEEN,
+            "own": effect.sides[0],
+            "base": effect.sides[1],
+            "n": effect.n,
+            "metric": found.metric,
+            "bound": -bound,
             "test": "Newcombe" if isinstance(effect, TableEffect) else "Student",
-        }  # fmt: skip
+        }
         words = f"{points(effect.value)} on {task} over {effect.n} items"
         if interval.high < -bound:
             lost.append(f"{words} (allowed loss: {100 * bound:g})")

@@ -250,14 +250,28 @@ class JudgingEvidence:
     def as_dict(self) -> dict[str, Any]:
         """The figures of a report; value, low and high are the win share minus 1/2."""
         share = self.share
-        interval = {} if share.value is None else {
-            "value": share.value - 0.5, "low": share.low - 0.5, "high": share.high - 0.5, "n": share.decided,
-        }  # fmt: skip
+        interval = (
+            {}
+            if share.value is None
+            else {
+                "value": share.value - 0.5,
+                "low": share.low - 0.5,
+                "high": share.high - 0.5,
+                "n": share.decided,
+            }
+        )
         return {
-            **interval, "round": self.round, "verdict": self.verdict, "ended": self.ended, "wins": share.wins,
-            "losses": share.losses, "ties": share.ties, "confidence": share.confidence, "further": self.further,
+            **interval,
+            "round": self.round,
+            "verdict": self.verdict,
+            "ended": self.ended,
+            "wins": share.wins,
+            "losses": share.losses,
+            "ties": share.ties,
+            "confidence": share.confidence,
+            "further": self.further,
             "minutes": self.minutes,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)

@@ -135,10 +135,12 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     if effect is None:
         n = prompts_of(items)
         return RuleResult(
-            "accuracy", REFUSED,
+            "accuracy",
+            REFUSED,
             f"all answers to the {n} held-out prompts have the same rating, so nothing can be compared",
-            {"kind": lead, "n": n}, waits=True,
-        )  # fmt: skip
+            {"kind": lead, "n": n},
+            waits=True,
+        )
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     bound = gate_interval(effect, evidence, bounds)
     # a permutation test takes its time, and is not asked where the bound refuses already
@@ -147,10 +149,17 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     own, other = effect.sides
     figures: dict[str, Any] = {
         **bound.as_dict(),
-        "kind": lead, "unit": effect.unit, "confidence": 1 - 2 * alpha,
-        "accuracy": own, "against_accuracy": other,
-        "n": effect.n, "p": luck, "attempt": evidence.attempt, "alpha": alpha, "margin": bounds.margin,
-    }  # fmt: skip
+        "kind": lead,
+        "unit": effect.unit,
+        "confidence": 1 - 2 * alpha,
+        "accuracy": own,
+        "against_accuracy": other,
+        "n": effect.n,
+        "p": luck,
+        "attempt": evidence.attempt,
+        "alpha": alpha,
+        "margin": bounds.margin,
+    }
     if isinstance(effect, TableEffect):
         figures |= {"wins": effect.wins, "losses": effect.losses}
     gain = f"{amount(effect, bound.value)} {MEASURES[lead]} against {evidence.against}"
@@ -165,10 +174,12 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     if is_better and luck is not None and luck <= alpha:
         return RuleResult("accuracy", PASSED, f"{gain}, {limit}", figures)
     return RuleResult(
-        "accuracy", REFUSED,
+        "accuracy",
+        REFUSED,
         f"not shown to be better: {gain}, {limit}, which must be above {amount(effect, bounds.margin)}",
-        figures, waits=True,
-    )  # fmt: skip
+        figures,
+        waits=True,
+    )
 
 
 def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Difference:
@@ -193,9 +204,10 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Rule
     }
     if not effects:
         return RuleResult(
-            "other_evidence", NOT_APPLICABLE,
+            "other_evidence",
+            NOT_APPLICABLE,
             f"no other kind of evidence has {bounds.min_evidence} held-out prompts",
-        )  # fmt: skip
+        )
     level = 0.05 / len(effects)
     figures, lost = {}, []
     for kind, effect in effects.items():
@@ -241,9 +253,14 @@ def rule_ratings(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     ]
     p = float(scipy.stats.fisher_exact(counts, alternative="greater").pvalue)
     figures = {
-        "rated": len(rated), "unrated": len(unrated), "agree_rated": counts[1][0] / len(rated),
-        "agree_unrated": counts[0][0] / len(unrated), "differ_unrated": counts[0][1], "p": p, "bound": UNLIKE,
-    }  # fmt: skip
+        "rated": len(rated),
+        "unrated": len(unrated),
+        "agree_rated": counts[1][0] / len(rated),
+        "agree_unrated": counts[0][0] / len(unrated),
+        "differ_unrated": counts[0][1],
+        "p": p,
+        "bound": UNLIKE,
+    }
     words = (
         f"the two answer alike on {100 * figures['agree_rated']:.0f} % of {len(rated)} rated prompts and on "
         f"{100 * figures['agree_unrated']:.0f} % of {len(unrated)} unrated ones"
@@ -293,11 +310,12 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     if alone:
         rater, left = alone[0]
         return RuleResult(
-            "raters", REFUSED,
+            "raters",
+            REFUSED,
             f"the gain depends on one rater: without {rater}'s {count[rater]} of {len(rated_items)} prompts it is "
             f"{amount(left, left.value)}",
             figures,
-        )  # fmt: skip
+        )
     return RuleResult("raters", PASSED, "the gain does not depend on any one rater", figures)
 
 
@@ -353,9 +371,7 @@ def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
         )
     own, other = effect.sides
     p = effect.worse()
-    figures = {
-        **effect.interval(0.95).as_dict(), "n": n, "accuracy": own, "against_accuracy": other, "p": p,
-    }  # fmt: skip
+    figures = {**effect.interval(0.95).as_dict(), "n": n, "accuracy": own, "against_accuracy": other, "p": p}
     text = f"{amount(effect, effect.value)} {MEASURES[lead]} on {n} prompts with older feedback"
     if isinstance(effect, TableEffect):
         text = (

@@ -85,9 +85,13 @@ class Verdict:
     def as_dict(self) -> dict[str, Any]:
         action = {**asdict(self.action), "minutes": self.action.minutes} if self.action else None
         return {
-            "state": self.state, "words": self.words, "against": self.against, "action": action,
-            "basis": self.basis, "representative": self.representative,
-        }  # fmt: skip
+            "state": self.state,
+            "words": self.words,
+            "against": self.against,
+            "action": action,
+            "basis": self.basis,
+            "representative": self.representative,
+        }
 
 
 PREDICATES = {

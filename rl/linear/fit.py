@@ -204,10 +204,14 @@ def _policy_fit(
         weights=weights,
         bias=bias,
         facts={
-            "feedback": choices.feedback, "penalty": penalty, "rows": len(choices.rows),
-            "prompts": len({row.group for row in choices.rows}), "folds": FOLDS, "intercept": intercept,
+            "feedback": choices.feedback,
+            "penalty": penalty,
+            "rows": len(choices.rows),
+            "prompts": len({row.group for row in choices.rows}),
+            "folds": FOLDS,
+            "intercept": intercept,
         },
-    )  # fmt: skip
+    )
     metrics = {
         name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
     }
@@ -295,11 +299,16 @@ def _fields_fit(
         weights=np.zeros((0, 0)),
         bias=np.zeros(0),
         facts={
-            "feedback": choices.feedback, "penalty": 0.0, "rows": len(choices.rows), "fields": len(parts),
-            "prompts": len({row.group for row in choices.rows}), "folds": FOLDS, "intercept": 0.0,
+            "feedback": choices.feedback,
+            "penalty": 0.0,
+            "rows": len(choices.rows),
+            "fields": len(parts),
+            "prompts": len({row.group for row in choices.rows}),
+            "folds": FOLDS,
+            "intercept": 0.0,
         },
         parts=tuple(parts),
-    )  # fmt: skip
+    )
     known = [one for one in figures if "cv_accuracy" in one]
     if not known:
         return policy, {}
@@ -345,9 +354,16 @@ def _order_of(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> Any:
 def _constant(agent: Agent, value: str) -> LinearPolicy:
     """A policy with one answer."""
     return LinearPolicy(
-        agent=agent.slug, mode=CLOSED, families=FAMILIES[0], answers=(value,), quoted=False, rows=(f"is {value}",),
-        columns=(), weights=np.zeros((1, 0)), bias=np.zeros(1),
-    )  # fmt: skip
+        agent=agent.slug,
+        mode=CLOSED,
+        families=FAMILIES[0],
+        answers=(value,),
+        quoted=False,
+        rows=(f"is {value}",),
+        columns=(),
+        weights=np.zeros((1, 0)),
+        bias=np.zeros(1),
+    )
 
 
 def _entries(

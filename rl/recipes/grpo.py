@@ -139,8 +139,13 @@ GRPO_CONFIG: dict[str, GRPORecipe] = {
     "default": GRPORecipe(),
     # 8-12 GB
     "small_gpu": GRPORecipe(
-        lora_r=8, lora_alpha=16, batch_size=8, gradient_accumulation=2, max_length=768,
-        quantization="4bit", gradient_checkpointing=True,
+        lora_r=8,
+        lora_alpha=16,
+        batch_size=8,
+        gradient_accumulation=2,
+        max_length=768,
+        quantization="4bit",
+        gradient_checkpointing=True,
     ),
     # 24 GB and more
     "high_quality": GRPORecipe(
@@ -148,10 +153,19 @@ GRPO_CONFIG: dict[str, GRPORecipe] = {
     ),
     # a laptop and a small model
     "cpu": GRPORecipe(
-        epochs=2.0, min_steps=150, batch_size=64, learning_rate=5e-4, beta=0.04, max_new_tokens=48, lora_r=16,
-        lora_alpha=32, save_steps=5, top_k=20, top_p=0.95,
+        epochs=2.0,
+        min_steps=150,
+        batch_size=64,
+        learning_rate=5e-4,
+        beta=0.04,
+        max_new_tokens=48,
+        lora_r=16,
+        lora_alpha=32,
+        save_steps=5,
+        top_k=20,
+        top_p=0.95,
     ),
-}  # fmt: skip
+}
 """GRPO presets by name, for `train_grpo --config`."""
 
 METHOD = Method(

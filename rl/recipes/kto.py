@@ -52,19 +52,36 @@ class KTORecipe(AnswerRecipe):
 KTO_CONFIG: dict[str, KTORecipe] = {
     "default": KTORecipe(batch_size=8),
     "small_gpu": KTORecipe(
-        lora_r=8, lora_alpha=16, batch_size=2, gradient_accumulation=4, max_length=768,
-        quantization="4bit", gradient_checkpointing=True,
+        lora_r=8,
+        lora_alpha=16,
+        batch_size=2,
+        gradient_accumulation=4,
+        max_length=768,
+        quantization="4bit",
+        gradient_checkpointing=True,
     ),
     "high_quality": KTORecipe(
-        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=2e-5,
+        lora_r=64,
+        lora_alpha=128,
+        batch_size=16,
+        max_length=2048,
+        learning_rate=2e-5,
         epochs=5.0,
     ),
     # a laptop and a small model, tuned as DPO's: a log-loss on thumbs against a reference made of what was judged
     "cpu": KTORecipe(
-        epochs=2.0, min_steps=250, warm_up_steps=80, warm_up_learning_rate=2e-3, batch_size=16,
-        learning_rate=5e-4, beta=1.0, loss="logistic", lora_r=16, lora_alpha=32,
+        epochs=2.0,
+        min_steps=250,
+        warm_up_steps=80,
+        warm_up_learning_rate=2e-3,
+        batch_size=16,
+        learning_rate=5e-4,
+        beta=1.0,
+        loss="logistic",
+        lora_r=16,
+        lora_alpha=32,
     ),
-}  # fmt: skip
+}
 """KTO presets by name, for `train_kto --config`."""
 
 METHOD = Method(

@@ -155,7 +155,17 @@ overrides them, the agent's row in the admin overrides both."""
 
 
 AB_TESTING_KNOBS = (
-    "ramp", "allocation", "floor", "group_reserve", "metric", "goal", "alpha", "tuning", "min_units",
-    "guardrails", "slices", "on_win",
-)  # fmt: skip
+    "ramp",
+    "allocation",
+    "floor",
+    "group_reserve",
+    "metric",
+    "goal",
+    "alpha",
+    "tuning",
+    "min_units",
+    "guardrails",
+    "slices",
+    "on_win",
+)
 """Fields of a new experiment that the section `ab_testing` of RATCHET_CONFIG may set."""

@@ -53,17 +53,32 @@ class RewardModelRecipe(Recipe):
 REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
     "default": RewardModelRecipe(learning_rate=1e-4),
     "small_gpu": RewardModelRecipe(
-        learning_rate=1e-4, lora_r=8, lora_alpha=16, batch_size=1, gradient_accumulation=8, max_length=768,
+        learning_rate=1e-4,
+        lora_r=8,
+        lora_alpha=16,
+        batch_size=1,
+        gradient_accumulation=8,
+        max_length=768,
         gradient_checkpointing=True,
     ),
     "high_quality": RewardModelRecipe(
-        lora_r=64, lora_alpha=128, batch_size=16, max_length=2048, learning_rate=5e-5,
+        lora_r=64,
+        lora_alpha=128,
+        batch_size=16,
+        max_length=2048,
+        learning_rate=5e-5,
         epochs=5.0,
     ),
     "cpu": RewardModelRecipe(
-        epochs=2.0, min_steps=150, patience=6, batch_size=16, learning_rate=1e-3, lora_r=16, lora_alpha=32,
+        epochs=2.0,
+        min_steps=150,
+        patience=6,
+        batch_size=16,
+        learning_rate=1e-3,
+        lora_r=16,
+        lora_alpha=32,
     ),
-}  # fmt: skip
+}
 """Reward model presets by name, for `train_reward_model --config`."""
 
 METHOD = Method(

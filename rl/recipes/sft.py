@@ -86,17 +86,33 @@ class SFTRecipe(AnswerRecipe):
 SFT_CONFIG: dict[str, SFTRecipe] = {
     "default": SFTRecipe(learning_rate=1e-4),
     "small_gpu": SFTRecipe(
-        learning_rate=1e-4, lora_r=8, lora_alpha=16, batch_size=1, gradient_accumulation=4, max_length=768,
-        quantization="4bit", gradient_checkpointing=True,
+        learning_rate=1e-4,
+        lora_r=8,
+        lora_alpha=16,
+        batch_size=1,
+        gradient_accumulation=4,
+        max_length=768,
+        quantization="4bit",
+        gradient_checkpointing=True,
     ),
     "high_quality": SFTRecipe(
-        lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=5e-5,
+        lora_r=64,
+        lora_alpha=128,
+        batch_size=8,
+        max_length=2048,
+        learning_rate=5e-5,
         epochs=5.0,
     ),
     "cpu": SFTRecipe(
-        epochs=3.0, min_steps=250, patience=6, batch_size=16, learning_rate=3e-3, lora_r=16, lora_alpha=32,
+        epochs=3.0,
+        min_steps=250,
+        patience=6,
+        batch_size=16,
+        learning_rate=3e-3,
+        lora_r=16,
+        lora_alpha=32,
     ),
-}  # fmt: skip
+}
 """SFT presets by name, for `train_sft --config`."""
 
 METHOD = Method(

@@ -175,9 +175,14 @@ def attempt_of(evaluation: Evaluation) -> int:
     classifiers: set[str] = set()
     paid = 0
     for *subject, base_model, classifier in looks.order_by("pk").values_list(
-        "policy_id", "checkpoint", "snapshot_id", "samples", "figures__order",
-        "base_model", "figures__baseline__trained_on",
-    ):  # fmt: skip
+        "policy_id",
+        "checkpoint",
+        "snapshot_id",
+        "samples",
+        "figures__order",
+        "base_model",
+        "figures__baseline__trained_on",
+    ):
         subjects.add(json.dumps(subject, sort_keys=True))
         if classifier is not None:
             classifiers.add(json.dumps(classifier, sort_keys=True))

@@ -14,9 +14,23 @@ from rl.registry.gate_evidence import benchmark_command, benchmark_text, benchma
 from rl.registry.integrity import KINDS_WITHOUT_FILES
 
 KNOBS = (
-    "learning_rate", "epochs", "max_steps", "batch_size", "beta", "loss", "lora_r", "lora_alpha", "max_length",
-    "feedback", "penalty", "features", "sft_weight", "start_from", "replay_share", "seed",
-)  # fmt: skip
+    "learning_rate",
+    "epochs",
+    "max_steps",
+    "batch_size",
+    "beta",
+    "loss",
+    "lora_r",
+    "lora_alpha",
+    "max_length",
+    "feedback",
+    "penalty",
+    "features",
+    "sft_weight",
+    "start_from",
+    "replay_share",
+    "seed",
+)
 
 
 def _share(share: Share | None) -> str:

@@ -247,9 +247,17 @@ def policy_promote(
             _refusal_record(policy, to, str(refusal), report, actor=actor)
             raise
     return _move(
-        policy, to, kind=Kind.PROMOTED, actor=actor, reason=reason, forced=force,
-        verdicts={**(report.as_dict() if report else {}), **({"live": dict(live)} if live is not None else {})},
-    )  # fmt: skip
+        policy,
+        to,
+        kind=Kind.PROMOTED,
+        actor=actor,
+        reason=reason,
+        forced=force,
+        verdicts={
+            **(report.as_dict() if report else {}),
+            **({"live": dict(live)} if live is not None else {}),
+        },
+    )
 
 
 def _refusal_record(policy: Policy, to: str, fault: str, report: GateReport | None, *, actor: str) -> None:

@@ -384,9 +384,15 @@ def _move(
                     _event(before, Kind.RETIRED, actor, why, from_stage=before.stage, to_stage=Stage.RETIRED)
             RewardModelVersion.objects.filter(pk=current.pk).update(stage=to)
             _event(
-                current, kind, actor, reason, from_stage=current.stage, to_stage=to, forced=forced,
+                current,
+                kind,
+                actor,
+                reason,
+                from_stage=current.stage,
+                to_stage=to,
+                forced=forced,
                 figures=current.ranking,
-            )  # fmt: skip
+            )
     except IntegrityError as error:
         raise RewardModelRefused(
             f"another reward model of {version.agent} was promoted at the same moment; look again"

@@ -165,10 +165,19 @@ class JailServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603
-                [str(Path(sys.executable).resolve()), "-I", str(SERVER), str(jail.__file__), str(self.folder)],
-                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=jail.VARIABLES,
+                [
+                    str(Path(sys.executable).resolve()),
+                    "-I",
+                    str(SERVER),
+                    str(jail.__file__),
+                    str(self.folder),
+                ],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=jail.VARIABLES,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self.control = ours
         self.lock = threading.Lock()
         self.numbers = itertools.count()
@@ -196,10 +205,15 @@ class JailServer:
             os.lseek(file, 0, os.SEEK_SET)
             with self.lock:
                 request = {
-                    "role": role, "memory_mb": limits.memory_mb, "cpu_s": limits.cpu_s, "file_mb": limits.file_mb,
-                    "processes": limits.processes, "wall_s": limits.wall_s + extra_s, "filter": self.filter,
+                    "role": role,
+                    "memory_mb": limits.memory_mb,
+                    "cpu_s": limits.cpu_s,
+                    "file_mb": limits.file_mb,
+                    "processes": limits.processes,
+                    "wall_s": limits.wall_s + extra_s,
+                    "filter": self.filter,
                     "uid": FIRST_UID + next(self.numbers) % UIDS,
-                }  # fmt: skip
+                }
                 socket.send_fds(self.control, [json.dumps(request).encode()], [fds[0], file, *fds[1:]])
         finally:
             os.close(file)

@@ -38,9 +38,12 @@ class CodeTests:
 
     def as_program(self) -> dict[str, Any]:
         return {
-            "tests": list(self.units), "each_unit": self.each_unit, "setup": self.setup,
-            "entry_point": self.entry_point, "given": [dict(case) for case in self.cases],
-        }  # fmt: skip
+            "tests": list(self.units),
+            "each_unit": self.each_unit,
+            "setup": self.setup,
+            "entry_point": self.entry_point,
+            "given": [dict(case) for case in self.cases],
+        }
 
 
 def code_tests(facts: Mapping[str, Any]) -> CodeTests | None:

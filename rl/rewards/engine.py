@@ -71,8 +71,10 @@ class RewardEngine:
                 total += component.weight * raw
                 weight += component.weight
             parts[component.function.name] = {
-                "raw": raw, "weight": component.weight, "detail": dict(value.detail)
-            }  # fmt: skip
+                "raw": raw,
+                "weight": component.weight,
+                "detail": dict(value.detail),
+            }
         return RewardResult(total / weight if weight else None, parts)
 
 

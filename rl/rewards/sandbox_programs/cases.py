@@ -162,10 +162,14 @@ class Pytest(types.ModuleType):
         def __eq__(self, other: object) -> bool:
             expected = self.expected
             if isinstance(expected, (list, tuple)):
-                return type(other) is type(expected) and len(other) == len(expected) and all(
-                    math.isclose(a, b, rel_tol=self.rel, abs_tol=self.abs)
-                    for a, b in zip(other, expected, strict=True)
-                )  # fmt: skip
+                return (
+                    type(other) is type(expected)
+                    and len(other) == len(expected)
+                    and all(
+                        math.isclose(a, b, rel_tol=self.rel, abs_tol=self.abs)
+                        for a, b in zip(other, expected, strict=True)
+                    )
+                )
             return isinstance(other, (int, float)) and math.isclose(
                 other, expected, rel_tol=self.rel, abs_tol=self.abs
             )

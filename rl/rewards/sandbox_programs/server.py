@@ -27,9 +27,26 @@ FDS = 5
 LIFELINE, PROGRAM, SOURCE, TARGET, VERDICT = range(FDS)
 
 WARM = (
-    "ast", "bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq",
-    "itertools", "math", "operator", "random", "re", "string", "traceback", "typing", "unittest",
-)  # fmt: skip
+    "ast",
+    "bisect",
+    "cmath",
+    "collections",
+    "copy",
+    "datetime",
+    "decimal",
+    "fractions",
+    "functools",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "string",
+    "traceback",
+    "typing",
+    "unittest",
+)
 """Modules that answers and tests often import, imported once here."""
 
 

@@ -95,9 +95,12 @@ class AnswerProcess:
             raise AnswerError(self.fault)
         self.number += 1
         request = {
-            "n": self.number, "do": what, "target": target, "args": [encode(a, self._handle) for a in args],
+            "n": self.number,
+            "do": what,
+            "target": target,
+            "args": [encode(a, self._handle) for a in args],
             "named": {key: encode(value, self._handle) for key, value in (named or {}).items()},
-        }  # fmt: skip
+        }
         try:
             self.line.send(request)
             reply = self.line.receive()
