@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from feedback.messages import ChatMessage
+from rl.agents.base import JsonObject
 
-PROBE_TOOL: dict[str, Any] = {
+PROBE_TOOL: JsonObject = {
     "type": "function",
     "function": {
         "name": "ratchet_probe",
@@ -29,7 +30,7 @@ class CallForm(NamedTuple):
     """True: arguments are an object; False: JSON text."""
 
 
-def probe_turns(form: CallForm) -> list[dict[str, Any]]:
+def probe_turns(form: CallForm) -> list[JsonObject]:
     """A question, and an answer that calls PROBE_TOOL."""
     arguments = PROBE_ARGUMENTS if form.as_object else json.dumps(PROBE_ARGUMENTS)
     function = {"name": "ratchet_probe", "arguments": arguments}
@@ -37,7 +38,7 @@ def probe_turns(form: CallForm) -> list[dict[str, Any]]:
     return [_ASKS, {"role": "assistant", "content": form.content, "tool_calls": [call]}]
 
 
-def call_form(write: Callable[[Sequence[Any], Sequence[Any]], str]) -> CallForm:
+def call_form(write: Callable[[Sequence[JsonObject], Sequence[JsonObject]], str]) -> CallForm:
     """The form in which a template takes calls. write(turns, tools): the rendered text, empty if refused."""
     for form in (CallForm(), CallForm(None), CallForm(as_object=False), CallForm(None, as_object=False)):
         turns = probe_turns(form)
@@ -46,11 +47,11 @@ def call_form(write: Callable[[Sequence[Any], Sequence[Any]], str]) -> CallForm:
     return CallForm()
 
 
-def template_turns(messages: Sequence[ChatMessage], form: CallForm) -> list[dict[str, Any]]:
+def template_turns(messages: Sequence[ChatMessage], form: CallForm) -> list[JsonObject]:
     """Messages as a template takes them: text, calls with their arguments, no reasoning."""
     turns, ids = [], dict[str | None, str]()
     for message in messages:
-        turn: dict[str, Any] = {"role": message.role, "content": message.text}
+        turn: JsonObject = {"role": message.role, "content": message.text}
         if message.tool_calls:
             calls = []
             for call in message.tool_calls:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from rl.decoding.unique_items import UniqueItems
+from rl.decoding.unique_items import Json, Node, UniqueItems
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -74,7 +74,7 @@ class Constraint:
         self._number = _NumberLength() if is_json else None
 
     @classmethod
-    def of_schema(cls, vocabulary: GrammarVocabulary, schema: Mapping[str, Any]) -> Self:
+    def of_schema(cls, vocabulary: GrammarVocabulary, schema: Node) -> Self:
         """Constraint to answers that fit a JSON schema; {} is any JSON object. Raises SchemaRefused."""
         return cls(vocabulary, schema_grammar(schema), unique=UniqueItems.of(schema))
 
@@ -169,7 +169,7 @@ def answers_grammar(answers: Sequence[str]) -> str:
     return LLMatcher.grammar_from_lark(f"start: {listed}")
 
 
-def schema_grammar(schema: Mapping[str, Any]) -> str:
+def schema_grammar(schema: Node) -> str:
     """A JSON schema as llguidance's grammar; {} is any JSON object. Raises SchemaRefused.
 
     Objects have no properties beyond the named ones unless `additionalProperties` allows them. Keywords that no grammar
@@ -186,10 +186,10 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
     return grammar_checked(grammar)
 
 
-def schema_part(schema: Mapping[str, Any]) -> Any:
+def schema_part(schema: Node) -> Json:
     """A schema as it is written within a grammar (`%json`), prepared as in `schema_grammar`."""
     read = json.loads(json.dumps(schema or {"type": "object"}))
-    closed: dict[str, Any] = _properties_closed(read, set(_part_references(read)))
+    closed: dict[str, Json] = _properties_closed(read, set(_part_references(read)))
     return {**closed, "x-guidance": _GUIDANCE}
 
 
@@ -219,7 +219,7 @@ def refusal_of(message: str) -> SchemaRefused:
     )
 
 
-def _properties_closed(schema: Any, parts: Collection[str] = (), *, is_part: bool = False) -> Any:
+def _properties_closed(schema: Json, parts: Collection[str] = (), *, is_part: bool = False) -> Json:
     """The schema with `additionalProperties: false` where it names properties and does not mention others.
 
     is_part: another schema describes the same object (`allOf`), whose properties must stay allowed; parts: references
@@ -249,13 +249,13 @@ def _properties_closed(schema: Any, parts: Collection[str] = (), *, is_part: boo
     return result
 
 
-def _is_combined(schema: Mapping[str, Any]) -> bool:
+def _is_combined(schema: Node) -> bool:
     """True if several of its schemas describe one object together."""
     descriptions = sum(key in schema for key in ("properties", "$ref", "anyOf", "oneOf"))
     return descriptions + len(schema.get("allOf") or ()) > 1
 
 
-def _part_references(schema: Any) -> Iterator[str]:
+def _part_references(schema: Json) -> Iterator[str]:
     """References to schemas that describe an object together with others."""
     if isinstance(schema, list):
         for one in schema:

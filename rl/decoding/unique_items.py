@@ -10,9 +10,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
-Node = Mapping[str, Any]
+Json: TypeAlias = Any
+"""Any JSON value."""
+
+Node = Mapping[str, Json]
 
 MAX_ORDERS, MAX_ORDERS_CHARS = 720, 32_000
 """Limits of the arrangements listed for servers without `uniqueItems`: all orders of six names."""
@@ -182,7 +185,7 @@ def items_repeated(schema: Node | None, answer: str) -> str:
     return ""
 
 
-def portable(schema: Node) -> dict[str, Any]:
+def portable(schema: Node) -> dict[str, Json]:
     """A schema without `uniqueItems`, for servers that refuse or ignore it.
 
     An array of listed items with few arrangements becomes an enumeration. For others the keyword is left out, and the
@@ -191,13 +194,13 @@ def portable(schema: Node) -> dict[str, Any]:
     return {key: _portable(value) for key, value in _order_by_schema(schema).items()}
 
 
-def _portable(value: Any) -> Any:
+def _portable(value: Json) -> Json:
     if isinstance(value, Mapping):
         return portable(value)
     return [_portable(one) for one in value] if isinstance(value, list) else value
 
 
-def _order_by_schema(schema: Node) -> dict[str, Any]:
+def _order_by_schema(schema: Node) -> dict[str, Json]:
     if schema.get("uniqueItems") is not True:
         return dict(schema)
     plain = {key: value for key, value in schema.items() if key != "uniqueItems"}
@@ -207,9 +210,9 @@ def _order_by_schema(schema: Node) -> dict[str, Any]:
     return {"type": "array", "enum": orders} if orders else plain
 
 
-def _orders(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:
+def _orders(values: Sequence[Json], least: int, most: int | None) -> list[list[Json]] | None:
     """Every array of different values, shortest first; None if there are too many, or none."""
-    found: list[list[Any]] = []
+    found: list[list[Json]] = []
     characters = 0
     for length in range(least, min(len(values), len(values) if most is None else most) + 1):
         for order in permutations(values, length):
@@ -220,19 +223,19 @@ def _orders(values: Sequence[Any], least: int, most: int | None) -> list[list[An
     return found or None
 
 
-def _requires_unique(value: Any) -> bool:
+def _requires_unique(value: Json) -> bool:
     if isinstance(value, Mapping):
         return value.get("uniqueItems") is True or any(_requires_unique(one) for one in value.values())
     return isinstance(value, list) and any(_requires_unique(one) for one in value)
 
 
-def _without_lists(value: Any) -> Any:
+def _without_lists(value: Json) -> Json:
     if isinstance(value, Mapping):
         return {key: _without_lists(one) for key, one in value.items() if key not in ("enum", "const")}
     return [_without_lists(one) for one in value] if isinstance(value, list) else value
 
 
-def _flat(node: Any, root: Node, depth: int = 0) -> Iterator[Node]:
+def _flat(node: Json, root: Node, depth: int = 0) -> Iterator[Node]:
     """A schema with its references and alternatives; requirements of one alternative hold for all."""
     if not isinstance(node, Mapping) or depth > MAX_DEPTH:
         return
@@ -245,15 +248,15 @@ def _flat(node: Any, root: Node, depth: int = 0) -> Iterator[Node]:
             yield from _flat(alternative, root, depth + 1)
 
 
-def _resolve_reference(reference: str, root: Node) -> Any:
-    found: Any = root if reference.startswith("#") else None
+def _resolve_reference(reference: str, root: Node) -> Json:
+    found: Json = root if reference.startswith("#") else None
     for name in reference.lstrip("#").strip("/").split("/"):
         if name and isinstance(found, Mapping):
             found = found.get(name.replace("~1", "/").replace("~0", "~"))
     return found
 
 
-def _enumeration(node: Any, root: Node, depth: int = 0) -> list[Any] | None:
+def _enumeration(node: Json, root: Node, depth: int = 0) -> list[Json] | None:
     """Every value that a schema lists; None if it does not list them."""
     if not isinstance(node, Mapping) or depth > MAX_DEPTH:
         return None
@@ -272,12 +275,12 @@ def _enumeration(node: Any, root: Node, depth: int = 0) -> list[Any] | None:
     return None if None in found else [value for values in found for value in values or ()]
 
 
-def _text(value: Any) -> bytes:
+def _text(value: Json) -> bytes:
     """A value as a grammar writes it."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _value(raw: bytes) -> Any:
+def _value(raw: bytes) -> Json:
     try:
         return json.loads(raw)
     except ValueError:
@@ -289,7 +292,7 @@ def _canonical_form(raw: bytes) -> str:
     return json.dumps(_numbers(_value(raw)), sort_keys=True)
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: Json) -> Json:
     """The value with 1.0 as 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)

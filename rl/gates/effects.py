@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import scipy
 
-from rl.gates.evidence_kinds import KINDS, REWARDS, UNITS, all_alike, lead_kind, telling_counts
+from rl.gates.evidence_kinds import KINDS, REWARDS, UNITS, Figures, all_alike, lead_kind, telling_counts
 from rl.gates.report import Case, Evidence, GateBounds, Item, RatedAnswer
 from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
 from rl.statistics.concordance import GiniConcordance, gini_concordance, gini_concordance_p
@@ -242,7 +242,7 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
     )
 
 
-def items_of(stored: Sequence[Mapping[str, Any]]) -> list[Item]:
+def items_of(stored: Sequence[Figures]) -> list[Item]:
     """Stored items of one kind as the rules take them, averaged per prompt and per cluster."""
     facts = [{"slices": tuple(one["slices"]), "raters": tuple(one.get("raters", ()))} for one in stored]
     clusters = [one.get("cluster", "") for one in stored]

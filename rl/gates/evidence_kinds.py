@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeAlias
+
+Figures: TypeAlias = Mapping[str, Any]
+"""Figures of an evaluation or a rule, as JSON stores them: name -> number, text or further figures."""
 
 PAIRS, LABELS, CORRECTIONS, TESTS, KNOWN, OUTCOMES, REWARDS = (
     "pairs",

@@ -16,6 +16,7 @@ from rl.gates.evidence_kinds import (
     PAIRS,
     REWARDS,
     TESTS,
+    Figures,
 )
 
 TITLES = {
@@ -46,7 +47,7 @@ EXPLANATIONS = {
 """Kind of evidence -> meaning of its figure."""
 
 
-def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+def headline(figures: Figures) -> dict[str, Any] | None:
     """{"kind", "title", "unit", "value", "low", "high", "n", "against": {...}} of an evaluation's figures; None without
     any.
 
@@ -55,7 +56,7 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = figures.get("carried_by", PAIRS)
     comparison = figures.get("comparison") or {}
     evidence = (figures.get("evidence") or {}).get(kind, {})
-    against: Mapping[str, Any] | None
+    against: Figures | None
     if kind == PAIRS:
         figure, against = figures.get("preference_accuracy"), comparison.get("preference_accuracy")
     elif kind in (LABELS, OUTCOMES):
@@ -74,7 +75,7 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+def liked_of(figures: Figures) -> dict[str, Any] | None:
     """The share of its answers that people would like; None if nobody rated one of them.
 
     Keys: value, low, high, n, estimator, assumes, against, difference, words; for `rated answers` also of, least, most.
@@ -105,7 +106,7 @@ def liked_of(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     return shares | {"words": _liked_words(shares, comparison.get("against", "the other"))}
 
 
-def _liked_words(found: Mapping[str, Any], against: str) -> str:
+def _liked_words(found: Figures, against: str) -> str:
     words = f"People would like {_share(found)} of its answers"
     if (theirs := found.get("against")) and theirs.get("value") is not None:
         words += f", {_share(theirs)} of {against}'s"
@@ -121,7 +122,7 @@ def _liked_words(found: Mapping[str, Any], against: str) -> str:
     return f"{words}."
 
 
-def right_answer_figure(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+def right_answer_figure(figures: Figures) -> dict[str, Any] | None:
     """Share of prompts with the known right answer: value, low, high, n, against, difference, words; None if none is
     known.
 
@@ -147,7 +148,7 @@ def right_answer_figure(figures: Mapping[str, Any]) -> dict[str, Any] | None:
     return figure | {"words": f"{words}."}
 
 
-def fields_text(figures: Mapping[str, Any]) -> str:
+def fields_text(figures: Figures) -> str:
     """Share of right fields in a sentence; empty if answers have no fields."""
     fields = fields_of(figures)
     if not fields:
@@ -161,12 +162,12 @@ def fields_text(figures: Mapping[str, Any]) -> str:
     return f"{words}."
 
 
-def fields_of(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+def fields_of(figures: Figures) -> Figures:
     """An evaluation's figures of fields, by side; empty if answers have none."""
     return ((figures.get("evidence") or {}).get(CORRECTIONS) or {}).get("fields") or {}
 
 
-def right_of_classifier(figures: Mapping[str, Any]) -> tuple[float, float] | None:
+def right_of_classifier(figures: Figures) -> tuple[float, float] | None:
     """Shares of prompts that a policy and a classifier of each field answer as people wrote; None if unknown."""
     baseline = ((figures.get("baseline") or {}).get("evidence") or {}).get(CORRECTIONS) or {}
     own = ((figures.get("evidence") or {}).get(CORRECTIONS) or {}).get("own")
@@ -175,11 +176,11 @@ def right_of_classifier(figures: Mapping[str, Any]) -> tuple[float, float] | Non
     return own["value"], baseline["own"]["value"]
 
 
-def _share(found: Mapping[str, Any]) -> str:
+def _share(found: Figures) -> str:
     return _amount({**found, "unit": "points"})
 
 
-def baseline_text(figures: Mapping[str, Any]) -> str:
+def baseline_text(figures: Figures) -> str:
     """Result of a simple classifier of the same training rows, in a sentence; empty without one."""
     baseline = figures.get("baseline") or {}
     if "refused" in baseline:
@@ -205,7 +206,7 @@ def baseline_text(figures: Mapping[str, Any]) -> str:
     return f"{words}."
 
 
-def _amount(found: Mapping[str, Any]) -> str:
+def _amount(found: Figures) -> str:
     scale, form = (100.0, ".1f") if found["unit"] == "points" else (1.0, ".3f")
     unit = " %" if found["unit"] == "points" else ""
     value = f"{format(scale * found['value'], form)}{unit}"
@@ -271,7 +272,7 @@ class Share:
         return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
 
 
-def share_of(figures: Mapping[str, Any], name: str) -> Share | None:
+def share_of(figures: Figures, name: str) -> Share | None:
     """A stored share, either a number or {value, low, high, n}; None if absent."""
     found = figures.get(name)
     if isinstance(found, Mapping):
@@ -344,7 +345,7 @@ class Headline:
         return Share(value).percent if self.unit == "points" else f"{value:.3f} {self.unit}"
 
 
-def headline_of(metrics: Mapping[str, Any]) -> Headline | None:
+def headline_of(metrics: Figures) -> Headline | None:
     """The leading figure of a policy's metrics; the preference accuracy of metrics without a headline."""
     found = metrics.get("headline")
     entry = found if isinstance(found, Mapping) else {}

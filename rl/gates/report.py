@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from rl.gates.evidence_kinds import PAIRS
+from rl.gates.evidence_kinds import PAIRS, Figures
 from rl.statistics import Difference
 from rl.statistics.sequential import WinShare
 
@@ -331,7 +331,7 @@ class RuleResult:
     rule: str
     outcome: str
     words: str
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    figures: Figures = field(default_factory=dict)
     waits: bool = False
     """True of a refusal that more evidence may lift; false if it found harm beyond chance."""
 

@@ -9,7 +9,7 @@ Every evaluation counts (`rl.registry.gate_evidence.attempt_of`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
@@ -48,6 +48,7 @@ from rl.gates.evidence_kinds import (
     POOLED,
     REWARDS,
     TESTS,
+    Figures,
 )
 from rl.gates.report import (
     NOT_APPLICABLE,
@@ -434,7 +435,7 @@ def prompts_to_show(value: float, low: float, margin: float, n: int, widening: f
     return min(math.ceil(wanted), MAX_PROMPTS) if math.isfinite(wanted) else MAX_PROMPTS
 
 
-def prompts_for_gain(figures: Mapping[str, Any], alpha: float) -> int | None:
+def prompts_for_gain(figures: Figures, alpha: float) -> int | None:
     """`prompts_to_show` for the accuracy rule's stored figures at the next attempt, which gets a smaller share of
     `alpha`."""
     value, low, n = (figures.get(name) for name in ("value", "low", "n"))

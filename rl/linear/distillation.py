@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from rl.agents.base import Agent
-from rl.linear.features import field_spans, message_text
+from rl.linear.features import Message, Row, field_spans, message_text
 from rl.linear.fit import fit
 from rl.linear.model import CLOSED, FIELDS, LinearPolicy, LinearPolicyError
 from rl.linear.rows import choices_of
@@ -36,7 +36,7 @@ class DistilledDemonstrations:
 
 
 def rows_taught(
-    train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]], agent: Agent, *, seed: int = 42
+    train: Sequence[Row], held_out: Sequence[Row], agent: Agent, *, seed: int = 42
 ) -> DistilledDemonstrations:
     """A classifier's answer to each prompt of some pairs or scored answers.
 
@@ -63,7 +63,7 @@ def rows_taught(
 
 
 def rows_recombined(
-    train: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]], agent: Agent, *, seed: int = 42
+    train: Sequence[Row], held_out: Sequence[Row], agent: Agent, *, seed: int = 42
 ) -> DistilledDemonstrations:
     """People's demonstrations, plus answers to recombined prompts by a classifier that learnt from them.
 
@@ -78,7 +78,7 @@ def rows_recombined(
 
 
 def _recombined_demonstrations(
-    recorded: Sequence[Mapping[str, Any]], policy: LinearPolicy, agent: Agent, seed: int
+    recorded: Sequence[Row], policy: LinearPolicy, agent: Agent, seed: int
 ) -> list[dict[str, Any]]:
     """Its answers to recombined prompts, up to SHOWN_PROMPTS in all; none if the state lists the answers."""
     if policy.mode not in (CLOSED, FIELDS) or (
@@ -95,7 +95,7 @@ def _recombined_demonstrations(
 
 
 def _classifier_demonstrations(
-    rows: Iterable[Mapping[str, Any]], policy: LinearPolicy, agent: Agent
+    rows: Iterable[Row], policy: LinearPolicy, agent: Agent
 ) -> Iterable[dict[str, Any]]:
     """One demonstration per prompt, unless the classifier knows no answer the prompt allows."""
     seen: set[str] = set()
@@ -109,9 +109,7 @@ def _classifier_demonstrations(
             yield {**{name: row[name] for name in ROW_COLUMNS if name in row}, "completion": best}
 
 
-def _likeliest(
-    policy: LinearPolicy, prompt: Sequence[Mapping[str, Any]], listed: Sequence[str]
-) -> str | None:
+def _likeliest(policy: LinearPolicy, prompt: Sequence[Message], listed: Sequence[str]) -> str | None:
     """The classifier's answer, among the listed ones or those it knows; None if it knows none."""
     try:
         options = list(listed) or policy.options(prompt)
@@ -128,7 +126,7 @@ ROW_COLUMNS = ("prompt", "prompt_hash", "state", "facts")
 # --- Recombined prompts ---
 
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Message]
 
 MOST_SENTENCES = 24
 """Longer texts are not recombined: pairs of sentences grow with the square."""

@@ -12,7 +12,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]
+"""A chat message: role and content, with whatever else an app sent."""
+
+Row: TypeAlias = Mapping[str, Any]
+"""A row of a snapshot: prompt, answers, feedback."""
 
 WORDS, CROSSED, PARTS = "words", "crossed", "parts"
 
@@ -56,7 +62,7 @@ _LINE = re.compile(r"^[ \t]*([^\W\d][\w .\-]{0,39}?)[ \t]*[:=][ \t]*(\S.*)$", re
 _MEMBER = re.compile(r'"([^"\\]{1,40})"\s*:\s*(?:"([^"\\]{0,200})"|(-?\d+(?:\.\d+)?|true|false|null))')
 
 
-def prompt_features(messages: Sequence[Mapping[str, Any]], families: Sequence[str] = (WORDS,)) -> Features:
+def prompt_features(messages: Sequence[Message], families: Sequence[str] = (WORDS,)) -> Features:
     """Features of a prompt: name -> value. Those of messages before the last have the prefix `earlier `.
 
     families: WORDS (words, fields, sizes of numbers), CROSSED (pairs of fields), PARTS (runs of three to five
@@ -74,7 +80,7 @@ def prompt_features(messages: Sequence[Mapping[str, Any]], families: Sequence[st
     return found
 
 
-def message_text(message: Mapping[str, Any]) -> str:
+def message_text(message: Message) -> str:
     """The text of a message, cut to MOST_CHARACTERS; its content may be a list of parts."""
     content = message.get("content")
     if isinstance(content, list):

@@ -19,7 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from rl.agents.base import Agent, answer_plain
 from rl.agents.fields import json_read, leaves, plain
-from rl.linear.features import FAMILIES, ORDER, VALUES, Features, is_composed, prompt_features
+from rl.linear.features import FAMILIES, ORDER, VALUES, Features, Row, is_composed, prompt_features
 from rl.linear.model import CLOSED, FIELDS, LISTED, FieldPlace, LinearPolicy, features_read
 from rl.linear.rows import (
     ANY_ANSWER,
@@ -42,6 +42,9 @@ from rl.linear.rows import (
     answers_of,
     choices_of,
 )
+
+Sparse: TypeAlias = Any
+"""A scipy CSR matrix; scipy has no types for it."""
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Inverse strengths of the penalty (scikit-learn's C) to try."""
@@ -116,7 +119,7 @@ class FittedPolicy:
 class _Matrix:
     """Rows as scikit-learn takes them."""
 
-    x: Any
+    x: Sparse
     """Sparse [rows, weights]."""
     y: NDArray[np.int64]
     weights: NDArray[np.float64]
@@ -124,7 +127,7 @@ class _Matrix:
 
 
 def fit(
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Row],
     agent: Agent,
     *,
     penalties: Sequence[float] = PENALTIES,
@@ -493,7 +496,7 @@ def _matrix(
     )
 
 
-def _rows_crossed(left: Any, right: Any) -> Any:
+def _rows_crossed(left: Sparse, right: Sparse) -> Sparse:
     """Row-wise product [rows, left columns x right columns] of two sparse matrices (transposed Khatri-Rao), in array
     operations."""
     per_entry = np.repeat(np.diff(right.indptr), np.diff(left.indptr))
@@ -523,7 +526,7 @@ def _difference(own: Sequence[int], other: Sequence[int]) -> list[tuple[int, flo
     ]
 
 
-def _sparse(rows: Sequence[Sequence[tuple[int, float]]], width: int) -> Any:
+def _sparse(rows: Sequence[Sequence[tuple[int, float]]], width: int) -> Sparse:
     """Rows of (column, value) as a sparse matrix [rows, width], width at least 1."""
     indptr = np.cumsum([0, *map(len, rows)])
     entries = [entry for row in rows for entry in row]

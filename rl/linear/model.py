@@ -25,6 +25,7 @@ from rl.linear.features import (
     OF_ANSWERS,
     VALUES,
     Features,
+    Message,
     answer_features,
     message_text,
     prompt_features,
@@ -108,7 +109,7 @@ class LinearPolicy:
         self._row.update({name: place for place, name in enumerate(self.rows)})
         self._column.update({name: place for place, name in enumerate(self.columns)})
 
-    def scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
+    def scores(self, messages: Sequence[Message], answers: Sequence[str]) -> list[float]:
         """The score of each answer in log-odds; only differences within one prompt have a meaning."""
         if self.mode == FIELDS:
             return self._field_scores(messages, answers)
@@ -121,7 +122,7 @@ class LinearPolicy:
         worst = min(met, default=float(known.min()))
         return [worst - UNMET if score is None else score for score in found]
 
-    def _field_scores(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
+    def _field_scores(self, messages: Sequence[Message], answers: Sequence[str]) -> list[float]:
         """Sum over the fields of log p of the answer's value; UNMET below the least likely for an unknown one."""
         found = [dict(leaves(json_read(answer))) for answer in answers]
         totals = [0.0] * len(answers)
@@ -132,7 +133,7 @@ class LinearPolicy:
                 totals[number] += known.get(place.value_in(one), least)
         return totals
 
-    def _field_options(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    def _field_options(self, messages: Sequence[Message]) -> list[str]:
         """The likeliest object, and those that differ from it in one field by its second value."""
         best: list[str] = []
         others: list[tuple[float, int, str]] = []
@@ -181,11 +182,11 @@ class LinearPolicy:
         text = answer_plain(answer)
         return features_read(text, self.mode, self.families)
 
-    def log_probabilities(self, messages: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[float]:
+    def log_probabilities(self, messages: Sequence[Message], answers: Sequence[str]) -> list[float]:
         """log p of each of these answers in nats; their probabilities sum to 1."""
         return log_softmax(self.scores(messages, answers))
 
-    def options(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    def options(self, messages: Sequence[Message]) -> list[str]:
         """Answers it may give if none are listed. Raises LinearPolicyError if it knows none for this prompt."""
         if self.mode == FIELDS:
             return self._field_options(messages)

@@ -10,6 +10,7 @@ from typing import Any
 from rl.agents.base import UNREADABLE, Agent, answer_plain
 from rl.agents.fields import Path, json_read, leaves, plain
 from rl.agents.inference import are_labels
+from rl.linear.features import Message, Row
 from rl.linear.model import CLOSED, FIELDS, LISTED, answer_parts
 
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
@@ -37,7 +38,7 @@ class LinearRefused(ValueError):
 class LinearChoice:
     """One row: a prompt and the feedback on answers to it."""
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
     answer: str
     """The preferred, valued or right answer."""
     rejected: str = ""
@@ -74,7 +75,7 @@ class Choices:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def choices_of(rows: Iterable[Mapping[str, Any]], agent: Agent) -> Choices:
+def choices_of(rows: Iterable[Row], agent: Agent) -> Choices:
     """Rows of a snapshot of pairs, labels, scores, corrections or groups. Raises LinearRefused for other kinds, and
     without a readable row."""
     choices = Choices("")
@@ -109,7 +110,7 @@ def _feedback_joined(known: str, kind: str) -> str:
     return known or kind
 
 
-def _choices(row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
+def _choices(row: Row) -> list[tuple[str, dict[str, Any] | None]]:
     """(feedback, fields of a LinearChoice or None) of a row; a row of groups makes several."""
     if "chosen" in row:
         texts = [single_text(row[side]) for side in ("chosen", "rejected")]
@@ -146,7 +147,7 @@ def single_text(completion: Any) -> str | None:
     return None
 
 
-def _listed_options(row: Mapping[str, Any], agent: Agent) -> tuple[str, ...]:
+def _listed_options(row: Row, agent: Agent) -> tuple[str, ...]:
     state = row.get("state")
     if agent.answers or not agent.discrete or not isinstance(state, Mapping):
         return ()
@@ -210,7 +211,7 @@ def _fields_vary(rows: Sequence[LinearChoice]) -> bool:
     return sum(len(known) > 1 for known in values.values()) > 1
 
 
-def prompts_teachable(rows: Iterable[Mapping[str, Any]], agent: Agent) -> tuple[int, str]:
+def prompts_teachable(rows: Iterable[Row], agent: Agent) -> tuple[int, str]:
     """(number of prompts, CLOSED, LISTED or FIELDS) of these rows, if `auto` may train a linear policy on them.
 
     Raises LinearRefused if it cannot learn, and for replies that are no labels: a language model may write new ones.

@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, RewardValue, reward_normalise
+
+
+class RewardPart(TypedDict):
+    """Value of one reward function, as it is stored."""
+
+    raw: float | None
+    """In [-2, 2]; None if it does not apply."""
+    weight: float
+    detail: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class RewardResult:
 
     raw: float | None
     """In [-2, 2]; None if no function applies."""
-    components: dict[str, dict[str, Any]] = field(default_factory=dict)
+    components: dict[str, RewardPart] = field(default_factory=dict)
     """Name -> {"raw", "weight", "detail"}; raw is None if it does not apply."""
 
     @property
@@ -61,7 +70,7 @@ class RewardEngine:
         return [self._sum([column[i] for column in columns]) for i in range(len(samples))]
 
     def _sum(self, values: Sequence[RewardValue]) -> RewardResult:
-        parts: dict[str, dict[str, Any]] = {}
+        parts: dict[str, RewardPart] = {}
         total = weight = 0.0
         for component, value in zip(self.components, values, strict=True):
             raw = value.raw

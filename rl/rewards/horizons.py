@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from rl.agents.base import HORIZONS, OutcomeScale, RewardFacts
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, reward_normalise
-from rl.rewards.engine import Component, RewardEngine, combine
+from rl.rewards.engine import Component, RewardEngine, RewardPart, combine
 from rl.rewards.traces import TaskCompletionReward, share_to_raw
 
 FORM = ("agent", "format", "syntax", "efficiency")
@@ -53,6 +53,14 @@ class HorizonPlan:
             raise ValueError("at least one of the weights must be above 0")
 
 
+class HorizonReward(TypedDict):
+    """Reward of one horizon, as it is stored."""
+
+    raw: float | None
+    weight: float
+    parts: dict[str, RewardPart]
+
+
 @dataclass(frozen=True)
 class RewardBreakdown:
     """A reward with all its parts."""
@@ -61,7 +69,7 @@ class RewardBreakdown:
     """In [-2, 2]; None without any evidence."""
     horizons: Mapping[str, float | None]
     """Each of HORIZONS -> its raw value, None if unknown."""
-    components: Mapping[str, Mapping[str, Any]]
+    components: Mapping[str, HorizonReward]
     """Each of HORIZONS -> {"raw", "weight", "parts": {name: {"raw", "weight", "detail"}}}."""
     simulated: bool = False
 
@@ -133,7 +141,7 @@ def rewards_over_time(
     capped at 0: a valid answer is no merit of a failed run.
     """
     weights = weights_checked(plan.facts.weights)
-    at_once: list[dict[str, dict[str, Any]]] = [{} for _ in samples]
+    at_once: list[dict[str, RewardPart]] = [{} for _ in samples]
     means: list[float | None] = [None] * len(samples)
     if plan.functions:
         engine = RewardEngine([Component(f, plan.facts.functions.get(f.name, 1.0)) for f in plan.functions])
@@ -169,7 +177,7 @@ def rewards_over_time(
     return breakdowns
 
 
-def _human_parts(known: DecisionFeedback) -> dict[str, dict[str, Any]]:
+def _human_parts(known: DecisionFeedback) -> dict[str, RewardPart]:
     parts = {}
     for name, values in (
         ("ratings", list(known.verdicts)),
@@ -183,7 +191,7 @@ def _human_parts(known: DecisionFeedback) -> dict[str, dict[str, Any]]:
 
 def _outcome_details(
     feedback: DecisionFeedback, scales: Mapping[str, OutcomeScale], horizon: str
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, RewardPart]:
     return {
         name: _part(share_to_raw(scale.share(feedback.outcomes[name])), {"measured": feedback.outcomes[name]})
         for name, scale in sorted(scales.items())
@@ -191,10 +199,10 @@ def _outcome_details(
     }
 
 
-def _part(raw: float | None, detail: Mapping[str, Any]) -> dict[str, Any]:
+def _part(raw: float | None, detail: Mapping[str, Any]) -> RewardPart:
     return {"raw": raw, "weight": 1.0, "detail": dict(detail)}
 
 
-def _mean(parts: Mapping[str, Mapping[str, Any]]) -> float | None:
+def _mean(parts: Mapping[str, RewardPart]) -> float | None:
     known = [part["raw"] for part in parts.values() if part["raw"] is not None]
     return math.fsum(known) / len(known) if known else None

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from rl.rewards import answers as right_answers
 from rl.rewards import code_tests
 from rl.rewards.base import RAW_HIGH, RewardFunction, RewardSample, reward_normalise
-from rl.rewards.engine import Component, RewardEngine
+from rl.rewards.engine import Component, RewardEngine, RewardPart
 from rl.rewards.formats import reward_with_validity
+
+Row: TypeAlias = Mapping[str, Any]
+"""A row of a snapshot: prompt, and if known state and facts."""
 
 FACTS = "facts"
 """Key of facts in a row and in a decision's metadata."""
@@ -36,7 +39,7 @@ class RowReward:
 
     raw: float | None
     """In [-2, 2]: the mean of the functions that apply, -2 for an invalid answer; None if none applies."""
-    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parts: Mapping[str, RewardPart] = field(default_factory=dict)
     """Function -> {"raw", "weight", "detail"}."""
 
     @property
@@ -50,7 +53,7 @@ class RowReward:
         return None if self.raw is None else self.raw >= RAW_HIGH - 1e-9
 
 
-def row_sample(row: Mapping[str, Any], response: str, agent: str, **more: Any) -> RewardSample:
+def row_sample(row: Row, response: str, agent: str, **more: Any) -> RewardSample:
     """An answer to a row for reward functions; `more`: facts of the answer (tokens, ended)."""
     facts = {**(row.get(FACTS) or {}), "state": row.get("state"), **more}
     return RewardSample(prompt=row["prompt"], response=response, agent=agent, facts=facts)
@@ -58,7 +61,7 @@ def row_sample(row: Mapping[str, Any], response: str, agent: str, **more: Any) -
 
 def rows_rewarded(
     functions: Sequence[RewardFunction],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     answers: Sequence[str],
     *,
     agent: str,
@@ -87,21 +90,19 @@ INSIST = "--set allow_constant_reward=true trains anyway"
 """Hint to override the check."""
 
 
-def inapplicable_reason(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
+def inapplicable_reason(function: RewardFunction, row: Row, agent: str) -> str:
     """Why a function cannot judge a sampled answer to a row; empty if it may."""
     check = getattr(function, "inapplicable", None)
     return str(check(row_sample(row, "", agent))) if callable(check) else ""
 
 
-def constant_reason(function: RewardFunction, row: Mapping[str, Any], agent: str) -> str:
+def constant_reason(function: RewardFunction, row: Row, agent: str) -> str:
     """Why a function gives every valid answer to a row the same; empty if it may differ."""
     check = getattr(function, "constant", None)
     return str(check(row_sample(row, "", agent))) if callable(check) else ""
 
 
-def teaching_fault(
-    functions: Sequence[RewardFunction], rows: Sequence[Mapping[str, Any]], agent: str
-) -> tuple[str, bool]:
+def teaching_fault(functions: Sequence[RewardFunction], rows: Sequence[Row], agent: str) -> tuple[str, bool]:
     """(why none of the functions can teach on these rows, whether an operator may override); ("", False) if one can.
 
     A function can teach if on at least one row it applies and may tell valid answers apart.
