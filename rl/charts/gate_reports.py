@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from rl.gates.evidence_kinds import Figures
 from rl.gates.report import RULE_TITLES
+from rl.gates.stored import StoredVerdict
 
 WIDTH, REACH = 120, 0.5
 """Width of a drawn difference, and the difference at its ends; larger ones are drawn at the end."""
@@ -36,7 +37,7 @@ class RuleLine:
     """(name, value) below the summary."""
 
 
-def report_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:
+def report_lines(verdicts: Sequence[StoredVerdict]) -> list[RuleLine]:
     """The stored verdicts, in their order."""
     return [
         RuleLine(
@@ -44,14 +45,14 @@ def report_lines(verdicts: Sequence[Mapping[str, Any]]) -> list[RuleLine]:
             title=RULE_TITLES.get(verdict["rule"], verdict["rule"]),
             outcome=verdict["outcome"],
             words=verdict["words"],
-            drawing=_interval_drawing(verdict.get("figures") or {}),
-            details=_details(verdict["rule"], verdict.get("figures") or {}),
+            drawing=_interval_drawing(verdict["figures"]),
+            details=_details(verdict["rule"], verdict["figures"]),
         )
         for verdict in verdicts
     ]
 
 
-def _interval_drawing(figures: Mapping[str, Any]) -> IntervalDrawing | None:
+def _interval_drawing(figures: Figures) -> IntervalDrawing | None:
     value, low, high = (figures.get(name) for name in ("value", "low", "high"))
     if value is None or low is None or high is None:
         return None
@@ -67,7 +68,7 @@ def _interval_drawing(figures: Mapping[str, Any]) -> IntervalDrawing | None:
     )
 
 
-def _details(rule: str, figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _details(rule: str, figures: Figures) -> list[tuple[str, str]]:
     if rule == "slices":
         worst_first = sorted(figures.items(), key=lambda item: item[1]["value"])
         return [(name, f"{100 * f['value']:+.1f} points over {f['n']} prompts") for name, f in worst_first]

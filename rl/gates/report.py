@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rl.gates.evidence_kinds import PAIRS, Figures
+from rl.gates.stored import StoredReport, StoredVerdict
 from rl.statistics import Difference
 from rl.statistics.sequential import WinShare
 
@@ -339,7 +340,7 @@ class RuleResult:
     def passed(self) -> bool:
         return self.outcome != REFUSED
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> StoredVerdict:
         return {
             "rule": self.rule,
             "outcome": self.outcome,
@@ -374,7 +375,7 @@ class GateReport:
         """The refusing rules' words; empty if the gate opens."""
         return "; ".join(verdict.words for verdict in self.refusals)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> StoredReport:
         return {
             "to": self.stage,
             "against": self.against,

@@ -12,6 +12,7 @@ from typing import Any
 
 from rl.gates.evidence_kinds import KNOWN, LABELS, OUTCOMES, PAIRS
 from rl.gates.headlines import headline_of, share_of
+from rl.gates.stored import StoredAnswer, StoredEvidence, StoredItem
 from rl.models import Evaluation, Policy, TrainingRun
 
 EXAMPLES = 8
@@ -92,9 +93,10 @@ def _figures(policy: Policy) -> dict[str, Any]:
     return figures
 
 
-def _evidence(policy: Policy) -> dict[str, Any]:
+def _evidence(policy: Policy) -> StoredEvidence:
     newest = Evaluation.objects.filter(policy=policy).exclude(evidence={}).order_by("-pk").first()
-    return newest.evidence if newest else {}
+    found: StoredEvidence = newest.evidence if newest else {}
+    return found
 
 
 def _answers(left: Policy, right: Policy) -> list[dict[str, Any]]:
@@ -108,8 +110,8 @@ def _answers(left: Policy, right: Policy) -> list[dict[str, Any]]:
                     "prompt": other["messages"][-1]["content"],
                     "left": one["answer"],
                     "right": other["answer"],
-                    "left_reward": one.get("reward"),
-                    "right_reward": other.get("reward"),
+                    "left_reward": one["reward"],
+                    "right_reward": other["reward"],
                     "same": one["answer"].strip() == other["answer"].strip(),
                 }
             )
@@ -158,25 +160,25 @@ def answers_compared(evaluation: Evaluation) -> list[HeldOutAnswer]:
     """
     leanings = _leanings(evaluation)
     known = evaluation.figures.get("carried_by") == KNOWN
+    stored: StoredEvidence = evaluation.evidence
     found = [
-        _answer_pair(one, leanings.get(one.get("prompt_hash", "")), known=known)
-        for one in evaluation.evidence.get("answers", ())
+        _answer_pair(one, leanings.get(one["prompt_hash"]), known=known) for one in stored.get("answers", ())
     ]
     order = {WIN: 0, LOSS: 1, TIE: 2}
     return sorted(found, key=lambda one: (order[one.outcome], one.same))
 
 
-def _answer_pair(stored: Mapping[str, Any], leaning: float | None, *, known: bool) -> HeldOutAnswer:
-    own, other = stored.get("reward"), stored.get("other_reward")
+def _answer_pair(stored: StoredAnswer, leaning: float | None, *, known: bool) -> HeldOutAnswer:
+    own, other = stored["reward"], stored["other_reward"]
     outcome, words = TIE, "no rating, reward or right answer distinguishes the two"
     if known:
         if leaning:
             outcome = WIN if leaning > 0 else LOSS
             words = "only its answer is right" if leaning > 0 else "only the other answer is right"
-    elif stored.get("valid") != stored.get("other_valid"):
-        outcome = WIN if stored.get("valid") else LOSS
+    elif stored["valid"] != stored["other_valid"]:
+        outcome = WIN if stored["valid"] else LOSS
         words = "only one of the answers is valid"
-    elif stored.get("judged") and own is not None and other is not None and abs(own - other) > CLOSE:
+    elif stored.get("judged") and abs(own - other) > CLOSE:
         outcome = WIN if own > other else LOSS
         words = f"rated answers: {own:.2g} against {other:.2g}"
     elif leaning:
@@ -187,11 +189,11 @@ def _answer_pair(stored: Mapping[str, Any], leaning: float | None, *, known: boo
             else "the other policy gives the chosen answer a higher probability"
         )
     return HeldOutAnswer(
-        messages=stored.get("messages", ()),
-        answer=str(stored.get("answer", "")),
-        reference_answer=str(stored.get("other_answer", "")),
-        valid=bool(stored.get("valid")),
-        other_valid=bool(stored.get("other_valid")),
+        messages=stored["messages"],
+        answer=stored["answer"],
+        reference_answer=stored["other_answer"],
+        valid=stored["valid"],
+        other_valid=stored["other_valid"],
         outcome=outcome,
         words=words,
     )
@@ -200,7 +202,7 @@ def _answer_pair(stored: Mapping[str, Any], leaning: float | None, *, known: boo
 def _leanings(evaluation: Evaluation) -> dict[str, float]:
     """Prompt -> above 0 if the leading evidence favours the policy, below 0 if its rival; ties are left out."""
     kind = evaluation.figures.get("carried_by", PAIRS)
-    stored = evaluation.evidence
+    stored: StoredEvidence = evaluation.evidence
     items = stored.get("cases", ()) if kind == PAIRS else stored.get("others", {}).get(kind, ())
     sums: dict[str, list[float]] = {}
     for item in items:
@@ -209,7 +211,7 @@ def _leanings(evaluation: Evaluation) -> dict[str, float]:
     return {prompt: value for prompt, value in found.items() if abs(value) > CLOSE}
 
 
-def _preference_strength(kind: str, item: Mapping[str, Any]) -> float:
+def _preference_strength(kind: str, item: StoredItem) -> float:
     if kind in (LABELS, OUTCOMES):
         # towards what was rated above the middle, away from what was rated below
         return (float(item["value"]) - 0.5) * float(item["shift"])

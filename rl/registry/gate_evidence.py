@@ -28,6 +28,7 @@ from rl.gates.report import (
     GoldenResult,
 )
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
+from rl.gates.stored import StoredAnswer, StoredEvidence
 from rl.models import BenchmarkResult, Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder
 from rl.registry.judging import round_evidence
@@ -85,7 +86,7 @@ def comparison_newest(policy: Policy) -> Evaluation | None:
 
 def evidence_of(evaluation: Evaluation) -> Evidence:
     """A stored evaluation as evidence for the gate's rules."""
-    body = evaluation.evidence
+    body: StoredEvidence = evaluation.evidence
     asked = prompts_asked(evaluation.agent)
     off_policy = body.get("off_policy")
     return Evidence(
@@ -94,25 +95,7 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         other_kinds={kind: items_of(items) for kind, items in body.get("others", {}).items()},
         exclusions=body.get("barred", {}),
         answer_pairs=[
-            AnswerPair(
-                one["valid"],
-                one["other_valid"],
-                one["reward"],
-                one["other_reward"],
-                len(one["answer"]),
-                len(one["other_answer"]),
-                one.get("judged", True),
-                one.get("loops", False),
-                one.get("written_valid"),
-                one.get("other_written_valid"),
-                one.get("same"),
-                one.get("said", False),
-                one.get("other_said", False),
-                one.get("settled", False),
-                one.get("prompt_hash", "") in asked,
-                one.get("prompt_hash", ""),
-            )
-            for one in body.get("answers", ())
+            _answer_pair(one, asked=one["prompt_hash"] in asked) for one in body.get("answers", ())
         ],
         kl=body.get("kl"),
         written_gain=Difference(**gain) if (gain := body.get("written_gain")) else None,
@@ -126,6 +109,27 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
         discrete=body.get("discrete", False),
         right_beside=right_of_classifier(evaluation.figures),
         fields=fields_text(evaluation.figures),
+    )
+
+
+def _answer_pair(stored: StoredAnswer, *, asked: bool) -> AnswerPair:
+    return AnswerPair(
+        valid=stored["valid"],
+        other_valid=stored["other_valid"],
+        reward=stored["reward"],
+        other_reward=stored["other_reward"],
+        chars=len(stored["answer"]),
+        other_chars=len(stored["other_answer"]),
+        judged=stored.get("judged", True),
+        loops=stored.get("loops", False),
+        written_valid=stored.get("written_valid"),
+        other_written_valid=stored.get("other_written_valid"),
+        same=stored.get("same"),
+        said=stored.get("said", False),
+        other_said=stored.get("other_said", False),
+        settled=stored.get("settled", False),
+        asked=asked,
+        prompt_hash=stored["prompt_hash"],
     )
 
 

@@ -15,6 +15,7 @@ from backend.installation import PROGRAM
 from feedback.rating.requests import verdict_ask
 from rl.gates.headlines import baseline_text, fields_of, fields_text, headline, liked_of, right_answer_figure
 from rl.gates.report import GateReport, GeneralAnswers
+from rl.gates.stored import StoredReport
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import evidence_of, gate_difference, policy_judge, rival_name
 
@@ -263,7 +264,7 @@ def policy_promote(
 def _refusal_record(policy: Policy, to: str, fault: str, report: GateReport | None, *, actor: str) -> None:
     """Records a refused promotion with its gate report. It is lost if the caller rolls back its own transaction, as
     experiments do, which keep their own history."""
-    nothing = {"to": to, "against": rival_name(policy), "passed": False, "verdicts": []}
+    nothing: StoredReport = {"to": to, "against": rival_name(policy), "passed": False, "verdicts": []}
     verdicts = report.as_dict() if report else nothing
     PolicyEvent.objects.create(policy=policy, kind=Kind.GATED, actor=actor, reason=fault, verdicts=verdicts)
 
@@ -360,7 +361,7 @@ def _move(
     actor: str,
     reason: str,
     forced: bool = False,
-    verdicts: dict[str, Any] | None = None,
+    verdicts: Mapping[str, Any] | None = None,
 ) -> Policy:
     try:
         with transaction.atomic():
