@@ -17,8 +17,9 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from rl.agents import get_agent
 from rl.linear import fit as fit_module
+from rl.linear.design import rows_crossed
 from rl.linear.features import fields_of, prompt_features
-from rl.linear.fit import _rows_crossed, fit
+from rl.linear.fit import fit
 from rl.linear.model import CLOSED, LISTED, LinearPolicy, LinearPolicyError
 from rl.linear.rows import LinearRefused
 from tests.support.linear import BOT, QUEUES, asked, rows_of, weighted
@@ -119,7 +120,7 @@ def test_rows_are_crossed_entry_by_entry(density: float) -> None:
     left = scipy.sparse.random(30, 5, density, format="csr", random_state=random)
     right = scipy.sparse.random(30, 7, density, format="csr", random_state=random)
     by_rows = [np.kron(left[i].toarray(), right[i].toarray())[0] for i in range(30)]
-    assert np.allclose(_rows_crossed(left, right).toarray(), np.array(by_rows))
+    assert np.allclose(rows_crossed(left, right).toarray(), np.array(by_rows))
 
 
 def test_fitting_leaves_its_vector_products_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
