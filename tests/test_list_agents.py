@@ -192,7 +192,7 @@ def test_an_answer_in_words_is_an_answer() -> None:
         ('{"tool_calls": [{}, {}]}', "expected"),
         ('{"tool_calls": 7}', "expected"),
         ("{", "expected JSON"),
-        ('{"tool": "a", "tool": "b"}', "a key stands there twice"),
+        ('{"tool": "a", "tool": "b"}', "a key occurs twice"),
     ],
 )
 def test_a_call_that_cannot_be_made_is_refused(response: str, said: str) -> None:

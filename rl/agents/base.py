@@ -261,7 +261,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     """Hook for `json.loads` that refuses a repeated key, of which json would silently keep the last."""
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key occurs twice")
     return dict(pairs)
 
 

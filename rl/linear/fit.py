@@ -428,7 +428,7 @@ def _weights(
     """Weights [answer features, prompt features], biases of the answers, and the common intercept."""
     if len(np.unique(matrix.y)) < 2:
         raise LinearRefused(
-            "expected answers that were liked and some that were not, found one kind alone: nothing tells them apart"
+            "expected liked and disliked answers, found only one of the two: a classifier needs both"
         )
     model = _fit_weights(_estimator(feedback, penalty), matrix)
     if feedback == CORRECTIONS and answers.mode == CLOSED:

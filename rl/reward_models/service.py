@@ -333,7 +333,7 @@ def reward_model_promote(
     `force` with a reason overrides the gate, on record. Raises RewardModelRefused.
     """
     if force and not reason.strip():
-        raise RewardModelRefused("a forced promotion needs a reason; it is kept on record")
+        raise RewardModelRefused("a promotion by force needs a reason, which is kept on record; found none")
     fault = fault_of(version) or gate_fault(version)
     if fault and (not force or fault_of(version)):
         raise RewardModelRefused(f"{version.name} stays {version.stage}: {fault}")
@@ -395,7 +395,7 @@ def _move(
             )
     except IntegrityError as error:
         raise RewardModelRefused(
-            f"another reward model of {version.agent} was promoted at the same moment; look again"
+            f"another reward model of {version.agent} was promoted at the same time; reload and try again"
         ) from error
     version.refresh_from_db()
     return version

@@ -28,14 +28,14 @@ def rewards_located(specs: str, agent: str) -> str:
         kind, _, name = spec.strip().partition(":")
         if kind == "code_execution" and not settings.ENABLE_CODE_EXECUTION:
             raise RunRefused(
-                "--reward code_execution runs what a model wrote and is off: set ENABLE_CODE_EXECUTION=true, see "
-                "docs/rewards.md"
+                "--reward code_execution runs code that a model wrote and is off: set ENABLE_CODE_EXECUTION=true "
+                "to turn it on (docs/rewards.md)"
             )
         if spec.strip() == LEARNED_REWARD:
             labels = LabelRun.objects.filter(agent=agent).exclude(path="").order_by("-pk").first()
             if labels is None:
                 raise RunRefused(
-                    f"--reward learned: nothing was learnt from ratings of {agent} yet; run "
+                    f"--reward learned: no reward was learned from ratings of {agent} yet; run "
                     f"`{PROGRAM} auto_label --agent {agent}` first"
                 )
             spec = f"{LEARNED_REWARD}:{registry.home_path(labels.path)}"

@@ -252,7 +252,7 @@ def server() -> JailServer:
             if result.strip() != "walled in":
                 started.close()
                 raise IsolationUnavailable(
-                    f"code is not run here: the walls do not hold ({result.strip()[-300:]})"
+                    f"code is not run here: a check of the sandbox failed ({result.strip()[-300:]})"
                 )
             atexit.register(started.close)
             _server = started

@@ -242,7 +242,7 @@ class Tests:
                 modules = [found.module or ""]
             for module in modules:
                 if importlib.util.find_spec(module.partition(".")[0]) is None:
-                    raise TestsUnusable(f"the tests import {module}, which is not there inside the walls")
+                    raise TestsUnusable(f"the tests import {module}, which the sandbox does not have")
 
     def _unit(self, tree: ast.Module, *, counts: bool = True, usable: bool = False) -> bool:
         """Runs the statements one by one; returns whether all of them ended normally."""
