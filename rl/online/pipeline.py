@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -77,7 +77,7 @@ class PipelineResult:
     stage: str = ""
     passed: bool = False
     reason: str = ""
-    sheet: dict[str, Any] = field(default_factory=dict)
+    sheet: Mapping[str, Any] = field(default_factory=dict)
     exported: list[str] = field(default_factory=list)
     deployed: str = ""
     pruned: list[str] = field(default_factory=list)
