@@ -223,14 +223,15 @@ def test_what_is_no_reward_is_left_out(module: Module, path: str, said: str) -> 
 # --- Formats ------------------------------------------------------------------------------------------------
 
 FORMAT = """
-from feedback.transfer.formats.base import judgement, row_format
+from feedback.transfer.formats.base import TaughtPrompt, row_format
 from feedback.transfer.formats.writers import RowShape, View, writer_by_record
 
 def recognises(row):
     return row["mailbox"] == "help"
 
 def records(row, line):
-    yield from judgement(line, "", [{"role": "user", "content": row["mail"]}], row["reply"], row["liked"], "liked")
+    asked = TaughtPrompt(line, "", [{"role": "user", "content": row["mail"]}])
+    yield asked.judgement(row["reply"], row["liked"], "liked")
 
 SHAPE = RowShape("mails", "a mail a row", (View.RATED,), writer_by_record(lambda record, left_out: []))
 FORMAT = row_format("mails", "Mails", recognises, records, (SHAPE,))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -345,55 +345,6 @@ def has(row: JsonObject, *keys: str) -> bool:
 # --- What several formats say in the same way --------------------------------------------------------------
 
 
-def preference(
-    line: int,
-    key: str,
-    messages: list[Message],
-    chosen: Completion,
-    rejected: Completion,
-    *,
-    metadata: dict[str, Any] | None = None,
-    tags: tuple[str, ...] = (),
-) -> Iterator[Record]:
-    """One preference by somebody the file does not name."""
-    better, worse = (
-        ImportedDecision(
-            line=line, key=key, messages=messages, response=response, metadata=dict(metadata or {}), tags=tags
-        )
-        for response in (chosen, rejected)
-    )
-    if better.response == worse.response:
-        yield RowSkipped(line, key, "chosen and rejected are the same: no preference")
-        return
-    yield ImportedComparison(line=line, key=key, left=better, right=worse, preference="left", ordered=False)
-
-
-def judgement(
-    line: int,
-    key: str,
-    messages: list[Message],
-    response: Completion,
-    label: object,
-    what: str,
-    *,
-    reasoning: str = "",
-    metadata: dict[str, Any] | None = None,
-) -> Iterator[Record]:
-    """One response called good or bad by somebody the file does not name; 1 is good and 0 bad."""
-    good = truth_of(label)
-    if good is None:
-        raise RowError(f"{what}: expected true or false (1 or 0), found {value_excerpt(label)}")
-    found = ImportedDecision(
-        line=line,
-        key=key,
-        messages=messages,
-        response=response,
-        metadata=dict(metadata or {}),
-        ratings=(ImportedRating(thumb="up" if good else "down"),),
-    )
-    yield with_reasoning(found, reasoning)
-
-
 THUMB_UP_WORDS = listed("up good accept accepted like liked positive thumbs_up thumbsup thumb_up approve")
 THUMB_DOWN_WORDS = listed(
     "down bad reject rejected dislike disliked negative thumbs_down thumbsdown thumb_down disapprove"
@@ -425,31 +376,49 @@ def learnt_taken(message: Message) -> bool:
     return all(found)
 
 
-def demonstration(
-    line: int,
-    key: str,
-    messages: list[Message],
-    response: Completion,
-    *,
-    policy: str = "",
-    reasoning: str = "",
-    metadata: dict[str, Any] | None = None,
-) -> ImportedDecision | RowSkipped:
-    """A response to imitate; skipped where its message says that it is not to be learnt."""
-    if isinstance(response, list):
-        learnt = [learnt_taken(message) for message in response]
+@dataclass(frozen=True)
+class TaughtPrompt:
+    """A prompt of a training file, and what the row says of answers to it; by somebody the file does not name."""
+
+    line: int
+    key: str
+    messages: list[Message]
+    metadata: JsonObject = field(default_factory=dict)
+    reasoning: str = ""
+
+    def decision(self, response: Completion, **more: Any) -> ImportedDecision:
+        found = ImportedDecision(
+            line=self.line,
+            key=self.key,
+            messages=self.messages,
+            response=response,
+            metadata=dict(self.metadata),
+            **more,
+        )
+        return with_reasoning(found, self.reasoning)
+
+    def preference(self, chosen: Completion, rejected: Completion) -> ImportedComparison:
+        """One response preferred to another. Raises RowLeftOut where they are the same."""
+        better, worse = self.decision(chosen), self.decision(rejected)
+        if better.response == worse.response:
+            raise RowLeftOut("chosen and rejected are the same: no preference")
+        return ImportedComparison(
+            line=self.line, key=self.key, left=better, right=worse, preference="left", ordered=False
+        )
+
+    def judgement(self, response: Completion, label: object, what: str) -> ImportedDecision:
+        """A response called good or bad: true is good and false bad, or 1 and 0. Raises RowError."""
+        good = truth_of(label)
+        if good is None:
+            raise RowError(f"{what}: expected true or false (1 or 0), found {value_excerpt(label)}")
+        return self.decision(response, ratings=(ImportedRating(thumb="up" if good else "down"),))
+
+    def demonstration(self, response: Completion, policy: str = "") -> ImportedDecision:
+        """A response to imitate. Raises RowLeftOut where its message says that it is not to be learnt."""
+        learnt = [learnt_taken(message) for message in response] if isinstance(response, list) else [True]
         if not any(learnt):
-            return RowSkipped(line, key, UNLEARNT)
-    found = ImportedDecision(
-        line=line,
-        key=key,
-        messages=messages,
-        response=response,
-        policy=policy,
-        metadata=dict(metadata or {}),
-        tags=(DEMONSTRATION,),
-    )
-    return with_reasoning(found, reasoning)
+            raise RowLeftOut(UNLEARNT)
+        return self.decision(response, policy=policy, tags=(DEMONSTRATION,))
 
 
 OPTIONS = listed("tool_choice parallel_tool_calls response_format temperature top_p max_tokens seed stop")

@@ -12,7 +12,7 @@ from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.arenas import split_turns
 from feedback.transfer.formats.base import (
     NO_RATING,
-    demonstration,
+    TaughtPrompt,
     each_item,
     holds,
     key_of,
@@ -84,8 +84,8 @@ def _alpacaeval(row: JsonObject, line: int) -> Iterator[Record]:
         output = text_of(row.get("output"), "output")
         if not output.strip():
             raise RowLeftOut("no response")
-        policy, metadata = text_or_empty(row.get("generator")), metadata_at(row, _outputs.metadata)
-        yield demonstration(line, key_of(row), messages, output, policy=policy, metadata=metadata)
+        taught = TaughtPrompt(line, key_of(row), messages, metadata_at(row, _outputs.metadata))
+        yield taught.demonstration(output, text_or_empty(row.get("generator")))
         return
     if row.get("preference") is None:
         raise RowLeftOut("the annotator's words could not be read")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from feedback.storage.responses import Message
-from feedback.transfer.formats.base import demonstration, each_item, holds, key_of, row_format, rows_in_page
+from feedback.transfer.formats.base import TaughtPrompt, each_item, holds, key_of, row_format, rows_in_page
 from feedback.transfer.formats.calls import (
     NO_PROMPT,
     answer_of,
@@ -216,7 +216,7 @@ def _case(case: JsonObject, line: int) -> Iterator[Record]:
         yield RowSkipped(line, key, "no response")
     expected = case.get("expectedOutput")
     if messages and isinstance(expected, str) and expected.strip() and expected != response:
-        yield demonstration(line, key, messages, text_of(expected, "expectedOutput"), metadata=metadata)
+        yield TaughtPrompt(line, key, messages, metadata).demonstration(text_of(expected, "expectedOutput"))
 
 
 def _exchange(case: JsonObject) -> tuple[list[Message], Any]:

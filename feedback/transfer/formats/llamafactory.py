@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, value_excerpt
+from feedback.storage.responses import Completion, Message, value_excerpt
 from feedback.transfer.formats.base import (
     Format,
-    demonstration,
+    TaughtPrompt,
     each_row,
     has,
-    judgement,
     key_of,
-    preference,
     reasoning_in,
     row_format,
     text_only,
@@ -37,7 +35,6 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     RowLeftOut,
-    RowSkipped,
     check_json,
     completion_of,
     list_of,
@@ -120,6 +117,12 @@ class Layout:
     def get(self, row: JsonObject, column: str) -> Any:
         name = self.columns.get(column)
         return row.get(name) if name else None
+
+    def said(self, row: JsonObject, taught: TaughtPrompt, response: Completion) -> Record:
+        """A verdict where the file has a column of them, else a demonstration. Raises RowError, RowLeftOut."""
+        if "kto_tag" in self.columns:
+            return taught.judgement(response, self.get(row, "kto_tag"), self.columns["kto_tag"])
+        return taught.demonstration(response)
 
 
 def recognises(row: JsonObject) -> bool:
@@ -225,39 +228,20 @@ def _alpaca(row: JsonObject, line: int, layout: Layout) -> Iterator[Record]:
         messages.append({"role": "user", "content": text_of(turn[0], f"history[{index}][0]")})
         messages.append({"role": "assistant", "content": text_of(turn[1], f"history[{index}][1]")})
     messages.append({"role": "user", "content": prompt})
-    metadata = tools_of({"tools": layout.get(row, "tools")})
-    if layout.get(row, "chosen") is not None or layout.get(row, "rejected") is not None:
-        yield from preference(
-            line,
-            key_of(row),
-            messages,
-            text_of(layout.get(row, "chosen"), "chosen", required=True),
-            text_of(layout.get(row, "rejected"), "rejected"),
-            metadata=metadata,
-        )
+    taught = TaughtPrompt(line, key_of(row), messages, tools_of({"tools": layout.get(row, "tools")}))
+    chosen, rejected, response = (layout.get(row, name) for name in ("chosen", "rejected", "response"))
+    if chosen is not None or rejected is not None:
+        better = text_of(chosen, "chosen", required=True)
+        yield taught.preference(better, text_of(rejected, "rejected"))
         return
-    response = layout.get(row, "response")
     if response is None or response == "":
-        yield RowSkipped(line, key_of(row), "a prompt without a response is no decision")
-        return
+        raise RowLeftOut("a prompt without a response is no decision")
     text = text_of(response, layout.columns.get("response", "response"))
-    if "kto_tag" in layout.columns:
-        yield from judgement(
-            line,
-            key_of(row),
-            messages,
-            text,
-            layout.get(row, "kto_tag"),
-            layout.columns["kto_tag"],
-            reasoning=reasoning_in(row),
-            metadata=metadata,
-        )
-    else:
-        yield demonstration(line, key_of(row), messages, text, reasoning=reasoning_in(row), metadata=metadata)
+    yield layout.said(row, replace(taught, reasoning=reasoning_in(row)), text)
 
 
 def _sharegpt(row: JsonObject, line: int, layout: Layout) -> Iterator[Record]:
-    key, name = key_of(row), layout.columns.get("messages", "conversations")
+    name = layout.columns.get("messages", "conversations")
     turns = [
         _turn(turn, f"{name}[{index}]", layout)
         for index, turn in enumerate(list_of(layout.get(row, "messages"), name))
@@ -266,29 +250,20 @@ def _sharegpt(row: JsonObject, line: int, layout: Layout) -> Iterator[Record]:
         raise RowError(f"{name}: expected at least one turn, found none")
     if turns[0]["role"] != "system":
         turns = [*_system(row, layout), *turns]
-    metadata = tools_of({"tools": layout.get(row, "tools")})
-    if layout.get(row, "chosen") is not None or layout.get(row, "rejected") is not None:
-        chosen = _turn(layout.get(row, "chosen"), "chosen", layout)
-        rejected = _turn(layout.get(row, "rejected"), "rejected", layout)
-        yield from preference(
-            line,
-            key,
-            turns,
-            completion_of([chosen], "chosen", required=True),
-            completion_of([rejected], "rejected"),
-            metadata=metadata,
+    taught = TaughtPrompt(line, key_of(row), turns, tools_of({"tools": layout.get(row, "tools")}))
+    sides = [layout.get(row, side) for side in ("chosen", "rejected")]
+    if any(side is not None for side in sides):
+        chosen, rejected = (
+            _turn(side, what, layout) for side, what in zip(sides, ("chosen", "rejected"), strict=True)
         )
+        better = completion_of([chosen], "chosen", required=True)
+        yield taught.preference(better, completion_of([rejected], "rejected"))
         return
     *prompt, last = turns
     if last["role"] != "assistant" or not prompt:
-        yield RowSkipped(line, key, "the conversation does not end with a response")
-        return
+        raise RowLeftOut("the conversation does not end with a response")
     response = completion_of([last], f"{name}[{len(turns) - 1}]", required=True)
-    if "kto_tag" in layout.columns:
-        verdict, column = layout.get(row, "kto_tag"), layout.columns["kto_tag"]
-        yield from judgement(line, key, prompt, response, verdict, column, metadata=metadata)
-    else:
-        yield demonstration(line, key, prompt, response, metadata=metadata)
+    yield layout.said(row, replace(taught, messages=prompt), response)
 
 
 def _system(row: JsonObject, layout: Layout) -> list[Message]:
@@ -416,7 +391,7 @@ def _v1(row: JsonObject, line: int) -> Iterator[Record]:
     if "chosen_messages" in row:
         sides = {side: _v1_messages(row, f"{side}_messages") for side in ("chosen", "rejected")}
         messages, chosen, rejected = preference_parts(sides)
-        yield from preference(line, key, messages, chosen, rejected, metadata=metadata)
+        yield TaughtPrompt(line, key, messages, metadata).preference(chosen, rejected)
         return
     messages = _v1_messages(row, "messages")
     weights = [number_of(message.pop("loss_weight", 1.0), "loss_weight") for message in messages]
@@ -429,7 +404,7 @@ def _v1(row: JsonObject, line: int) -> Iterator[Record]:
         raise RowLeftOut("no assistant turn of a loss weight above 0 after a prompt")
     last = learnt[-1]
     completion = completion_of([messages[last]], f"messages[{last}]", required=True)
-    yield demonstration(line, key, messages[:last], completion, metadata=metadata)
+    yield TaughtPrompt(line, key, messages[:last], metadata).demonstration(completion)
 
 
 def _v1_messages(row: JsonObject, name: str) -> list[Message]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations, groupby
 
 from feedback.storage.responses import Message, value_excerpt
-from feedback.transfer.formats.base import has, key_of, preference, row_format
+from feedback.transfer.formats.base import TaughtPrompt, has, key_of, row_format
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -61,7 +61,7 @@ def _hh(row: JsonObject, line: int) -> Iterator[Record]:
             "the conversations differ before the last Assistant turn: not two responses to the same prompt"
         )
     messages = with_system(system_in(row), turns_of_text(prompt), "chosen")
-    yield from preference(line, key_of(row), messages, chosen, rejected)
+    yield TaughtPrompt(line, key_of(row), messages).preference(chosen, rejected)
 
 
 def _split(value: object, what: str) -> tuple[str, str]:

@@ -11,13 +11,11 @@ from feedback.transfer.formats.base import (
     FACTS,
     PROMPT_ALONE,
     UNLEARNT,
-    demonstration,
+    TaughtPrompt,
     has,
-    judgement,
     key_of,
     learnt_taken,
     part_of,
-    preference,
     reasoning_in,
     request_options,
     row_format,
@@ -33,6 +31,7 @@ from feedback.transfer.formats.records import (
     ImportedDecision,
     Record,
     RowError,
+    RowLeftOut,
     RowSkipped,
     completion_of,
     messages_of,
@@ -85,21 +84,17 @@ def records(row: JsonObject, line: int) -> Iterator[Record]:
         _prompt_unstated(row)
         messages, chosen, rejected = preference_parts(row)
         messages = with_system(system_in(row), messages, "prompt")
-        yield from preference(line, key, messages, chosen, rejected, metadata=metadata)
+        yield TaughtPrompt(line, key, messages, metadata).preference(chosen, rejected)
         return
     messages = with_system(system_in(row), messages_of(row.get("prompt"), "prompt"), "prompt")
     if "completion" not in row:
-        yield RowSkipped(line, key, PROMPT_ALONE)
-        return
+        raise RowLeftOut(PROMPT_ALONE)
     completion = completion_of(row["completion"], "completion", required=True)
-    reasoning = reasoning_in(row)
-    if "label" in row:
-        label = row["label"]
-        yield from judgement(
-            line, key, messages, completion, label, "label", reasoning=reasoning, metadata=metadata
-        )
-    else:
-        yield demonstration(line, key, messages, completion, reasoning=reasoning, metadata=metadata)
+    taught = TaughtPrompt(line, key, messages, metadata, reasoning_in(row))
+    labelled = "label" in row
+    yield (
+        taught.judgement(completion, row["label"], "label") if labelled else taught.demonstration(completion)
+    )
 
 
 def _prompt_unstated(row: JsonObject) -> None:
@@ -320,13 +315,11 @@ def _openai(row: JsonObject, line: int) -> Iterator[Record]:
     key = key_of(row)
     if "preferred_output" in row:
         request_body = part_of(row, "input")
-        yield from preference(
-            line,
-            key,
-            with_system(system_in(row), messages_of(request_body, "input"), "input"),
+        messages = with_system(system_in(row), messages_of(request_body, "input"), "input")
+        metadata = {**tools_of(request_body, "input.tools"), **request_options(request_body)}
+        yield TaughtPrompt(line, key, messages, metadata).preference(
             completion_of(row["preferred_output"], "preferred_output", required=True),
             completion_of(row.get("non_preferred_output"), "non_preferred_output"),
-            metadata={**tools_of(request_body, "input.tools"), **request_options(request_body)},
         )
         return
     text_only(row)
@@ -342,7 +335,7 @@ def _openai(row: JsonObject, line: int) -> Iterator[Record]:
         if message["role"] == "assistant" and learnt[index] and index and _says(message):
             found = True
             response = completion_of([message], f"{name}[{index}]", required=True)
-            yield demonstration(line, key, messages[:index], response, metadata=metadata)
+            yield TaughtPrompt(line, key, messages[:index], metadata).demonstration(response)
     if not found:
         yield RowSkipped(line, key, UNLEARNT)
 
