@@ -145,8 +145,7 @@ SUMMARY = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "It
     ],
 )
 def test_reasoning_of_any_provider_stands_beside_the_answer(answer: Any) -> None:
-    (record,) = call_decision(1, "", {"messages": ASKED}, answer)
-    assert isinstance(record, ImportedDecision)
+    record = call_decision(1, "", {"messages": ASKED}, answer)
     assert (record.response, record.reasoning) == (GOOD, "It is Friday.")
 
 
@@ -165,10 +164,9 @@ SCHEMA = {"type": "object", "properties": {"item": {"type": "string"}}}
     ],
 )
 def test_what_stands_beside_a_question_is_kept(request_body: Any, kept: Any) -> None:
-    (record,) = call_decision(
+    record = call_decision(
         1, "", request_body, {"choices": [{"message": {"content": GOOD}, "finish_reason": "x"}]}
     )
-    assert isinstance(record, ImportedDecision)
     assert record.messages == ASKED
     assert record.metadata == {"request": kept, "answer": {"choices": [{"finish_reason": "x"}]}}
 
@@ -185,8 +183,7 @@ def test_what_stands_beside_a_question_is_kept(request_body: Any, kept: Any) -> 
     ],
 )
 def test_tools_of_any_provider_are_those_of_one(tools: dict[str, Any]) -> None:
-    (record,) = call_decision(1, "", {"messages": ASKED, **tools}, GOOD)
-    assert isinstance(record, ImportedDecision)
+    record = call_decision(1, "", {"messages": ASKED, **tools}, GOOD)
     assert record.metadata == {
         "tools": [{"type": "function", "function": {"name": "stock", "parameters": SCHEMA}}]
     }
@@ -199,15 +196,13 @@ def test_an_answer_states_its_model_and_tokens() -> None:
         "usage": {"input_tokens": 7, "output_tokens": 2},
         "content": GOOD,
     }
-    (record,) = call_decision(1, "", {"messages": ASKED}, said)
-    assert isinstance(record, ImportedDecision)
+    record = call_decision(1, "", {"messages": ASKED}, said)
     assert (record.policy, record.tokens_in, record.tokens_out) == ("claude", 7, 2)
 
 
 def test_a_refusal_is_the_answer() -> None:
     answer = {"choices": [{"message": {"role": "assistant", "content": None, "refusal": "I cannot."}}]}
-    (record,) = call_decision(1, "", {"messages": ASKED}, answer)
-    assert isinstance(record, ImportedDecision)
+    record = call_decision(1, "", {"messages": ASKED}, answer)
     assert (record.response, record.metadata["refusal"]) == ("I cannot.", True)
 
 
@@ -218,8 +213,7 @@ def test_steps_before_the_last_answer_stand_beside_it() -> None:
         {"type": "tool", "content": "3", "tool_call_id": "c1"},
         {"type": "ai", "content": GOOD},
     ]
-    (record,) = call_decision(1, "", {"messages": ASKED}, {"messages": turns})
-    assert isinstance(record, ImportedDecision)
+    record = call_decision(1, "", {"messages": ASKED}, {"messages": turns})
     assert record.response == GOOD
     assert [step["role"] for step in record.metadata["answer"]["steps"]] == ["assistant", "tool"]
 

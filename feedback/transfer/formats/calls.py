@@ -20,9 +20,8 @@ from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.records import (
     SYSTEM_COLUMNS,
     ImportedDecision,
-    Record,
     RowError,
-    RowSkipped,
+    RowLeftOut,
     answer_apart,
     check_json,
     mapping_of,
@@ -335,21 +334,19 @@ def call_decision(
     *,
     metadata: dict[str, Any] | None = None,
     **facts: Any,
-) -> Iterator[Record]:
-    """The decision a logged call is, with further choices as candidates; a row without a response is skipped.
+) -> ImportedDecision:
+    """The decision a logged call is, with further choices as candidates; a call without a response is left out.
 
     facts: further fields of ImportedDecision; a policy and tokens that are not among them are those that the request or
-    the answer states. Raises RowError.
+    the answer states. Raises RowError, RowLeftOut.
     """
     answered = answer_read(answer, "response")
     responses = [(turns, apart) for turns in answered.responses if (apart := answer_apart(turns))[0]]
     if not responses:
-        yield RowSkipped(line, key, NO_RESPONSE)
-        return
+        raise RowLeftOut(NO_RESPONSE)
     asked = request_read(request, "request")
     if not any(turn["content"].strip() or turn.get("tool_calls") for turn in asked.messages):
-        yield RowSkipped(line, key, NO_PROMPT)
-        return
+        raise RowLeftOut(NO_PROMPT)
     told = {"model": asked.parameters.get("model"), **answered.more, **_message_extras(responses[0][0])}
     usage = object_or_empty(told.get("usage"))
     facts["policy"] = facts.get("policy") or text_or_empty(told["model"])
@@ -359,7 +356,7 @@ def call_decision(
                 (count for key in keys if (count := whole_of(usage.get(key))) is not None), None
             )
     alternatives = [apart for _, apart in responses] if len(responses) > 1 else []
-    yield ImportedDecision(
+    return ImportedDecision(
         line=line,
         key=key,
         messages=asked.messages,

@@ -216,9 +216,12 @@ class Call:
     """Path of an object of numbers without a stated scale."""
     ratings: Callable[[JsonObject], tuple[ImportedRating, ...]] = lambda row: ()
 
-    def __call__(
+    def __call__(self, row: JsonObject, line: int) -> Iterator[Record]:
+        yield self.decision(row, line)
+
+    def decision(
         self, row: JsonObject, line: int, request: object = None, answer: object = None, **more: Any
-    ) -> Iterator[Record]:
+    ) -> ImportedDecision:
         """The decision a row is. request, answer, more: what is known already. Raises RowError, RowLeftOut."""
         own = text_of(at(row, self.own) or "", self.own, required=self.own_required) if self.own else ""
         leave_out(row, self.left_out)
@@ -235,7 +238,7 @@ class Call:
         key = own[:200] or key_of(row)
         request = at(row, self.request) if request is None else request
         answer = at(row, self.answer) if answer is None else answer
-        yield from call_decision(line, key, request, answer, metadata=metadata, **facts)
+        return call_decision(line, key, request, answer, metadata=metadata, **facts)
 
 
 def outcomes_at(row: object, path: str) -> Iterator[ImportedOutcome]:

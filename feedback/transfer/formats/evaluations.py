@@ -285,13 +285,11 @@ def _openai_evals(row: JsonObject, line: int) -> Iterator[Record]:
     mapping_of(row.get("sample"), "sample")
     results = list_of(row.get("results") or [], "results")
     grades = [_grade(mapping_of(item, f"results[{i}]"), f"results[{i}]") for i, item in enumerate(results)]
-    for record in _sample(row, line):
-        if isinstance(record, ImportedDecision):
-            given = record.created_at
-            ratings = tuple(replace(rating, created_at=given) for rating, _ in grades if rating is not None)
-            outcomes = tuple(replace(outcome, at=given) for _, outcome in grades if outcome is not None)
-            record = replace(record, ratings=ratings, outcomes=outcomes)
-        yield record
+    decision = _sample.decision(row, line)
+    given = decision.created_at
+    ratings = tuple(replace(rating, created_at=given) for rating, _ in grades if rating is not None)
+    outcomes = tuple(replace(outcome, at=given) for _, outcome in grades if outcome is not None)
+    yield replace(decision, ratings=ratings, outcomes=outcomes)
 
 
 def _grade(result: JsonObject, what: str) -> tuple[ImportedRating | None, ImportedOutcome | None]:
@@ -360,13 +358,10 @@ def _mlflow(row: JsonObject, line: int) -> Iterator[Record]:
     scores, expectations, left_out = _assessments(info.get("assessments") or row.get("assessments"))
     ratings, outcomes = ratings_and_outcomes(scores)
     seen = {"info": info, "request": request, "response": response}
-    for record in _mlflow_call(seen, line, ratings=ratings, outcomes=outcomes):
-        if isinstance(record, ImportedDecision):
-            about = {"trace_id": record.run_id, **({"expectations": expectations} if expectations else {})}
-            yield replace(record, metadata={**about, **record.metadata})
-            yield from (RowSkipped(line, record.key, reason) for reason in left_out)
-        else:
-            yield record
+    decision = _mlflow_call.decision(seen, line, ratings=ratings, outcomes=outcomes)
+    about = {"trace_id": decision.run_id, **({"expectations": expectations} if expectations else {})}
+    yield replace(decision, metadata={**about, **decision.metadata})
+    yield from (RowSkipped(line, decision.key, reason) for reason in left_out)
 
 
 def _mlflow_exchange(info: JsonObject, data: JsonObject) -> tuple[Any, Any]:

@@ -165,7 +165,7 @@ def _is_flywheel(row: JsonObject) -> bool:
 
 def _flywheel(row: JsonObject, line: int) -> Iterator[Record]:
     workload = text_or_empty(row.get("workload_id"))
-    return _flywheel_call(row, line, tags=(workload[:100],) if workload else ())
+    yield _flywheel_call.decision(row, line, tags=(workload[:100],) if workload else ())
 
 
 FLYWHEEL = row_format(
@@ -223,7 +223,7 @@ def _read_stored(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             )
         if not messages:
             raise RowLeftOut("its prompt is not in the file of messages")
-        yield from _completion(row, line, request={"messages": messages, "tools": row.get("tools")})
+        yield _completion.decision(row, line, request={"messages": messages, "tools": row.get("tools")})
 
     return decisions_first(path, ratings_path, records, (), pages=True)
 

@@ -239,7 +239,7 @@ def _trace(row: JsonObject, line: int) -> Iterator[Record]:
         raise RowLeftOut(NO_RESPONSE)
     ratings, outcomes = ratings_and_outcomes([*_scores(row, TRACE), *_comments.read(row)])
     policy = text_or_empty(at(call, "model || provided_model_name")) if call is not row else ""
-    yield from _trace_call(
+    yield _trace_call.decision(
         row,
         line,
         request=call.get("input"),
@@ -257,7 +257,7 @@ def _observation(row: JsonObject, line: int) -> Iterator[Record]:
         raise RowLeftOut(NO_RESPONSE)
     said = [*_scores(row, OBSERVATION), *_comments.read(row)] if "traceId" in row else []
     ratings, outcomes = ratings_and_outcomes(said)
-    yield from _observation_call(row, line, ratings=ratings, outcomes=outcomes)
+    yield _observation_call.decision(row, line, ratings=ratings, outcomes=outcomes)
 
 
 def _scores(row: JsonObject, columns: frozenset[str]) -> Iterator[NamedScore]:

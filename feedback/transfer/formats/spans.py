@@ -170,7 +170,7 @@ def _otlp_decision(span: JsonObject, line: int, attributes: dict[str, Any], agen
     if started is not None and ended is not None:
         more["latency_ms"] = max(round((ended - started) * 1000, 3), 0.0)
     seen = {**attributes, "span_id": span_id, "trace_id": trace, "started": started}
-    yield from _otlp_call(seen, line, request=request, answer={"choices": choices}, **more)
+    yield _otlp_call.decision(seen, line, request=request, answer={"choices": choices}, **more)
 
 
 def _older(attributes: JsonObject, span: JsonObject) -> tuple[Any, Any]:
@@ -323,7 +323,7 @@ def _phoenix_span(row: JsonObject, line: int, models: DiskMultimap, roots: DiskM
         "trace_id": trace,
         "root_id": roots.last(trace),
     }
-    yield from _phoenix_call(seen, line, request=prompt, answer=answer)
+    yield _phoenix_call.decision(seen, line, request=prompt, answer=answer)
 
 
 def _phoenix_attributes(row: JsonObject) -> dict[str, Any]:

@@ -253,7 +253,8 @@ def _weave_call_records(
             "root_id": roots.last(trace),
         }
         call = {**{name: row.get(name) for name in names}, **seen, "output": output}
-        yield from _weave_call(call, line, request=_without_references(row.get("inputs")))
+        request = _without_references(row.get("inputs"))
+        yield from attempt(line, key, lambda: [_weave_call.decision(call, line, request=request)])
     # feedback may stand inside its call, too
     inside = at(summary, "weave.feedback")
     for item in inside if isinstance(inside, list) else []:
@@ -395,7 +396,7 @@ def _opik(row: JsonObject, line: int) -> Iterator[Record]:
     call = max(models, key=lambda span: str(span.get("start_time"))) if models else trace
     scores = [*_opik_scores(trace), *(_opik_scores(call) if models else ())]
     seen = {"trace": trace, "call": call, "scores": scores, "span_id": call.get("id") if models else None}
-    return _opik_call({**seen, "project_name": row.get("project_name")}, line)
+    yield _opik_call.decision({**seen, "project_name": row.get("project_name")}, line)
 
 
 def _opik_scores(owner: JsonObject) -> Iterator[Any]:
