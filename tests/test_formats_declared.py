@@ -32,6 +32,8 @@ PATHS = (
     "!(a.q)",
     "a.b[0].c < `2` && text",
     "type(a) == 'object' && a.b || none",
+    "none == 'x'",
+    "text != 'x'",
     "not_null(none, zero)",
 )
 CALL = Call(

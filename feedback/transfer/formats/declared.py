@@ -73,9 +73,19 @@ def _compiled(node: JsonObject) -> Callable[[Any], Any]:
         return lambda row: row.get(name) if isinstance(row, Mapping) else None
     if kind == "subexpression":
         return lambda row: reduce(lambda value, inner: inner(value), children, row)
-    if kind == "or_expression":
+    if kind in ("or_expression", "and_expression"):
         first, second = children
-        return lambda row: found if _is_true(found := first(row)) else second(row)
+        wanted = kind == "or_expression"
+        return lambda row: found if _is_true(found := first(row)) is wanted else second(row)
+    if kind == "not_expression":
+        return lambda row: not _is_true(children[0](row))
+    if (
+        kind == "comparator"
+        and isinstance(node["children"][1].get("value"), str)
+        and node["value"] in ("eq", "ne")
+    ):
+        wanted, text = node["value"] == "eq", node["children"][1]["value"]
+        return lambda row: (children[0](row) == text) is wanted
     if kind == "function_expression" and node["value"] == "json":
         return lambda row: json_value(children[0](row))
     return partial(_visit, node)

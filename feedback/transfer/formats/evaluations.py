@@ -322,13 +322,13 @@ _mlflow_call = Call(
     own="info.trace_id || info.request_id",
     fields={
         "policy": "json(request).model",
-        "latency_ms": "not_null(info.execution_duration_ms, info.execution_duration)",
-        "created_at": "not_null(info.request_time, info.timestamp_ms)",
+        "latency_ms": "info.execution_duration_ms || info.execution_duration",
+        "created_at": "info.request_time || info.timestamp_ms",
     },
     left_out={"!response": "no response"},
 )
 _assessment = Scores(
-    name="not_null(assessment_name, name)",
+    name="assessment_name || name",
     author="source.source_id",
     notes="rationale",
     scored_at="create_time",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from feedback.transfer.formats.base import (
 )
 from feedback.transfer.formats.calls import json_value, text_or_empty
 from feedback.transfer.formats.cells import JsonObject
-from feedback.transfer.formats.declared import Call
+from feedback.transfer.formats.declared import Call, at
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import ImportedRating, Record, RowError, RowLeftOut, time_of
 
@@ -66,38 +67,45 @@ HELICONE = row_format(
     verdicts=("feedback_id", "feedback_rating", "feedback_created_at", "scores"),
 )
 
-_LITELLM_REQUEST = """json(messages) && {messages: json(messages), tools: json(proxy_server_request).tools}
-    || json(proxy_server_request)"""
-_LITELLM_TEXT = "to_string([json(messages) || json(proxy_server_request), json(response)])"
+_litellm_call = Call(
+    own="request_id || id",
+    own_required=False,
+    fields={
+        "policy": "model",
+        "unit": "end_user",
+        "tokens_in": "prompt_tokens",
+        "tokens_out": "completion_tokens",
+        "latency_ms": "request_duration_ms",
+        "latency_s": "response_time",
+        "created_at": "startTime",
+        "tags": "request_tags",
+    },
+    metadata={"session_id": "session_id", "trace_id": "trace_id", "model_group": "model_group"},
+    left_out={"status == 'failure'": "no response (error)"},
+)
+MARKERS = ("litellm_truncated", "redacted-by-litellm")
+"""In a text that is not whole."""
+
+
+def _litellm(row: JsonObject, line: int) -> Iterator[Record]:
+    """The prompt stands in `proxy_server_request` unless `messages` holds it. Both are empty unless storing prompts is
+    switched on. Texts that were cut or redacted are no texts of ours."""
+    names = ("messages", "proxy_server_request", "response")
+    messages, body, response = (json_value(row.get(name)) for name in names)
+    request = {"messages": messages, "tools": at(body, "tools")} if messages else body
+    if row.get("status") != "failure" and not (request and response):
+        raise RowLeftOut("its prompt or response was not stored")
+    written = json.dumps([request, response], ensure_ascii=False)
+    if any(marker in written for marker in MARKERS):
+        raise RowLeftOut("its text was cut or redacted")
+    yield _litellm_call.decision(row, line, request=request, answer=response)
+
 
 LITELLM = row_format(
     "litellm",
     "LiteLLM spend logs and callback payloads",
     holds("request_id call_type api_key", "litellm_call_id model_parameters"),
-    Call(
-        request=_LITELLM_REQUEST,
-        answer="response",
-        own="request_id || id",
-        own_required=False,
-        fields={
-            "policy": "model",
-            "unit": "end_user",
-            "tokens_in": "prompt_tokens",
-            "tokens_out": "completion_tokens",
-            "latency_ms": "request_duration_ms",
-            "latency_s": "response_time",
-            "created_at": "startTime",
-            "tags": "request_tags",
-        },
-        metadata={"session_id": "session_id", "trace_id": "trace_id", "model_group": "model_group"},
-        left_out={
-            "status == 'failure'": "no response (error)",
-            f"!({_LITELLM_REQUEST}) || !json(response)": "its prompt or response was not stored",
-            f"{_LITELLM_TEXT} | contains(@, 'litellm_truncated') || contains(@, 'redacted-by-litellm')": (
-                "its text was cut or redacted"
-            ),
-        },
-    ),
+    _litellm,
     verdicts=(),
 )
 

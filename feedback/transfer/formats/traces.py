@@ -200,8 +200,8 @@ _weave_call = Call(
     own_id=True,
     fields={
         "policy": "type(inputs) == 'object' && type(inputs.model) == 'string' && inputs.model || model",
-        "tokens_in": "not_null(usage.prompt_tokens, usage.input_tokens)",
-        "tokens_out": "not_null(usage.completion_tokens, usage.output_tokens)",
+        "tokens_in": "usage.prompt_tokens || usage.input_tokens",
+        "tokens_out": "usage.completion_tokens || usage.output_tokens",
         "latency_ms": "summary.weave.latency_ms",
         "created_at": "started_at",
     },
