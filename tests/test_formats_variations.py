@@ -12,8 +12,8 @@ import pytest
 from feedback.models import Decision, Rating
 from feedback.transfer import formats
 from feedback.transfer.formats.calls import answers_of, call_decision, prompt_of
+from feedback.transfer.formats.declared import NamedScore, word_thumb
 from feedback.transfer.formats.records import ImportedDecision, RowError, RowSkipped
-from feedback.transfer.formats.verdicts import NamedScore, word_thumb
 from tests.support.formats import ASKED, BRIEF, GOOD, QUESTION, one, written
 from tests.support.imports import file_import
 

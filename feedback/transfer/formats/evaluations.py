@@ -26,7 +26,18 @@ from feedback.transfer.formats.calls import (
     text_or_empty,
 )
 from feedback.transfer.formats.cells import JsonObject
-from feedback.transfer.formats.declared import Call, Scores, at, facts_at, metadata_at, notes_of, outcomes_at
+from feedback.transfer.formats.declared import (
+    Call,
+    NamedScore,
+    Scores,
+    at,
+    facts_at,
+    metadata_at,
+    notes_of,
+    outcome_name,
+    outcomes_at,
+    ratings_and_outcomes,
+)
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -42,7 +53,6 @@ from feedback.transfer.formats.records import (
     number_of,
     text_of,
 )
-from feedback.transfer.formats.verdicts import NamedScore, outcome_name, ratings_and_outcomes
 
 # --- promptfoo ---------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from feedback.transfer.formats.base import (
 )
 from feedback.transfer.formats.calls import NO_RESPONSE, json_value, text_or_empty
 from feedback.transfer.formats.cells import JsonObject, listed
-from feedback.transfer.formats.declared import Call, Scores, at
+from feedback.transfer.formats.declared import Call, NamedScore, Scores, at, ratings_and_outcomes
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
@@ -40,7 +40,6 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
 )
-from feedback.transfer.formats.verdicts import NamedScore, ratings_and_outcomes
 from feedback.transfer.formats.writers import Line, RowShape, View, iso, share_of, writer_by_record
 
 TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")

@@ -26,7 +26,7 @@ from feedback.transfer.formats.base import (
 )
 from feedback.transfer.formats.calls import answer_of, object_or_empty, plain_text, text_or_empty
 from feedback.transfer.formats.cells import JsonObject
-from feedback.transfer.formats.declared import Call, Scores, at
+from feedback.transfer.formats.declared import Call, NamedScore, Scores, at, word_thumb
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -41,7 +41,6 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.verdicts import NamedScore, word_thumb
 
 # --- LangSmith: runs, feedback on them, pairwise feedback ------------------------------------------------------
 
