@@ -186,8 +186,8 @@ class NamedScore:
     """One score by one author.
 
     Scores of tracing tools carry no scale. A number in [0, 1] is a score; any other number is an outcome, which counts
-    for nothing until somebody says what it is worth. Under a name where less is better (toxicity, latency) a number is an
-    outcome too, and yes or no is a tag.
+    for nothing until somebody says what it is worth. Under a name where less is better (toxicity, latency) a number
+    is an outcome too, and yes or no is a tag.
     """
 
     name: str
