@@ -33,6 +33,9 @@ PATHS = (
     "a.b[0].c < `2` && text",
     "type(a) == 'object' && a.b || none",
     "none == 'x'",
+    "text == zero",
+    "zero == `0`",
+    "none == nothing",
     "text != 'x'",
     "not_null(none, zero)",
 )

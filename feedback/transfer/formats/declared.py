@@ -85,16 +85,18 @@ def _compiled(node: JsonObject) -> Callable[[Any], Any]:
         return lambda row: found if _is_true(found := first(row)) is wanted else second(row)
     if kind == "not_expression":
         return lambda row: not _is_true(children[0](row))
-    if (
-        kind == "comparator"
-        and isinstance(node["children"][1].get("value"), str)
-        and node["value"] in ("eq", "ne")
-    ):
+    if kind == "comparator" and _compares_text(node):
         wanted, text = node["value"] == "eq", node["children"][1]["value"]
         return lambda row: (children[0](row) == text) is wanted
     if kind == "function_expression" and node["value"] == "json":
         return lambda row: json_value(children[0](row))
     return partial(_visit, node)
+
+
+def _compares_text(node: JsonObject) -> bool:
+    """True of a comparison with a text: `kind == 'llm'`."""
+    right = node["children"][1]
+    return node["value"] in ("eq", "ne") and right["type"] == "literal" and isinstance(right["value"], str)
 
 
 def _is_true(value: object) -> bool:

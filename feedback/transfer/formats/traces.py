@@ -25,7 +25,7 @@ from feedback.transfer.formats.base import (
     row_format,
 )
 from feedback.transfer.formats.calls import answer_of, object_or_empty, plain_text, text_or_empty
-from feedback.transfer.formats.cells import JsonObject
+from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.declared import Call, NamedScore, Scores, at, word_thumb
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
@@ -68,6 +68,10 @@ _langsmith_score = Scores(
     simulated=_LANGSMITH_SOURCE,
 )
 _langsmith_group_score = replace(_langsmith_score, name="key || 'preference'")
+LANGSMITH_VERDICTS = listed(
+    "correction feedback_group_id feedback_source feedback_stats feedback_thread_id score"
+)
+"""Columns of the format that look like a verdict."""
 GROUP_KEYS = ("id", "run_id", "score")
 """Of feedback in a group: what must be remembered until the rest of the group is read."""
 
@@ -104,10 +108,7 @@ def _read_langsmith(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             return _langsmith_group(row, line, groups.all(str(row["feedback_group_id"])))
         return _langsmith_feedback(row, line)
 
-    verdicts = (
-        "correction feedback_group_id feedback_source feedback_stats feedback_thread_id score".split()  # noqa: SIM905
-    )
-    return decisions_first(path, ratings_path, records, verdicts)
+    return decisions_first(path, ratings_path, records, LANGSMITH_VERDICTS)
 
 
 def _langsmith_run(row: JsonObject, line: int, answered: DiskMultimap) -> Iterator[Record]:
