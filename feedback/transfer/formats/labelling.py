@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedback.storage.responses import Message, value_excerpt
-from feedback.transfer.formats.base import WatchedRow, has, key_of, row_format, thumb_of, verdicts_read
+from feedback.transfer.formats.base import (
+    TaughtPrompt,
+    WatchedRow,
+    has,
+    key_of,
+    row_format,
+    thumb_of,
+    verdicts_read,
+)
 from feedback.transfer.formats.cells import JsonObject, json_of, listed
 from feedback.transfer.formats.columns import NAMES, normal
 from feedback.transfer.formats.records import (
@@ -163,7 +171,6 @@ def recognises(row: JsonObject) -> bool:
 
 
 def records(row: JsonObject, line: int) -> Iterator[Record]:
-    key = key_of(row)
     nested = "fields" in row
     if nested:  # flattened, the names of columns are those of the questions
         verdicts_read(row)
@@ -171,47 +178,38 @@ def records(row: JsonObject, line: int) -> Iterator[Record]:
     verdicts = list(_response_values(row) if nested else _flat(row))
     prompt = prompt_field(fields)
     responses = answer_fields(fields, prompt)
-    messages = prompt_messages(fields, prompt)
+    taught = TaughtPrompt(line, key_of(row), prompt_messages(fields, prompt))
 
-    def decision(name: str, ratings: tuple[ImportedRating, ...] = ()) -> ImportedDecision:
-        return ImportedDecision(
-            line=line,
-            key=key,
-            messages=messages,
-            response=text_of(fields[name], name),
-            ratings=ratings,
-        )
+    def decision(name: str, **more: Any) -> ImportedDecision:
+        return taught.decision(text_of(fields[name], name), **more)
 
-    any_record = False
-    for _, value, rater in verdicts:
-        for better, worse in _preferences(value, responses):
-            any_record = True
+    by_rater: dict[str, list[tuple[str, Any]]] = {}
+    for question, value, rater in verdicts:
+        ordered = _preferences(value, responses)
+        for better, worse in ordered:
+            left, right = decision(better), decision(worse)
             yield ImportedComparison(
                 line=line,
-                key=key,
-                left=decision(better),
-                right=decision(worse),
+                key=taught.key,
+                left=left,
+                right=right,
                 preference="left",
                 ordered=False,
                 rater=rater,
             )
-    one = responses[0] if len(responses) == 1 else ""
-    for rater in dict.fromkeys(rater for _, _, rater in verdicts):
-        answers = [(q, v) for q, v, who in verdicts if who == rater and not _preferences(v, responses)]
-        if not answers:
-            continue
-        if not one:
+        if not ordered:
+            by_rater.setdefault(rater, []).append((question, value))
+    for rater, answers in by_rater.items():
+        if len(responses) == 1:
+            yield decision(responses[0], ratings=(_rating(answers, rater),))
+        else:
             names = ", ".join(question for question, _ in answers)
-            yield RowSkipped(
-                line, key, f"which of {len(responses)} responses is meant cannot be told: {names}"
-            )
-            continue
-        any_record = True
-        yield decision(one, (_rating(answers, rater),))
+            reason = f"which of {len(responses)} responses is meant cannot be told: {names}"
+            yield RowSkipped(line, taught.key, reason)
     if isinstance(row, WatchedRow) and not nested:
         row.taken |= fields.taken
-    if not any_record and not verdicts:
-        yield RowSkipped(line, key, "a record without submitted responses")
+    if not verdicts:
+        yield RowSkipped(line, taught.key, "a record without submitted responses")
 
 
 def _response_values(row: JsonObject) -> Iterator[tuple[str, Any, str]]:
