@@ -196,7 +196,7 @@ def measure(samples: int) -> dict[str, Any]:
 def explained() -> None:
     """How the queue is walked, on stderr."""
     from feedback.explorer.search import DecisionFilter
-    from feedback.rating.queue_order import queue_sort, stretches
+    from feedback.rating.queue import queue_sort, stretches
 
     for within in (DecisionFilter(), DecisionFilter(policy="filer-v2"), DecisionFilter(tag="billing")):
         for stretch in stretches(within):

@@ -17,7 +17,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from feedback.explorer.search import DecisionFilter
 from feedback.models import AgentSettings, Decision, Lease, RaterKind
-from feedback.rating import queue, queue_order
+from feedback.rating import queue
 from feedback.rating.queue import (
     LEASE,
     decision_take,
@@ -25,8 +25,9 @@ from feedback.rating.queue import (
     lease_take,
     next_decision,
     queue_progress,
+    queue_segments,
+    queue_sort,
 )
-from feedback.rating.queue_order import queue_segments, queue_sort
 from feedback.services import decision_record, rating_submit, rating_withdraw
 from feedback.storage import sampling
 from tests.support.postgres import fresh_database
@@ -378,7 +379,7 @@ def test_within_days_what_is_worth_asking_comes_first_and_then_what_is_older() -
 def test_what_is_held_or_rated_by_this_rater_is_passed_over_however_much_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_order, "WINDOW", 2)
+    monkeypatch.setattr(queue, "WINDOW", 2)
     decisions = [decide(number) for number in range(9)]
     Decision.objects.update(ratings_wanted=2)
     for decision in decisions[:5]:
@@ -398,7 +399,7 @@ from datetime import date
 from django.db import connection
 from feedback.models import Decision
 from feedback.rating.queue import next_decision, queue_progress
-from feedback.rating.queue_order import queue_sort, queue_segments
+from feedback.rating.queue import queue_sort, queue_segments
 from feedback.explorer.search import DecisionFilter
 from feedback.services import decision_record, decisions_record
 decisions_record(

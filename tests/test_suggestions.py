@@ -88,7 +88,7 @@ def test_nobody_accepts_what_they_did_not_see(rater: Client) -> None:
     for subject in (row, other):
         answer = press(rater, subject, "accept-up")
         assert answer.status_code == 409
-        assert "suggestion has changed" in answer.text
+        assert "suggestion changed" in answer.text
     assert Rating.objects.count() == 0
 
 

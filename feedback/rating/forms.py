@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,30 +14,29 @@ from feedback.storage.bodies import Field
 from feedback.storage.facts import RATING
 
 PAGE_FIELDS = tuple(field for field in RATING if field.page_input)
-"""Fields that the page asks for by themselves; the verdict, tags and the correction have places of their own."""
+"""Rating fields with an input of their own, besides the verdict, tags and correction."""
 STARS = ("1", "2", "3", "4", "5")
 ACCEPTING = {"accept-up": Thumb.UP, "accept-down": Thumb.DOWN}
-"""Buttons that accept a suggestion -> the thumb that was shown on them."""
+"""Button that accepts a suggestion -> the thumb it shows."""
 
 
 def tags_sent(sent: Any) -> list[str]:
-    """The tags of a form: those ticked, and those written with commas between."""
+    """Tags of a form: the ticked ones and the comma-separated ones."""
     ticked = sent.getlist("tag") if isinstance(sent, QueryDict) else []
     written = str(sent.get("other_tags", "")).split(",")
     return [*ticked, *(tag.strip() for tag in written if tag.strip())]
 
 
 class SentForm(forms.Form):
-    """Says what is wrong with itself in one line."""
-
     def fault(self) -> str:
+        """Every error of the form on one line."""
         return "; ".join(f"{name}: {' '.join(map(str, faults))}" for name, faults in self.errors.items())
 
 
 class ComparisonForm(SentForm):
-    """One press of a button on the page of pairs; the decisions are looked up by the view.
+    """A button pressed on the page of pairs.
 
-    id: made with the page, so that a double click or a resend is stored once.
+    The page sets `id`, so that a double click or a resend is stored once.
     """
 
     id = forms.UUIDField()
@@ -46,16 +44,15 @@ class ComparisonForm(SentForm):
     notes = forms.CharField(required=False)
 
     def facts(self) -> dict[str, Any]:
-        """Keyword arguments of comparison_submit, without the decisions and the rater. Only for a valid form."""
+        """Keyword arguments of `comparison_submit` besides the decisions and the rater. Valid forms only."""
         return {name: self.cleaned_data[name] for name in ("id", "preference", "notes")}
 
 
 class RatingForm(SentForm):
-    """One press of a button on the rating page.
+    """A button (`verdict`) pressed on the rating page, with its inputs.
 
-    id: made with the page, so that a double click or a resend is stored once. verdict: the button pressed. tag (any
-    number of them), other_tags (comma separated), correction (a text, or one of the listed responses), and whatever
-    field is declared with a PageInput: what was filled in besides.
+    The page sets `id`, so that a double click or a resend is stored once. Inputs are `tag` (repeated), `other_tags`
+    (comma separated), `correction` (a text or a listed response), and every field with a PageInput.
     """
 
     id = forms.UUIDField()
@@ -71,7 +68,7 @@ class RatingForm(SentForm):
         self.fields |= {field.name: _form_field(field) for field in PAGE_FIELDS}
 
     def facts(self, decision: Decision) -> dict[str, Any]:
-        """Keyword arguments of rating_submit, without the rater. Only for a valid form."""
+        """Keyword arguments of `rating_submit` besides the rater. Valid forms only."""
         verdict = self.cleaned_data["verdict"]
         correction = self.cleaned_data["correction"].replace("\r\n", "\n")
         changed = bool(correction.strip()) and correction != decision.response.replace("\r\n", "\n")
@@ -87,7 +84,7 @@ class RatingForm(SentForm):
 
 
 def form_values(last: Rating | None) -> dict[str, Any]:
-    """Form values of a rater's newest rating of a decision: a withdrawn one is filled in again, ready to be changed."""
+    """Form values of a rater's newest rating; of a withdrawn one they are the earlier rating's, without verdict."""
     withdrawn = last is not None and last.withdrawn
     if last is not None and last.withdrawn:
         last = last.supersedes
@@ -102,16 +99,16 @@ def form_values(last: Rating | None) -> dict[str, Any]:
 
 
 class FieldInput(NamedTuple):
-    """Input of a declared field, as the page shows it."""
+    """Input of a rating field on the page."""
 
     label: str
     key: str
-    """Key that leads to it, or ""."""
+    """Keyboard shortcut that focuses it; empty: none."""
     html: str
 
 
 def page_inputs(values: Mapping[str, Any]) -> list[FieldInput]:
-    """Inputs of the fields that are declared with a PageInput, filled in with what stood there."""
+    """Inputs of PAGE_FIELDS, filled with `values`."""
     shown = RatingForm(initial=values, auto_id=False)
     return [
         FieldInput(field.page_input.label, field.page_input.key, str(shown[field.name]))
@@ -121,7 +118,7 @@ def page_inputs(values: Mapping[str, Any]) -> list[FieldInput]:
 
 
 def _form_field(field: Field) -> forms.Field:
-    """A form's field for a declared one: it parses, and what a value may be is checked where it is recorded."""
+    """A form field that parses the value; `feedback.services` validates it."""
     kind = field.type
     if isinstance(kind, field_types.Choice):
         return forms.ChoiceField(required=False, choices=[("", ""), *((word, word) for word in kind.words)])
@@ -130,12 +127,7 @@ def _form_field(field: Field) -> forms.Field:
     if isinstance(kind, field_types.Number):
         return forms.FloatField(required=False, min_value=kind.low, max_value=kind.high)
     assert isinstance(kind, field_types.Text), f"{field.name}: no input for {type(kind).__name__}"
-    # cols would fix its width
+    # A `cols` attribute would fix its width.
     return forms.CharField(
         required=False, widget=forms.Textarea({"rows": 2, "cols": False, "maxlength": kind.limit})
     )
-
-
-def rating_id() -> uuid.UUID:
-    """The id a page carries for the rating that may come back from it."""
-    return uuid.uuid4()

@@ -1,4 +1,4 @@
-"""Queue of pairs: which two responses to one prompt a rater compares next, and on which side each stands."""
+"""Queue of pairs: the two responses to one prompt that a rater compares next, and their sides."""
 
 from __future__ import annotations
 
@@ -18,37 +18,35 @@ from feedback.models import Comparison, Decision, RaterKind
 from feedback.selectors import comparisons_standing, decision_get
 
 LOOK = 5_000
-"""Decisions looked through at a time for prompts that were answered in more than one way."""
+"""Decisions scanned at a time for prompts with different responses."""
 LOOKS = 4
-"""Searches, further back each time, before there is nothing to compare."""
+"""Scans, each further back, before the queue counts as empty."""
 PROMPTS = 60
-"""Prompts taken from one look, the newest first."""
+"""Newest prompts taken from one scan."""
 RESPONSES = 6
-"""Different responses to one prompt that are compared with each other, the newest ones."""
+"""Newest different responses to one prompt that are compared."""
 
 Key = frozenset[uuid.UUID]
 
 
 @dataclass(frozen=True)
 class QueuedPair:
-    """Two decisions on the same prompt, on the sides on which this rater sees them."""
+    """Two decisions on the same prompt, on the sides shown to the rater."""
 
     left: Decision
     right: Decision
 
     @property
     def key(self) -> str:
-        """The same whichever side they are on."""
+        """Key of the pair; sides do not matter."""
         return pair_key(self.left.pk, self.right.pk)
 
 
 @dataclass(frozen=True)
 class PairsWaiting:
-    """The pair to show, and how many wait for this rater."""
-
     pair: QueuedPair | None
     count: int
-    """Among the decisions looked through; there may be more further back."""
+    """Pairs among the scanned decisions; older ones may hold more."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,11 @@ class _Candidate:
     first: _Response
     second: _Response
     raters: int
-    """By how many people, this rater not among them."""
+    """People who compared it; this rater did not."""
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """Fewest comparisons first, then those between policies: they say which of the two is better."""
+        """Fewest comparisons first, then pairs of two policies: they show which policy is better."""
         return self.raters, self.first.policy == self.second.policy
 
     @property
@@ -80,7 +78,7 @@ def pair_key(one: uuid.UUID, other: uuid.UUID) -> str:
 
 
 def sides_of(rater: str, one: uuid.UUID, other: uuid.UUID) -> tuple[uuid.UUID, uuid.UUID]:
-    """Left and right for this rater: by hash, so that no policy keeps a side and a reload does not swap them."""
+    """(left, right) for this rater, by hash: no policy keeps a side, and a reload does not swap them."""
     first, second = sorted((one, other))
     swapped = _number("side", rater, pair_key(one, other)) % 2 == 1
     return (second, first) if swapped else (first, second)
@@ -89,11 +87,10 @@ def sides_of(rater: str, one: uuid.UUID, other: uuid.UUID) -> tuple[uuid.UUID, u
 def pairs_waiting(
     rater: str, within: DecisionFilter | None = None, skip: Collection[str] = ()
 ) -> PairsWaiting:
-    """The next pair for this rater: never one this rater compared, on whichever sides, nor one that as many people
-    compared as its decisions want ratings.
+    """The next pair for this rater, skipping the keys in `skip`.
 
-    Of those that rank alike each rater starts at another one (by hash), so that two raters seldom compare the same
-    pair at once. skip: keys of skipped pairs.
+    Leaves out pairs that this rater compared, and pairs with as many comparisons as their decisions want ratings.
+    Among pairs of equal rank, a hash of the rater chooses, so that two raters seldom get the same pair at once.
     """
     within = within or DecisionFilter()
     passed = set(skip)
@@ -111,7 +108,7 @@ def pairs_waiting(
 
 
 def pair_get(left: uuid.UUID, right: uuid.UUID) -> QueuedPair | None:
-    """Two decisions as a pair, on the sides they are named on; None unless both answer the same prompt."""
+    """Two decisions as a pair on these sides; None unless both answer the same prompt."""
     first, second = decision_get(left), decision_get(right)
     if first is None or second is None or first.prompt_hash != second.prompt_hash or first == second:
         return None
@@ -119,14 +116,14 @@ def pair_get(left: uuid.UUID, right: uuid.UUID) -> QueuedPair | None:
 
 
 def compared_today(rater: str, agent: str = "") -> int:
-    """Pairs this rater compared since midnight (TIME_ZONE)."""
+    """Comparisons by this rater since midnight (TIME_ZONE)."""
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
     mine = comparisons_standing(agent or None).filter(rater=rater, created_at__gte=midnight)
     return mine.order_by().count()
 
 
 def _looks(within: DecisionFilter) -> Iterator[list[tuple[str, str]]]:
-    """Agent and prompt hash of prompts with different responses, the newest first, look after look."""
+    """(agent, prompt hash) of prompts with different responses, newest first, one list per scan."""
     another = Decision.objects.filter(agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"))
     another = another.filter(withdrawal=None).exclude(response=OuterRef("response")).order_by()
     end: datetime | None = None
@@ -173,7 +170,7 @@ def _candidates(rater: str, within: DecisionFilter, prompts: list[tuple[str, str
 
 
 def _compared_pairs(rater: str, ids: list[uuid.UUID]) -> tuple[set[Key], Counter[Key]]:
-    """Pairs of these decisions that the rater compared, and how many people compared each."""
+    """(pairs of these decisions that the rater compared, number of people per pair)."""
     mine: set[Key] = set()
     raters: set[tuple[Key, str]] = set()
     rows = Comparison.objects.filter(left__in=ids, superseded_by__isnull=True, withdrawn=False)

@@ -1,4 +1,4 @@
-"""The page of comparisons: two responses to one prompt, side by side."""
+"""Page of comparisons: two responses to one prompt, side by side."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from django.views.decorators.http import require_http_methods, require_POST
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context
-from feedback.rating.forms import ComparisonForm, rating_id
+from feedback.rating.forms import ComparisonForm
 from feedback.rating.pair_queue import QueuedPair, compared_today, pair_get, pairs_waiting
 from feedback.rating.service import comparison_undo
-from feedback.rating.session import SKIP_LIMIT, UNDO_LIMIT, SessionIds
-from feedback.rating.views import NOTICES, queue_filter, wants_card
+from feedback.rating.views import NOTICES, SKIP_LIMIT, UNDO_LIMIT, SessionIds, queue_filter, wants_card
 from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit
 
 
 class JudgingPages(Protocol):
-    """Interface of the module FEEDBACK_JUDGING names."""
+    """Interface of the module that FEEDBACK_JUDGING names."""
 
     def rounds_waiting(self, rater: str, agent: str) -> Sequence[tuple[int, str, int | None]]:
-        """Rounds with a pair for this rater: number, agent, and about how many answers they need."""
+        """Rounds with a pair for this rater: (number, agent, estimated answers still needed)."""
 
     def round_pairs(self, request: HttpRequest) -> HttpResponse:
         """The page of `/rate/pairs/?round=`."""
@@ -51,10 +50,10 @@ SAVED_NOTICES = {
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def pairs(request: HttpRequest) -> HttpResponse:
-    """Two responses at a time. GET shows them, POST stores which one is better and goes on.
+    """GET shows two responses; POST stores which one is better and shows the next pair.
 
-    Filters: `?agent=&policy=&tag=&since=&until=`. `?pair=` shows this one; `?after=`, for our script, what follows it.
-    `?round=` shows the pairs of a judging round instead.
+    Filters: `?agent=&policy=&tag=&since=&until=`. `?pair=` shows this pair. `?after=` (script) returns the card after
+    it, or 204. `?round=` shows the pairs of a judging round.
     """
     if "round" in request.GET:
         if (judging := _judging_pages()) is None:
@@ -77,7 +76,7 @@ def pairs(request: HttpRequest) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_POST
 def pairs_undo(request: HttpRequest) -> HttpResponse:
-    """Take the last comparison of this session back, and show its pair again."""
+    """Withdraw this session's last comparison and show its pair again."""
     within = queue_filter(request)
     comparison, earlier = comparison_undo(request.user.get_username(), UNDO.read(request))
     UNDO.write(request, earlier)
@@ -93,7 +92,7 @@ def pairs_undo(request: HttpRequest) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_POST
 def pairs_skip(request: HttpRequest) -> HttpResponse:
-    """Skip a pair for this session, or (`all=1`) bring back the skipped ones."""
+    """Skip a pair for this session; `all=1` brings back every skipped pair."""
     within = queue_filter(request)
     if request.POST.get("all"):
         SKIPPED.write(request, [])
@@ -114,7 +113,7 @@ def _store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
             left=pair.left, right=pair.right, rater=request.user.get_username(), **form.facts()
         )
     except FeedbackConflict:
-        fault = "You compared these already; compare them again here to replace that"
+        fault = "You compared these already. Compare them again here to replace your answer"
         return _card(request, within, pair, fault=fault, status=409)
     except FeedbackRefused as refusal:
         return _card(request, within, pair, fault=str(refusal), notes=notes, status=400)
@@ -129,7 +128,7 @@ def _judging_pages() -> JudgingPages | None:
 
 
 def _pair_or_404(text: str) -> QueuedPair:
-    """Two ids with ~ between, left and right as they are shown."""
+    """The pair of `<left id>~<right id>`."""
     left, _, right = text.partition("~")
     try:
         pair = pair_get(uuid.UUID(left), uuid.UUID(right))
@@ -145,7 +144,7 @@ def _next_response(request: HttpRequest, within: DecisionFilter, said: str) -> H
         return _to_page(within, said=said)
     pair = None
     if shown := request.headers.get("X-Ratchet-Shown"):
-        # our script had the next pair already and shows it
+        # The script preloaded the next pair and shows it already.
         pair = _pair_or_404(shown)
     return _card(request, within, pair, said=SAVED_NOTICES.get(said) or NOTICES.get(said, ""))
 
@@ -169,7 +168,7 @@ def _card(
     notes: str = "",
     status: int = 200,
 ) -> HttpResponse:
-    """The page, or its card alone; without a pair the next one that waits."""
+    """The page, or only its card for the script; without `pair`, the next one waiting."""
     rater = request.user.get_username()
     waiting = pairs_waiting(rater, within, SKIPPED.read(request))
     pair = pair or waiting.pair
@@ -192,7 +191,7 @@ def _card(
     if pair is not None:
         sides = [preview_context(pair.left), preview_context(pair.right)]
         context |= {
-            "hidden": [("id", rating_id()), ("left", pair.left.pk), ("right", pair.right.pk)],
+            "hidden": [("id", uuid.uuid4()), ("left", pair.left.pk), ("right", pair.right.pk)],
             "shown": f"{pair.left.pk}~{pair.right.pk}",
             "next_card": f"{reverse('pairs')}?{urlencode({'after': pair.key, **within.parts})}",
             "sides": [("A", "left", sides[0]), ("B", "right", sides[1])],

@@ -1,8 +1,8 @@
-"""Requests for ratings: decisions that the queue shows before others, with the probability that each was drawn.
+"""Rating requests: decisions that the queue shows first, each with the probability of having been drawn.
 
-A random sample shows what all decisions are like, which ratings that people chose to give do not. Where two policies
-answer differently and nobody knows who is right, a rating may change the verdict. Where they answer alike, both are
-right or both are wrong, so such a rating changes nothing: asking only where they differ leaves the difference unbiased.
+SAMPLE: a random sample represents all decisions; ratings that people chose to give do not.
+VERDICT: prompts on which two policies answer differently and the right answer is unknown. Prompts with equal answers
+cannot change the difference between the policies, so leaving them out does not bias it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,25 @@ from feedback.storage.sql import rows_in
 Purpose = RatingRequest.Purpose
 
 MOST_DAYS = 36_500
-"""Days that can be looked back; more is everything."""
+"""More days than this mean all decisions."""
 
 MOST_DRAWN = 2_000
-"""Decisions in one sample, at most."""
+"""Most decisions in one sample."""
 
 NEUTRAL = 0.5
-"""Value of a rating that is neither for nor against an answer."""
+"""Rating value in [0, 1] that is neither for nor against an answer."""
 
 
 class SampleRefused(ValueError):
-    """Nothing to draw from, or a number that cannot be drawn; the message says what was expected."""
+    """There is nothing to draw from, or the number is out of range."""
 
 
 @dataclass(frozen=True)
 class SampleDrawn:
-    """A random sample of an agent's decisions."""
-
     agent: str
     drawn: int
     among: int
-    """Decisions that could have been drawn."""
+    """Decisions in the population."""
     since: datetime
 
 
@@ -56,12 +54,11 @@ class LikedShare:
     liked: int
     rated: int
     drawn: int
-    """Decisions of the sample, rated or not; 0 where nothing was drawn."""
+    """Size of the sample, rated or not; 0 without a sample."""
     representative: bool
 
     @property
     def words(self) -> str:
-        """The share in a sentence, with whether it holds for all decisions."""
         share = (
             f"{100 * self.liked / self.rated:.0f} % of {self.rated:,} rated answers are liked"
             if self.rated
@@ -74,7 +71,7 @@ class LikedShare:
 
 
 def sample_draw(agent: str, count: int, days: int = 7) -> SampleDrawn:
-    """Draw `count` random decisions of the last days in place of an earlier sample. Raises SampleRefused."""
+    """Draw `count` random decisions of the last `days`; replaces the earlier sample. Raises SampleRefused."""
     if not 1 <= count <= MOST_DRAWN or days < 1:
         raise SampleRefused(
             f"expected 1 to {MOST_DRAWN:,} decisions and at least 1 day, found {count:,} and {days:,}"
@@ -94,9 +91,10 @@ def sample_draw(agent: str, count: int, days: int = 7) -> SampleDrawn:
 
 
 def verdict_ask(agent: str, prompt_hashes: Sequence[str]) -> int:
-    """Ask for a rating of the newest decision on each of these prompts, in random order, in place of earlier requests.
+    """Request a rating of the newest decision on each of these prompts, in random order; returns how many.
 
-    All of them are asked, so each with probability 1; nobody is asked twice. Returns how many decisions that are.
+    Replaces open verdict requests. Decisions whose request was answered are not requested again. Each has
+    probability 1, because all of them are requested.
     """
     newest: dict[str, uuid.UUID] = {}
     decisions = rows_in(
@@ -110,7 +108,7 @@ def verdict_ask(agent: str, prompt_hashes: Sequence[str]) -> int:
     fresh = [pk for pk in newest.values() if pk not in known]
     with transaction.atomic():
         _create(Purpose.VERDICT, fresh, 1.0)
-        # they have the ratings they wanted, and none that says what is right
+        # Those with enough ratings have none that shows what is right: want one more.
         rows_in(Decision.objects.order_by(), "id", fresh).filter(
             ratings_human__gte=F("ratings_wanted")
         ).update(ratings_wanted=F("ratings_human") + 1)
@@ -125,7 +123,7 @@ def _create(purpose: str, decisions: list[uuid.UUID], probability: float) -> Non
 
 
 def prompts_asked(agent: str) -> set[str]:
-    """Hashes of the prompts that nobody had rated when the queue was told to ask for them."""
+    """Hashes of requested prompts that had no human rating at the time of the request."""
     earlier = ratings_standing().filter(
         decision__agent=agent,
         decision__prompt_hash=OuterRef("decision__prompt_hash"),
@@ -137,7 +135,7 @@ def prompts_asked(agent: str) -> set[str]:
 
 
 def requests_open(agent: str = "") -> QuerySet[RatingRequest]:
-    """Requests that nobody answered: of a sample those nobody rated, of a verdict those nobody rated since."""
+    """Unanswered requests: SAMPLE without any human rating, VERDICT without one since the request."""
     rated = ratings_standing().filter(decision=OuterRef("decision"), rater_kind=RaterKind.HUMAN).order_by()
     found = RatingRequest.objects.filter(decision__withdrawal=None).exclude(
         Q(Exists(rated), purpose=Purpose.SAMPLE)
@@ -149,7 +147,7 @@ def requests_open(agent: str = "") -> QuerySet[RatingRequest]:
 def decision_requested(
     rater: str, decisions: QuerySet[Decision], skip: Collection[uuid.UUID | str]
 ) -> uuid.UUID | None:
-    """The decision to ask this rater for before all others, of some; None without an open request."""
+    """The first of these decisions with an open request, unless others lease it; None without one."""
     leased = Lease.objects.filter(decision=OuterRef("decision"), until__gt=timezone.now()).exclude(
         rater=rater
     )
@@ -163,20 +161,20 @@ def decision_requested(
 
 
 def sampled_prompts(agent: str) -> set[str]:
-    """Hashes of the prompts of an agent's random sample."""
+    """Prompt hashes of an agent's random sample."""
     drawn = RatingRequest.objects.filter(decision__agent=agent, purpose=Purpose.SAMPLE)
     return set(drawn.order_by().values_list("decision__prompt_hash", flat=True))
 
 
 def liked_in_sample(agent: str) -> LikedShare | None:
-    """Liked answers in the random sample, as far as it is rated; None without one."""
+    """Liked answers in the random sample; None without a sample."""
     drawn = RatingRequest.objects.filter(decision__agent=agent, purpose=Purpose.SAMPLE)
     ids = list(drawn.values_list("decision", flat=True))
     return _liked(ids, len(ids), True) if ids else None
 
 
 def liked_by_choice(agent: str) -> LikedShare | None:
-    """Liked answers among all ratings that people gave: they chose what to rate. None without a verdict."""
+    """Liked answers among all human ratings, a self-selected set; None without ratings."""
     found = _liked(None, 0, False, agent)
     return found if found.rated else None
 
@@ -192,7 +190,7 @@ def _liked(ids: list[uuid.UUID] | None, drawn: int, representative: bool, agent:
     for decision, thumb, stars, score, correction, response in rows:
         value = rating_share(thumb, stars, score)
         if value is None and correction is not None:
-            value = float(correction == response)  # whoever writes another answer does not like this one
+            value = float(correction == response)  # A different correction means: not liked.
         if value is not None:
             values.setdefault(decision, []).append(value)
     means = [sum(one) / len(one) for one in values.values()]

@@ -1,4 +1,4 @@
-"""Writers behind the pages of ratings and of pairs: a rating with what follows from it, and taking the last back."""
+"""Writers behind the rating pages: store a rating and its consequences, undo the last rating or comparison."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ from feedback.services import (
 
 
 class SuggestionChanged(FeedbackRefused):
-    """A suggestion was accepted that is settled, or was made anew, since the page was shown."""
+    """The accepted suggestion was resolved or replaced after the page was shown."""
 
 
 def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, Any]) -> WriteResult:
-    """Store what a button of the rating page says, resolve the suggestion it answers and release the lease.
+    """Store a rating, resolve the suggestion it answers, and release the lease.
 
-    facts: keyword arguments of rating_submit, without the rater. Raises FeedbackRefused, SuggestionChanged, and
-    FeedbackConflict where the page was sent before with another button.
+    Args:
+        verdict: The button of the rating page.
+        facts: Keyword arguments of `rating_submit` besides the rater.
+
+    Raises FeedbackRefused, SuggestionChanged, or FeedbackConflict if the page was sent before with another button.
     """
     if verdict == "correct" and facts["correction"] is None:
-        raise FeedbackRefused("A correction differs from the response: change it first, then save it")
+        raise FeedbackRefused("The correction equals the response: change the text, then save it")
     accepted = verdict in ACCEPTING
     if accepted:
         suggested = suggestion_of(decision)
         if suggested is None or suggested.thumb != ACCEPTING[verdict]:
-            # nobody accepts what they did not see
-            raise SuggestionChanged("The suggestion has changed: rate it here")
+            raise SuggestionChanged(
+                "The suggestion changed since this page was shown: rate the decision here"
+            )
     written = rating_submit(rater=rater, **facts)
     lease_release(rater, decision.pk)
     if written.created:
@@ -45,9 +49,9 @@ def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, A
 
 
 def rating_undo(rater: str, ids: Sequence[str]) -> tuple[Rating | None, list[str]]:
-    """Take back the last of these ratings that still stands, and lease its decision to the rater again.
+    """Withdraw the last of these ratings that still stands, and lease its decision to the rater again.
 
-    Returns it with the ids before it; None where none of them stands, or is this rater's.
+    Returns (rating, ids before it), or (None, []) if none of them stands and is this rater's.
     """
     earlier = list(ids)
     while earlier:
@@ -57,8 +61,7 @@ def rating_undo(rater: str, ids: Sequence[str]) -> tuple[Rating | None, list[str
         try:
             rating_withdraw(rating)
         except FeedbackConflict:
-            # replaced or taken back in another window: the one before it is meant
-            continue
+            continue  # Replaced or withdrawn in another window: undo the one before.
         suggestion_reopen(rating)
         lease_take(rater, rating.decision_id)
         return rating, earlier
@@ -66,7 +69,7 @@ def rating_undo(rater: str, ids: Sequence[str]) -> tuple[Rating | None, list[str
 
 
 def comparison_undo(rater: str, ids: Sequence[str]) -> tuple[Comparison | None, list[str]]:
-    """Take back the last of these comparisons that still stands; returns it with the ids before it, as rating_undo."""
+    """As `rating_undo`, for comparisons."""
     earlier = list(ids)
     while earlier:
         rows = Comparison.objects.filter(pk=earlier.pop(), rater=rater).select_related("left", "right")
@@ -76,6 +79,6 @@ def comparison_undo(rater: str, ids: Sequence[str]) -> tuple[Comparison | None, 
         try:
             comparison_withdraw(comparison)
         except FeedbackConflict:
-            continue  # as in rating_undo
+            continue
         return comparison, earlier
     return None, []

@@ -1,4 +1,4 @@
-"""Ratings that a label model suggests: stored beside the decisions, resolved by a person's rating."""
+"""Ratings suggested by a label model, until a person's rating resolves them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from django.db.models import Count, Q
 from django.utils import timezone
 
 from feedback.models import Decision, Rating, Suggestion, Thumb
+from feedback.storage.annotation_priority import rating_share
 
-AT_ONCE = 500
+CHUNK = 500
+"""Suggestions written per statement."""
 Outcome = Suggestion.Outcome
 
 
 @dataclass(frozen=True)
 class SuggestionCounts:
-    """Counts of an agent's suggestions by what became of them."""
+    """An agent's suggestions by outcome."""
 
     open: int = 0
     accepted: int = 0
@@ -30,12 +32,11 @@ class SuggestionCounts:
 
 
 def suggestions_record(good: Mapping[uuid.UUID, float], labeller: str) -> int:
-    """Store a label model's suggestions in place of its earlier ones; resolved ones stay. Returns how
-    many stand."""
+    """Store suggestions (decision -> probability of a good answer), replacing unresolved ones; returns how many."""
     keys = list(good)
     count = 0
-    for start in range(0, len(keys), AT_ONCE):
-        chunk = keys[start : start + AT_ONCE]
+    for start in range(0, len(keys), CHUNK):
+        chunk = keys[start : start + CHUNK]
         settled = set(
             Suggestion.objects.filter(decision__in=chunk)
             .exclude(outcome="")
@@ -58,41 +59,36 @@ def suggestions_record(good: Mapping[uuid.UUID, float], labeller: str) -> int:
 
 
 def suggestion_of(decision: Decision) -> Suggestion | None:
-    """The suggestion that waits for a person, if there is one."""
+    """The unresolved suggestion on a decision."""
     return Suggestion.objects.filter(decision=decision, outcome="").first()
 
 
 def suggestion_resolve(decision: Decision, rating: Rating, *, accepted: bool) -> None:
-    """Resolve the suggestion a person saw by their rating; a neutral rating resolves nothing."""
-    suggested = suggestion_of(decision)
-    if suggested is None:
+    """Resolve a decision's suggestion by a person's rating; a neutral rating leaves it open."""
+    suggested, side = suggestion_of(decision), _side(rating)
+    if suggested is None or not side:
         return
-    side = _side(rating)
-    if not side:
-        return
-    outcome = (
-        Outcome.ACCEPTED if accepted else Outcome.AGREED if side == suggested.thumb else Outcome.OVERRULED
-    )
+    same = Outcome.ACCEPTED if accepted else Outcome.AGREED
+    outcome = same if side == suggested.thumb else Outcome.OVERRULED
     Suggestion.objects.filter(pk=suggested.pk, outcome="").update(
         outcome=outcome, rating=rating.pk, settled_at=timezone.now()
     )
 
 
 def suggestion_reopen(rating: Rating) -> None:
-    """Reopen the suggestion whose resolving rating was withdrawn."""
+    """Reopen the suggestion that a withdrawn rating resolved."""
     Suggestion.objects.filter(rating=rating.pk).update(outcome="", rating=None, settled_at=None)
 
 
 def _side(rating: Rating) -> str:
-    if rating.score is not None:
-        return "" if rating.score == 0.5 else Thumb.UP if rating.score > 0.5 else Thumb.DOWN
-    if rating.stars is not None:
-        return "" if rating.stars == 3 else Thumb.UP if rating.stars > 3 else Thumb.DOWN
-    return str(rating.thumb)
+    """up, down, or empty for a neutral rating."""
+    value = rating_share(rating.thumb, rating.stars, rating.score)
+    if value is None or value == 0.5:
+        return ""
+    return Thumb.UP if value > 0.5 else Thumb.DOWN
 
 
 def suggestion_counts(agent: str) -> SuggestionCounts:
-    """Counts of accepted, changed and ignored suggestions for an agent's decisions."""
     found: dict[str, int] = Suggestion.objects.filter(decision__agent=agent).aggregate(
         open=Count("pk", filter=Q(outcome="")),
         **{outcome.value: Count("pk", filter=Q(outcome=outcome)) for outcome in Outcome},
@@ -101,6 +97,6 @@ def suggestion_counts(agent: str) -> SuggestionCounts:
 
 
 def ratings_accepted(agent: str) -> set[uuid.UUID]:
-    """Ratings that accepted a suggestion: a label model must not learn from what was suggested by one."""
+    """Ratings that accepted a suggestion; a label model must not train on its own suggestions."""
     rows = Suggestion.objects.filter(decision__agent=agent, outcome=Outcome.ACCEPTED)
     return {pk for pk in rows.values_list("rating", flat=True) if pk is not None}

@@ -1,8 +1,10 @@
-"""The rating page: a decision to rate, its card, undo and skip."""
+"""Rating page: a decision to rate, its card, undo and skip."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,7 +27,6 @@ from feedback.rating.forms import (
     RatingForm,
     form_values,
     page_inputs,
-    rating_id,
     tags_sent,
 )
 from feedback.rating.queue import (
@@ -37,23 +38,46 @@ from feedback.rating.queue import (
     rating_last,
 )
 from feedback.rating.service import SuggestionChanged, rating_give, rating_undo
-from feedback.rating.session import SKIP_LIMIT, UNDO_LIMIT, SessionIds
 from feedback.rating.suggestions import suggestion_of
 from feedback.selectors import decision_get
 from feedback.services import FeedbackConflict, FeedbackRefused
+
+UNDO_LIMIT = 10
+"""Ratings of a session that can be undone, newest first."""
+SKIP_LIMIT = 500
+"""Skipped decisions that a session remembers; beyond it the oldest is shown again."""
+
+
+@dataclass(frozen=True)
+class SessionIds:
+    """Ids stored in the session, newest last; beyond `limit` the oldest are dropped."""
+
+    key: str
+    limit: int
+
+    def read(self, request: HttpRequest) -> list[str]:
+        ids: list[str] = request.session.get(self.key, [])
+        return ids
+
+    def write(self, request: HttpRequest, ids: Sequence[str]) -> None:
+        request.session[self.key] = list(ids)
+
+    def append(self, request: HttpRequest, added: str) -> None:
+        ids = [pk for pk in self.read(request) if pk != added]
+        self.write(request, [*ids, added][-self.limit :])
+
 
 UNDO, SKIPPED = SessionIds("rate_undo", UNDO_LIMIT), SessionIds("rate_skipped", SKIP_LIMIT)
 
 
 def queue_filter(request: HttpRequest) -> DecisionFilter:
-    """Filter of the queue read from the address. Raters are blind, so a policy is named by who may read it
-    alone."""
+    """Read the queue's filter. Only users who may read decisions filter by policy: raters are blind to it."""
     try:
         within = narrowed_of(request.GET)
     except FeedbackRefused as refusal:
         raise Http404(str(refusal)) from refusal
     if within.policy and not request.user.has_perm(SCOPE_PERMISSIONS["read"]):
-        raise PermissionDenied("only operators filter by policy: raters do not see which one decided")
+        raise PermissionDenied("only operators may filter by policy: raters do not see which policy answered")
     return within
 
 
@@ -68,7 +92,7 @@ def _decision_or_404(value: str) -> Decision:
 
 
 def wants_card(request: HttpRequest) -> bool:
-    """True if the request is the page's script's, which gets the card alone."""
+    """True if the page's script asks for the card alone."""
     return request.headers.get("X-Ratchet-Card") == "1"
 
 
@@ -82,7 +106,10 @@ def _card(
     kept: dict[str, Any] | None = None,
     status: int = 200,
 ) -> HttpResponse:
-    """The rating page, or its card alone. `said`: what was done; `fault`: what went wrong; `kept`: what stood there."""
+    """The rating page, or only its card for the script.
+
+    said: what was done. fault: what went wrong. kept: form values to fill in.
+    """
     alone = wants_card(request)
     template = "feedback/_card.html" if alone else "feedback/rate.html"
     context = _card_context(request, decision, within, said=said, fault=fault, kept=kept)
@@ -93,8 +120,10 @@ def _card(
 
 
 def card_in_place(request: HttpRequest, agent: str) -> dict[str, Any]:
-    """Context of `feedback/_card.html` on a page other than the queue's: the next decision of an agent that waits for
-    this rater; empty where none does. Without scripts the card's forms lead back to that page (`back`)."""
+    """Context of `feedback/_card.html` on another page: the agent's next decision in this rater's queue, or {}.
+
+    Without JavaScript, the card's forms redirect to that page (`back`).
+    """
     within = DecisionFilter(agent=agent)
     decision = decision_take(request.user.get_username(), within, SKIPPED.read(request))
     if decision is None:
@@ -128,7 +157,7 @@ def _card_context(
         shown = preview_context(decision)
         suggested = shown["facts"].suggested_tags
         context |= shown | {
-            "rating_id": rating_id(),
+            "rating_id": uuid.uuid4(),
             "kept": kept,
             "inputs": page_inputs(kept),
             "tags": [(tag, tag in kept["tags"]) for tag in suggested],
@@ -140,10 +169,10 @@ def _card_context(
 
 
 def _next_response(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> HttpResponse:
-    """Go on to the next decision: the card for our script, a redirect for a plain form (so that reload is safe)."""
+    """The next decision: its card for the script, a redirect for a plain form so that a reload is safe."""
     if not wants_card(request):
         return _to_page(request, within, said=said)
-    # our script had the next card already and shows it
+    # The script preloaded the next card and shows it already.
     ahead = request.headers.get("X-Ratchet-Shown")
     decision = decision_take(
         request.user.get_username(),
@@ -177,10 +206,10 @@ NOTICES = {"undone": "Undone", "skipped": "Skipped", "nothing": "There is nothin
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def rate(request: HttpRequest) -> HttpResponse:
-    """One decision at a time. GET shows it, POST stores a rating and goes on.
+    """GET shows a decision; POST stores a rating and shows the next one.
 
-    Filters: `?agent=&policy=&tag=&since=&until=`. `?decision=` shows this one; `?after=`, for our script, the card to
-    follow that one, or 204 where there is none.
+    Filters: `?agent=&policy=&tag=&since=&until=`. `?decision=` shows this one. `?after=` (script) returns the card
+    after that one, or 204.
     """
     filters = queue_filter(request)
     if request.method == "POST":
@@ -193,14 +222,13 @@ def rate(request: HttpRequest) -> HttpResponse:
     notice_key = request.GET.get("said", "")
     if request.GET.get("decision"):
         decision = _decision_or_404(request.GET["decision"])
-        lease_take(rater, decision.pk)  # asked for by name it is shown, whoever else has it
+        lease_take(rater, decision.pk)  # Shown even if others hold its leases.
     else:
         decision = decision_take(rater, filters, skipped)
     return _card(request, decision, filters, said=_notice(notice_key))
 
 
 def _notice(done: str) -> str:
-    """Words for what was done: an undo, a skip, or the verdict that was saved."""
     stars = f"Saved: {done} of 5 stars" if done in STARS else ""
     return NOTICES.get(done) or SAVED_NOTICES.get(done) or stars
 
@@ -220,8 +248,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     try:
         written = rating_give(request.user.get_username(), decision, verdict, form.facts(decision))
     except FeedbackConflict:
-        # the page was sent before with another button: what was pressed first counts
-        fault = "You rated this already; rate it again here to replace that"
+        fault = "You rated this already. Rate it again here to replace your rating"
         return _card(request, decision, within, fault=fault, status=409)
     except FeedbackRefused as refusal:
         status = 409 if isinstance(refusal, SuggestionChanged) else 400
@@ -235,7 +262,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_POST
 def rate_undo(request: HttpRequest) -> HttpResponse:
-    """Take the last rating of this session back, and show its decision again."""
+    """Withdraw this session's last rating and show its decision again."""
     within = queue_filter(request)
     rating, earlier = rating_undo(request.user.get_username(), UNDO.read(request))
     UNDO.write(request, earlier)
@@ -250,7 +277,7 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
 @permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
 @require_POST
 def rate_skip(request: HttpRequest) -> HttpResponse:
-    """Skip a decision for this session, or (`all=1`) bring back the skipped ones."""
+    """Skip a decision for this session; `all=1` brings back every skipped one."""
     within = queue_filter(request)
     if request.POST.get("all"):
         SKIPPED.write(request, [])

@@ -15,8 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from feedback.explorer.previews import preview_context
 from feedback.models import Decision
-from feedback.rating.session import SKIP_LIMIT, SessionIds
-from feedback.rating.views import NOTICES, wants_card
+from feedback.rating.views import NOTICES, SKIP_LIMIT, SessionIds, wants_card
 from rl.evaluation.judging import round_create, round_dispatch
 from rl.gates.headlines import share_of
 from rl.models import JudgingRound, Policy
