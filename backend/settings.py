@@ -237,13 +237,13 @@ AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
-# The brake on sign-in, counted by django-axes (feedback/accounts/sign_in_brake.py)
+# The brake on sign-in, counted by django-axes (feedback/accounts/sign_in.py)
 AXES_FAILURE_LIMIT = int(_number("SIGN_IN_FAILURES", 10, 1, 1_000_000))
 SIGN_IN_FAILURES_OF_ADDRESS = int(_number("SIGN_IN_FAILURES_OF_ADDRESS", 50, 1, 1_000_000))
 AXES_COOLOFF_TIME = timedelta(seconds=_number("SIGN_IN_WAIT_S", 900, 1, 7 * 86_400))
 AXES_LOCKOUT_PARAMETERS = ["username", "ip_address"]
-AXES_HANDLER = "feedback.accounts.sign_in_brake.BrakeHandler"
-AXES_LOCKOUT_CALLABLE = "feedback.accounts.sign_in_brake.refused_response"
+AXES_HANDLER = "feedback.accounts.sign_in.BrakeHandler"
+AXES_LOCKOUT_CALLABLE = "feedback.accounts.sign_in.refused_response"
 AXES_CLIENT_IP_CALLABLE = "backend.client_address.client_address"
 # who is sent away does not make it longer by trying: nobody can be kept out for ever by somebody else
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False

@@ -23,7 +23,6 @@ urlpatterns = [
     re_path("^admin/r/", errors.no_such_page),
     path("admin/", admin.site.urls),
     path("glossary/", glossary, name="glossary"),
-    path("accounts/", include("feedback.accounts.urls")),
 ]
 
 handler400 = errors.handler400

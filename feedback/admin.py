@@ -15,8 +15,12 @@ from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from backend.installation import PROGRAM
 from feedback.accounts import admin as accounts_admin  # noqa: F401  (Django looks for pages in this file alone)
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.erasure.artifacts import trained_text
-from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw, withdrawal_restore
+from feedback.erasure.withdrawals import (
+    WithdrawalSelection,
+    decisions_withdraw,
+    trained_text,
+    withdrawal_restore,
+)
 from feedback.explorer.previews import turns_of
 from feedback.models import (
     AgentSettings,

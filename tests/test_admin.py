@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.utils.html import escape
 
 from backend.facts_admin import FactAdmin
-from feedback.accounts.api_keys import key_check, key_create
+from feedback.accounts.authentication import key_check, key_create
 from feedback.accounts.roles import role_give
 from feedback.models import (
     AgentName,

@@ -15,8 +15,14 @@ from django.db.models import CharField
 from django.utils import timezone
 
 from feedback import selectors
-from feedback.agents.changes import AgentNotRecorded, AgentRefused, agent_delete, agent_rename
-from feedback.agents.rows import agent_models, agent_path
+from feedback.agents.changes import (
+    AgentNotRecorded,
+    AgentRefused,
+    agent_delete,
+    agent_models,
+    agent_path,
+    agent_rename,
+)
 from feedback.models import (
     AgentName,
     AgentSettings,

@@ -21,7 +21,7 @@ from backend.operator_file import OperatorFileError, operator_settings
 from backend.rest.access import SCOPES, ScopeThrottle
 from backend.rest.views import WRITES_AND_READS, ApiView
 from backend.settings import _rates
-from feedback.accounts.api_keys import key_revoke
+from feedback.accounts.authentication import key_revoke
 from feedback.models import Decision, Rating
 from feedback.services import decision_record
 from tests.support.api_client import ApiClient, decision_body, error_of, person

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from feedback.accounts.api_keys import KeyRefused, key_create
+from feedback.accounts.authentication import KeyRefused, key_create
 from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import decision_record
 from feedback.storage.facts import RATING

@@ -29,7 +29,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.models import ImportBatch, Withdrawal
 from feedback.services import decision_record, rating_submit
 from rl.evaluation import scorer

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rest_framework.settings import api_settings
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.recording.ingest import decision_ingest
 from feedback.recording.recorder import Recorder, Storage
 from feedback.storage.validation import FeedbackConflict

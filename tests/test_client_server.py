@@ -22,7 +22,7 @@ KEY = "7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a001"
 
 @pytest.mark.django_db(transaction=True)
 def test_ratchets_own_api_takes_what_a_collector_sends(live_server: Any, tmp_path: Path) -> None:
-    from feedback.accounts.api_keys import key_create
+    from feedback.accounts.authentication import key_create
     from feedback.models import Decision, Outcome, Rating, Trace
 
     _, secret = key_create("app", ["ingest", "rate", "rate_as"])
@@ -51,7 +51,7 @@ def test_ratchets_own_api_takes_what_a_collector_sends(live_server: Any, tmp_pat
 def test_a_decision_taken_by_the_server_is_rated_and_followed_by_its_outcome(
     live_server: Any, tmp_path: Path, parrot: Parrot
 ) -> None:
-    from feedback.accounts.api_keys import key_create
+    from feedback.accounts.authentication import key_create
     from feedback.models import Decision, Outcome, Rating
 
     policy_made("support-bot-v1", agent="support-bot")
@@ -88,7 +88,7 @@ def test_a_decision_taken_by_the_server_is_rated_and_followed_by_its_outcome(
 
 @pytest.mark.django_db(transaction=True)
 def test_what_the_server_refuses_says_what_to_do(live_server: Any) -> None:
-    from feedback.accounts.api_keys import key_create
+    from feedback.accounts.authentication import key_create
 
     _, rates = key_create("rates", ["rate"])
     refusals = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from feedback.accounts.api_keys import key_check
+from feedback.accounts.authentication import key_check
 from feedback.cache import forget_all
 from feedback.models import AgentSettings, ApiKey
 from feedback.services import decision_record

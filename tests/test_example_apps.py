@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.models import Decision, Rating, Trace
 from rl.models import Policy
 from rl.serving.gateway import recorder

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.models import Decision
 from tests.support.hosted import LOOK, SCHEMA, hosted, model_server, recorded  # noqa: F401
 from tests.support.serving import openai_client  # noqa: F401

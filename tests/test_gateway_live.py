@@ -15,7 +15,7 @@ import pytest
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.models import Decision, Rating
 from rl.serving import endpoint
 from rl.serving.gateway import recorder

@@ -15,7 +15,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from feedback.accounts.api_keys import KeyRefused, key_check, key_create, key_revoke
+from feedback.accounts.authentication import KeyRefused, key_check, key_create, key_revoke
 from feedback.accounts.roles import RoleUnknown, role_give, user_scopes
 from feedback.cache import forget_all
 from feedback.models import ApiKey

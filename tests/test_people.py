@@ -115,7 +115,7 @@ def test_a_person_who_is_switched_off_gets_no_link() -> None:
     url = signin_link("ada", BASE).url
     User.objects.update(is_active=False)
     assert signin_link_check(*parts(url)) is None
-    with pytest.raises(PeopleRefused, match="switched off"):
+    with pytest.raises(PeopleRefused, match="inactive"):
         signin_link("ada", BASE)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.models import Decision, ProblemRow
 from feedback.services import decision_record, rating_submit
 from feedback.storage.problem_rows import RowReader, problems

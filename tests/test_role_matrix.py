@@ -16,7 +16,7 @@ from django.urls import get_resolver
 from rest_framework.settings import api_settings
 
 from backend.rest.access import SCOPES
-from feedback.accounts.api_keys import key_create, key_revoke
+from feedback.accounts.authentication import key_create, key_revoke
 from feedback.accounts.roles import role_give
 from feedback.models import Decision
 from tests.support.campaign_scale import CAMPAIGN

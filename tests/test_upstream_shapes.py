@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.models import Decision
 from rl.serving.gateway import recorder, storable
 from tests.support.serving import support_bot_allowed  # noqa: F401

@@ -1,22 +1,123 @@
-"""Authentication of a request: an app by its API key, or a person by their session."""
+"""API keys (created, shown once, checked, revoked) and the authentication of requests by key or session."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
+from django.db import IntegrityError, transaction
+from django.db.models import Q, QuerySet
+from django.utils import timezone
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from backend.installation import PROGRAM
-from backend.rest.access import Grant
-from feedback.accounts.api_keys import key_check
+from backend.rest.access import RATE_AS, Grant
 from feedback.accounts.roles import user_scopes
+from feedback.cache import TTLCache
+from feedback.models import ApiKey
+from feedback.storage.validation import Check, FeedbackRefused
+
+PREFIX = "rk_"
+SECRET_BYTES = 30
+"""Random bytes of a key, 40 characters as text. 240 bits need no slow hash: SHA-256 is enough."""
+PREFIX_LENGTH = 11
+"""Leading characters stored in plain text to tell keys apart; the other 32 hold 192 random bits."""
+USED_EVERY = timedelta(minutes=1)
+"""A key's last-used time is written at most this often."""
+
+_FORM = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{40}}")
+_key_cache: TTLCache[ApiKey | None] = TTLCache()
+
+
+class KeyRefused(FeedbackRefused):
+    """The key cannot be created or found."""
+
+
+def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
+    """Create a key; returns its row and the key, which is not stored and cannot be shown again.
+
+    name: unique, at most 100 characters. scopes: one or more of ApiKey.SCOPES. Raises KeyRefused.
+    """
+    check = Check()
+    check.text("name", name, limit=100, required=True)
+    distinct_scopes = list(dict.fromkeys(scopes))
+    unknown = [scope for scope in distinct_scopes if scope not in ApiKey.SCOPES]
+    if unknown or not distinct_scopes:
+        found = ", ".join(map(str, unknown)) or "none"
+        check.fields["scopes"] = f"expected one or more of {', '.join(ApiKey.SCOPES)}; found {found}"
+    elif RATE_AS in distinct_scopes and "rate" not in distinct_scopes:
+        check.fields["scopes"] = "rate_as (naming the rater) also needs the scope rate"
+    if check.fields:
+        raise KeyRefused(
+            "; ".join(f"{field}: {fault}" for field, fault in check.fields.items()), check.fields
+        )
+    secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    ordered = [scope for scope in ApiKey.SCOPES if scope in distinct_scopes]
+    try:
+        with transaction.atomic():
+            row = ApiKey.objects.create(
+                name=name, prefix=secret[:PREFIX_LENGTH], key_hash=_hash(secret), scopes=ordered
+            )
+    except IntegrityError:
+        raise KeyRefused(
+            f"there is a key named {name!r} already; choose another name (revoked keys keep theirs)",
+            {"name": "taken"},
+        ) from None
+    return row, secret
+
+
+def key_revoke(name: str) -> ApiKey:
+    """Revoke a key, at once in this process and within FEEDBACK_REMEMBER_S seconds in others. Raises KeyRefused."""
+    row = ApiKey.objects.filter(name=name).first()
+    if row is None:
+        known = ", ".join(ApiKey.objects.filter(revoked_at=None).values_list("name", flat=True)[:20])
+        raise KeyRefused(f"there is no key named {name!r}; there are: {known or 'none'}", {"name": "unknown"})
+    if row.revoked_at is None:
+        row.revoked_at = timezone.now()
+        row.save(update_fields=["revoked_at"])
+    _key_cache.clear()
+    return row
+
+
+def keys_all() -> QuerySet[ApiKey]:
+    """Every key by name, including revoked ones."""
+    return ApiKey.objects.order_by("name")
+
+
+def key_check(secret: str) -> ApiKey | None:
+    """The row of a sent key; None if it is unknown or revoked. Updates its last-used time."""
+    if not _FORM.fullmatch(secret):
+        return None
+    # Cached by hash: this process's memory holds no key.
+    return _key_cache.get(_hash(secret), lambda: _look_up(secret))
+
+
+def _look_up(secret: str) -> ApiKey | None:
+    row = ApiKey.objects.filter(prefix=secret[:PREFIX_LENGTH]).first()
+    # Found by the public prefix, then compared in constant time.
+    if row is None or not hmac.compare_digest(row.key_hash, _hash(secret)) or row.revoked_at is not None:
+        return None
+    now = timezone.now()
+    if row.last_used_at is None or now - row.last_used_at > USED_EVERY:
+        old = Q(last_used_at=None) | Q(last_used_at__lt=now - USED_EVERY)
+        ApiKey.objects.filter(old, pk=row.pk).update(last_used_at=now)
+    return row
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class KeyHolder(AnonymousUser):
-    """Stand-in for `request.user` of an app with a key: an authenticated caller without a row among the people."""
+    """`request.user` of an app with a key: authenticated, without a User row."""
 
     is_authenticated = True  # type: ignore[assignment]
 
@@ -42,7 +143,7 @@ class KeyAuthentication(BaseAuthentication):
 
 
 class RoleAuthentication(SessionAuthentication):
-    """The session of a signed-in person; writes need the CSRF token, as forms do."""
+    """A person's session; writes need the CSRF token."""
 
     def authenticate(self, request: Request) -> tuple[Any, Grant] | None:
         found = super().authenticate(request)

@@ -1,4 +1,4 @@
-"""Roles of people (rater, operator, admin), and the REST scopes that follow from a role's permissions."""
+"""Roles of people (rater, operator, admin) and the REST scopes of their permissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROLES = {
     OPERATOR: "finds and reads all feedback, imports and exports, sets what is collected, trains and promotes",
     ADMIN: "what an operator may do, and people, roles and API keys",
 }
-"""The groups made by the migration, and what each is for."""
+"""Group created by the migration -> what its members may do."""
 
 SCOPE_PERMISSIONS = {
     "ingest": "feedback.add_decision",
@@ -21,15 +21,15 @@ SCOPE_PERMISSIONS = {
     "read": "feedback.view_decision",
     "operate": "feedback.change_agentsettings",
 }
-"""REST scope -> the Django permission a signed-in person needs for it."""
+"""REST scope -> Django permission that a signed-in person needs."""
 
 
 class RoleUnknown(ValueError):
-    """A role that does not exist; the message names those that do."""
+    """There is no such role."""
 
 
 def role_give(user: User, role: str) -> None:
-    """Make this person's role this one alone. Operators and admins may open the admin. Raises RoleUnknown."""
+    """Replace a person's role. Operators and admins may open the admin. Raises RoleUnknown."""
     if role not in ROLES:
         raise RoleUnknown(f"no role {role!r}; there are {', '.join(ROLES)}")
     with transaction.atomic():
@@ -40,7 +40,7 @@ def role_give(user: User, role: str) -> None:
 
 
 def user_scopes(user: User | AnonymousUser | Any) -> frozenset[str]:
-    """REST scopes of a signed-in person; none for an account that is switched off."""
+    """REST scopes of a signed-in person; none for an inactive account."""
     return frozenset(
         scope
         for scope, permission in SCOPE_PERMISSIONS.items()
@@ -49,6 +49,6 @@ def user_scopes(user: User | AnonymousUser | Any) -> frozenset[str]:
 
 
 def landing_page(user: User | AnonymousUser | Any) -> str:
-    """Name of the address somebody is led to after sign-in: the queue for who only rates, the start page for others."""
+    """URL name of the first page after sign-in: the queue for raters, the start page for others."""
     scopes = user_scopes(user)
     return "rate" if "rate" in scopes and "read" not in scopes else "home"

@@ -1,37 +1,50 @@
-"""Sign-in by one-time link, for people without a password; links are made on the command line."""
+"""Sign-in by one-time link, and the lockout after failed sign-ins.
+
+The `login_link` command creates links for people without a password. django-axes counts failures of accounts and of
+addresses in the database. Django's `authenticate` reports passwords to it, the functions here report links. An account
+is the typed name, whether it exists or not, so that a lockout does not reveal who has an account.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
+from axes.handlers.database import AxesDatabaseHandler
+from axes.handlers.proxy import AxesProxyHandler
+from axes.models import AccessAttempt
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
+from django.contrib.auth.signals import user_login_failed
 from django.contrib.auth.tokens import PasswordResetTokenGenerator
 from django.contrib.auth.validators import UnicodeUsernameValidator
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import Sum
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_decode, urlsafe_base64_encode
 
 from feedback.accounts.roles import ADMIN, RATER, role_give
-from feedback.accounts.sign_in_brake import brake_release
 
 
 class PeopleRefused(ValueError):
-    """A person or link that cannot be made; the message says what was expected and what to do."""
+    """The person or link cannot be created."""
 
 
 class _LinkTokens(PasswordResetTokenGenerator):
-    """Tokens that sign in, and do nothing else: a salt of their own keeps them from resetting a password.
+    """Sign-in tokens. The salt keeps them from resetting a password.
 
-    Django's generator cuts last_login to the second, so that two sign-ins within one second would leave the
-    token of the second link alive; ours keeps the microseconds.
+    Django's generator cuts last_login to seconds, so a token would survive a second sign-in within one second. This
+    one keeps microseconds.
     """
 
     key_salt = "feedback.accounts.sign_in.signin_link"
@@ -46,39 +59,35 @@ link_tokens = _LinkTokens()
 
 @dataclass(frozen=True)
 class SigninLink:
-    """A link that signs one person in, once."""
+    """A link that signs one person in once."""
 
     username: str
     url: str
     expires_at: datetime
     created: bool
-    """True where this call made the person."""
+    """True if this call created the person."""
     operator: bool
-    """True where the person may open the admin."""
+    """True if the person may open the admin."""
 
 
 def anybody_signed_in() -> bool:
-    """True if this installation has been opened by anyone yet."""
     return User.objects.filter(last_login__isnull=False).exists()
 
 
 def signin_link(username: str, base_url: str) -> SigninLink:
-    """Make a one-time link for a person, who is added when missing.
+    """Create a one-time sign-in link, and the person if missing.
 
-    The first person of an installation may do everything, so that the admin opens; those after are raters until
-    somebody makes them more. A person whom the brake on sign-in holds up is let go.
-    The link ends with the next sign-in of that person, or after PASSWORD_RESET_TIMEOUT.
+    The first person of an installation becomes a superuser, later ones raters. Ends the person's lockout.
+    The link expires at the person's next sign-in or after PASSWORD_RESET_TIMEOUT seconds.
 
-    base_url: scheme and host people open Ratchet at, such as http://localhost:8000. Raises PeopleRefused.
+    base_url: scheme and host of Ratchet, such as http://localhost:8000. Raises PeopleRefused.
     """
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.netloc or re.search(r"\s", base_url):
         raise PeopleRefused(f"expected a base URL such as http://localhost:8000, found {base_url!r}")
     user, is_new = _person(username)
     if not user.is_active:
-        raise PeopleRefused(
-            f"{username} may not sign in: the account is switched off; switch it on in the admin"
-        )
+        raise PeopleRefused(f"{username} may not sign in: the account is inactive; activate it in the admin")
     brake_release(user)
     address = reverse(
         "signin-link",
@@ -114,18 +123,18 @@ def _person(username: str) -> tuple[User, bool]:
 
 
 def signin_link_check(uid: str, token: str) -> User | None:
-    """The person a link would sign in, or None where it was used, ran out or is not ours. Changes nothing."""
+    """The person of a valid link; None if it was used, expired or forged. Does not use the link up."""
     try:
         user = get_user_model().objects.get(pk=urlsafe_base64_decode(uid).decode())
     except (ValueError, OverflowError, ValidationError, get_user_model().DoesNotExist):
         user = get_user_model()(is_active=False)
-    # checked for nobody too: how long the answer takes must not tell who is there
+    # Checked for unknown people too: the response time must not reveal accounts.
     good = link_tokens.check_token(user, token)
     return user if good and user.is_active else None
 
 
 def signin_link_redeem(uid: str, token: str) -> User | None:
-    """Use a link up: the person it signs in, or None. Of two requests with one link at once, one gets the person."""
+    """Use a link up; returns its person or None. Of two simultaneous requests, one succeeds."""
     user = signin_link_check(uid, token)
     if user is None:
         return None
@@ -135,3 +144,60 @@ def signin_link_redeem(uid: str, token: str) -> User | None:
         return None
     user.last_login = now
     return user
+
+
+LINKS = "/accounts/link/"
+"""Path under which failed links are counted, without the token."""
+
+
+class BrakeHandler(AxesDatabaseHandler):
+    """Separate limits for an account and an address, because an office shares one address."""
+
+    def get_failures(self, request: HttpRequest, credentials: dict[str, Any] | None = None) -> int:
+        of_account, of_address = (
+            attempts.aggregate(sum=Sum("failures_since_start"))["sum"] or 0
+            for attempts in self.get_user_attempts(request, credentials)
+        )
+        # axes has a single limit, the account's: scale the address's failures to it.
+        share = of_address / settings.SIGN_IN_FAILURES_OF_ADDRESS
+        return max(of_account, math.floor(share * settings.AXES_FAILURE_LIMIT))
+
+
+def refused_response(request: HttpRequest, response: HttpResponse, credentials: Any) -> HttpResponse:
+    """The 429 page of a lockout, the same for existing and unknown accounts."""
+    wait_s = int(settings.AXES_COOLOFF_TIME.total_seconds())
+    page = render(request, "braked.html", {"minutes": max(1, round(wait_s / 60))}, status=429)
+    page["Retry-After"] = str(wait_s)
+    return page
+
+
+def link_allowed(request: HttpRequest, uid: str) -> bool:
+    """False if this person's links or this address failed too often."""
+    AxesProxyHandler.update_request(request)
+    request.axes_path_info = LINKS  # type: ignore[attr-defined]
+    allowed: bool = AxesProxyHandler.is_allowed(request, {"username": _link_account(uid)})
+    request.axes_locked_out = not allowed  # type: ignore[attr-defined]
+    return allowed
+
+
+def link_failed(request: HttpRequest, uid: str) -> None:
+    """Count a failed link. Call `link_allowed` first in the same request."""
+    user_login_failed.send(__name__, credentials={"username": _link_account(uid)}, request=request)
+
+
+def brake_release(user: User) -> None:
+    """Forget an account's failures, when an operator creates a new link for it."""
+    names = [user.get_username(), _account_of(user.pk)]
+    AccessAttempt.objects.filter(username__in=names).delete()
+
+
+def _link_account(uid: str) -> str:
+    """Account name under which a link is counted; no person can have it."""
+    try:
+        return _account_of(int(urlsafe_base64_decode(uid[:64]).decode()))
+    except (ValueError, UnicodeDecodeError):
+        return "link ?"
+
+
+def _account_of(pk: int) -> str:
+    return f"link {pk}"

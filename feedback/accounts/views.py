@@ -1,4 +1,4 @@
-"""Pages of signing in: by password and by one-time link."""
+"""Sign-in pages: by password and by one-time link."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods
 
 from feedback.accounts.roles import landing_page
-from feedback.accounts.sign_in import signin_link_check, signin_link_redeem
-from feedback.accounts.sign_in_brake import link_allowed, link_failed
+from feedback.accounts.sign_in import link_allowed, link_failed, signin_link_check, signin_link_redeem
 
 
 class SignIn(LoginView):
-    """Signs in and leads on: to the page that was asked for, else to where this person's work is."""
+    """Signs in, then opens the requested page or the landing page of the person's role."""
 
     template_name = "login.html"
     redirect_authenticated_user = True
@@ -28,7 +27,7 @@ class SignIn(LoginView):
         return reverse(landing_page(self.request.user))
 
     def get_redirect_url(self, *args: Any, **kwargs: Any) -> str:
-        """The page asked for; the start page, which browsers open first, does not count as asked for."""
+        """The requested page; the start page does not count as one, because browsers open it first."""
         address = str(super().get_redirect_url(*args, **kwargs))
         return "" if address == reverse("home") else address
 
@@ -37,12 +36,9 @@ class SignIn(LoginView):
 @sensitive_variables("token")
 @require_http_methods(["GET", "HEAD", "POST"])
 def link_signin(request: HttpRequest, uid: str, token: str) -> HttpResponse:
-    """Sign in by a one-time link.
-
-    GET only asks: mail programs and chats open links to preview them, and would use it up.
-    """
+    """Sign in by a one-time link. GET only shows a button, because mail programs and chats open links for previews."""
     if not link_allowed(request, uid):
-        return HttpResponse(status=429)  # the middleware of the brake has the page
+        return HttpResponse(status=429)  # The axes middleware renders the page.
     user = signin_link_redeem(uid, token) if request.method == "POST" else signin_link_check(uid, token)
     if user is None:
         link_failed(request, uid)

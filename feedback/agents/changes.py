@@ -1,26 +1,83 @@
-"""An agent renamed or deleted: its rows in one transaction, its files in an order that can be repeated after a kill."""
+"""Rename or delete an agent: its rows in one transaction, its files in an order that survives a kill."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, Protocol, cast
 
+from django.apps import apps
 from django.conf import settings
 from django.db import transaction
+from django.db.models import CharField, ForeignKey, Model
 from django.utils import timezone
 
-from feedback.agents.rows import is_known, rows_counted, rows_of, rows_pointing_in
 from feedback.cache import forget_all
-from feedback.erasure.artifacts import trained_text
-from feedback.models import SLUG_PATTERN, ImportBatch
+from feedback.erasure.withdrawals import trained_text
+from feedback.models import SLUG_PATTERN, AgentName, ImportBatch
 from feedback.storage.agent_names import name_free, names_move
+
+APART: tuple[type[Model], ...] = (AgentName, ImportBatch)
+"""Tables that keep the name after a deletion: the split's hash names and the record of imports."""
+
+
+def agent_path(model: type[Model], seen: frozenset[type[Model]] = frozenset()) -> str:
+    """Lookup from a model to its agent's slug, such as `agent` or `decision__agent`; "" without an agent."""
+    for column in model._meta.concrete_fields:
+        if column.name == "agent" and isinstance(column, CharField):
+            return "agent"
+    for column in model._meta.concrete_fields:
+        other = column.related_model
+        if not isinstance(column, ForeignKey) or column.null or not isinstance(other, type) or other in seen:
+            continue
+        if path := agent_path(other, seen | {model}):
+            return f"{column.name}__{path}"
+    return ""
+
+
+def agent_models() -> dict[type[Model], str]:
+    """Model with rows of an agent -> lookup to the slug; rows found through other tables come first."""
+    found = {
+        model: path for model in apps.get_models() if model not in APART and (path := agent_path(model)) != ""
+    }
+    return dict(sorted(found.items(), key=lambda item: (-item[1].count("__"), item[0].__name__)))
+
+
+def rows_of(agent: str) -> Iterator[tuple[type[Model], Any]]:
+    """(model, the agent's rows in it)."""
+    for model, path in agent_models().items():
+        yield model, model._default_manager.order_by().filter(**{path: agent})
+
+
+def rows_counted(agent: str) -> dict[str, int]:
+    """Table -> number of the agent's rows, without zeros."""
+    counts = {str(model._meta.verbose_name_plural): rows.count() for model, rows in rows_of(agent)}
+    return {name: count for name, count in sorted(counts.items()) if count}
+
+
+def is_known(agent: str) -> bool:
+    return any(rows.exists() for _, rows in rows_of(agent))
+
+
+def rows_pointing_in(agent: str) -> list[str]:
+    """Rows of other agents that refer to this agent's rows, in words."""
+    models = agent_models()
+    found = []
+    for model, path in models.items():
+        for column in model._meta.concrete_fields:
+            if not isinstance(column, ForeignKey) or column.related_model not in models:
+                continue
+            theirs = models[column.related_model]
+            rows = model._default_manager.order_by().filter(**{f"{column.name}__{theirs}": agent})
+            if (count := rows.exclude(**{path: agent}).count()) > 0:
+                found.append(f"{count} {model._meta.verbose_name_plural} of other agents ({column.name})")
+    return found
 
 
 class AgentRefused(ValueError):
-    """An agent that cannot be renamed or deleted as asked; the message says why and what to do."""
+    """The agent cannot be renamed or deleted now."""
 
     code = "conflict"
 
@@ -36,42 +93,42 @@ class AgentNotRecorded(AgentRefused):
 
 
 class AgentKeeper(Protocol):
-    """Interface of the module FEEDBACK_AGENT_KEEPER names: what keeps rows or files of agents beside these tables."""
+    """Interface of the module FEEDBACK_AGENT_KEEPER, which owns an agent's files and further rows."""
 
     def refusal(self, agent: str, new: str | None) -> str:
-        """Reason why the agent cannot be renamed to `new`, or be deleted (None) now; "" where it can."""
+        """Why the agent cannot be renamed to `new`, or deleted (None), now; "" if it can."""
 
     def artifacts_trained(self, agent: str) -> Mapping[str, list[Any]]:
-        """Artefacts trained for the agent: {runs, policies, labels}."""
+        """Artefacts trained for the agent: runs, policies, labels."""
 
     def definition_rows(self, agent: str) -> int:
-        """Rows that define the agent and name it otherwise than as `agent`."""
+        """Rows that define the agent and have no column `agent`."""
 
     def files(self, agent: str) -> list[str]:
         """Files and folders of the agent, relative to RATCHET_HOME."""
 
     def files_link(self, agent: str, new: str) -> None:
-        """Link the agent's files under the new name, too; called before the rows are renamed."""
+        """Link the files under the new name too. Called before the rows are renamed."""
 
     def rename(self, agent: str, new: str) -> None:
-        """Rename the paths in rows, and the definition; called in the transaction."""
+        """Rename paths in rows, and the definition. Called in the transaction."""
 
     def files_unlink(self, agent: str, new: str) -> int:
-        """Remove the files' old names. After the rows were renamed; returns how many there were."""
+        """Remove the files' old names; returns how many. Called after the rows were renamed."""
 
     def delete(self, agent: str) -> None:
-        """Remove the definition. In the transaction."""
+        """Remove the definition. Called in the transaction."""
 
     def files_note(self, agent: str, paths: Sequence[str]) -> None:
-        """Record which files are about to lose their rows, so that a second attempt finds them."""
+        """Record the files to remove, so that a second attempt finds them."""
 
     def files_remove(self, agent: str) -> int:
-        """Remove the noted files that no row names; returns how many there were."""
+        """Remove the recorded files that no row names; returns how many."""
 
 
 @dataclass
 class AgentRenamed:
-    """Report of a renaming: what it moved, or with dry_run would move."""
+    """What a renaming moved, or with dry_run would move."""
 
     agent: str
     new: str
@@ -87,7 +144,7 @@ class AgentRenamed:
 
 @dataclass
 class AgentDeleted:
-    """Report of a deletion: what it removed, or with dry_run would remove."""
+    """What a deletion removed, or with dry_run would remove."""
 
     agent: str
     dry_run: bool
@@ -95,18 +152,17 @@ class AgentDeleted:
     rows: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     trained: dict[str, list[Any]] = field(default_factory=dict)
-    """Artefacts trained for the agent: {runs, policies, labels}; all of them go with the agent."""
+    """Artefacts trained for the agent (runs, policies, labels); all are deleted."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed:
-    """Rename an agent: its decisions, settings, runs, policies and files. Policies keep their names, and prompts their
-    sides of the split.
+    """Rename an agent: its decisions, settings, runs, policies and files.
 
-    After a kill at any moment the same call finishes it. Raises AgentNotRecorded; AgentRefused where the new name is
-    taken or no slug, and while a run of the agent is queued or running.
+    Policies keep their names, and prompts their side of the split. After a kill, the same call finishes the renaming.
+    Raises AgentNotRecorded, or AgentRefused if the new name is taken or invalid, or while a run is queued or running.
     """
     if not re.fullmatch(SLUG_PATTERN, new):
         raise AgentRefused(
@@ -117,9 +173,7 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
     keeper = _keeper()
     if not _has_rows(agent, keeper):
         if keeper is not None and not dry_run and _has_rows(new, keeper) and keeper.files_unlink(agent, new):
-            return AgentRenamed(
-                agent, new, dry_run
-            )  # the rows were renamed before; the files' old names are gone now
+            return AgentRenamed(agent, new, dry_run)  # An earlier call was killed after renaming the rows.
         raise AgentNotRecorded(_unknown(agent))
     if _has_rows(new, keeper):
         raise AgentRefused(f"there is an agent {new!r} already; agents cannot be merged")
@@ -139,7 +193,7 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
         if keeper is not None:
             keeper.rename(agent, new)
             if refusal := keeper.refusal(new, new):
-                raise AgentRefused(refusal)  # a run was queued meanwhile
+                raise AgentRefused(refusal)  # A run was queued meanwhile.
     forget_all()
     if keeper is not None:
         keeper.files_unlink(agent, new)
@@ -147,15 +201,15 @@ def agent_rename(agent: str, new: str, *, dry_run: bool = False) -> AgentRenamed
 
 
 def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool = False) -> AgentDeleted:
-    """Remove everything that is recorded, set and trained of an agent, its files too.
+    """Delete an agent with everything recorded, set and trained for it, including files.
 
-    After a kill at any moment the same call finishes it. Raises AgentNotRecorded; AgentRefused while a run of the agent
-    is queued or running, where other agents rest on it, and where it has trained policies and `force` is not given.
+    After a kill, the same call finishes the deletion. Raises AgentNotRecorded, or AgentRefused while a run is queued or
+    running, if other agents depend on it, or if it has trained policies and `force` is False.
     """
     keeper = _keeper()
     if not _has_rows(agent, keeper):
         if keeper is not None and not dry_run and keeper.files_remove(agent):
-            return AgentDeleted(agent, dry_run)  # the rows went before; the files are gone now
+            return AgentDeleted(agent, dry_run)  # An earlier call was killed after deleting the rows.
         raise AgentNotRecorded(_unknown(agent))
     report = AgentDeleted(agent, dry_run, force, rows_counted(agent))
     if keeper is not None:
@@ -167,8 +221,7 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
         return report
     if report.trained and not force:
         raise AgentRefused(
-            f"agent {agent}: {trained_text(report.trained).replace(' on it', ' for it')}. Delete it with all of that "
-            "with --force"
+            f"agent {agent}: {trained_text(report.trained, 'for it')}. Delete it and all of these with --force"
         )
     if pointing := rows_pointing_in(agent):
         raise AgentRefused(
@@ -187,8 +240,7 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
 
 
 def _rows_remove(agent: str, actor: str) -> None:
-    """Straight in SQL: the models protect rows that others point to, and foreign keys are checked at the end of the
-    transaction, when all of them are gone."""
+    """Deletes in SQL, past the models' protection; foreign keys are checked at the end of the transaction."""
     for _, rows in rows_of(agent):
         rows._raw_delete(rows.db)
     gone = {"agent_deleted": agent}
@@ -203,7 +255,7 @@ def _has_rows(agent: str, keeper: AgentKeeper | None) -> bool:
 
 
 def _unknown(agent: str) -> str:
-    return f"there is no agent {agent!r}; give its name exactly as on the start page"
+    return f"there is no agent {agent!r}; spell it as on the start page"
 
 
 def _keeper() -> AgentKeeper | None:

@@ -1,4 +1,4 @@
-"""The page on which an agent is renamed or deleted."""
+"""Page to rename or delete an agent."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from django.views.decorators.http import require_http_methods
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.agents.changes import AgentNotRecorded, AgentRefused, agent_delete, agent_rename
-from feedback.erasure.artifacts import trained_text
+from feedback.erasure.withdrawals import trained_text
 
 
 @login_required
 @permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
 @require_http_methods(["GET", "HEAD", "POST"])
 def agent_change(request: HttpRequest, slug: str) -> HttpResponse:
-    """GET lists all there is of an agent; POST `action=rename&new=`, or `action=delete&name=` with its slug typed."""
+    """GET lists what an agent has. POST `action=rename&new=`, or `action=delete&name=` with the slug typed."""
     fault, status = "", 200
     if request.method == "POST":
         try:
             if request.POST.get("action") == "rename":
                 new = request.POST.get("new", "").strip()
                 agent_rename(slug, new)
-                messages.success(request, f"{slug} is called {new} now.")
+                messages.success(request, f"{slug} was renamed to {new}.")
                 return redirect("agent", slug=new)
             if request.POST.get("name", "").strip() == slug:
                 force = request.POST.get("force") == "on"
@@ -45,7 +45,7 @@ def agent_change(request: HttpRequest, slug: str) -> HttpResponse:
         "fault": fault,
         "rows": list(found.rows.items()),
         "files": found.files,
-        "trained": trained_text(found.trained).replace(" on it", " for it") if found.trained else "",
+        "trained": trained_text(found.trained, "for it") if found.trained else "",
         "given": request.POST,
     }
     return render(request, "feedback/agent_change.html", context, status=status)

@@ -1,4 +1,4 @@
-"""Agreement report of an agent: how far its raters agree on each question, and their consensus on each decision."""
+"""How far an agent's raters agree on each question, and one label per decision from several ratings."""
 
 from __future__ import annotations
 
@@ -24,31 +24,33 @@ from feedback.agreement.statistics import (
 )
 from feedback.models import Aggregation, Preference, RaterKind, Thumb
 from feedback.selectors import CHUNK, comparisons_standing, ratings_standing
+from feedback.storage.annotation_priority import rating_share
 from feedback.storage.sampling import agent_settings
 
 LOW_ALPHA = 0.4
-"""A rater below it is pointed out: less than moderate agreement (Landis & Koch, Biometrics 33 (1977) 159-174)."""
+"""Raters below this alpha are flagged: less than moderate agreement (Landis & Koch, Biometrics 33 (1977) 159-174)."""
 ENOUGH = 20
-"""Fewest ratings shared with others for which figures of a rater are shown."""
+"""Fewest ratings shared with others before a rater's figures are shown."""
 MAX_PAIRS = 200
-"""Pairs of raters in a report: those who share most."""
+"""Most pairs of raters in a report; those with most shared decisions come first."""
 STRENGTH = 2.0
-"""Pseudo-count of ratings by the average rater added to each rater's own. In simulations of 300 decisions with 30
-raters, a quarter of them guessing, 86 % of labels came out right, 85 % without it and 82 % by majority
-(docs/agreement.md)."""
+"""Dawid-Skene: pseudo-ratings of the average rater added to each rater's own.
+
+In simulations of 300 decisions and 30 raters, a quarter of them guessing, 86 % of labels were right with it, 85 %
+without it, and 82 % by majority (docs/agreement.md)."""
 TOLERANCE = 1e-3
-"""Change of a probability at which the search for reliabilities ends; a finer one costs many times the time."""
+"""Dawid-Skene stops when no probability changes by more; a smaller value takes many times longer."""
 NEUTRAL = 0.5
 
 
 class AgreementQuestion(NamedTuple):
-    """Something raters are asked, and the scale their answers are on."""
+    """A question to raters and the scale of its answers."""
 
     name: str
     title: str
     metric: Metric
     answers: tuple[str, ...]
-    """Labels of the values 0, 1, ...; empty for a continuous scale."""
+    """Labels of the values 0, 1, ...; empty on a continuous scale."""
 
 
 QUESTIONS = (
@@ -68,34 +70,32 @@ class RaterAgreement:
     rater: str
     ratings: int
     shared: int
-    """Ratings of what others rated too."""
+    """Ratings of decisions that others rated too."""
     agreement: float | None
-    """Mean share of the others who said the same, 0 to 1; None for scores, and where nothing is shared."""
+    """Mean share of the others with the same answer, 0 to 1; None for scores and without shared ratings."""
     alpha: float | None
-    """Krippendorff's alpha of this rater with the others. The question's own is the mean of these, by `shared`."""
+    """Krippendorff's alpha of this rater with the others. Their mean, weighted by `shared`, is the question's alpha."""
     reliability: float | None
-    """Probability of being right, by Dawid-Skene; None for stars and scores, where being near is not being wrong."""
+    """Probability of being right (Dawid-Skene); None for stars and scores, where a near answer is not wrong."""
     low: bool
-    """Enough is shared, and alpha is below LOW_ALPHA. Pointed out, never left out."""
+    """True if alpha is below LOW_ALPHA with ENOUGH shared ratings. The rater still counts."""
 
 
 @dataclass(frozen=True)
 class PairAgreement:
-    """Two raters on what both rated."""
+    """Agreement of two raters on the decisions that both rated."""
 
     first: str
     second: str
     shared: int
     agreement: float | None
-    """Share on which both said the same, 0 to 1; None for scores."""
+    """Share of equal answers, 0 to 1; None for scores."""
     kappa: AgreementEstimate
     """Cohen's kappa; quadratically weighted for stars and scores."""
 
 
 @dataclass(frozen=True)
 class QuestionAgreement:
-    """Agreement of raters on one question."""
-
     question: str
     title: str
     metric: Metric
@@ -103,40 +103,36 @@ class QuestionAgreement:
     decisions: int
     """Number of rated units: decisions, or pairs of decisions for preferences."""
     overlapping: int
-    """Of these, by two raters or more."""
+    """Units with two or more raters."""
     alpha: AgreementEstimate
     meaning: str
     raters: list[RaterAgreement] = field(default_factory=list)
-    """Lowest alpha first; those who share nothing last."""
+    """Lowest alpha first; raters who share nothing come last."""
     pairs: list[PairAgreement] = field(default_factory=list)
-    """Pairs of raters, those with most shared decisions first, at most MAX_PAIRS."""
     pairs_left_out: int = 0
 
 
 @dataclass(frozen=True)
 class AgreementReport:
-    """Agreement among the raters of one agent, of one kind: people, or simulated raters."""
+    """Agreement among an agent's human raters, or among its simulated raters."""
 
     agent: str
     rater_kind: str
     aggregation: str
-    """Method that makes labels of several ratings: majority or dawid_skene."""
+    """How several ratings become one label: majority or dawid_skene."""
     questions: list[QuestionAgreement]
-    """Questions with any answer, in the order of QUESTIONS."""
+    """Questions with answers, in the order of QUESTIONS."""
 
     @property
     def simulated(self) -> bool:
         return self.rater_kind == RaterKind.SIMULATED
 
     def as_dict(self) -> dict[str, Any]:
-        """Report as JSON."""
         return {**asdict(self), "low_alpha": LOW_ALPHA, "enough": ENOUGH}
 
 
 @dataclass
 class _AnswerColumns:
-    """Answers to one question, as columns of numbers."""
-
     units: list[int] = field(default_factory=list)
     raters: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -147,13 +143,13 @@ class _AnswerColumns:
         self.values.append(value)
 
     def columns(self) -> tuple[Ints, Ints, Floats]:
-        """Units (numbered anew, without gaps), raters and values, as arrays."""
+        """(units renumbered without gaps, raters, values) as arrays (n,)."""
         units = np.unique(np.asarray(self.units, dtype=np.int64), return_inverse=True)[1]
         return units, np.asarray(self.raters, dtype=np.int64), np.asarray(self.values, dtype=np.float64)
 
 
 class _Numbers(dict[Any, int]):
-    """Numbers things from 0, as they come."""
+    """Numbers keys from 0 in order of first use."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
@@ -161,10 +157,10 @@ class _Numbers(dict[Any, int]):
 
 
 def agreement_report(agent: str, rater_kind: str | None = None) -> AgreementReport:
-    """Agreement among an agent's raters on each question. One query each for ratings and comparisons.
+    """Agreement among an agent's raters on each question, in two queries.
 
-    rater_kind: human or simulated; left out, people where any person rated, else simulated raters. The two are never
-    mixed: what a simulation agrees with itself says nothing of people. Raises ValueError for another kind.
+    rater_kind: human or simulated; None: human if any person rated, else simulated. The two are never mixed, because
+    agreement among simulated raters says nothing about people. Raises ValueError for another kind.
     """
     if rater_kind not in (None, *RaterKind.values):
         raise ValueError(f"expected a rater kind of {' or '.join(RaterKind.values)}, found {rater_kind!r}")
@@ -187,7 +183,7 @@ _OTHER_SIDE = {Preference.LEFT.value: Preference.RIGHT.value, Preference.RIGHT.v
 
 
 def _answers(agent: str) -> tuple[dict[tuple[str, str], _AnswerColumns], list[str]]:
-    """(Rater kind, question) -> answers, where there are any; and the raters' names by number."""
+    """({(rater kind, question): answers}, names of the raters by number)."""
     columns: defaultdict[tuple[str, str], _AnswerColumns] = defaultdict(_AnswerColumns)
     raters, units = _Numbers(), _Numbers()
     rated = (
@@ -203,7 +199,7 @@ def _answers(agent: str) -> tuple[dict[tuple[str, str], _AnswerColumns], list[st
             columns[kind, "stars"].add(unit, who, stars - 1)
         if score is not None:
             columns[kind, "score"].add(unit, who, score)
-    # oldest first: two decisions stand as the first who compared them saw them, whichever sides others saw
+    # Oldest first: the sides of the first comparison of a pair hold for all its comparisons.
     compared = comparisons_standing(agent).values_list(
         "left_id", "right_id", "rater", "rater_kind", "preference"
     )
@@ -235,7 +231,7 @@ def _question(question: AgreementQuestion, answers: _AnswerColumns, names: list[
 
 
 def alpha_meaning(alpha: AgreementEstimate) -> str:
-    """Interpretation of an alpha by Krippendorff, Content Analysis (2004), page 241."""
+    """Reading of an alpha (Krippendorff, Content Analysis (2004), page 241)."""
     if alpha.n < 2:
         return "no decision has two raters yet"
     if alpha.value is None:
@@ -284,7 +280,7 @@ def _raters(
 
 
 def _mean_by(group: Ints, values: Floats) -> Floats:
-    """Mean of each group's values that are not NaN; NaN for a group without any."""
+    """Mean per group without NaN values; NaN for a group without any."""
     known = ~np.isnan(values)
     many = np.bincount(group[known], minlength=int(group.max()) + 1)
     with np.errstate(invalid="ignore"):
@@ -292,7 +288,7 @@ def _mean_by(group: Ints, values: Floats) -> Floats:
 
 
 def _same_share(unit: Ints, value: Floats, size: Ints) -> Floats:
-    """Per rating: share of the others of its unit with the same value; NaN where there is no other."""
+    """Per rating: share of its unit's other ratings with the same value; NaN without others."""
     _, cell = np.unique(np.stack([unit, value.astype(np.int64)]), axis=1, return_inverse=True)
     cell = cell.ravel()
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -320,47 +316,35 @@ def _pairs(
 
 
 class LabelAggregated(NamedTuple):
-    """Aggregated label of one decision by an agent's raters: good or bad."""
+    """One decision's label from all its ratings."""
 
     decision: uuid.UUID
     value: float
-    """1 good, 0 bad, 0.5 where it cannot be said: a tie."""
+    """1 good, 0 bad, 0.5 a tie."""
     confidence: float
-    """0.5 to 1: share of the raters who say so (majority), or the probability that it is so (Dawid-Skene)."""
+    """0.5 to 1: share of raters with this label (majority), or its probability (Dawid-Skene)."""
     raters: int
     simulated: bool
-    """No person rated it."""
+    """True if only simulated raters rated it."""
 
     @property
     def probability_good(self) -> float:
-        """0 to 1; by majority the share of the raters who call it good."""
-        return (
-            self.confidence
-            if self.value > NEUTRAL
-            else 1 - self.confidence
-            if self.value < NEUTRAL
-            else NEUTRAL
-        )
+        if self.value == NEUTRAL:
+            return NEUTRAL
+        return self.confidence if self.value > NEUTRAL else 1 - self.confidence
 
 
 def verdict(thumb: str, stars: int | None, score: float | None) -> float | None:
-    """Verdict of a rating on its decision: good (1), bad (0) or neither (0.5); None where it holds none.
-
-    The finest signal speaks: a score, above or below 0.5; else stars, above or below 3; else the thumb.
-    """
-    if score is not None:
-        return NEUTRAL if score == NEUTRAL else float(score > NEUTRAL)
-    if stars is not None:
-        return NEUTRAL if stars == 3 else float(stars > 3)
-    return float(thumb == Thumb.UP) if thumb else None
+    """Good (1), bad (0) or neither (0.5) by a rating's score, else stars, else thumb; None without any of them."""
+    share = rating_share(thumb, stars, score)
+    return share if share in (None, NEUTRAL) else float(share > NEUTRAL)
 
 
 def labels_aggregated(agent: str, aggregation: str | None = None) -> Iterator[LabelAggregated]:
-    """One label per decision with a verdict, by the agent's setting, or by the `aggregation` given.
+    """One label per decision with a verdict, by the agent's aggregation setting or the given one.
 
-    Where a person rated a decision, simulated ratings of it do not count. Ratings that call it neither good nor bad
-    take no side: a decision with no others is 0.5. Needs memory for every rating's three numbers, not for prompts.
-    Raises ValueError for an unknown aggregation.
+    Simulated ratings count only on decisions without human ratings. Neutral ratings do not vote; a decision with only
+    neutral ratings is 0.5. Memory: three numbers per rating. Raises ValueError for an unknown aggregation.
     """
     method = aggregation or agent_settings(agent).aggregation
     if method not in Aggregation.values:
@@ -395,7 +379,7 @@ def labels_aggregated(agent: str, aggregation: str | None = None) -> Iterator[La
 
 
 def _share_good(unit: Ints, rater: Ints, value: Floats, decisions: int, method: str) -> Floats:
-    """Per decision: share of its raters who call it good, or the probability that it is; 0.5 where none takes sides."""
+    """(decisions,): share of votes for good, or its probability (Dawid-Skene); 0.5 without votes."""
     sided = value != NEUTRAL
     unit, rater, label = unit[sided], rater[sided], value[sided].astype(np.int64)
     votes = np.bincount(unit, minlength=decisions)

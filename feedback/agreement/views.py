@@ -1,4 +1,4 @@
-"""The page of agreement among raters."""
+"""Page of agreement among raters."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ PAIRS_SHOWN = 30
 @permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
 @require_safe
 def agreement(request: HttpRequest) -> HttpResponse:
-    """Page of inter-rater agreement: `?agent=` (the first one when left out) and `?rater_kind=` human or
-    simulated."""
+    """Agreement of an agent's raters: `?agent=` (default: the first) and `?rater_kind=human|simulated`."""
     agents = agent_slugs()
     agent = request.GET.get("agent") or (agents[0] if agents else "")
     kind = request.GET.get("rater_kind") or None
@@ -95,7 +94,6 @@ def _pair(pair: PairAgreement) -> dict[str, Any]:
 
 
 def _coefficient(value: float | None) -> str:
-    """Two decimals with a true minus; empty where it is not defined."""
     return "" if value is None else f"{value:.2f}".replace("-", "−")
 
 
@@ -110,12 +108,12 @@ def _percent(share: float | None) -> str:
 
 
 def _bar(value: float | None) -> float | None:
-    """Length in percent: nothing at 0 and below."""
+    """Length in percent; 0 for negative values."""
     return None if value is None else round(max(value, 0.0) * 100, 1)
 
 
 def _range(estimate: AgreementEstimate) -> dict[str, float] | None:
-    """Places on a scale of 0 to 100; what lies below 0 is drawn there."""
+    """Position and interval on a scale of 0 to 100; negative values are drawn at 0."""
     if estimate.value is None:
         return None
     low = estimate.value if estimate.low is None else estimate.low

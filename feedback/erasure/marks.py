@@ -1,4 +1,4 @@
-"""Search patterns for the text of erased decisions, wherever it was copied to: JSON, logs, files."""
+"""Find and redact text of erased decisions in its copies: JSON, logs, files."""
 
 from __future__ import annotations
 
@@ -14,57 +14,75 @@ from feedback.models import Comparison, Decision, Rating, Trace
 from feedback.storage.facts import RATING
 
 SHORTEST_TEXT = 12
-"""Shortest text that is searched for, in characters; shorter ones are too common and go only with their row."""
+"""Shortest text, in characters, that is searched for in copies. Shorter texts are too common."""
 BEGINNING = 40
-"""Leading characters by which a partial quote of a longer text is found."""
+"""A longer text is also searched for by this many leading characters, because logs cut quotes."""
 SHORTEST_UNIT = 4
-"""Characters of a unit's name that is looked for in free text, as a word of its own."""
+"""Shortest unit name that is searched for, as a whole word, in free text."""
 REDACTION = "[erased]"
-"""Text put in place of erased content."""
-CONTENT = frozenset(
-    {
-        "messages", "prompt", "answer", "answers", "chosen", "rejected", "completion", "completions", "response",
-        "responses", "state", "facts", "correction", "text", "content", "candidates", "preferred", "dispreferred",
-        "accepted", "forbidden", "reasoning", "reasoning_content",
-    }
-)  # fmt: skip
-"""Keys under which the words of a prompt or an answer stand, in evaluations, samples and rows of datasets."""
+"""Replaces erased text."""
+CONTENT = {
+    "messages",
+    "prompt",
+    "answer",
+    "answers",
+    "chosen",
+    "rejected",
+    "completion",
+    "completions",
+    "response",
+}
+CONTENT |= {
+    "responses",
+    "state",
+    "facts",
+    "correction",
+    "text",
+    "content",
+    "candidates",
+    "preferred",
+    "dispreferred",
+}
+CONTENT |= {"accepted", "forbidden", "reasoning", "reasoning_content"}
+"""Keys of prompt and answer texts in evaluations, samples and dataset rows."""
 INSTRUCTIONS = ("system", "developer")
-"""Roles of messages that the app wrote, and no unit."""
+"""Roles of messages written by the app, not by a unit."""
 HEADER = frozenset({"role", "type"})
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Marks of the decisions that are being erased: ids, hashes and texts."""
+    """What identifies the decisions being erased: ids, hashes and texts."""
 
     unit: str
     decisions: frozenset[uuid.UUID]
     prompts: Mapping[str, frozenset[str]]
-    """Agent -> hashes of their prompts."""
+    """Agent -> hashes of the erased prompts."""
     own_prompts: frozenset[str]
     """Hashes of prompts that no other decision has."""
     responses: frozenset[str]
     """Responses to the erased prompts, and their corrections."""
     texts: tuple[str, ...]
-    """Texts of SHORTEST_TEXT characters and more that stand in no other decision of these agents, and how long ones
-    begin; longest first."""
+    """Texts of at least SHORTEST_TEXT characters that no other decision of these agents holds, and the BEGINNING of
+    longer ones; longest first."""
     _ids: frozenset[str] = field(default=frozenset(), compare=False)
 
     def in_text(self, text: str) -> bool:
-        """True if a text quotes what is erased."""
+        """True if a text quotes an erased decision or names the unit."""
         return any(mark in text for mark in self.texts) or self._unit_in(text)
 
     def redact(self, text: str) -> str:
-        """A text without what is erased."""
         for mark in self.texts:
             if mark in text:
                 text = text.replace(mark, REDACTION)
         return self._unit_word.sub(REDACTION, text) if self._unit_in(text) else text
 
     def redact_json(self, value: Any) -> Any:
-        """JSON without what is erased. In an object that belongs to an own prompt, or whose prompt was redacted, all
-        words under the keys of CONTENT go: what a policy answered to the prompt says much of it."""
+        """A redacted copy of JSON.
+
+        An object with an erased prompt loses every text under the keys of CONTENT, because the answer to a prompt
+        reveals the prompt.
+        """
         if isinstance(value, str):
             return self.redact(value)
         if isinstance(value, list):
@@ -80,8 +98,10 @@ class Marks:
         return redacted
 
     def redacted_bytes(self, data: bytes) -> bytes:
-        """A file of plain text without what is erased, of the same length, so that it can be written over in place
-        while another process appends to it. Texts that JSON escapes are looked for as it writes them."""
+        """A redacted text file of the same length, so that it can be overwritten while a process appends to it.
+
+        Texts are also searched for as JSON escapes them.
+        """
         for mark in self.texts:
             for form in dict.fromkeys(
                 (mark, json.dumps(mark)[1:-1], json.dumps(mark, ensure_ascii=False)[1:-1])
@@ -95,7 +115,7 @@ class Marks:
         return data
 
     def owns(self, record: Any) -> bool:
-        """True if a record of a spool, as it was sent, is of what is erased: by its ids, or by its unit."""
+        """True if a spooled record names an erased decision or the unit."""
         if isinstance(record, Mapping):
             for name, value in record.items():
                 if name == "unit" and value == self.unit:
@@ -137,9 +157,9 @@ def _without_text(value: Any) -> Any:
 
 
 def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Marks:
-    """The marks of a unit's decisions and of the traces that go with them, before any of them is removed.
+    """Marks of a unit's decisions and their traces. Call it before any of them is removed.
 
-    Reads the other decisions of the same agents once, for what these say too is not only the unit's.
+    Reads every other decision of the same agents once: a text that others hold too does not identify the unit.
     """
     rows = list(Decision.objects.filter(pk__in=list(ids)).order_by())
     prompts: dict[str, set[str]] = {}
@@ -161,8 +181,7 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
         texts.update(texts_of(list(compared.values_list("notes", flat=True))))
     for trace in traces:
         texts.update(texts_of([trace.steps, trace.metadata]))
-    texts -= names  # the model's name stands in the metadata of a logged call, and is nobody's
-    # what errors and logs quote is often cut short
+    texts -= names  # Metadata of a logged call holds the model's name.
     beginnings = {text[:BEGINNING] for text in texts if len(text) > BEGINNING}
     pks = frozenset(row.pk for row in rows)
     shared: set[str] = set()
@@ -187,8 +206,7 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a JSON value that is long enough to be specific; of JSON within a text, its
-    texts too."""
+    """Texts of at least SHORTEST_TEXT characters in a JSON value, including those in JSON inside a text."""
     stack = [value]
     while stack:
         item = stack.pop()

@@ -1,4 +1,4 @@
-"""Places beside the rows of feedback where the text of an erased decision may have been copied to."""
+"""Copies of an erased decision's text outside the feedback tables: spools, files, task results, other tables."""
 
 from __future__ import annotations
 
@@ -26,33 +26,18 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "feedback.Withdrawal": ("selection", "reason"),
     "admin.LogEntry": ("object_repr", "change_message"),
 }
-"""Model -> columns of words that may quote a decision; FEEDBACK_ERASURE names further ones."""
-TEXT_FILES = frozenset(
-    {
-        ".json",
-        ".jsonl",
-        ".ndjson",
-        ".log",
-        ".txt",
-        ".md",
-        ".csv",
-        ".tsv",
-        ".yaml",
-        ".yml",
-        ".html",
-        ".draft",
-        ".out",
-    }
-)
-"""Files that are searched; weights, databases and pictures hold no words of a decision."""
+"""Model -> columns that may quote a decision; FEEDBACK_ERASURE erases further ones."""
+TEXT_FILES = {".json", ".jsonl", ".ndjson", ".log", ".txt", ".md", ".csv", ".tsv", ".yaml", ".yml", ".html"}
+TEXT_FILES |= {".draft", ".out"}
+"""Suffixes of the files that are searched; weights, databases and pictures hold no texts."""
 OWN_FOLDERS = ("spool", "snapshots", "metrics")
-"""Folders of RATCHET_HOME that are erased record by record, or hold figures alone."""
+"""Folders of RATCHET_HOME that are erased record by record or hold no text."""
 IN_HAND_S = 2.0
-"""Seconds allowed for other processes to write their buffered decisions to the database."""
+"""Seconds to wait for other processes to write their buffered decisions."""
 
 
 def spool_erase(marks: Marks, dry_run: bool) -> int:
-    """Records of every spool below RATCHET_HOME, sent, waiting or refused."""
+    """Erase records in every spool below RATCHET_HOME; returns how many."""
     return sum(
         Outbox(folder).blank(lambda record: _erase_from_spools(marks, record), dry_run=dry_run)
         for folder in _spools()
@@ -60,8 +45,10 @@ def spool_erase(marks: Marks, dry_run: bool) -> int:
 
 
 def journal_count(marks: Marks, dry_run: bool) -> int:
-    """Decisions that processes have not written yet; waited for, unless this is a dry run. Their tombstones keep them
-    out of the database, and the files are emptied once they were offered to it."""
+    """Decisions that other processes hold in their journals, after waiting up to IN_HAND_S (not for a dry run).
+
+    Tombstones keep them out of the database; the journals are emptied once they were offered to it.
+    """
     deadline = time.monotonic() + (0.0 if dry_run else IN_HAND_S)
     while True:
         count = sum(
@@ -76,7 +63,7 @@ def journal_count(marks: Marks, dry_run: bool) -> int:
 
 
 def problems_erase(marks: Marks, dry_run: bool) -> int:
-    """Rows of `/problems/`, whose reasons may quote the decision."""
+    """Delete rows of `/problems/`, whose reasons may quote a decision."""
     count = 0
     ids = list(marks.decisions)
     for start in range(0, len(ids), IDS):
@@ -86,7 +73,7 @@ def problems_erase(marks: Marks, dry_run: bool) -> int:
 
 
 def columns_erase(marks: Marks, dry_run: bool, columns: dict[str, tuple[str, ...]]) -> dict[str, int]:
-    """Words in rows that are no feedback: model -> rows that were redacted."""
+    """Redact columns of other tables; returns model -> changed rows."""
     counts: dict[str, int] = {}
     for label, names in columns.items():
         model = apps.get_model(label)
@@ -104,7 +91,7 @@ def columns_erase(marks: Marks, dry_run: bool, columns: dict[str, tuple[str, ...
 
 
 def tasks_erase(marks: Marks, dry_run: bool) -> int:
-    """Results of the workers' finished tasks that quote a decision: a log, of which the row goes."""
+    """Delete results of finished tasks that quote a decision."""
     tasks = apps.get_model("django_q.Task")._default_manager
     rows = tasks.order_by().values_list("pk", "args", "kwargs", "result").iterator(chunk_size=200)
     gone = [pk for pk, *words in rows if marks.in_text(repr(words))]
@@ -115,14 +102,14 @@ def tasks_erase(marks: Marks, dry_run: bool) -> int:
 
 
 def files_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
-    """Files of text below RATCHET_HOME: folder -> files that were redacted."""
+    """Redact text files below RATCHET_HOME; returns folder -> changed files."""
     home: Path = settings.RATCHET_HOME
     counts: dict[str, int] = {}
     for path in _text_files(home):
         try:
             data = path.read_bytes()
         except OSError:
-            continue  # gone meanwhile, or a pipe
+            continue  # Deleted meanwhile, or a pipe.
         redacted = _redact_line(path, data, marks)
         if redacted == data:
             continue
@@ -134,7 +121,7 @@ def files_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
 
 
 def further_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
-    """Erase beyond this app, through the functions of FEEDBACK_ERASURE."""
+    """Erase outside this app by FEEDBACK_ERASURE."""
     if not settings.FEEDBACK_ERASURE:
         return {}
     found: dict[str, int] = import_string(settings.FEEDBACK_ERASURE)(marks, dry_run)
@@ -142,7 +129,7 @@ def further_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
 
 
 def places_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
-    """Erase, or count, everything outside the rows of feedback: place -> how many, places with nothing left out."""
+    """Erase (or count) copies in the database outside the feedback tables: place -> number, without zeros."""
     found = {
         "problems": problems_erase(marks, dry_run),
         "task results": tasks_erase(marks, dry_run),
@@ -153,23 +140,23 @@ def places_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
 
 
 def files_and_spool_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
-    """Erase, or count, what lies on the disk; the last step of a transaction, which cannot take it back."""
+    """Erase (or count) copies on disk. Call it last in the transaction: a rollback does not restore files."""
     found = {"spool records": spool_erase(marks, dry_run), **files_erase(marks, dry_run)}
     return {name: count for name, count in found.items() if count}
 
 
 def secure_delete() -> None:
-    """Have SQLite write zeros over what is removed on this connection, rather than leave it in free pages."""
+    """Make SQLite overwrite deleted rows with zeros on this connection."""
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA secure_delete=ON")
 
 
 def database_compact() -> str:
-    """Have the database's own files hold nothing of removed rows. Returns why not, or nothing.
+    """Remove deleted rows from the database's files; returns why that failed, or "".
 
-    SQLite: the file is written anew, and the write-ahead log emptied. PostgreSQL: VACUUM makes the space free to be
-    used again; the bytes stay until they are written over, and in WAL archives and backups as long as these are kept.
+    SQLite rewrites the file and empties the write-ahead log. On PostgreSQL, VACUUM only frees the space: bytes stay
+    until they are overwritten, and in WAL archives and backups.
     """
     if connection.in_atomic_block:
         return "inside a transaction"
@@ -183,7 +170,7 @@ def database_compact() -> str:
                 busy = statement.startswith("PRAGMA") and cursor.fetchone()[0]
             except OperationalError as error:
                 return f"{statement}: {error}"
-        return "the write-ahead log is being read; run it again when nobody does" if busy else ""
+        return "another process is reading the write-ahead log; run the command again later" if busy else ""
 
 
 def _spools() -> Iterator[Path]:
@@ -209,7 +196,7 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 def _text_files(home: Path) -> Iterator[Path]:
-    # os.walk goes on where a folder vanishes, as a training's older checkpoints do; Path.rglob raises
+    # Unlike Path.rglob, os.walk tolerates folders that vanish, such as old checkpoints of a running training.
     for place, folders, names in os.walk(home):
         if Path(place) == home:
             folders[:] = [folder for folder in folders if folder not in OWN_FOLDERS]
@@ -224,7 +211,7 @@ def _redact_line(path: Path, data: bytes, marks: Marks) -> bytes:
         try:
             return _redacted_json(path, data, marks)
         except (ValueError, RecursionError):
-            pass  # no JSON after all
+            pass  # Not JSON: redact it as text.
     return marks.redacted_bytes(data)
 
 
@@ -246,7 +233,7 @@ def _redacted_json(path: Path, data: bytes, marks: Marks) -> bytes:
 
 def _overwrite(path: Path, data: bytes, redacted: bytes) -> None:
     if len(redacted) == len(data):
-        # in place: a process that appends to it keeps its file
+        # In place: a process that appends to it keeps its file.
         mode = path.stat().st_mode
         path.chmod(mode | 0o200)
         with path.open("r+b") as file:

@@ -1,7 +1,7 @@
-"""Erasure of all that is known of one unit, a user or a session: rows, copies of their text, and the way back.
+"""Erasure of one unit (a user or a session): its rows and every copy of their text.
 
-Rows go in one transaction, with tombstones that keep them from returning by a replay or an import. Copies outside the
-tables of feedback are named in `feedback.erasure.places`. Only an import's undo deletes feedback besides.
+Rows are deleted in one transaction, with tombstones that keep a replay or an import from recording them again.
+`feedback.erasure.places` erases copies outside the feedback tables.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from feedback.models import (
 from feedback.storage.tombstones import tombstones_announce, tombstones_make
 
 CHUNK = 400
-"""Ids named in one statement; a comparison names each twice, and SQLite takes 999 values."""
+"""Ids per statement. A comparison names each twice, and SQLite takes 999 values."""
 
 KEPT_OF_STEP = ("kind", "name", "at", "n", "parent", "duration_ms")
-"""Keys that remain of a step whose content is erased: that it was, and when."""
+"""Keys that an erased step keeps."""
 
 SnapshotFinder = Callable[[Mapping[str, set[str]]], list[dict[str, Any]]]
-"""Agent -> prompt hashes; returns what is known of each snapshot that holds one of these prompts."""
+"""{agent: prompt hashes} -> facts about each snapshot with one of these prompts."""
 
 
 class UnitUnknown(ValueError):
@@ -55,7 +55,7 @@ class UnitUnknown(ValueError):
 
 @dataclass
 class ErasureReport:
-    """Report of an erasure: what was removed of a unit, or with dry_run would be."""
+    """What was removed of a unit, or with dry_run would be."""
 
     unit: str
     dry_run: bool
@@ -65,24 +65,23 @@ class ErasureReport:
     outcomes: int = 0
     traces: int = 0
     traces_emptied: int = 0
-    """Traces that hold decisions of other units too: these stay, the unit's steps in them lose their content."""
+    """Traces with decisions of other units too: they stay, and the unit's steps lose their content."""
     snapshots: list[dict[str, Any]] = field(default_factory=list)
-    """Training snapshots that held the unit's prompts, and what was trained on them: weights are not erased."""
+    """Training snapshots with the unit's prompts, and what was trained on them. Weights are not erased."""
     places: dict[str, int] = field(default_factory=dict)
-    """Further places of its text -> number of rows, records or files; places with nothing left out."""
+    """Place of a copy -> number of rows, records or files."""
     not_compacted: str = ""
-    """Reason why removed rows may still stand in the database's own files; empty: they do not, or nothing was
-    removed."""
+    """Why the database's files may still hold removed rows; empty if they do not."""
 
 
 def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
-    """Erase a unit's decisions with everything said of them and every copy of their text; list what was trained on it.
+    """Erase a unit's decisions, their feedback and every copy of their text; report what was trained on them.
 
-    The rows and their tombstones are one transaction, at whose end the files are erased: where that is interrupted the
-    rows stay, and the whole is run again. Raises UnitUnknown where nothing is recorded of the unit.
+    Files are erased at the end of the transaction. If that is interrupted the rows stay: run it again.
+    Raises UnitUnknown if nothing is recorded of the unit.
     """
     if not unit:
-        # an empty unit is that of every decision whose app named none
+        # Decisions without a unit have the empty one.
         raise UnitUnknown("expected a unit, found an empty text")
     report = ErasureReport(unit, dry_run)
     if not dry_run:
@@ -96,7 +95,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
         spooled = spool_erase(marks, dry_run=True)
         if not rows and not traces and not spooled:
             raise UnitUnknown(
-                f"nothing is recorded for the unit {unit!r}; give it exactly as the app sent it"
+                f"nothing is recorded for the unit {unit!r}; spell it exactly as the app sends it"
             )
         report.decisions = len(ids)
         report.snapshots = _snapshots(marks)
@@ -106,7 +105,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
         _rows_erase(report, traces, set(ids))
         if refused := _refused_erase(marks, dry_run):
             report.places["refused rows of imports"] = refused
-        # before the rows are gone for certain: what a killed process left is found again by them
+        # Before the commit: after a kill, the rows are still there to find the remaining files by.
         report.places |= files_and_spool_erase(marks, dry_run)
     if in_hand := journal_count(marks, dry_run):
         report.places["decisions being recorded"] = in_hand
@@ -124,7 +123,6 @@ def _snapshots(marks: Marks) -> list[dict[str, Any]]:
 
 
 def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> None:
-    """Remove the rows of feedback, or count them."""
     dry_run = done.dry_run
     for chunk in _chunks(list(ids)):
         done.comparisons += _remove(
@@ -138,7 +136,7 @@ def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.
         if settings.FEEDBACK_FORGET and not dry_run:
             import_string(settings.FEEDBACK_FORGET)(chunk)
         _remove(Decision.objects.filter(pk__in=chunk), dry_run)
-    # after the decisions: those that are left are others'
+    # After the decisions: traces that still have some are shared with other units.
     shared = _shared_traces(traces, ids)
     for trace in Trace.objects.filter(pk__in=shared):
         if not dry_run:
@@ -153,7 +151,7 @@ def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.
 
 
 def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
-    """Traces with a decision of the unit, or that the collector says were its."""
+    """Traces with a decision of the unit, or with the unit in their metadata."""
     found = dict.fromkeys(Trace.objects.filter(metadata__unit=unit).values_list("pk", flat=True))
     for chunk in _chunks(ids):
         of = Decision.objects.filter(pk__in=chunk, trace__isnull=False).order_by()
@@ -162,7 +160,7 @@ def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
 
 
 def _shared_traces(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid.UUID]:
-    """Of these traces, those that decisions of other units belong to."""
+    """The traces that also hold decisions of other units."""
     shared: set[uuid.UUID] = set()
     for chunk in _chunks(traces):
         of = Decision.objects.filter(trace__in=chunk).order_by().values_list("trace_id", "pk")
@@ -173,7 +171,7 @@ def _shared_traces(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid
 def _step_without_content(
     trace: uuid.UUID, index: int, step: dict[str, Any], unit: str, ids: set[uuid.UUID]
 ) -> dict[str, Any]:
-    """A step of a shared trace: without its content where it is a decision of the unit."""
+    """A step of a shared trace, without content if it is a decision of the unit."""
     if step["kind"] != "decision":
         return step
     own = uuid.UUID(step["id"]) if step.get("id") else uuid.uuid5(trace, str(index))
@@ -184,8 +182,7 @@ def _step_without_content(
 
 
 def _refused_erase(marks: Marks, dry_run: bool) -> int:
-    """Rows that an import refused are kept with a short piece of what they say: empty those that name the unit or quote
-    its decisions. How many."""
+    """Empty the refused rows of imports that quote an erased decision or name the unit; returns how many."""
     count = 0
     for batch in ImportBatch.objects.exclude(refused=[]).only("pk", "refused"):
         rows = [
@@ -206,8 +203,7 @@ def _quotes(marks: Marks, row: Mapping[str, Any]) -> bool:
 
 
 def _remove(rows: QuerySet[Any], dry_run: bool) -> int:
-    """Delete rows, or count them. Straight in SQL: the models protect rows that others point to, and a chain of
-    ratings points to itself; whoever calls this removes all that points here."""
+    """Delete (or count) rows in SQL, past the models' protection; the caller deletes everything that points to them."""
     return rows.count() if dry_run else rows._raw_delete(rows.db)
 
 

@@ -1,13 +1,13 @@
-"""Withdrawal of decisions: out of datasets, queues and counts, still on record, and restored by number.
+"""Withdrawal of decisions from datasets, queues and counts. They stay on record and can be restored.
 
-For what should not have been recorded or cannot be read. What a person has the right to have removed is erased by
-`feedback.erasure.service`; a file that should not have been imported is undone by `feedback.transfer.import_undo`.
+For decisions recorded by mistake. `feedback.erasure.service` erases a person's data for good;
+`feedback.transfer.import_undo` undoes a whole import.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
@@ -19,51 +19,72 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from backend.installation import PROGRAM
-from feedback.erasure.artifacts import prompts_trained_on
 from feedback.models import Decision, Lease, Withdrawal
 from feedback.storage.problem_rows import problems_remove
 from feedback.storage.sampling import rating_target
 from feedback.storage.sql import IDS, rows_in
 from feedback.storage.validation import Check, FeedbackRefused
 
+TrainedFinder = Callable[[Mapping[str, set[str]], datetime], dict[str, list[Any]]]
+"""({agent: prompt hashes}, since) -> {kind: artefacts trained on them since then}."""
+
+
+def prompts_trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[Any]]:
+    """Artefacts trained on these prompts ({agent: hashes}) since then, by FEEDBACK_TRAINED_ON, without empty kinds."""
+    if not settings.FEEDBACK_TRAINED_ON:
+        return {}
+    find: TrainedFinder = import_string(settings.FEEDBACK_TRAINED_ON)
+    return {kind: rows for kind, rows in find(prompts, since).items() if rows}
+
+
+def trained_text(found: Mapping[str, list[Any]], on: str = "on it") -> str:
+    """Artefacts as a sentence: `run 3, policy a-v1 were trained on it`."""
+    kinds = (("runs", "run"), ("policies", "policy"), ("labels", "label model"))
+    words = [f"{word} {name}" for kind, word in kinds for name in found.get(kind, ())]
+    if not words:
+        return f"nothing was trained {on}"
+    shown = ", ".join(words[:8]) + (f" and {len(words) - 8} more" if len(words) > 8 else "")
+    return f"{shown} {'was' if len(words) == 1 else 'were'} trained {on}"
+
+
 SHOWN_IDS = 100
-"""Ids of decisions that an answer lists."""
+"""Most ids listed in a report."""
 
 
 class WithdrawalRefused(FeedbackRefused):
-    """Nothing is selected, or what is named does not exist; the message says what to do."""
+    """Nothing is selected, or the selection is invalid."""
 
 
 class WithdrawalUnknown(WithdrawalRefused):
-    """There is no withdrawal of that number."""
+    """There is no such withdrawal or decision."""
 
     code = "not_found"
 
 
 class WithdrawalConflict(WithdrawalRefused):
-    """Raised for a withdrawal that was restored already."""
+    """The withdrawal was restored already."""
 
     code = "conflict"
 
 
 @dataclass(frozen=True)
 class WithdrawalSelection:
-    """Selection of decisions to withdraw: those that meet everything given."""
+    """Decisions that meet every given condition."""
 
     ids: tuple[uuid.UUID, ...] = ()
     batch: int | None = None
-    """Number of the import that brought them."""
+    """Number of the import that created them."""
     agent: str = ""
     unit: str = ""
     source: str = ""
     since: datetime | None = None
-    """Recorded at or after."""
+    """Recorded at or after this time."""
     until: datetime | None = None
-    """Recorded before."""
+    """Recorded before this time."""
 
     @property
     def as_dict(self) -> dict[str, Any]:
-        """The request, as JSON."""
+        """The given conditions, as JSON."""
         body = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.ids:
             body["ids"] = [str(pk) for pk in self.ids]
@@ -72,8 +93,7 @@ class WithdrawalSelection:
         return {name: value for name, value in body.items() if value}
 
     def decisions(self) -> QuerySet[Decision]:
-        """Decisions of the selection that are not withdrawn yet. Raises WithdrawalRefused where nothing
-        narrows them down."""
+        """Selected decisions that are not withdrawn yet. Raises WithdrawalRefused without any condition."""
         selection = self.as_dict
         if not selection:
             raise WithdrawalRefused(
@@ -91,7 +111,7 @@ class WithdrawalSelection:
 
 
 def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
-    """A selection from what was sent. Raises FeedbackRefused with a fault per field."""
+    """Read a selection. Raises FeedbackRefused with a fault per field."""
     check, ids = Check(), []
     values = {name: value for name, value in given.items() if value not in (None, "")}
     for value in given.get("ids") or ():
@@ -114,19 +134,18 @@ def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
 
 @dataclass
 class Withdrawn:
-    """Report of a withdrawal, or with dry_run of what it would be."""
+    """What a withdrawal did, or with dry_run would do."""
 
     withdrawal: int | None
-    """Its number; None for a dry run, or where nothing was selected."""
+    """Its number; None for a dry run or an empty selection."""
     dry_run: bool
     decisions: int
     ids: list[str]
-    """The first SHOWN_IDS of them."""
+    """The first SHOWN_IDS ids."""
     agents: dict[str, int] = field(default_factory=dict)
-    """Agent -> how many."""
+    """Agent -> decisions."""
     trained_on: dict[str, list[Any]] = field(default_factory=dict)
-    """Artefacts that read them: {runs, policies, labels, snapshots, evaluations}; empty lists are left
-    out."""
+    """Artefacts that read them: runs, policies, labels, snapshots, evaluations."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -135,7 +154,7 @@ class Withdrawn:
 def decision_withdraw(
     decision: uuid.UUID, *, actor: str, reason: str = "", dry_run: bool = False
 ) -> Withdrawn:
-    """Withdraw one decision. Raises WithdrawalUnknown where there is none of that id."""
+    """Withdraw one decision. Raises WithdrawalUnknown if it does not exist."""
     if not Decision.objects.filter(pk=decision).exists():
         raise WithdrawalUnknown(f"no decision {decision}", {"ids": "does not exist"})
     return decisions_withdraw(
@@ -146,9 +165,9 @@ def decision_withdraw(
 def decisions_withdraw(
     selection: WithdrawalSelection, *, actor: str, reason: str = "", dry_run: bool = False
 ) -> Withdrawn:
-    """Exclude decisions from training, counts and queues, all or none. Those withdrawn before stay so.
+    """Exclude decisions from training, counts and queues, all or none; earlier withdrawals stay.
 
-    What was trained on them stays trained: it is listed. Raises WithdrawalRefused for a selection of everything.
+    Policies trained on them are listed, not changed. Raises WithdrawalRefused without any condition.
     """
     with transaction.atomic():
         rows = list(selection.decisions().values_list("pk", "agent", "prompt_hash", "created_at"))
@@ -160,7 +179,7 @@ def decisions_withdraw(
             prompts.setdefault(agent, set()).add(prompt)
         if not rows:
             return report
-        # a decision may say when it was taken long before it was recorded: everything that read its prompt counts
+        # created_at may be long before the recording, so the oldest one bounds what can have read them.
         report.trained_on = prompts_trained_on(prompts, min(row[3] for row in rows))
         if dry_run:
             return report
@@ -176,14 +195,14 @@ def decisions_withdraw(
             Decision.objects.filter(pk__in=chunk).update(withdrawal=made, ratings_wanted=0)
             Lease.objects.filter(decision__in=chunk).delete()
             if settings.FEEDBACK_FORGET:
-                # rewards are made again from the facts when the decisions are restored
+                # Stored rewards are recalculated after a restore.
                 import_string(settings.FEEDBACK_FORGET)(chunk)
         problems_remove(ids)
     return report
 
 
 def withdrawal_restore(number: int, *, actor: str, dry_run: bool = False) -> int:
-    """Put the decisions of a withdrawal back; how many. Raises WithdrawalUnknown, WithdrawalConflict."""
+    """Restore a withdrawal's decisions; returns how many. Raises WithdrawalUnknown, WithdrawalConflict."""
     with transaction.atomic():
         withdrawal = Withdrawal.objects.select_for_update().filter(pk=number).first()
         if withdrawal is None:
@@ -204,7 +223,7 @@ def withdrawal_restore(number: int, *, actor: str, dry_run: bool = False) -> int
 
 
 def decision_restore(decision: uuid.UUID, *, actor: str) -> bool:
-    """Put one decision back; whether it was withdrawn. The last one of a withdrawal restores that as a whole."""
+    """Restore one decision; False if it was not withdrawn. The last one marks its withdrawal as restored."""
     with transaction.atomic():
         row = Decision.objects.select_for_update(of=("self",)).filter(pk=decision).first()
         if row is None:
@@ -229,7 +248,6 @@ def _restore(rows: Sequence[tuple[uuid.UUID, str]]) -> None:
 
 
 def withdrawals() -> QuerySet[Withdrawal]:
-    """Every withdrawal, newest first."""
     return Withdrawal.objects.order_by("-pk")
 
 

@@ -18,12 +18,12 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.erasure.artifacts import trained_text
 from feedback.erasure.withdrawals import (
     WithdrawalUnknown,
     decision_restore,
     decision_withdraw,
     decisions_withdraw,
+    trained_text,
 )
 from feedback.explorer.decision_facts import Reward, decision_facts
 from feedback.explorer.listing import (

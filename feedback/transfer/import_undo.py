@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from backend.installation import PROGRAM
-from feedback.erasure.artifacts import prompts_trained_on, trained_text
+from feedback.erasure.withdrawals import prompts_trained_on, trained_text
 from feedback.models import (
     Comparison,
     Decision,

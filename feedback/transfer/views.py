@@ -17,7 +17,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_POST, require_safe
 
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.erasure.artifacts import trained_text
+from feedback.erasure.withdrawals import trained_text
 from feedback.models import SLUG_PATTERN, ImportBatch
 from feedback.selectors import agent_slugs
 from feedback.transfer import formats

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from django.db import transaction
 from django.http import HttpRequest
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.messages import ChatMessage
 from feedback.models import ApiKey, Decision
 from feedback.selectors import SLUG_PATTERN

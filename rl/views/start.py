@@ -19,7 +19,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
-from feedback.accounts.api_keys import KeyRefused
+from feedback.accounts.authentication import KeyRefused
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.cache import StampedCache
 from feedback.rating.views import card_in_place

@@ -9,7 +9,7 @@ from django.contrib.auth.models import Group, User
 from django.http import HttpResponse
 from django.test import Client
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 
 
 class ApiClient:

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_q.models import OrmQ, Schedule
 from django_q.signing import SignedPackage
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw
 from feedback.models import AgentSettings, Decision, ImportBatch
 from feedback.rating.suggestions import suggestions_record

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 
-from feedback.accounts.api_keys import key_create
+from feedback.accounts.authentication import key_create
 from feedback.recording.ingest import decision_ingest
 from feedback.recording.recorder import Recorder, Storage
 from rl.checksums import base_hash

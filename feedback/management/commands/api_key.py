@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from feedback.accounts.api_keys import key_create, key_revoke, keys_all
+from feedback.accounts.authentication import key_create, key_revoke, keys_all
 from feedback.models import ApiKey
 
 

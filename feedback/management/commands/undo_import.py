@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback.erasure.artifacts import trained_text
+from feedback.erasure.withdrawals import trained_text
 from feedback.transfer.import_report import count_text
 from feedback.transfer.import_undo import UndoRefused, import_undo
 

@@ -8,8 +8,13 @@ from django.core.management.base import CommandParser
 from rich.table import Table
 
 from backend.command import RatchetCommand
-from feedback.erasure.artifacts import trained_text
-from feedback.erasure.withdrawals import decisions_withdraw, selection_read, withdrawal_restore, withdrawals
+from feedback.erasure.withdrawals import (
+    decisions_withdraw,
+    selection_read,
+    trained_text,
+    withdrawal_restore,
+    withdrawals,
+)
 from feedback.transfer.import_report import count_text
 
 SELECTION = ("ids", "batch", "agent", "unit", "source", "since", "until")

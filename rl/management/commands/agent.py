@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
 from feedback.agents.changes import agent_delete, agent_rename
-from feedback.erasure.artifacts import trained_text
+from feedback.erasure.withdrawals import trained_text
 from feedback.selectors import SLUG_PATTERN
 from rl.base_models.service import agent_base_model, base_model_set
 from rl.base_models.sources import SourceRefused
