@@ -1,4 +1,4 @@
-"""Base of every management command here: --json, one-line refusals, exit codes, progress on stderr."""
+"""Base of every management command: --json, one-line refusals, exit codes, progress on stderr."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, cast
 
@@ -24,6 +24,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from backend.disks import disk_fault
 from backend.installation import PROGRAM, as_typed
@@ -33,24 +34,32 @@ from backend.pace import Pace
 logger = logging.getLogger("rl.command")
 
 LINES_PER_BAR = 10
-"""Plain progress lines written over one piece of long work where stderr is no terminal."""
+"""Progress lines per piece of work if stderr is not a terminal."""
 
 QUIET_S = 8.0
-"""Seconds without a line after which one says that the work goes on, where stderr is no terminal."""
+"""Seconds of silence after which a line says that the work goes on, if stderr is not a terminal."""
 
-
-STANDARD_OPTIONS = (
-    "help", "version", "verbosity", "settings", "pythonpath", "traceback",
-    "no_color", "force_color", "json", "skip_checks",
-)  # fmt: skip
-"""Options that say nothing about the work itself."""
+STANDARD_OPTIONS = {
+    "help",
+    "version",
+    "verbosity",
+    "settings",
+    "pythonpath",
+    "traceback",
+    "no_color",
+    "force_color",
+}
+STANDARD_OPTIONS |= {"json", "skip_checks"}
+"""Options that `command_line` leaves out."""
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "safetensors", "gguf")
-"""Packages of requirements-rl.txt that commands begin with: the web's image has none of them."""
+"""Packages of requirements-rl.txt, which the web image does not contain."""
 
 
 class ProgressBar:
-    """Progress of one piece of long work: a bar with time remaining on a terminal; elsewhere a line for each phase, a
-    line now and then within it, and one every QUIET_S seconds where nothing else is said."""
+    """Progress of one piece of work: a bar on a terminal, otherwise a line per phase and at most LINES_PER_BAR within.
+
+    Without a terminal it also writes a line after QUIET_S seconds of silence.
+    """
 
     def __init__(self, label: str, stream: Any) -> None:
         self.label = label
@@ -58,7 +67,7 @@ class ProgressBar:
         self._stream = stream
         self._lines = 0
         self._state = "begun"
-        """State in the newest line, or in the one that was not written."""
+        """The newest state, written or not."""
         self._began = self._spoke = time.monotonic()
         self._over = threading.Event()
         self._writing = threading.Lock()
@@ -79,13 +88,15 @@ class ProgressBar:
             self._task = self._live.add_task(label, total=None, suffix="")
 
     def update(self, done: int, total: int, suffix: str = "") -> None:
-        """Set how much is done; `suffix` is a short figure shown beside it, kept until the next one. With a total of 0
-        the suffix names a phase whose length is not known."""
+        """Set the progress; `suffix` is a short figure that stays until the next one.
+
+        With `total` 0, `suffix` names a phase of unknown length.
+        """
         if not total:
             self._phase(suffix)
             return
         if total != self.total:
-            self.total, self._lines = total, 0  # the next stage of the same work
+            self.total, self._lines = total, 0  # Next stage of the work.
         self._suffix = suffix or self._suffix
         pace = self._pace.words(done, total)
         self._state = ", ".join(filter(None, (f"{done} of {total} {self._suffix}".rstrip(), pace)))
@@ -114,7 +125,6 @@ class ProgressBar:
             self._stream.flush()
 
     def _speak(self) -> None:
-        """Thread that breaks the silence until the work is over."""
         while not self._over.wait(QUIET_S / 8):
             now = time.monotonic()
             if now - self._spoke >= QUIET_S:
@@ -122,7 +132,7 @@ class ProgressBar:
 
     def __enter__(self) -> ProgressBar:
         if self._live is not None:
-            # lines of a log would tear the bar; what they tell stands in the run's record and in the summary
+            # Log lines would break the bar.
             logging.disable(logging.INFO)
             self._live.start()
         else:
@@ -137,7 +147,7 @@ class ProgressBar:
 
 
 def migrations_applied() -> None:
-    """Raise CommandError where the database lacks tables, and DatabaseError where there is none."""
+    """Raises CommandError if migrations are missing, DatabaseError without a database."""
     if waiting := migrations_waiting():
         raise CommandError(f"the database is {waiting} migrations behind: run `{PROGRAM} migrate` first")
 
@@ -145,15 +155,14 @@ def migrations_applied() -> None:
 class RatchetCommand(BaseCommand):
     """Parses options, calls one service, shows its result.
 
-    A subclass implements `work(options) -> dict` (the object `--json` prints; None where another process of the same
-    launch speaks), `show(result)` (the words a person reads) and `next_step(result)` (the line after them). Refusals
-    are ValueErrors of the services: one line on stderr and exit code 1; so is any other failure, whose traceback is
-    printed with --traceback alone.
+    A subclass implements `work(options)`, which returns the object that `--json` prints, `show(result)` for people, and
+    `next_step(result)`, the last line. `work` returns None in a process of a launch that prints nothing.
+    Any failure is one line on stderr and exit code 1; --traceback prints its traceback.
     """
 
     requires_system_checks: list[str] = []
     failed = False
-    """Set by `work` where its result is shown and is no success all the same: the exit code is 1 then."""
+    """`work` sets it to show its result and still exit with code 1."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -167,7 +176,7 @@ class RatchetCommand(BaseCommand):
         raise NotImplementedError
 
     def next_step(self, result: dict[str, Any]) -> str:
-        """Next step after this command: the last line printed, `next` in JSON. Empty: nothing follows."""
+        """Next step for the user: the last line printed, `next` in JSON; empty for none."""
         return ""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -176,10 +185,10 @@ class RatchetCommand(BaseCommand):
         return parser
 
     def handle(self, *args: Any, **options: Any) -> None:
-        # advice to the authors of the libraries below us, which their users cannot act on
+        # FutureWarnings of libraries: users cannot act on them.
         warnings.filterwarnings("ignore", category=FutureWarning)
         if isinstance(agent := options.get("agent"), str):
-            options["agent"] = agent.lower()  # no slug has capitals, but whoever types FILER means filer
+            options["agent"] = agent.lower()  # Slugs have no capitals.
         try:
             result = self.work(options)
         except CommandError as refusal:
@@ -205,10 +214,7 @@ class RatchetCommand(BaseCommand):
             raise SystemExit(1)
 
     def command_line(self, options: dict[str, Any], without: Collection[str] = ()) -> str:
-        """The command with these options, as it is typed: those that differ from their defaults.
-
-        without: names of options left out; those of every Django command and --json always are.
-        """
+        """The command line with every option that differs from its default, except STANDARD_OPTIONS and `without`."""
         name = type(self).__module__.rpartition(".")[2]
         words, seen = [*PROGRAM.split(), name], {*without, *STANDARD_OPTIONS}
         for action in self.create_parser("manage.py", name)._actions:
@@ -245,17 +251,23 @@ class RatchetCommand(BaseCommand):
             )
         if isinstance(error, (ValueError, OSError)):
             return text
-        return f"{type(error).__name__}: {text} (run again with --traceback for the whole story)"
+        return f"{type(error).__name__}: {text} (run again with --traceback for the details)"
 
     def note(self, text: str) -> None:
-        """One line for a person, on stderr."""
+        """Write a line to stderr."""
         self.stderr.write(text, self.style.NOTICE)
 
     @property
     def console(self) -> Console:
-        """Tables and colours on stdout, for `show`."""
         stream = cast(IO[str], getattr(self.stdout, "_out", self.stdout))
         return Console(file=stream, highlight=False, width=None if stream.isatty() else 120)
+
+    def table(self, rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> None:
+        """Print rows as a table on stdout, under a header if `columns` are given."""
+        table = Table(*columns, show_header=bool(columns), box=None, padding=(0, 2, 0, 0))
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
 
     @contextmanager
     def bar(self, label: str) -> Iterator[ProgressBar]:

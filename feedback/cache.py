@@ -1,4 +1,4 @@
-"""Caches of a process, valid for a few seconds, so that not every request asks the database again."""
+"""Per-process caches that save a database query per request."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ outage = OutageLog(logger)
 V = TypeVar("V")
 
 STALE_S = 600.0
-"""Longest age of cached facts that stand in for a database that cannot be reached: apps are served
-meanwhile."""
+"""Oldest cached value, in seconds, that is served while the database is unreachable."""
 
 _all: list[TTLCache[object]] = []
 
 
 class TTLCache(Generic[V]):
-    """Values by key, each kept FEEDBACK_REMEMBER_S seconds at most, in this process alone.
+    """Values by key, each kept at most FEEDBACK_REMEMBER_S seconds in this process.
 
-    A value that is asked for in the second half of its life is made anew by a thread beside the requests, so that a
-    busy process hardly ever has a request wait for the database, or open a connection of its own to it.
+    A value read in the second half of its life is renewed by a background thread, so that requests of a busy process
+    rarely wait for the database.
     """
 
     def __init__(self, size: int = 10_000) -> None:
@@ -45,9 +44,9 @@ class TTLCache(Generic[V]):
         _all.append(self)  # type: ignore[arg-type]
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of a key, made anew when it is too old. Threads that ask at once make it once.
+        """The value of a key; calls `make` if it is missing or too old, once for threads that ask at the same time.
 
-        While the database cannot be reached, what was read up to STALE_S seconds ago stands in.
+        While the database is unreachable, returns a value of at most STALE_S seconds' age.
         """
         time_s = time.monotonic()
         entry = self._kept.get(key)
@@ -87,7 +86,7 @@ class TTLCache(Generic[V]):
 
     def _keep(self, key: Hashable, at: float, value: V) -> None:
         if len(self._kept) >= self.size:
-            # a flood of keys nobody sent before must not fill the memory
+            # Unknown keys must not fill the memory.
             self._kept.clear()
         self._kept[key] = (at, value)
 
@@ -101,7 +100,7 @@ class TTLCache(Generic[V]):
             try:
                 now = time.monotonic()
                 value = make()
-                if self._cleared == cleared:  # else something changed meanwhile, and this may be from before
+                if self._cleared == cleared:  # Else the value may be older than the change that cleared it.
                     self._keep(key, now, value)
             finally:
                 self._renewing.discard(key)
@@ -111,8 +110,8 @@ class TTLCache(Generic[V]):
     def clear(self) -> None:
         self._cleared += 1
         self._kept.clear()
-        self._making = {}  # who asks from now on gets what is read from now on
-        self._renewing.clear()  # in the child of a fork nobody is at it
+        self._making = {}  # Readers from now on must not wait for a value read before.
+        self._renewing.clear()  # The renewing thread does not survive a fork.
 
 
 class _Renewer:
@@ -135,7 +134,7 @@ class _Renewer:
                 close_old_connections()
                 renew()
             except Exception as error:
-                # whoever asks when the value is too old gets this error, if it stands
+                # The next reader of an expired value gets the error.
                 logger.debug("cached data could not be refreshed: %s", error)
 
 
@@ -143,14 +142,15 @@ _renewer = _Renewer()
 
 
 class CostAwareCache(TTLCache[V]):
-    """Cache of costly values with a lifetime in proportion to their cost: what took a second to make is valid for
-    BELIEF seconds, so that making it anew never takes more than one part in BELIEF of a process's time."""
+    """A value that took t seconds to make stays valid for BELIEF * t seconds, at most LONGEST_S.
+
+    Making values takes at most 1 / BELIEF of a process's time.
+    """
 
     BELIEF = 200.0
     LONGEST_S = 600.0
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value of a key, made anew when it is too old for what it costs."""
         now = time.monotonic()
         kept = self._kept.get(key)
         if kept is not None and now < kept[0]:
@@ -162,15 +162,13 @@ class CostAwareCache(TTLCache[V]):
 
 
 class StampedCache(TTLCache[V]):
-    """Cache validated by a stamp that is cheaper to read: valid while the stamp is the same (ten minutes at most), and
-    after a change as long as in a `CostAwareCache`."""
+    """Values that stay valid while a cheap stamp is unchanged, at most LONGEST_S; then as in `CostAwareCache`."""
 
     def __init__(self, size: int = 10_000) -> None:
         super().__init__(size)
         self._stamps: dict[Hashable, tuple[Hashable, float]] = {}
 
     def get_unless(self, key: Hashable, stamp: Hashable, make: Callable[[], V]) -> V:
-        """The value of a key; made anew where the stamp is another one and the value was not costly."""
         start_s = time.monotonic()
         entry, stamp_entry = self._kept.get(key), self._stamps.get(key)
         if entry is not None and stamp_entry is not None:
@@ -188,7 +186,7 @@ class StampedCache(TTLCache[V]):
 
 
 def forget_all() -> None:
-    """Clear every cache of this process: after a change it made, and between tests."""
+    """Clear every cache of this process, after a change it made and between tests."""
     for remembered in _all:
         remembered.clear()
 

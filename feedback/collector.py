@@ -1,12 +1,11 @@
-"""Alias of the client package `ratchet_client`, for apps that import it from here. The server itself never does.
+"""Alias of the client package `ratchet_client`. The server itself never imports it.
 
-Where the package is not installed, the one of this checkout is loaded, `clients/python`, without touching `sys.path`.
+Without an installed package, it loads `clients/python` of this checkout, leaving `sys.path` unchanged.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 from pathlib import Path
 
@@ -14,7 +13,6 @@ CHECKOUT = Path(__file__).resolve().parent.parent / "clients" / "python" / "src"
 
 
 def _load_from_checkout() -> None:
-    """Import the package from where it lies. Raises ModuleNotFoundError where this is no checkout."""
     spec = importlib.util.spec_from_file_location(
         "ratchet_client", CHECKOUT / "__init__.py", submodule_search_locations=[str(CHECKOUT)]
     )
@@ -32,33 +30,5 @@ def _load_from_checkout() -> None:
 if "ratchet_client" not in sys.modules and importlib.util.find_spec("ratchet_client") is None:
     _load_from_checkout()
 
-from ratchet_client import (  # noqa: E402
-    CheckpointLoader,
-    CheckpointRefused,
-    CollectorStatus,
-    Hook,
-    Span,
-    Trace,
-    TraceCollector,
-    hook_into_agent,
-    records_decision,
-    records_tool,
-    redact_keys,
-)
-
-__all__ = [
-    "CheckpointLoader",
-    "CheckpointRefused",
-    "CollectorStatus",
-    "Hook",
-    "Span",
-    "Trace",
-    "TraceCollector",
-    "hook_into_agent",
-    "records_decision",
-    "records_tool",
-    "redact_keys",
-]
-
-# An app that imports from here may have set level or handlers of the logger that had this name: they go on to hold.
-logging.getLogger("ratchet_client").parent = logging.getLogger("feedback.collector")
+from ratchet_client import *  # noqa: E402, F403
+from ratchet_client import __all__ as __all__  # noqa: E402

@@ -1,11 +1,8 @@
-"""The chat message: roles, text or parts, tool calls, reasoning and refusals, in whatever dialect they arrive.
+"""Chat messages (roles, text or parts, tool calls, reasoning, refusals) in any provider's dialect.
 
-Imports, recording, datasets, training and the gateway read messages through this module. It needs pydantic alone, so
-training can use it without Django.
-
-`messages_read` accepts the messages of OpenAI (chat and Responses), Anthropic, Gemini, Bedrock, LangChain,
-OpenTelemetry and ShareGPT and returns `ChatMessage` objects. `dump` writes a message as OpenAI has it, with the
-reasoning in one field of its own.
+`messages_read` accepts OpenAI (chat and Responses), Anthropic, Gemini, Bedrock, LangChain, OpenTelemetry and ShareGPT
+messages and returns `ChatMessage` objects. `dump` writes OpenAI's form, with the reasoning in a field of its own.
+Needs pydantic alone, so that training can use it without Django.
 """
 
 from __future__ import annotations
@@ -19,37 +16,35 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-ROLES: dict[str, str] = {
-    "system": "system", "developer": "system", "user": "user", "human": "user", "customer": "user",
-    "assistant": "assistant", "ai": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant",
-    "chatbot": "assistant", "agent": "assistant", "function_call": "assistant", "tool_call": "assistant",
-    "tool": "tool", "function": "tool", "observation": "tool", "tool_response": "tool", "ipython": "tool",
-    "tool_result": "tool", "environment": "tool",
-}  # fmt: skip
-"""A role as some program writes it -> system, user, assistant or tool."""
+_ROLE_NAMES = {
+    "system": ("system", "developer"),
+    "user": ("user", "human", "customer"),
+    "assistant": ("assistant", "ai", "gpt", "model", "bot", "chatbot", "agent", "function_call", "tool_call"),
+    "tool": ("tool", "function", "observation", "tool_response", "ipython", "tool_result", "environment"),
+}
+ROLES = {name: role for role, names in _ROLE_NAMES.items() for name in names}
+"""Role name of any program -> system, user, assistant or tool."""
 
 REASONING_KEYS = ("reasoning", "reasoning_content", "thinking", "thought", "thoughts", "reasoning_text")
-"""Keys of a message under which providers put the model's reasoning, likeliest first."""
+"""Keys of a message that hold the model's reasoning, most common first."""
 
 TEXT_PARTS = ("text", "input_text", "output_text", "summary_text")
 REASONING_PARTS = ("thinking", "reasoning", "redacted_thinking", "reasoning_text", "summary", "think")
 
 BESIDE = ("reasoning", "function_call", "custom_tool_call")
-"""Items of OpenAI's Responses API that belong to the assistant's message beside them."""
+"""Items of OpenAI's Responses API that belong to the neighbouring assistant message."""
 
 
 class MessageError(ValueError):
-    """A message cannot be read. The text names the place, the expected value and the value found."""
+    """The message is invalid. The text names the place, the expected and the found value."""
 
 
 class FunctionCall(BaseModel):
-    """Name and arguments of a called function."""
-
     model_config = ConfigDict(extra="allow")
 
     name: str
     arguments: str = ""
-    """JSON text, as OpenAI has it; other dialects send the object itself."""
+    """JSON text, as in OpenAI's API; objects are converted."""
 
     @field_validator("arguments", mode="before")
     @classmethod
@@ -60,7 +55,7 @@ class FunctionCall(BaseModel):
 
     @property
     def parsed(self) -> Any:
-        """The arguments as JSON; the text itself where it is no JSON."""
+        """The arguments as a JSON value, or the text if it is not JSON."""
         try:
             return json.loads(self.arguments) if self.arguments.strip() else {}
         except (ValueError, RecursionError):
@@ -68,8 +63,6 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """One call of a tool in an assistant's turn."""
-
     model_config = ConfigDict(extra="allow")
 
     id: str | None = None
@@ -78,15 +71,15 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn of a chat. Keys that no dialect gives a meaning stay as extra fields."""
+    """One turn of a chat. Keys unknown to every dialect become extra fields."""
 
     model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | list[Any] = ""
-    """The text; a list of parts only where a part is no text (a picture, a sound, a file)."""
+    """The text, or a list of parts if one is not text (image, audio, file)."""
     reasoning: str = ""
-    """What the model thought before it answered; no part of the answer."""
+    """The model's reasoning before its answer; not part of the answer."""
     refusal: str = ""
     tool_calls: list[ToolCall] = Field(default_factory=list)
     tool_call_id: str | None = None
@@ -94,12 +87,11 @@ class ChatMessage(BaseModel):
 
     @property
     def is_text(self) -> bool:
-        """False where the content holds a part that is no text."""
         return isinstance(self.content, str)
 
     @property
     def text(self) -> str:
-        """The words of the turn: its content, or its refusal. Parts that are no text are left out."""
+        """Text of the content, or else of the refusal, without other parts."""
         if isinstance(self.content, str):
             return self.content or self.refusal
         return "".join(part["text"] for part in self.content if _is_text_part(part))
@@ -110,11 +102,10 @@ class ChatMessage(BaseModel):
 
     @property
     def bare(self) -> ChatMessage:
-        """The message without its extra fields."""
         return ChatMessage.model_construct(**{name: getattr(self, name) for name in ChatMessage.model_fields})
 
     def dump(self) -> dict[str, Any]:
-        """The message as OpenAI writes it, without fields that say nothing. `role` and `content` are always there."""
+        """The message in OpenAI's form: `role`, `content` and every other field that is not empty."""
         found: dict[str, Any] = {"role": self.role, "content": self.content}
         found |= {key: value for key in ("reasoning", "refusal") if (value := getattr(self, key))}
         if self.tool_calls:
@@ -125,7 +116,7 @@ class ChatMessage(BaseModel):
 
 @dataclass(frozen=True)
 class AssistantResponse:
-    """The answer to a prompt, with its reasoning beside it."""
+    """The answer to a prompt, and its reasoning."""
 
     messages: tuple[ChatMessage, ...]
     reasoning: str = ""
@@ -137,7 +128,7 @@ class AssistantResponse:
 
     @property
     def value(self) -> str | list[dict[str, Any]]:
-        """The answer as a decision stores it: a text where a text says it all, else messages."""
+        """The answer as a decision stores it: its text, or its messages if there is more than one text."""
         last = self.messages[-1]
         if len(self.messages) == 1 and last.role == "assistant" and last.is_text and not last.tool_calls:
             return last.text
@@ -145,7 +136,7 @@ class AssistantResponse:
 
 
 def response_of(messages: Sequence[ChatMessage]) -> AssistantResponse:
-    """The response made of these turns; the reasoning of all of them is joined and taken out."""
+    """A response of these turns; their reasoning is joined into one field."""
     reasoning = "\n\n".join(message.reasoning for message in messages if message.reasoning)
     return AssistantResponse(tuple(m.model_copy(update={"reasoning": ""}) for m in messages), reasoning)
 
@@ -160,11 +151,10 @@ _SUMMARY = re.compile(r"<summary>.*?</summary>", re.DOTALL)
 
 
 def reasoning_split(text: str) -> tuple[str, str]:
-    """A text without the reasoning it begins with, and that reasoning ("" where it has none).
+    """(text without leading reasoning, that reasoning or "").
 
-    Read are `<think>...</think>` (also without its opening tag, which some chat templates put into the prompt),
-    `<details type="reasoning">` as Open WebUI stores it and `:::thinking` as LibreChat does. Tags further inside a text
-    belong to the text.
+    Recognises `<think>...</think>` (also without the opening tag, which some chat templates put into the prompt),
+    Open WebUI's `<details type="reasoning">` and LibreChat's `:::thinking`. Tags further inside belong to the text.
     """
     thoughts: list[str] = []
     while True:
@@ -188,10 +178,10 @@ def reasoning_split(text: str) -> tuple[str, str]:
 
 
 def messages_read(value: Any, where: str = "messages") -> list[ChatMessage]:
-    """Messages of a chat, of whatever dialect; a text is one turn of the user.
+    """Read a chat in any dialect; a text is one user message. Raises MessageError.
 
-    An item may become several messages (Anthropic's tool results stand inside a user's turn) or join the one before
-    (calls and reasoning of OpenAI's Responses API stand beside the message). Raises MessageError.
+    One item may become several messages (Anthropic's tool results are parts of a user message) or join the previous
+    one (OpenAI's Responses API sends calls and reasoning as items of their own).
     """
     if isinstance(value, str):
         return [ChatMessage(role="user", content=value)]
@@ -211,12 +201,10 @@ def messages_read(value: Any, where: str = "messages") -> list[ChatMessage]:
 
 
 def _is_beside(item: Any) -> bool:
-    """True of an item of the Responses API that belongs to the assistant's message next to it."""
     return isinstance(item, Mapping) and "role" not in item and item.get("type") in BESIDE
 
 
 def _joined(one: ChatMessage, other: ChatMessage) -> ChatMessage:
-    """One turn of two items of it."""
     return one.model_copy(
         update={
             "content": one.content or other.content,
@@ -229,7 +217,7 @@ def _joined(one: ChatMessage, other: ChatMessage) -> ChatMessage:
 
 
 def message_read(value: Any, where: str = "message", *, role: str = "") -> ChatMessage:
-    """One message. role: used where the message does not say who speaks. Raises MessageError."""
+    """Read one message; `role` is the default. Raises MessageError."""
     found = list(_message(value, where, role))
     if len(found) != 1:
         raise MessageError(f"{where}: expected one message, found {len(found)}")
@@ -247,24 +235,9 @@ def _message(value: Any, where: str, default_role: str = "") -> Iterator[ChatMes
         value = {"role": value[0], "content": value[1]}
     if not isinstance(value, Mapping):
         raise MessageError(f"{where}: expected a message {{role, content}}, found {_excerpt(value)}")
-    given = _undo_wrapping(dict(value))
-    item_type = given.get("type")
-    if item_type in ("function_call", "custom_tool_call") and "name" in given and "role" not in given:
-        call = {"id": given.pop("call_id", None) or given.pop("id", None),
-                "name": given.pop("name"), "arguments": given.pop("arguments", given.pop("input", ""))}  # fmt: skip
-        given = {"role": "assistant", "tool_calls": [call]}
-    elif item_type in ("function_call_output", "custom_tool_call_output") and "role" not in given:
-        given = {"role": "tool", "tool_call_id": given.get("call_id"), "content": given.get("output")}
-    elif item_type == "reasoning" and "role" not in given:
-        given = {"role": "assistant", "content": [dict(value)]}
-    elif item_type == "message":
-        given.pop("type")
+    given = _responses_item(_undo_wrapping(dict(value)), value)
     said_role = given.pop("role", None) or default_role
-    if not isinstance(said_role, str) or not said_role.strip():
-        raise MessageError(
-            f"{where}.role: expected system, user, assistant or tool, found {_excerpt(said_role)}"
-        )
-    role = ROLES.get(_role_name(said_role))
+    role = ROLES.get(_role_name(said_role)) if isinstance(said_role, str) else None
     if role is None:
         raise MessageError(
             f"{where}.role: expected system, user, assistant or tool, found {_excerpt(said_role)}"
@@ -273,22 +246,8 @@ def _message(value: Any, where: str, default_role: str = "") -> Iterator[ChatMes
     for key in ("content", "parts", "text", "value"):
         if key in given and (key in ("content", "parts") or "content" not in value):
             parts.add(given.pop(key))
-    for key in REASONING_KEYS:
-        if isinstance(given.get(key), str):
-            if thought := given.pop(key).strip():
-                parts.reasoning.append(thought)
-        elif isinstance(given.get(key), list):
-            parts.add([{"type": "reasoning", "content": given.pop(key)}])
-        elif given.get(key) is None:
-            given.pop(key, None)
-    if isinstance(details := given.get("reasoning_details"), list) and not parts.reasoning:
-        parts.add([{"type": "reasoning", "content": details}])
-    stated = given.pop("tool_calls", None) or []
-    if not isinstance(stated, list):
-        raise MessageError(f"{where}.tool_calls: expected a list of calls, found {_excerpt(stated)}")
-    calls = [*parts.calls, *stated]
-    if legacy := given.pop("function_call", None):
-        calls.append(legacy)
+    _take_reasoning(given, parts)
+    calls = _take_calls(given, parts, where)
     if said_role in ("function_call", "tool_call"):
         calls += _json_calls(parts.text, where)
         parts.content = []
@@ -318,8 +277,50 @@ def _message(value: Any, where: str, default_role: str = "") -> Iterator[ChatMes
         raise MessageError(f"{where}.{place}: {fault['msg']}, found {_excerpt(fault['input'])}") from None
 
 
+def _responses_item(given: dict[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+    """An item of OpenAI's Responses API as a chat message; any other message unchanged."""
+    kind = given.get("type")
+    if kind == "message":
+        given.pop("type")
+    if "role" in given:
+        return given
+    if kind in ("function_call", "custom_tool_call") and "name" in given:
+        call_id = given.get("call_id") or given.get("id")
+        arguments = given.get("arguments", given.get("input", ""))
+        return {
+            "role": "assistant",
+            "tool_calls": [{"id": call_id, "name": given["name"], "arguments": arguments}],
+        }
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return {"role": "tool", "tool_call_id": given.get("call_id"), "content": given.get("output")}
+    if kind == "reasoning":
+        return {"role": "assistant", "content": [dict(original)]}
+    return given
+
+
+def _take_reasoning(given: dict[str, Any], parts: _Parts) -> None:
+    for key in REASONING_KEYS:
+        if isinstance(given.get(key), str):
+            if thought := given.pop(key).strip():
+                parts.reasoning.append(thought)
+        elif isinstance(given.get(key), list):
+            parts.add([{"type": "reasoning", "content": given.pop(key)}])
+        elif given.get(key) is None:
+            given.pop(key, None)
+    if isinstance(details := given.get("reasoning_details"), list) and not parts.reasoning:
+        parts.add([{"type": "reasoning", "content": details}])
+
+
+def _take_calls(given: dict[str, Any], parts: _Parts, where: str) -> list[Any]:
+    stated = given.pop("tool_calls", None) or []
+    if not isinstance(stated, list):
+        raise MessageError(f"{where}.tool_calls: expected a list of calls, found {_excerpt(stated)}")
+    legacy = given.pop("function_call", None)
+    return [*parts.calls, *stated, *([legacy] if legacy else [])]
+
+
 def _undo_wrapping(message: dict[str, Any]) -> dict[str, Any]:
-    """The message inside LangChain's constructor, {type, data} or {type, content}; ShareGPT's `from` as role."""
+    """Unwrap LangChain's constructor, {type, data} and {type, content}; take ShareGPT's `from` as the role."""
     if isinstance(message.get("kwargs"), Mapping):
         path = message.get("id")
         name = str(path[-1]) if isinstance(path, list) and path else ""
@@ -341,18 +342,18 @@ def _undo_wrapping(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_pair(value: Any) -> bool:
-    """True of a message as a role and its text, which LangChain accepts."""
+    """True for LangChain's (role, text) form of a message."""
     is_list = isinstance(value, (list, tuple)) and len(value) == 2
     return is_list and all(isinstance(item, str) for item in value) and _role_name(value[0]) in ROLES
 
 
 def _role_name(value: Any) -> str:
-    """A role in lower case; LangChain names it by a class: AIMessageChunk."""
+    """A role in lower case, also of LangChain's class names such as AIMessageChunk."""
     return str(value).strip().lower().removesuffix("chunk").removesuffix("message")
 
 
 class _Parts:
-    """Sorts the parts of a content into text, reasoning, calls, results and whatever else there is."""
+    """Sorts the parts of a content into text, reasoning, refusals, calls, results and others."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -396,10 +397,10 @@ class _Parts:
             if thought := _words(part.get(kind) or part).strip():
                 self.reasoning.append(thought)
         elif kind == "cachePoint":
-            return  # where Bedrock is to cache the prompt: nothing is said
+            return  # Bedrock's mark for prompt caching.
         elif kind in TEXT_PARTS:
             words = next((part[key] for key in ("text", "content", "value") if key in part), None)
-            if isinstance(words, Mapping):  # the Assistants API and LibreChat nest it
+            if isinstance(words, Mapping):  # Nested by the Assistants API and LibreChat.
                 words = words.get("value")
             if not isinstance(words, str):
                 raise MessageError(f"{where}.text: expected a text, found {_excerpt(words)}")
@@ -420,8 +421,8 @@ class _Parts:
 
 
 def _kind(part: Mapping[str, Any]) -> str:
-    """The type of a part that does not state it: Gemini and Bedrock name it by its key."""
-    for key in (
+    """Type of a part without `type`: Gemini and Bedrock use it as the key."""
+    kinds = (
         "text",
         "functionCall",
         "functionResponse",
@@ -429,7 +430,8 @@ def _kind(part: Mapping[str, Any]) -> str:
         "toolResult",
         "reasoningContent",
         "thinking",
-    ):
+    )
+    for key in kinds:
         if key in part:
             return key
     return next(iter(part), "")
@@ -440,7 +442,7 @@ def _is_text_part(part: Any) -> bool:
 
 
 def _words(value: Any) -> str:
-    """The words in a part of reasoning, however deep its provider puts them."""
+    """Text in a reasoning part, at any depth."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -462,7 +464,7 @@ def _words(value: Any) -> str:
 
 
 def _result(part: Mapping[str, Any], where: str) -> ChatMessage:
-    """The tool's message in a part that holds a result."""
+    """The tool message of a part with a result."""
     key = next((key for key in ("content", "response", "result", "output") if key in part), "")
     content = part.get(key)
     if isinstance(content, list):
@@ -480,7 +482,7 @@ def _result(part: Mapping[str, Any], where: str) -> ChatMessage:
 
 
 def _call(value: Any, where: str) -> ToolCall:
-    """A tool call of any dialect: OpenAI's, Anthropic's (name, input), LangChain's and Gemini's (name, args)."""
+    """Read a tool call of OpenAI, Anthropic (name, input), LangChain or Gemini (name, args)."""
     if isinstance(value, ToolCall):
         return value
     if not isinstance(value, Mapping):
@@ -488,7 +490,7 @@ def _call(value: Any, where: str) -> ToolCall:
     call = {key: item for key, item in value.items() if item is not None}
     function = call.get("function")
     if isinstance(custom := call.get("custom"), Mapping) and not isinstance(function, Mapping):
-        # OpenAI's custom tools take a text
+        # OpenAI's custom tools take a text.
         function = {"name": custom.get("name"), "arguments": custom.get("input")}
         call.pop("custom")
     if not isinstance(function, Mapping):
@@ -508,7 +510,7 @@ def _call(value: Any, where: str) -> ToolCall:
 
 
 def _json_calls(text: str, where: str) -> list[Any]:
-    """The calls in a ShareGPT turn of `function_call`: JSON of one call, or a list of them."""
+    """Calls in a ShareGPT turn of `function_call`: JSON of one call or a list."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

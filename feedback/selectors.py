@@ -1,4 +1,4 @@
-"""The only readers of feedback: decisions, the ratings that stand, comparisons, counts."""
+"""The readers of feedback: decisions, standing ratings and comparisons, counts, and rows for datasets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from feedback.storage.sql import IDS
 def ratings_standing(agent: str | None = None, *, of_withdrawn: bool = False) -> QuerySet[Rating]:
     """Ratings that were neither superseded nor withdrawn, oldest first.
 
-    of_withdrawn: those on withdrawn decisions too, to be looked at; nothing counts them or learns from them.
+    of_withdrawn: include ratings of withdrawn decisions. For display only: they are never counted or trained on.
     """
     ratings = Rating.objects.filter(superseded_by__isnull=True, withdrawn=False)
     if not of_withdrawn:
@@ -47,10 +47,9 @@ def ratings_standing(agent: str | None = None, *, of_withdrawn: bool = False) ->
 
 
 def comparisons_standing(agent: str | None = None) -> QuerySet[Comparison]:
-    """Comparisons that were neither superseded nor withdrawn, oldest first.
+    """Comparisons that were neither superseded nor withdrawn, oldest first, without withdrawn decisions.
 
-    Of one rater's comparisons of the same two decisions with the sides swapped the later one stands: a pair is one
-    question, however it is shown. Those with a withdrawn decision on either side are left out.
+    If a rater compared the same two decisions with swapped sides, the later comparison stands.
     """
     standing = Comparison.objects.filter(superseded_by__isnull=True, withdrawn=False)
     swapped_later = standing.filter(
@@ -67,16 +66,16 @@ def comparisons_standing(agent: str | None = None) -> QuerySet[Comparison]:
 
 
 def decisions_of(agent: str) -> QuerySet[Decision]:
-    """An agent's decisions, without those that were withdrawn."""
+    """An agent's decisions, without withdrawn ones."""
     return Decision.objects.filter(agent=agent, withdrawal=None)
 
 
 NOT_FROM_APPS = ("simulation", "gateway", "decide", "shadow")
-"""Sources of decisions whose answer is not of the app's own model: made up, or given by Ratchet itself."""
+"""Sources of decisions that the app's own model did not answer: simulated, or answered by Ratchet."""
 
 
 class AppAnswer(NamedTuple):
-    """An answer that an app recorded, with the policy name it sent; empty where it sent none."""
+    """An answer recorded by an app, with the policy name it sent (may be empty)."""
 
     prompt_hash: str
     policy: str
@@ -86,10 +85,10 @@ class AppAnswer(NamedTuple):
 def app_answers(
     agent: str, *, newest: int | None = None, prompt_hashes: Sequence[str] | None = None
 ) -> Iterator[AppAnswer]:
-    """Answers of an app's own model, the newest first: among its `newest` decisions, or those to certain prompts.
+    """Answers of an app's own model, newest first: among its `newest` decisions, or to certain prompts.
 
-    Left out are answers that no user got: simulated ones, those that Ratchet gave, those that people or a teacher wrote
-    (IMITATION_TAGS), and the two sides of an imported comparison.
+    Leaves out answers that no user got from that model: simulated ones, Ratchet's own, those written by people or a
+    teacher (IMITATION_TAGS), and both sides of imported comparisons.
     """
     rows = decisions_of(agent).order_by("-created_at", "-id")
     if prompt_hashes is not None:
@@ -100,7 +99,7 @@ def app_answers(
 
 
 def policy_answers(agent: str, policy: str, prompt_hashes: Sequence[str]) -> Iterator[AppAnswer]:
-    """Answers of a policy by name to certain prompts, the newest first."""
+    """A policy's answers to certain prompts, newest first."""
     rows = decisions_of(agent).filter(policy=policy).order_by("-created_at", "-id")
     for start in range(0, len(prompt_hashes), IDS):
         some = rows.filter(prompt_hash__in=prompt_hashes[start : start + IDS])
@@ -131,7 +130,7 @@ def decision_get(pk: uuid.UUID | str) -> Decision | None:
 def decision_answered_recently(
     agent: str, messages: list[dict[str, Any]], request: str, *, minutes: float
 ) -> Decision | None:
-    """The newest decision that answered a request of this hash (`metadata.serving.request`) within so many minutes."""
+    """The newest decision of the last `minutes` that answered a request with this hash (`metadata.serving.request`)."""
     return (
         Decision.objects.filter(
             agent=agent,
@@ -145,22 +144,21 @@ def decision_answered_recently(
 
 
 def agent_slugs() -> list[str]:
-    """Slugs of the agents that decided anything, in alphabetical order."""
+    """Slugs of agents with decisions, sorted."""
     return _distinct_values("agent")
 
 
 def agent_has_decisions(agent: str) -> bool:
-    """True if an agent decided anything: one look into the index."""
     return Decision.objects.filter(agent=agent).exists()
 
 
 def policy_names() -> list[str]:
-    """Names of the policies that decided anything, in alphabetical order."""
+    """Names of policies with decisions, sorted."""
     return [name for name in _distinct_values("policy") if name]
 
 
 def _distinct_values(column: str) -> list[str]:
-    """Every value of an indexed column, one look into the index each: DISTINCT would read every row's entry."""
+    """Distinct values of an indexed column, by one index lookup each. DISTINCT would read every row's entry."""
     least = "SELECT {0} FROM feedback_decision{1} ORDER BY {0} LIMIT 1"
     sql = (
         f"WITH RECURSIVE known(value) AS (SELECT ({least.format(column, '')}) UNION ALL "  # noqa: S608  # our own names
@@ -176,65 +174,39 @@ def _distinct_values(column: str) -> list[str]:
 class FeedbackCounts:
     """Counts of an agent's standing feedback."""
 
-    decisions: int
-    ratings: int
-    comparisons: int
-    corrections: int
-    simulated: int
-    newest_at: datetime | None
+    decisions: int = 0
+    ratings: int = 0
+    comparisons: int = 0
+    corrections: int = 0
+    simulated: int = 0
+    newest_at: datetime | None = None
+    """Time of the newest standing rating."""
     outcomes: int = 0
-    """Measured outcomes, of whatever name."""
     demonstrations: int = 0
-    """Decisions whose response is to be imitated; not looked for among more than MAX_TAG_LOOKUPS."""
+    """Decisions to imitate (IMITATION_TAGS); not counted for agents with more than MAX_TAG_LOOKUPS decisions."""
     traces: int = 0
-    """Decisions with a trace of how they came about."""
+    """Decisions with a trace."""
 
     @property
     def feedback(self) -> int:
-        """Ratings and comparisons together: the number in a policy's name."""
+        """Ratings and comparisons: the number in a policy's name."""
         return self.ratings + self.comparisons
 
     @property
     def evidence(self) -> int:
-        """All there is to learn from, whether people rated or not."""
+        """Everything that training can learn from."""
         return self.feedback + self.outcomes + self.demonstrations + self.traces
 
 
 MAX_TAG_LOOKUPS = 20_000
-"""Decisions of an agent up to which those to be imitated are counted: each of them is read."""
+"""Most decisions of an agent among which decisions to imitate are counted, because each is read."""
 
 IMITATION_TAGS = ("demonstration", "teacher")
-"""Tags of decisions whose response is to be imitated."""
+"""Tags of decisions to imitate."""
 
 
 def feedback_counts(agent: str) -> FeedbackCounts:
-    ratings: dict[str, Any] = ratings_standing(agent).aggregate(
-        n=Count("pk"),
-        corrections=Count("pk", filter=Q(correction__isnull=False)),
-        simulated=Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED)),
-    )
-    comparisons: dict[str, Any] = comparisons_standing(agent).aggregate(
-        n=Count("pk"), simulated=Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED))
-    )
-    newest = (
-        Rating.objects.filter(decision__agent=agent)
-        .order_by("-created_at")
-        .values_list("created_at", flat=True)
-        .first()
-    )
-    decisions = decisions_of(agent).count()
-    imitated = decisions_of(agent).order_by().filter(_imitation_condition())
-    return FeedbackCounts(
-        decisions=decisions,
-        ratings=ratings["n"],
-        comparisons=comparisons["n"],
-        corrections=ratings["corrections"],
-        simulated=ratings["simulated"] + comparisons["simulated"],
-        newest_at=newest,
-        outcomes=Outcome.objects.filter(decision__agent=agent, decision__withdrawal=None).count(),
-        demonstrations=imitated.count() if decisions <= MAX_TAG_LOOKUPS else 0,
-        traces=decisions_of(agent).filter(trace__isnull=False).count(),
-    )
+    return feedback_counts_by_agent(agent).get(agent, FeedbackCounts())
 
 
 def _imitation_condition() -> Q:
@@ -248,69 +220,60 @@ _counts: CostAwareCache[dict[str, FeedbackCounts]] = CostAwareCache()
 
 
 def feedback_counts_cached() -> dict[str, FeedbackCounts]:
-    """`feedback_counts_by_agent`, a little old where there is much to count: for pages that are looked at often."""
+    """`feedback_counts_by_agent` from a cache, for pages that are opened often."""
     return _counts.get("all", feedback_counts_by_agent)
 
 
-def feedback_counts_by_agent() -> dict[str, FeedbackCounts]:
-    """The same for every agent that decided anything, in as many passes over the data as for one.
-
-    Here `newest_at` is of the ratings that stand.
-    """
-    decisions = Decision.objects.order_by().values("agent").annotate(n=Count("pk", filter=Q(withdrawal=None)))
-    ratings = (
-        ratings_standing()
-        .order_by()
-        .values("decision__agent")
-        .annotate(
-            n=Count("pk"),
-            corrections=Count("pk", filter=Q(correction__isnull=False)),
-            simulated=Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED)),
-            newest=Max("created_at"),
-        )
+def feedback_counts_by_agent(agent: str | None = None) -> dict[str, FeedbackCounts]:
+    """Counts of every agent with decisions, or of one, in a fixed number of queries."""
+    simulated = Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED))
+    rows = Decision.objects.filter(agent=agent) if agent is not None else Decision.objects.all()
+    decisions = _by_agent(rows)
+    ratings = ratings_standing(agent).order_by().values("decision__agent")
+    ratings = ratings.annotate(
+        n=Count("pk"),
+        corrections=Count("pk", filter=Q(correction__isnull=False)),
+        simulated=simulated,
+        newest=Max("created_at"),
     )
-    comparisons = (
-        comparisons_standing()
-        .order_by()
-        .values("left__agent")
-        .annotate(n=Count("pk"), simulated=Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED)))
-    )
-    outcomes = Outcome.objects.filter(decision__withdrawal=None).order_by().values("decision__agent")
-    outcome_counts = dict(outcomes.annotate(n=Count("pk")).values_list("decision__agent", "n"))
-    few = [row["agent"] for row in decisions if row["n"] <= MAX_TAG_LOOKUPS]
-    demonstration_counts = _by_agent(Decision.objects.filter(_imitation_condition(), agent__in=few))
-    trace_counts = _by_agent(Decision.objects.filter(trace__isnull=False))
+    comparisons = comparisons_standing(agent).order_by().values("left__agent")
+    comparisons = comparisons.annotate(n=Count("pk"), simulated=simulated)
+    outcomes = Outcome.objects.filter(decision__withdrawal=None, decision__agent__in=list(decisions))
+    outcome_counts = outcomes.order_by().values("decision__agent").annotate(n=Count("pk"))
+    few = [slug for slug, count in decisions.items() if count <= MAX_TAG_LOOKUPS]
     rated: dict[str, dict[str, Any]] = {row["decision__agent"]: dict(row) for row in ratings}
     compared: dict[str, dict[str, Any]] = {row["left__agent"]: dict(row) for row in comparisons}
-    nothing: dict[str, Any] = {"n": 0, "corrections": 0, "simulated": 0, "newest": None}
+    measured = dict(outcome_counts.values_list("decision__agent", "n"))
+    imitated = _by_agent(Decision.objects.filter(_imitation_condition(), agent__in=few))
+    traced = _by_agent(rows.filter(trace__isnull=False))
     counts = {}
-    for row in decisions:
-        slug = row["agent"]
-        mine, pairs = rated.get(slug, nothing), compared.get(slug, nothing)
+    for slug, count in decisions.items():
+        mine, pairs = rated.get(slug, {}), compared.get(slug, {})
         counts[slug] = FeedbackCounts(
-            decisions=row["n"],
-            ratings=mine["n"],
-            comparisons=pairs["n"],
-            corrections=mine["corrections"],
-            simulated=mine["simulated"] + pairs["simulated"],
-            newest_at=mine["newest"],
-            outcomes=outcome_counts.get(slug, 0),
-            demonstrations=demonstration_counts.get(slug, 0),
-            traces=trace_counts.get(slug, 0),
+            decisions=count,
+            ratings=mine.get("n", 0),
+            comparisons=pairs.get("n", 0),
+            corrections=mine.get("corrections", 0),
+            simulated=mine.get("simulated", 0) + pairs.get("simulated", 0),
+            newest_at=mine.get("newest"),
+            outcomes=measured.get(slug, 0),
+            demonstrations=imitated.get(slug, 0),
+            traces=traced.get(slug, 0),
         )
     return counts
 
 
 def _by_agent(decisions: QuerySet[Decision]) -> dict[str, int]:
-    """Number of these decisions that are not withdrawn, by agent; agents without any are left out."""
-    standing = decisions.filter(withdrawal=None).order_by().values("agent").annotate(n=Count("pk"))
+    """Agent -> number of these decisions that are not withdrawn; 0 if all of its decisions are."""
+    standing = decisions.order_by().values("agent").annotate(n=Count("pk", filter=Q(withdrawal=None)))
     return dict(standing.values_list("agent", "n"))
 
 
-# --- Facts for datasets: plain rows, streamed, prompts never joined onto ratings ---------------------------
+# --- Rows for datasets: streamed; prompts are never joined onto ratings --------------------------------------
 
 CHUNK = 2000
-"""Rows fetched from the database at once."""
+"""Rows per fetch."""
+HAS_STATE = ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField())
 
 
 class RatingFact(NamedTuple):
@@ -351,11 +314,11 @@ class ResponseFact(NamedTuple):
     has_state: bool
     reasoning: str
     judged: bool
-    """True if it was ever rated or compared; the others are here for their scored candidates alone."""
+    """True if it was ever rated or compared; False if only its scored candidates count."""
 
 
 class PromptFact(NamedTuple):
-    """Prompt of a decision, and the facts the app knew."""
+    """A decision's prompt, state and metadata."""
 
     id: uuid.UUID
     prompt_hash: str
@@ -366,20 +329,18 @@ class PromptFact(NamedTuple):
     trace: str | None
 
 
-RATING_COLUMNS = (
-    "decision_id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "id",
-)  # fmt: skip
+RATING_COLUMNS = ("decision_id", "rater", "rater_kind", "thumb", "stars", "score", "correction", "tags", "id")
 """Columns of a RatingFact."""
 
 
 def rating_facts(agent: str) -> Iterator[RatingFact]:
-    """Every standing rating of an agent's decisions, in no particular order."""
+    """Standing ratings of an agent's decisions, in no particular order."""
     rows = ratings_standing(agent).order_by().values_list(*RATING_COLUMNS)
     yield from map(RatingFact._make, rows.iterator(chunk_size=CHUNK))
 
 
 def comparison_facts(agent: str) -> Iterator[ComparisonFact]:
-    """Every standing comparison of an agent's decisions, in no particular order."""
+    """Standing comparisons of an agent's decisions, in no particular order."""
     rows = (
         comparisons_standing(agent)
         .order_by()
@@ -389,7 +350,7 @@ def comparison_facts(agent: str) -> Iterator[ComparisonFact]:
 
 
 def response_facts(agent: str) -> Iterator[ResponseFact]:
-    """Every decision of an agent that says something of preferences: rated, compared, or with listed candidates."""
+    """Decisions of an agent that were rated or compared, or that list candidates."""
     spoken_of = (
         Exists(Rating.objects.filter(decision=OuterRef("pk")))
         | Exists(Comparison.objects.filter(left=OuterRef("pk")))
@@ -399,41 +360,30 @@ def response_facts(agent: str) -> Iterator[ResponseFact]:
         decisions_of(agent)
         .annotate(
             judged=ExpressionWrapper(spoken_of, output_field=BooleanField()),
-            has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField()),
+            has_state=HAS_STATE,
         )
         .filter(Q(candidates__isnull=False) | Q(judged=True))
         .order_by()
-        .values_list(
-            "id",
-            "prompt_hash",
-            "response",
-            "candidates",
-            "tags",
-            "metadata",
-            "has_state",
-            "reasoning",
-            "judged",
-        )
+        .values_list(*ResponseFact._fields)
     )
     yield from map(ResponseFact._make, rows.iterator(chunk_size=CHUNK))
 
 
 def verdict_stands(decision: str = "pk") -> Exists:
-    """True if a thumb, stars or a score stands on the decision whose id that column of the outer query
-    holds."""
+    """Condition: the decision whose id is in this column of the outer query has a standing thumb, stars or score."""
     verdict = ~Q(thumb="") | Q(stars__isnull=False) | Q(score__isnull=False)
     return Exists(ratings_standing().filter(verdict, decision=OuterRef(decision)).order_by())
 
 
 def responses_without_verdict(ids: Sequence[uuid.UUID]) -> Iterator[ResponseFact]:
-    """Decisions among these without a standing thumb, stars or score."""
+    """The decisions without a standing thumb, stars or score."""
     for start in range(0, len(ids), IDS):
         rows = Decision.objects.filter(~verdict_stands(), pk__in=ids[start : start + IDS], withdrawal=None)
         yield from _responses(rows.order_by("pk"))
 
 
 def responses_tagged(agent: str, tags: Sequence[str]) -> Iterator[ResponseFact]:
-    """Decisions of an agent that carry one of these tags, rated or not."""
+    """Decisions of an agent with one of these tags."""
     wanted = Q()
     for tag in tags:
         wanted |= tag_condition(tag)
@@ -441,22 +391,20 @@ def responses_tagged(agent: str, tags: Sequence[str]) -> Iterator[ResponseFact]:
 
 
 def _responses(rows: QuerySet[Decision]) -> Iterator[ResponseFact]:
-    facts = rows.annotate(
-        has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField())
-    ).values_list("id", "prompt_hash", "response", "candidates", "tags", "metadata", "has_state", "reasoning")
-    yield from (ResponseFact(*row, judged=False) for row in facts.iterator(chunk_size=CHUNK))
+    facts = rows.annotate(has_state=HAS_STATE).values_list(*ResponseFact._fields[:-1])
+    yield from (ResponseFact._make((*row, False)) for row in facts.iterator(chunk_size=CHUNK))
 
 
 def tag_condition(tag: str) -> Q:
-    """Condition on a decision or a rating: it carries this tag."""
+    """Condition on a decision or rating: it has this tag."""
     if connection.vendor == "postgresql":
         return Q(tags__contains=[tag])
-    # SQLite keeps the list as its text, in which a tag stands between quotes, its own ones escaped
+    # SQLite stores the list as JSON text: look for the quoted and escaped tag.
     return Q(GreaterThan(StrIndex(Cast("tags", TextField()), Value(json.dumps(tag))), 0))
 
 
 class DecisionPrompt(NamedTuple):
-    """A decision by its prompt alone."""
+    """A decision and the hash of its prompt."""
 
     id: uuid.UUID
     prompt_hash: str
@@ -464,10 +412,10 @@ class DecisionPrompt(NamedTuple):
 
 
 def decision_prompts(agent: str) -> Iterator[DecisionPrompt]:
-    """Every decision of an agent, judged or not, in no particular order."""
+    """Every decision of an agent, in no particular order."""
     rows = (
         decisions_of(agent)
-        .annotate(has_state=ExpressionWrapper(Q(state__isnull=False), output_field=BooleanField()))
+        .annotate(has_state=HAS_STATE)
         .order_by()
         .values_list("id", "prompt_hash", "has_state")
     )
@@ -475,7 +423,7 @@ def decision_prompts(agent: str) -> Iterator[DecisionPrompt]:
 
 
 def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
-    """The prompts and states of these decisions, in no particular order."""
+    """Prompts and states of these decisions, in no particular order."""
     for start in range(0, len(ids), IDS):
         rows = Decision.objects.filter(pk__in=ids[start : start + IDS]).order_by()
         yield from map(
@@ -487,7 +435,7 @@ def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
 
 
 def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[str]]:
-    """Prompt hash -> who rated or compared responses to it, by what stands."""
+    """Prompt hash -> raters with a standing rating or comparison of its responses."""
     found: dict[str, set[str]] = {}
     for start in range(0, len(prompt_hashes), IDS):
         chunk = list(prompt_hashes[start : start + IDS])
@@ -502,7 +450,7 @@ def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[
 
 
 class PolicyRating(NamedTuple):
-    """One standing rating of a policy's decision."""
+    """A standing rating of a policy's decision."""
 
     decision: uuid.UUID
     thumb: str
@@ -513,8 +461,10 @@ class PolicyRating(NamedTuple):
 def policy_verdicts(
     agent: str, policy: str, since: datetime | None = None, *, recorded: bool = False
 ) -> Iterator[PolicyRating]:
-    """Ratings by people of a policy's decisions, oldest decision first; of decisions from `since` on
-    alone. recorded: of an app's own model, under the name that it sends."""
+    """Standing ratings of a policy's decisions since a time, oldest decision first.
+
+    recorded: the policy is an app's own model; leave out decisions that Ratchet answered under its name.
+    """
     rows = ratings_standing(agent).filter(decision__policy=policy)
     if recorded:
         rows = rows.exclude(decision__source__in=NOT_FROM_APPS)
@@ -525,8 +475,7 @@ def policy_verdicts(
 
 
 def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> set[str]:
-    """Hashes of the prompts that these ratings, comparisons, outcomes and decisions are about; of the `newest` of them
-    alone."""
+    """Prompt hashes of the `newest` of these ratings, comparisons, outcomes and decisions."""
     dated_prompts: list[tuple[datetime, str]] = []
     for start in range(0, len(ids), IDS):
         chunk = list(ids[start : start + IDS])

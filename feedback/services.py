@@ -1,4 +1,4 @@
-"""The only writers of feedback: decision_record, rating_submit, comparison_submit, outcome_record, and withdrawals."""
+"""The only writers of feedback: decisions, ratings, comparisons, outcomes, and withdrawals of ratings."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ BULK_BATCH = 1000
 
 @dataclass(frozen=True)
 class WriteResult:
-    """A stored row and whether this call made it (False: the same write had arrived before)."""
+    """A stored row, and whether this call created it (False: the same write arrived before)."""
 
     row: Any
     created: bool
 
 
 def row_write(row: Any) -> WriteResult:
-    """Insert a row whose id may have been sent before: the same body is the same write, another is a conflict. Raises
-    FeedbackConflict, Erased."""
+    """Insert a row, or return the stored one with the same id and body.
+
+    Raises FeedbackConflict if the id was used for another body, Erased if the row was erased.
+    """
     erased_refuse(row)
     try:
-        # one statement is its own transaction; inside another one, a savepoint keeps that one usable
+        # Inside a transaction, a savepoint keeps it usable after an IntegrityError.
         with transaction.atomic() if transaction.get_connection().in_atomic_block else nullcontext():
             row_insert(row)
     except IntegrityError:
@@ -64,7 +66,7 @@ def row_write(row: Any) -> WriteResult:
 
 
 def _earlier(row: Any) -> WriteResult | None:
-    """The row that was stored under this one's id before, if any. Raises FeedbackConflict where it says otherwise."""
+    """The row stored before under this id, if any. Raises FeedbackConflict if its body differs."""
     earlier = type(row)._default_manager.filter(pk=row.pk).first()
     if earlier is None:
         return None
@@ -81,23 +83,23 @@ def _clash(row: Any) -> FeedbackConflict:
 
 
 def agent_set_up(agent: str) -> None:
-    """Make an agent known before its first decision, with the usual settings."""
+    """Create an agent's settings, with defaults, before its first decision."""
     AgentSettings.objects.get_or_create(agent=agent, defaults=settings.FEEDBACK_AGENT_DEFAULTS)
 
 
 def decision_record(**facts: Any) -> WriteResult:
     """Record one decision.
 
-    facts: fields of `DecisionFacts`, of which agent (slug), messages (list of {role, content}, or one text) and
-    response must be there; optionally id (UUID, makes a retry safe) and created_at.
+    facts: fields of `DecisionFacts`. Required: agent (slug), messages (list of {role, content}, or a text), response.
+    Optional: id (UUID, makes a retry safe), created_at and the others.
 
-    Raises FeedbackRefused with a fault per field; FeedbackConflict when the id was used for another decision.
+    Raises FeedbackRefused with a fault per field, FeedbackConflict if the id was used for another decision.
     """
     return row_write(decision_build(**facts))
 
 
 def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult]:
-    """Record many decisions in one transaction, all or none; ids seen before with the same body are kept."""
+    """Record many decisions in one transaction, all or none. Decisions recorded before stay as they are."""
     rows = [decision_build(**item) for item in items]
     for pk in decisions_erased(rows):
         raise erased_refusal("decision", pk)
@@ -112,16 +114,13 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult]:
             stored = dict(Decision.objects.filter(pk__in=batch).values_list("pk", "body_hash"))
             for row in rows[start : start + BULK_BATCH]:
                 if stored[row.pk] != row.body_hash:
-                    raise FeedbackConflict(
-                        f"decision {row.pk} was recorded before with a different body",
-                        {"id": "already used for another write"},
-                    )
+                    raise _clash(row)
                 results.append(WriteResult(row, created=row.pk not in existing_ids))
     return results
 
 
 def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> Subject:
-    """The decision that the field `name` names. Raises FeedbackRefused, DecisionUnknown."""
+    """The decision in the field `name`. Raises FeedbackRefused, DecisionUnknown."""
     if isinstance(decision, Decision):
         return Subject(decision.pk, decision.agent, decision.prompt_hash)
     key = identity_of(decision, name)
@@ -132,11 +131,11 @@ def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> Su
 
 
 def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
-    """Append to the chain of one rater's ratings of one subject; the newest row of a chain is the current one.
+    """Append to the chain of one rater's rows on one subject; the newest row of a chain stands.
 
-    Most raters rate a subject once: so the row is first written as the first of its chain, and only where
-    the database refuses a second first one is the chain looked up. Two writers at once would both name the same
-    predecessor: the one-to-one `supersedes` lets one of them in, and the other looks again.
+    Most raters rate a subject once, so the row is first inserted as the start of a chain. If the database refuses a
+    second start, the chain is looked up. Of two simultaneous writers, the one-to-one `supersedes` admits one; the
+    other tries again.
     """
     model = type(row)
     replaces_human = False
@@ -150,7 +149,7 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
                     row_insert(row)
             return WriteResult(row, created=True)
         except NoDecision:
-            raise _unknown(row.decision_id) from None  # type: ignore[union-attr]  # of ratings alone
+            raise _unknown(row.decision_id) from None  # type: ignore[union-attr]  # Ratings only.
         except IntegrityError:
             if (earlier := _earlier(row)) is not None:
                 return earlier
@@ -159,24 +158,22 @@ def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
         for pk, withdrawn, kind in newest.values_list("pk", "withdrawn", "rater_kind")[:1]:
             row.supersedes_id, replaces_human = pk, not withdrawn and kind == RaterKind.HUMAN
         if row.supersedes_id is None and isinstance(row, Rating):
-            _subject(row.decision_id)  # no chain to stand in: it may be the decision that is missing
+            _subject(row.decision_id)  # Without a chain, the decision may be missing.
     raise FeedbackRefused(
-        f"{model.__name__.lower()} refused: too many simultaneous writes on {chain}; send it again"
+        f"{model.__name__.lower()} refused: too many simultaneous writes by one rater on one subject; send it again"
     )
 
 
 def rating_change(row: Rating, before: bool) -> int:
-    """Change in the number of standing ratings by people that a rating makes. A change, not a recount: the
-    row's place in its chain is certain, while a recount would miss what another transaction is about to
-    commit.
+    """Change in a decision's number of standing human ratings; `before`: the superseded row counted.
 
-    before: whether the row it supersedes was counted.
+    A recount would miss rows that another transaction is about to commit.
     """
     return int(counts_in_progress(row)) - int(before)
 
 
 def counts_in_progress(row: Rating) -> bool:
-    """True if a rating that stands is one of its decision's ratings by people."""
+    """True if a standing rating is a human one."""
     return not row.withdrawn and row.rater_kind == RaterKind.HUMAN
 
 
@@ -190,25 +187,26 @@ def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
 def rating_submit(
     *, decision: Decision | uuid.UUID | str, rater: str, rater_kind: str = RaterKind.HUMAN, **said: Any
 ) -> WriteResult:
-    """Store one rater's rating of one decision; it supersedes the same rater's earlier one.
+    """Store one rater's rating of one decision; it supersedes the rater's earlier one.
 
-    said: fields of `RatingFacts`, of which thumb ("up" or "down"), stars (1 to 5), score (in [0, 1]), correction, tags
-    or notes must be there; optionally id (UUID, makes a retry safe) and created_at. Raises FeedbackRefused with a fault
-    per field, DecisionUnknown, FeedbackConflict.
+    said: fields of `RatingFacts`. Required: one of thumb ("up", "down"), stars (1 to 5), score (in [0, 1]), correction,
+    tags, notes. Optional: id (UUID, makes a retry safe), created_at.
+
+    Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
     subject = decision.pk if isinstance(decision, Decision) else identity_of(decision, "decision")
     row = rating_build(decision=subject, rater=rater, rater_kind=rater_kind, **said)
     if row.rater_kind != RaterKind.HUMAN:
-        _subject(decision)  # a person's rating finds out when it is counted
+        _subject(decision)  # For human ratings, the update of the count checks it.
     return _append(row, {"decision": subject, "rater": row.rater})
 
 
 def rating_withdraw(
     rating: Rating, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
 ) -> WriteResult:
-    """Take a rating back (undo). It stays on record; what stood before it does not come back by itself.
+    """Withdraw a rating (undo). It stays on record, and the rating before it does not stand again.
 
-    Raises FeedbackConflict where the rating was changed or taken back already.
+    Raises FeedbackConflict if the rating was superseded or withdrawn already.
     """
     return _withdraw(rating, id, created_at)
 
@@ -216,7 +214,7 @@ def rating_withdraw(
 def comparison_withdraw(
     comparison: Comparison, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
 ) -> WriteResult:
-    """Take a comparison back, as `rating_withdraw` does a rating."""
+    """As `rating_withdraw`, for comparisons."""
     return _withdraw(comparison, id, created_at)
 
 
@@ -248,8 +246,9 @@ def comparison_submit(
 ) -> WriteResult:
     """Store one rater's preference between two decisions of one agent on the same prompt.
 
-    said: other fields of `ComparisonFacts`; optionally id (UUID, makes a retry safe) and created_at. Raises
-    FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
+    said: further fields of `ComparisonFacts`, id (UUID, makes a retry safe), created_at.
+
+    Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
     one, other = _subject(left, "left"), _subject(right, "right")
     row = comparison_build(left=one, right=other, preference=preference, rater=rater, **said)
@@ -264,7 +263,11 @@ def outcome_record(
     at: datetime | str | None = None,
     **more: Any,
 ) -> WriteResult:
-    """Store a measured fact about a decision. more: other fields of `OutcomeFacts`; optionally id (UUID, makes a retry
-    safe) and created_at. Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict."""
+    """Store a measured fact about a decision.
+
+    more: further fields of `OutcomeFacts`, id (UUID, makes a retry safe), created_at.
+
+    Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
+    """
     subject = _subject(decision)
     return row_write(outcome_build(decision=subject.pk, name=name, value=value, at=at, **more))

@@ -116,9 +116,7 @@ TRAINED = (Policy.Kind.ADAPTER, Policy.Kind.LINEAR)
 
 STOPPED_STATUSES = (TrainingRun.Status.FAILED, TrainingRun.Status.REFUSED, TrainingRun.Status.CANCELLED)
 
-NO_FEEDBACK = FeedbackCounts(
-    decisions=0, ratings=0, comparisons=0, corrections=0, simulated=0, newest_at=None
-)
+NO_FEEDBACK = FeedbackCounts()
 
 
 def agent_cards(fresh: str = "") -> list[AgentCard]:

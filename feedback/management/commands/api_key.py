@@ -1,4 +1,4 @@
-"""Make, list and revoke the keys of apps and scripts."""
+"""Create, list and revoke the keys of apps and scripts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from django.core.management.base import CommandParser
-from rich.table import Table
 
 from backend.command import RatchetCommand
 from feedback.accounts.authentication import key_create, key_revoke, keys_all
@@ -58,19 +57,23 @@ class Command(RatchetCommand):
             self.stdout.write(result["key"])
             self.note("Send it as the header Authorization: Bearer KEY; docs/api.md has the calls")
         elif result["action"] == "revoke":
-            self.stdout.write(f"Key {result['name']} is revoked.")
+            self.stdout.write(f"Key {result['name']} was revoked.")
         elif not result["keys"]:
             self.stdout.write(
                 "No keys yet. Create one: python manage.py api_key create NAME --scopes ingest,rate"
             )
         else:
-            table = Table(box=None, padding=(0, 2, 0, 0))
-            for column in ("name", "begins", "scopes", "made", "used last", "revoked"):
-                table.add_column(column)
-            for key in result["keys"]:
-                times = [str(key[name] or "")[:16] for name in ("created_at", "last_used_at", "revoked_at")]
-                table.add_row(key["name"], key["prefix"], ", ".join(key["scopes"]), *times)
-            self.console.print(table)
+            times = ("created_at", "last_used_at", "revoked_at")
+            rows = [
+                (
+                    key["name"],
+                    key["prefix"],
+                    ", ".join(key["scopes"]),
+                    *(str(key[at] or "")[:16] for at in times),
+                )
+                for key in result["keys"]
+            ]
+            self.table(rows, ("name", "begins", "scopes", "made", "used last", "revoked"))
 
 
 def _key_summary(row: ApiKey) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Remove what is known of one unit."""
+"""Erase everything recorded of one unit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
-from rich.table import Table
 
 from backend.command import RatchetCommand
 from feedback.erasure.service import unit_forget
@@ -34,21 +33,15 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(f"{'Would remove' if result['dry_run'] else 'Removed'} of {result['unit']}:")
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for name in ("decisions", "ratings", "comparisons", "outcomes", "traces", "traces_emptied"):
-            table.add_row(name.replace("_", " "), f"{result[name]:,}")
-        self.console.print(table)
+        names = ("decisions", "ratings", "comparisons", "outcomes", "traces", "traces_emptied")
+        self.table((name.replace("_", " "), f"{result[name]:,}") for name in names)
         if result["places"]:
             self.stdout.write("Copies of its text:" if result["dry_run"] else "Copies of its text, erased:")
-            table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-            for name, count in result["places"].items():
-                table.add_row(name, f"{count:,}")
-            self.console.print(table)
+            self.table((name, f"{count:,}") for name, count in result["places"].items())
         if result["not_compacted"]:
             self.stdout.write(
                 "The database's own files may still hold removed rows: "
-                f"{result['not_compacted']}. Run VACUUM in `manage.py dbshell` when no other "
-                "process uses the database"
+                f"{result['not_compacted']}. Run VACUUM in `manage.py dbshell` when no other process uses the database"
             )
         if not result["snapshots"]:
             self.stdout.write("No training snapshot held its prompts.")
@@ -56,22 +49,24 @@ class Command(RatchetCommand):
         self.stdout.write(
             "Snapshots with its prompts, and what was trained on them (trained weights are not changed):"
         )
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("snapshot", "agent", "rows", "file", "policies"):
-            table.add_column(column)
-        for found in result["snapshots"]:
-            rows = found["fault"] if found["rows"] is None else str(found["rows"])
-            table.add_row(
-                str(found["snapshot"]), found["agent"], rows, found["path"], ", ".join(found["policies"])
-            )
-        self.console.print(table)
+        self.table(
+            (
+                (
+                    str(found["snapshot"]),
+                    found["agent"],
+                    found["fault"] if found["rows"] is None else str(found["rows"]),
+                    found["path"],
+                    ", ".join(found["policies"]),
+                )
+                for found in result["snapshots"]
+            ),
+            ("snapshot", "agent", "rows", "file", "policies"),
+        )
 
     def next_step(self, result: dict[str, Any]) -> str:
         if result["dry_run"]:
             return f"python manage.py forget --unit {shlex.quote(result['unit'])}"
         policies = sorted({name for found in result["snapshots"] for name in found["policies"]})
         return (
-            (f"retire the policies trained on it, and train new ones: {', '.join(policies)}")
-            if policies
-            else ""
+            f"retire the policies trained on it and train new ones: {', '.join(policies)}" if policies else ""
         )

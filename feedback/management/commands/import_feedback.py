@@ -1,4 +1,4 @@
-"""Read files of other programs: decisions, ratings, comparisons, corrections."""
+"""Import decisions, ratings, comparisons and corrections from files of other programs."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Command(RatchetCommand):
         }
 
     def _report(self, reports: list[ImportReport], options: dict[str, Any]) -> None:
-        """The whole report, before the one line that says what is wrong with it."""
+        """Print the whole report before the error."""
         result = self._result(reports, options)
         if options["json"]:
             self.stdout.write(json.dumps(result, ensure_ascii=False))

@@ -1,11 +1,10 @@
-"""List the imports."""
+"""List the imports, newest first."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.core.management.base import CommandParser
-from rich.table import Table
 
 from backend.command import RatchetCommand
 from feedback.transfer.import_report import batches, count_text, import_summary
@@ -46,16 +45,20 @@ class Command(RatchetCommand):
         if not result["imports"]:
             self.stdout.write("No imports yet.")
             return
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("import", "file", "format", "agent", "brought", "by", "at", ""):
-            table.add_column(column)
-        for row in result["imports"]:
-            brought = ", ".join(count_text(n, name) for name in COUNT_NAMES if (n := row["counts"].get(name)))
-            table.add_row(
-                str(row["batch"]), row["file"], row["format"], row["agent"] or "several", brought, row["actor"],
-                f"{row['created_at']:%Y-%m-%d %H:%M}", "undone" if row["undone_at"] else "",
-            )  # fmt: skip
-        self.console.print(table)
+        rows = [
+            (
+                str(row["batch"]),
+                row["file"],
+                row["format"],
+                row["agent"] or "several",
+                ", ".join(count_text(n, name) for name in COUNT_NAMES if (n := row["counts"].get(name))),
+                row["actor"],
+                f"{row['created_at']:%Y-%m-%d %H:%M}",
+                "undone" if row["undone_at"] else "",
+            )
+            for row in result["imports"]
+        ]
+        self.table(rows, ("import", "file", "format", "agent", "brought", "by", "at", ""))
         if (more := result["count"] - len(result["imports"])) > 0:
             self.stdout.write(f"and {more:,} older ones (--limit {result['count']})")
 

@@ -1,4 +1,4 @@
-"""Decisions recorded before wait for as many ratings as their agent's settings ask for now."""
+"""Apply an agent's collection settings to decisions recorded earlier."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Command(RatchetCommand):
         agent = options["agent"]
         if not Decision.objects.filter(agent=agent).exists():
             raise CommandError(
-                f"expected an agent with recorded decisions, found {agent!r}; `agent` is its slug"
+                f"no decision of agent {agent!r} is recorded; give the slug of an agent with decisions"
             )
         return {"agent": agent, "changed": ratings_wanted_refresh(agent)}
 
     def show(self, result: dict[str, Any]) -> None:
-        self.stdout.write(f"{result['changed']:,} decisions now have another number of wanted ratings.")
+        self.stdout.write(f"{result['changed']:,} decisions have a new number of wanted ratings.")

@@ -1,4 +1,4 @@
-"""Random decisions that the rating queue asks for first: what they show holds for all."""
+"""Draw random decisions for the rating queue, as a sample that represents all of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from feedback.rating.requests import SampleRefused, sample_draw
 
 class Command(RatchetCommand):
     help = (
-        "Draw random decisions of an agent for the rating queue, in place of an earlier sample. Ratings that people "
-        "choose to give are no random sample; these are. Example: manage.py sample_decisions --agent support-bot"
+        "Draw random decisions of an agent, which the rating queue shows first; replaces the earlier sample. Their "
+        "ratings represent all decisions; ratings that people chose to give do not. "
+        "Example: manage.py sample_decisions --agent support-bot"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

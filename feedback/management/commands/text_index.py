@@ -1,4 +1,4 @@
-"""The index of texts: made, taken away, looked at."""
+"""Create, drop or show the PostgreSQL text index."""
 
 from __future__ import annotations
 

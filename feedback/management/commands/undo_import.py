@@ -1,4 +1,4 @@
-"""Take an import back."""
+"""Undo an import."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Command(RatchetCommand):
         return {**done.as_dict(), "undone": not done.dry_run}
 
     def show(self, result: dict[str, Any]) -> None:
-        what = "Would undo" if result["dry_run"] else "Took back"
+        what = "Would undo" if result["dry_run"] else "Undid"
         counts = ", ".join(count_text(result[name], name) for name in COUNTS if result[name]) or "nothing"
         self.stdout.write(f"{what} import {result['batch']} ({result['file']}): {counts}")
         if result["decisions_kept"]:
@@ -63,7 +63,7 @@ class Command(RatchetCommand):
         if result["imports_since"]:
             numbers = ", ".join(map(str, result["imports_since"]))
             self.stdout.write(
-                f"  rows that import {numbers} found here already may have been these: import it again"
+                f"  import {numbers} may have skipped rows as already present that are now gone: import it again"
             )
 
     def next_step(self, result: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import CommandParser
-from rich.table import Table
 
 from backend.command import RatchetCommand
 from feedback.erasure.withdrawals import (
@@ -19,7 +18,7 @@ from feedback.transfer.import_report import count_text
 
 SELECTION = ("ids", "batch", "agent", "unit", "source", "since", "until")
 LIST_LENGTH = 50
-"""Withdrawals listed."""
+"""Most withdrawals that --list prints."""
 
 
 class Command(RatchetCommand):
@@ -125,15 +124,16 @@ class Command(RatchetCommand):
         if not rows:
             self.stdout.write("No withdrawals yet.")
             return
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("withdrawal", "decisions", "selected by", "reason", "by", "at", ""):
-            table.add_column(column)
-        for row in rows:
-            selected = ", ".join(
-                f"{name} {len(value) if name == 'ids' else value}" for name, value in row["selection"].items()
+        found = [
+            (
+                str(row["pk"]),
+                f"{row['decisions_count']:,}",
+                ", ".join(f"{name} {len(v) if name == 'ids' else v}" for name, v in row["selection"].items()),
+                row["reason"],
+                row["actor"],
+                f"{row['created_at']:%Y-%m-%d %H:%M}",
+                "restored" if row["restored_at"] else "",
             )
-            table.add_row(
-                str(row["pk"]), f"{row['decisions_count']:,}", selected, row["reason"], row["actor"],
-                f"{row['created_at']:%Y-%m-%d %H:%M}", "restored" if row["restored_at"] else "",
-            )  # fmt: skip
-        self.console.print(table)
+            for row in rows
+        ]
+        self.table(found, ("withdrawal", "decisions", "selected by", "reason", "by", "at", ""))
