@@ -23,9 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from rl.agents.template import TemplateAgent  # noqa: E402
-from rl.datasets.examples import examples_from_evidence  # noqa: E402
+from rl.datasets.examples import examples_from_evidence, judgements_from_evidence  # noqa: E402
 from rl.datasets.feedback_types import CandidatesEvidence, Evidence, RatingEvidence  # noqa: E402
-from rl.datasets.judgements import judgements_from_evidence  # noqa: E402
 from rl.datasets.pairs import Pair, pairs_from_evidence  # noqa: E402
 from rl.linear.fit import fit  # noqa: E402
 

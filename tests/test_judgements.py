@@ -8,9 +8,8 @@ import pytest
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl.datasets import DatasetRefused, prepare_training_dataset
-from rl.datasets.examples import Example
+from rl.datasets.examples import Example, judgements_from_evidence, judgements_sampled
 from rl.datasets.feedback_types import CandidatesEvidence, ComparisonEvidence, RatingEvidence
-from rl.datasets.judgements import judgements_from_evidence, judgements_sampled
 from rl.datasets.pairs import Pair
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen

@@ -16,8 +16,8 @@ from feedback.models import Rating, prompt_hash
 from feedback.selectors import prompts_of_feedback
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.datasets.buffer import feedback_take
+from rl.datasets.examples import Replay
 from rl.datasets.pairs import Pair, PairSet
-from rl.datasets.replay import Replay
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
 from rl.jobs.run_recipe import recipe_for

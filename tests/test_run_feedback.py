@@ -13,9 +13,8 @@ from django.utils import timezone
 
 from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
-from rl.datasets.buffer import buffer_ids, buffer_size, buffer_size_fresh, buffer_sizes
+from rl.datasets.buffer import buffer_ids, buffer_size, buffer_size_fresh, buffer_sizes, run_rewards_resolve
 from rl.datasets.reward_records import rewards_calculate
-from rl.datasets.run_feedback import run_rewards_resolve
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.run_dataset import dataset_of_claimed
 from rl.models import GateSettings, LearnerSettings, Learnt, RewardSettings, Snapshot, TrainingRun

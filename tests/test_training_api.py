@@ -18,7 +18,7 @@ from django_q.models import OrmQ
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import tasks
-from rl.datasets.scores import score_summaries
+from rl.datasets.stats import score_summaries
 from rl.jobs.lifecycle import TrainOrder, run_dispatch, run_enqueue
 from rl.models import Policy, RunMetric, TrainingRun
 from tests.support.api_client import ApiClient, error_of

@@ -12,7 +12,7 @@ from unfold.decorators import display
 
 from backend.facts_admin import FactAdmin, FactInline, admin_link
 from rl.admin.filters import ByAgent
-from rl.datasets.near_duplicates import near_identical_prompts
+from rl.datasets.prompt_clusters import near_identical_prompts
 from rl.models import (
     LabelRun,
     RewardModelEvent,

@@ -21,7 +21,7 @@ from rl.base_models.service import base_model_resolve
 from rl.base_models.sources import SourceRefused
 from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
-from rl.datasets.scores import score_summaries
+from rl.datasets.stats import score_summaries
 from rl.gates.headlines import share_of
 from rl.jobs.estimates import OrderEstimate, order_automatic, order_estimate, order_place
 from rl.jobs.lifecycle import TrainOrder

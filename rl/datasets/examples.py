@@ -6,12 +6,14 @@ As in `rl.datasets.pairs`, everything depends on the content of the evidence and
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl.agents.base import answer_plain
 from rl.datasets.feedback_types import (
     NEUTRAL,
     Completion,
@@ -23,8 +25,10 @@ from rl.datasets.feedback_types import (
     Spellings,
     Split,
     SplitOf,
+    completion_key,
     digest_of,
 )
+from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.recipes.sft import EXAMPLE_SOURCES
 
@@ -334,3 +338,113 @@ BUILDERS: dict[str, Callable[[str, Split, Responses, _ExampleRequest], list[Exam
     "corrections": _demonstrations,
     "groups": _groups,
 }
+
+
+VERDICT_SOURCES = ("ratings", "reward")
+"""Sources of pairs that are made of verdicts on both of their responses."""
+
+ANSWERED_BY_SCORES = ("single_response", "below_margin")
+"""Reasons why pairs leave verdicts out that are none here: such responses are scored."""
+
+
+@dataclass(frozen=True)
+class JudgementSet:
+    """Pairs and scores in the order of their prompt hashes, pairs first within a prompt."""
+
+    rows: tuple[Pair | Example, ...]
+    left_out: dict[str, int]
+
+
+RowSet = PairSet | ExampleSet | JudgementSet
+"""Rows of any kind of dataset."""
+
+
+def judgements_from_evidence(
+    evidence: Iterable[Evidence],
+    split_of: SplitOf,
+    *,
+    rating_margin: float = 0.25,
+    max_pairs_per_prompt: int = 4,
+) -> JudgementSet:
+    """The pairs of `pairs_from_evidence`, and the scores of `examples_from_evidence`. Raises RecipeError.
+
+    A verdict whose own pair with another verdict is among the rows (sources `ratings` and `reward`) is left out: it was
+    counted there. Beside a comparison, a correction or scores of candidates it is evidence of its own. Pairs that a
+    verdict merely implies are not made.
+    """
+    known = list(evidence)
+    pairs = pairs_from_evidence(
+        known, split_of, rating_margin=rating_margin, max_pairs_per_prompt=max_pairs_per_prompt
+    )
+    paired = {
+        (pair.prompt_hash, answer_plain(completion_key(side)))
+        for pair in pairs.rows
+        if pair.source in VERDICT_SOURCES
+        for side in (pair.chosen, pair.rejected)
+    }
+    scores = examples_from_evidence(known, "scores", split_of).rows
+    singles = [
+        row
+        for row in scores
+        if (row.prompt_hash, answer_plain(completion_key(row.content["completion"]))) not in paired
+    ]
+    left_out = Counter({**pairs.left_out, "in_a_pair": len(scores) - len(singles)})
+    rows: list[Pair | Example] = sorted([*pairs.rows, *singles], key=lambda row: row.prompt_hash)
+    counted = {name: count for name, count in left_out.items() if count and name not in ANSWERED_BY_SCORES}
+    return JudgementSet(tuple(rows), counted)
+
+
+def judgements_sampled(judgements: JudgementSet, max_samples: int) -> JudgementSet:
+    """At most `max_samples` of the rows, drawn by their hash: always the same."""
+    if max_samples < 1:
+        raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
+    over = len(judgements.rows) - max_samples
+    if over <= 0:
+        return judgements
+    kept = set(sorted(row.digest for row in judgements.rows)[:max_samples])
+    rows = tuple(row for row in judgements.rows if row.digest in kept)
+    return JudgementSet(rows, {**judgements.left_out, "over_max_samples": over})
+
+
+NOT_REPLAYED = "not_replayed"
+"""The reason that rows are left out for: older feedback that was not drawn this time."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """All rows of the prompts that something new was said of, and a share of the other prompts' training rows."""
+
+    share: float
+    """In [0, 1]."""
+    new: frozenset[str]
+    """Hashes of the prompts with feedback that no run has learnt from."""
+
+    def keeps(self, prompt_hash: str, salt: str) -> bool:
+        """True if a prompt is in: every one has the chance `share`, the same for the same salt."""
+        if prompt_hash in self.new:
+            return True
+        drawn = hashlib.sha256(f"replay:{salt}:{prompt_hash}".encode()).digest()
+        return int.from_bytes(drawn[:8]) < self.share * 2**64
+
+    def draw(self, rows: RowSet, salt: str) -> RowSet:
+        """The rows that stay: held-out ones always, as what was learnt before is measured on them.
+
+        salt: something that differs from retrain to retrain, so that what sat out once comes in another time.
+        """
+        sample: tuple[Any, ...] = tuple(
+            row for row in rows.rows if row.split != "train" or self.keeps(row.prompt_hash, salt)
+        )
+        out = len(rows.rows) - len(sample)
+        left_out = {**rows.left_out, NOT_REPLAYED: out} if out else rows.left_out
+        return type(rows)(sample, left_out)
+
+    def query(self, salt: str, rows: Iterable[Any]) -> dict[str, Any]:
+        """Record of the draw for the snapshot: training rows of prompts with new and with older feedback."""
+        train = [row.prompt_hash in self.new for row in rows if row.split == "train"]
+        return {
+            "share": self.share,
+            "salt": salt,
+            "new_prompts": len(self.new),
+            "train_rows_new": sum(train),
+            "train_rows_replayed": len(train) - sum(train),
+        }

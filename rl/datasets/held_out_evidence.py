@@ -24,11 +24,11 @@ from rl.datasets import (
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.examples import Example, examples_from_evidence
 from rl.datasets.feedback_types import NEUTRAL, SPLITS, Evidence, Split
+from rl.datasets.file_evidence import holds_prompts
 from rl.datasets.holdout import SplitCounts
 from rl.datasets.known_answers import OF_PEOPLE, known_digest, known_rows
 from rl.datasets.pairs import Pair, pairs_from_evidence
 from rl.datasets.prompt_clusters import cluster_report, clusters_of
-from rl.datasets.prompt_files import holds_prompts
 from rl.datasets.rows import PROMPTS_AT_ONCE, clustered_prompts, recorded_prompts, source_opened
 from rl.datasets.splits import SourceSplits
 from rl.gates.evidence_kinds import (

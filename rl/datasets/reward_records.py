@@ -11,8 +11,9 @@ from typing import Any
 from django.conf import settings
 from django.db import Error as DjangoDatabaseError
 from django.db import InterfaceError, OperationalError
-from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Avg, Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 
+from feedback.cache import CostAwareCache
 from feedback.explorer.bulk_readers import (
     FeedbackBundle,
     RunFacts,
@@ -358,3 +359,28 @@ def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[D
 def raw_rewards(ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, float]:
     """Decision -> its newest raw reward in [-2, 2], of those that have one."""
     return {pk: row.raw for pk, row in records_newest(list(ids)).items() if row.raw is not None}
+
+
+_means: CostAwareCache[dict[str, Any]] = CostAwareCache()
+
+
+def reward_summary(slug: str) -> dict[str, Any]:
+    """Mean rewards of an agent's decisions, a little old where there are many, and how they are made."""
+    newest = RewardRecord.objects.filter(agent=slug, superseded_by__isnull=True)
+    means = _means.get(
+        slug,
+        lambda: newest.order_by().aggregate(
+            n=Count("raw"),
+            raw=Avg("raw"),
+            immediate=Avg("immediate"),
+            delayed=Avg("delayed"),
+            strategic=Avg("strategic"),
+            simulated=Count("pk", filter=Q(simulated=True)),
+        ),
+    )
+    try:
+        facts = reward_plan(slug).facts
+    except RewardsRefused as refusal:
+        return {**means, "fault": str(refusal)}
+    horizons = [(name, weight, means[name]) for name, weight in facts.weights.items()]
+    return {**means, "horizons": horizons, "functions": facts.functions, "outcomes": facts.outcomes}

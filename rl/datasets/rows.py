@@ -17,16 +17,18 @@ from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
     REWARD_KINDS,
     Example,
+    JudgementSet,
+    RowSet,
     examples_from_evidence,
     examples_sampled,
+    judgements_from_evidence,
+    judgements_sampled,
     prompt_examples,
 )
 from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence
-from rl.datasets.file_evidence import FileEvidence
-from rl.datasets.judgements import JudgementSet, RowSet, judgements_from_evidence, judgements_sampled
+from rl.datasets.file_evidence import FileEvidence, PromptFile, holds_prompts
 from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sample_pairs
 from rl.datasets.prompt_clusters import ClusteredPrompt, prompt_text
-from rl.datasets.prompt_files import PromptFile, holds_prompts
 from rl.datasets.reward_records import reward_threshold as agent_reward_threshold
 from rl.datasets.snapshots import DatasetRefused
 from rl.datasets.splits import SourceSplits

@@ -15,7 +15,7 @@ from django.utils import timezone
 from backend.installation import PROGRAM
 from feedback.selectors import agent_slugs, feedback_counts
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
-from rl.datasets.scores import score_summaries
+from rl.datasets.stats import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
 from rl.jobs.memory_estimate import MemoryEstimate, memory_estimate
 from rl.jobs.method_selection import REWARD_MODEL, MethodChoice, method_chosen

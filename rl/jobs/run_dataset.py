@@ -11,10 +11,9 @@ from django.conf import settings
 
 from feedback.selectors import prompts_of_feedback
 from rl.datasets import PreparedDataset, prepare_training_dataset
-from rl.datasets.buffer import buffer_ids, feedback_take
-from rl.datasets.replay import Replay
+from rl.datasets.buffer import buffer_ids, feedback_take, run_feedback_resolve
+from rl.datasets.examples import Replay
 from rl.datasets.reward_records import rewards_calculate
-from rl.datasets.run_feedback import run_feedback_resolve
 from rl.jobs.code_version import code_version
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.run_recipe import recipe_for, recipe_timed

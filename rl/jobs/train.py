@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django.db import InterfaceError, OperationalError, connection
 
 from rl.datasets import DatasetRefused
-from rl.datasets.buffer import feedback_release
+from rl.datasets.buffer import feedback_release, run_rewards_resolve
 from rl.datasets.reward_records import RewardsRefused
-from rl.datasets.run_feedback import run_rewards_resolve
 from rl.jobs import linear as linear_runs
 from rl.jobs.code_version import code_version
 from rl.jobs.distributed_runs import FollowerEnded, Launch, SingleProcess, launch_join

@@ -26,7 +26,7 @@ from rl.base_models.service import addition_of, agent_base_model, base_model_cho
 from rl.base_models.sources import SourceRefused
 from rl.charts.calibration import SIDE, calibration_dots
 from rl.datasets.gate_distance import MAX_COUNT
-from rl.datasets.reward_summary import reward_summary
+from rl.datasets.reward_records import reward_summary
 from rl.gates.headlines import share_of
 from rl.jobs.base_models import base_model_add_dispatch
 from rl.jobs.label import label_model_summary

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 from backend.redirects import redirect_back
 from feedback.selectors import feedback_counts_cached
 from rl.charts.gate_reports import report_lines
-from rl.datasets.near_duplicates import near_identical_prompts
+from rl.datasets.prompt_clusters import near_identical_prompts
 from rl.export.service import ExportOrderRefused, export_forms, policy_job_place
 from rl.gates.headlines import headline_of, share_of
 from rl.models import Policy, PolicyEvent

@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from rl.datasets import prepare_training_dataset
-from rl.datasets.export import FORMATS, dataset_write
+from rl.datasets.builder import FORMATS, dataset_write
 from rl.datasets.stats import example_stats, pair_stats
 from rl.jobs.estimates import agent_for
 from rl.models import Snapshot
