@@ -20,6 +20,7 @@ from rl.datasets import (
     snapshot_rows,
 )
 from rl.datasets.feedback_types import Spellings, same_response
+from rl.datasets.rows import FeedbackFile, RowRules
 from rl.models import Snapshot
 from tests.support.dataset_feedback import decide, feed, prompts_in, rate
 
@@ -78,7 +79,7 @@ def test_reasoning_is_in_the_rows_only_where_it_is_asked_for() -> None:
     rate(prompt, "b", "down")
     (row,) = prepare_training_dataset("helper", min_samples=1).rows()
     assert (row["chosen"], row["rejected"]) == ("a", "b")
-    (row,) = prepare_training_dataset("helper", min_samples=1, keep_reasoning=True).rows()
+    (row,) = prepare_training_dataset("helper", min_samples=1, rules=RowRules(keep_reasoning=True)).rows()
     assert row["chosen"] == [{"role": "assistant", "content": "a", "reasoning": "I think."}]
     assert row["rejected"] == [{"role": "assistant", "content": "b"}]
 
@@ -320,16 +321,13 @@ def test_with_no_decisions_at_all_it_says_so() -> None:
 @pytest.mark.parametrize("agent", ["../../etc", "a/b", "UPPER", "", ".."])
 def test_an_agent_that_is_no_slug_reaches_no_folder(agent: str) -> None:
     with pytest.raises(DatasetRefused, match="slug"):
-        prepare_training_dataset(agent, source="file", data_file="x.jsonl")
+        prepare_training_dataset(agent, source=FeedbackFile(Path("x.jsonl")))
 
 
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
         ({"kind": "poems"}, "kind is one of pairs"),
-        ({"source": "ether"}, "db or file"),
-        ({"source": "file"}, "--data-file"),
-        ({"rating_margin": 2.0}, "rating_margin"),
         ({"max_samples": 0}, "max_samples"),
     ],
 )

@@ -13,6 +13,7 @@ from rl.datasets import (
     DatasetRefused,
     prepare_training_dataset,
 )
+from rl.datasets.rows import FeedbackFile
 from tests.support.dataset_feedback import rate
 
 pytestmark = pytest.mark.django_db
@@ -28,7 +29,7 @@ def trl_file(path: Path, count: int = 30) -> Path:
 
 
 def test_a_file_becomes_a_dataset_without_being_imported(tmp_path: Path) -> None:
-    prepared = prepare_training_dataset("helper", source="file", data_file=trl_file(tmp_path / "pairs.jsonl"))
+    prepared = prepare_training_dataset("helper", source=FeedbackFile(trl_file(tmp_path / "pairs.jsonl")))
     assert prepared.samples == 30
     assert prepared.sources == {"comparison": 30}
     assert prepared.query["format"] == "trl"
@@ -41,7 +42,7 @@ def test_a_file_becomes_a_dataset_without_being_imported(tmp_path: Path) -> None
 
 def test_a_prompt_stands_on_the_same_side_from_a_file_as_from_the_database(tmp_path: Path) -> None:
     file = trl_file(tmp_path / "pairs.jsonl")
-    prepared = prepare_training_dataset("helper", source="file", data_file=file)
+    prepared = prepare_training_dataset("helper", source=FeedbackFile(file))
     from_file = {row["prompt_hash"]: row["split"] for row in prepared.rows()}
     for number in range(40):
         rate(f"question {number}", "yes", "up")
@@ -56,20 +57,20 @@ def test_a_broken_line_is_refused_with_its_number(tmp_path: Path) -> None:
     path = trl_file(tmp_path / "pairs.jsonl")
     path.write_text(path.read_text() + '{"prompt": "cut off\n')
     with pytest.raises(DatasetRefused, match=r"pairs\.jsonl line 31: not JSON"):
-        prepare_training_dataset("helper", source="file", data_file=path)
+        prepare_training_dataset("helper", source=FeedbackFile(path))
 
 
 def test_an_odd_row_is_left_out_and_counted(tmp_path: Path) -> None:
     path = trl_file(tmp_path / "pairs.jsonl")
     path.write_text(path.read_text() + json.dumps({"prompt": "q", "chosen": "", "rejected": "b"}) + "\n")
-    prepared = prepare_training_dataset("helper", source="file", data_file=path)
+    prepared = prepare_training_dataset("helper", source=FeedbackFile(path))
     assert prepared.samples == 30
     assert prepared.left_out == {"refused_row": 1}
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetRefused, match="No such file"):
-        prepare_training_dataset("helper", source="file", data_file=tmp_path / "none.jsonl")
+        prepare_training_dataset("helper", source=FeedbackFile(tmp_path / "none.jsonl"))
 
 
 def test_entries_that_name_a_scenario_are_asked_as_the_agent_asks(tmp_path: Path) -> None:
@@ -88,9 +89,7 @@ def test_entries_that_name_a_scenario_are_asked_as_the_agent_asks(tmp_path: Path
     )
     prepared = prepare_training_dataset(
         "widgets",
-        source="file",
-        data_file=tmp_path / "entries.json",
-        ratings_file=tmp_path / "ratings.json",
+        source=FeedbackFile(tmp_path / "entries.json", tmp_path / "ratings.json"),
         min_samples=0,
     )
     (row,) = prepared.rows()
@@ -122,7 +121,7 @@ def test_rows_with_tools_keep_messages_and_tools(tmp_path: Path) -> None:
     ]
     (tmp_path / "tools.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepared = prepare_training_dataset(
-        "helper", source="file", data_file=tmp_path / "tools.jsonl", min_samples=1
+        "helper", source=FeedbackFile(tmp_path / "tools.jsonl"), min_samples=1
     )
     row = next(prepared.rows())
     assert [message["role"] for message in row["chosen"]] == ["assistant", "tool", "assistant"]
@@ -133,7 +132,7 @@ def test_rows_with_tools_keep_messages_and_tools(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not DPO_EN_DEMO.exists(), reason="outside data ../shared is not here")
 def test_the_300_pairs_of_llamafactory_are_read() -> None:
-    prepared = prepare_training_dataset("assistant", source="file", data_file=DPO_EN_DEMO)
+    prepared = prepare_training_dataset("assistant", source=FeedbackFile(DPO_EN_DEMO))
     assert prepared.feedback_count == 300
     # five rows say again what another row says
     assert prepared.samples == 295
@@ -146,13 +145,11 @@ def test_a_file_in_which_nothing_is_said_of_any_response_shows_what_to_imitate(t
     ]
     silent = tmp_path / "answers.jsonl"
     silent.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    shown = prepare_training_dataset(
-        "helper", source="file", data_file=silent, kind="corrections", min_samples=1
-    )
+    shown = prepare_training_dataset("helper", source=FeedbackFile(silent), kind="corrections", min_samples=1)
     assert sum(shown.counts.values()) == 12
     assert shown.sources == {"demonstration": 12}
     with pytest.raises(DatasetRefused, match=r"0 pairs found .* 12 no_preference"):
-        prepare_training_dataset("helper", source="file", data_file=silent)
+        prepare_training_dataset("helper", source=FeedbackFile(silent))
 
 
 def test_where_one_response_was_judged_silence_about_the_others_is_no_praise(tmp_path: Path) -> None:
@@ -160,9 +157,7 @@ def test_where_one_response_was_judged_silence_about_the_others_is_no_praise(tmp
     rows[3]["thumb"] = "up"
     judged = tmp_path / "judged.jsonl"
     judged.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    shown = prepare_training_dataset(
-        "helper", source="file", data_file=judged, kind="corrections", min_samples=1
-    )
+    shown = prepare_training_dataset("helper", source=FeedbackFile(judged), kind="corrections", min_samples=1)
     assert sum(shown.counts.values()) == 1
     assert shown.sources == {"ratings": 1}
     assert shown.left_out["no_preference"] == 11

@@ -18,6 +18,7 @@ from rl.checksums import file_sum
 from rl.datasets import prepare_training_dataset
 from rl.datasets.feedback_types import Split
 from rl.datasets.held_out_evidence import evidence_counts
+from rl.datasets.rows import FeedbackFile
 from rl.evaluation.judges import barred_reason, rewards_of_training
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.gates.evidence_kinds import KNOWN
@@ -321,7 +322,7 @@ def demonstrations(agent: str, path: Path) -> Snapshot:
             stand(agent, [{"role": "user", "content": ask}], cast(Split, side))
             rows.append({"prompt": ask, "response": KIND})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = prepare_training_dataset(agent, "corrections", source="file", data_file=path, min_samples=1)
+    made = prepare_training_dataset(agent, "corrections", source=FeedbackFile(path), min_samples=1)
     assert made.snapshot is not None
     return made.snapshot
 

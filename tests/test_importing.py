@@ -25,6 +25,7 @@ from feedback.transfer.formats.files import Row, rows
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import ImportRefused
 from rl.datasets import prepare_training_dataset
+from rl.datasets.rows import FeedbackFile
 from tests.support.formats import ODD, places, put
 from tests.support.imports import file_import
 
@@ -184,7 +185,7 @@ def test_tool_calls_survive_the_database(tmp_path: Path) -> None:
 def test_a_dataset_from_the_database_is_that_from_the_file(tmp_path: Path) -> None:
     rows = [{"prompt": f"question {i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(40)]
     path = written(tmp_path / "x.jsonl", rows)
-    direct = prepare_training_dataset("helper", source="file", data_file=path)
+    direct = prepare_training_dataset("helper", source=FeedbackFile(path))
     file_import(path, agent="helper")
     imported = prepare_training_dataset("helper")
     assert list(imported.rows()) == list(direct.rows())

@@ -12,6 +12,7 @@ from django.core.management import CommandError
 
 from feedback.services import decision_record, rating_submit
 from rl.datasets import DatasetRefused, prepare_training_dataset
+from rl.datasets.rows import FeedbackFile
 from rl.models import Snapshot, TrainingRun
 from rl.rewards.answers import AnswerMatchReward, answer_of
 from rl.rewards.base import RewardSample
@@ -30,9 +31,7 @@ def written(path: Path, rows: list[Any]) -> Path:
 
 def prepared(path: Path, **more: Any) -> list[dict[str, Any]]:
     return list(
-        prepare_training_dataset(
-            "coder", "prompts", source="file", data_file=path, min_samples=1, **more
-        ).rows()
+        prepare_training_dataset("coder", "prompts", source=FeedbackFile(path), min_samples=1, **more).rows()
     )
 
 
@@ -88,7 +87,7 @@ def test_a_zipped_file_a_repeated_prompt_and_a_broken_row(tmp_path: Path) -> Non
     path = tmp_path / "p.jsonl.gz"
     lines = [*rows, {"prompt": "q1", "answer": 7}, {"prompt": ""}, [1]]
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in lines).encode()))
-    made = prepare_training_dataset("coder", "prompts", source="file", data_file=path, min_samples=1)
+    made = prepare_training_dataset("coder", "prompts", source=FeedbackFile(path), min_samples=1)
     assert made.samples == 12
     # a row that is no prompt at the end of a file of prompts is refused, and the file is not
     assert made.left_out == {"repeated_prompt": 1, "refused_row": 2}

@@ -23,6 +23,7 @@ from rl.datasets.holdout import (
     prompts_until,
     shares_in_force,
 )
+from rl.datasets.rows import FeedbackFile
 from rl.datasets.splits import splits_of, splits_store
 from rl.models import GateSettings, PromptSplit
 from tests.support.split_worlds import Growth, forgetful, looks_at, promoted_at
@@ -269,9 +270,9 @@ def test_a_file_that_grows_moves_no_prompt(tmp_path: Path) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
-    small = prepare_training_dataset("helper", source="file", data_file=file(30))
+    small = prepare_training_dataset("helper", source=FeedbackFile(file(30)))
     known = {row["prompt_hash"]: row["split"] for row in small.rows()}
-    large = prepare_training_dataset("helper", source="file", data_file=file(400))
+    large = prepare_training_dataset("helper", source=FeedbackFile(file(400)))
     grown = {row["prompt_hash"]: row["split"] for row in large.rows()}
     assert {name: grown[name] for name in known} == known
     assert large.counts["holdout"] > 80

@@ -18,6 +18,7 @@ from ratchet_client import TraceCollector, hook_into_agent, records_decision
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.datasets.gate_distance import gate_distance
 from rl.datasets.reward_records import decisions_pending, rewards_calculate
+from rl.datasets.rows import FeedbackFile, RowRules
 from rl.models import RewardRecord, RewardSettings
 from rl.rewards.base import RewardSample
 from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
@@ -234,7 +235,9 @@ def test_an_operator_sets_the_threshold_and_a_training_may_set_another() -> None
     rewards_calculate("desk")
     RewardSettings.objects.create(agent="desk", threshold=0.99)
     assert prepare_training_dataset("desk", kind="labels", dry_run=True).balance["good"] == 0
-    again = prepare_training_dataset("desk", kind="labels", reward_threshold=0.5, dry_run=True)
+    again = prepare_training_dataset(
+        "desk", kind="labels", rules=RowRules(reward_threshold=0.5), dry_run=True
+    )
     assert again.balance["good"] == 20
 
 
@@ -339,7 +342,7 @@ def test_a_file_of_traces_and_outcomes_teaches_what_the_database_teaches(tmp_pat
     here = prepare_training_dataset("desk", kind="labels", dry_run=True)
     file = tmp_path / "desk.jsonl"
     command("export_training_data", "--agent", "desk", "--format", "ratchet", "--output", str(file))
-    there = prepare_training_dataset("desk", kind="labels", source="file", data_file=file, dry_run=True)
+    there = prepare_training_dataset("desk", kind="labels", source=FeedbackFile(file), dry_run=True)
     shown = ("prompt", "completion", "label", "source")
     assert sorted([str([row[name] for name in shown]) for row in there.rows()]) == sorted(
         str([row[name] for name in shown]) for row in here.rows()
@@ -366,7 +369,7 @@ def test_imported_demonstrations_and_marked_answers_are_shown() -> None:
     }  # fmt: skip
     assert found.left_out["disliked"] == 1
     assert found.sources == {"demonstration": 1, "teacher": 2, "ratings": 1}
-    only = prepare_training_dataset("desk", sources=("demonstration",), **asked)
+    only = prepare_training_dataset("desk", rules=RowRules(sources=("demonstration",)), **asked)
     assert only.sources == {"demonstration": 1}
     # nothing is said of any other answer: no other kind has them
     assert "demonstration" not in prepare_training_dataset("desk", **(asked | {"kind": "labels"})).sources
@@ -380,6 +383,6 @@ def test_a_file_of_demonstrations_is_learnt_from(tmp_path: Path) -> None:
         for n in range(12)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    found = prepare_training_dataset("desk", kind="corrections", source="file", data_file=file, dry_run=True)
+    found = prepare_training_dataset("desk", kind="corrections", source=FeedbackFile(file), dry_run=True)
     assert (found.samples, found.sources) == (12, {"demonstration": 12})
     assert sum(map(len, found.feedback.values())) == 12

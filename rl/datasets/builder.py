@@ -1,4 +1,4 @@
-"""An agent's feedback as a dataset that is ready to train on: asked for, made, counted, written, or refused."""
+"""Training datasets: an agent's feedback as rows of one kind, stored as a snapshot or written to a file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.storage.problem_rows import unreadable_summary
 from feedback.transfer.formats.records import FormatRefused
-from rl.datasets.evidence import EvidenceSource
-from rl.datasets.examples import (
-    ExampleSet,
-    Replay,
-    examples_balanced,
-)
+from rl.datasets.examples import ExampleSet, Replay, RowSet, examples_balanced
 from rl.datasets.feedback_types import SOURCES, SPLITS
-from rl.datasets.rows import make_rows, making_knobs, rows_sampled, rows_with_prompts, source_opened
+from rl.datasets.rows import FeedbackFile, RowRules, make_rows, rows_sampled, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
     DatasetRefused,
     DatasetTooSmall,
@@ -39,45 +34,43 @@ from rl.datasets.stats import label_balance
 from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.recipes.base import curriculum_order
-from rl.recipes.sft import EXAMPLE_SOURCES
 
 
 @dataclass(frozen=True)
 class PreparedDataset:
-    """A dataset that is ready to train on; with dry_run nothing was written, and `snapshot` and `path` are None."""
+    """A dataset ready to train on. After a dry run, `snapshot` and `path` are None."""
 
     agent: str
     kind: str
     counts: dict[str, int]
-    """Rows per split; all three are there."""
+    """Split -> rows, for all three splits."""
     left_out: dict[str, int]
-    """Counts of evidence that made no row: {reason: count}; reasons as in rl.datasets.pairs.REASONS and
-    rl.datasets.evidence.REASONS."""
+    """Reason -> evidence without a row; reasons as in rl.datasets.pairs.REASONS and rl.datasets.evidence.REASONS."""
     sources: dict[str, int]
-    """Rows per kind of evidence."""
+    """Kind of evidence -> rows."""
     feedback_count: int
-    """Ratings and comparisons it was made from."""
+    """Ratings and comparisons read."""
     simulated_share: float
-    """Share of them given by a simulated rater, 0 to 1."""
+    """Share of simulated ones among them, 0 to 1."""
     query: dict[str, Any]
-    """Query behind the dataset: source, knobs, newest feedback seen."""
+    """What was asked for: source, knobs, newest feedback seen."""
     snapshot: Snapshot | None
     path: Path | None
     feedback: dict[str, frozenset[uuid.UUID]]
-    """Split -> ids of the feedback that its rows were made of; that of a file is numbered as it is read."""
+    """Split -> ids of the feedback behind its rows; feedback in a file is numbered in order."""
     unreadable: dict[str, str]
-    """Decisions that could not be read, the first of them: id -> why. `left_out` has how many."""
+    """The first unreadable decisions: id -> reason. `left_out` has their number."""
     balance: dict[str, Any]
-    """Of labels: how many are good and bad, and how many of them a reward decided; empty for other kinds."""
+    """Labels only: how many are good and bad, and how many of them a reward decided."""
     _rows: Callable[[], Iterator[dict[str, Any]]] = field(repr=False)
 
     @property
     def samples(self) -> int:
-        """Rows in all splits together."""
+        """Rows in all splits."""
         return sum(self.counts.values())
 
     def rows(self, split: str | None = None) -> Iterator[dict[str, Any]]:
-        """The rows, of one split or of all; may be asked for more than once."""
+        """The rows of one split or of all; may be called repeatedly."""
         return (row for row in self._rows() if split is None or row["split"] == split)
 
 
@@ -106,178 +99,162 @@ class _Tally:
             yield row
 
 
-def _only_agent(source: str) -> str:
-    """The agent that is meant where none is named. Raises DatasetRefused where that is not clear."""
-    if source == "file":
-        return "assistant"
-    known = selectors.agent_slugs()
-    if len(known) != 1:
-        there = f"found {', '.join(known)}" if known else "no decisions are recorded yet"
-        raise DatasetRefused(f"expected the name of an agent, or decisions of a single one; {there}")
-    return known[0]
-
-
 def prepare_training_dataset(
     agent: str | None = None,
     kind: str = "pairs",
     *,
-    source: str = "db",
-    data_file: str | Path | None = None,
-    ratings_file: str | Path | None = None,
-    file_format: str = "auto",
-    min_samples: int | None = None,
-    max_samples: int | None = None,
-    rating_margin: float | None = None,
-    max_pairs_per_prompt: int | None = None,
-    reward_threshold: float | None = None,
-    sources: Collection[str] = EXAMPLE_SOURCES,
-    implied: bool = False,
+    source: FeedbackFile | None = None,
+    rules: RowRules | None = None,
     put_off: Collection[uuid.UUID] = (),
     replay: Replay | None = None,
-    balance: bool = False,
+    min_samples: int | None = None,
+    max_samples: int | None = None,
     for_training: bool = True,
     dry_run: bool = False,
     binding: bool = False,
-    keep_reasoning: bool = False,
 ) -> PreparedDataset:
-    """The agent's feedback as rows of a kind (Snapshot.Kind), written as a snapshot (or only counted, with dry_run).
+    """An agent's feedback as rows of one kind, stored as a snapshot.
 
-    agent: None takes the only one that has decisions here, and of a file `assistant`.
+    `rl.datasets.pairs` makes pairs; `rl.datasets.examples` makes labels (KTO), scores (reward regression), corrections
+    (SFT), groups (several rated responses per prompt) and prompts. The same feedback and arguments give the same file,
+    byte for byte; an existing snapshot of that content is reused.
 
-    pairs are made by rl.datasets.pairs, the other kinds by rl.datasets.examples: labels (KTO), scores (reward
-    regression), corrections (SFT), groups (several rated responses to a prompt) and prompts alone.
+    Args:
+        agent: Slug; None: the only agent with decisions, or `assistant` for a file.
+        kind: One of Snapshot.Kind.
+        source: A file of feedback in any known format; None: the feedback recorded here.
+        rules: How evidence becomes rows.
+        put_off: Ids of feedback that is not read this time.
+        replay: Train on prompts with new feedback and a share of the others; None: on all prompts.
+        min_samples: Refuse fewer rows; None: DATASET_CONFIG.
+        max_samples: Draw this many rows by hash, always the same ones.
+        for_training: Refuse an empty train split. False also accepts a single row.
+        dry_run: Count the rows; store nothing.
+        binding: In a dry run, still store the prompts' sides of the split, because the rows are used.
 
-    source "db" reads what was rated here; "file" reads `data_file`, in any format of feedback.transfer.formats
-    (recognised where `file_format` is "auto"), with its `ratings_file` where the format has two. Knobs left None are
-    those of DATASET_CONFIG. max_samples draws that many pairs, always the same. The same feedback and knobs give the
-    same file, byte for byte; a snapshot of that content is used again.
-
-    reward_threshold: of labels, the reward in (0, 1) from which a response that nobody rated is good; None: as the
-    agent's reward settings say. sources: of corrections, where demonstrations may come from.
-    implied: of pairs, also those that a verdict on one of several listed options implies. put_off: ids of feedback
-    that is not read this time.
-
-    balance: of labels, leave out training rows of the kind there is more of, until four stand beside three.
-
-    replay: train on the prompts with new feedback and a share of the others; without it, on all.
-
-    for_training: refuse where no pair stands in the train split; an evaluation may be held out as a whole.
-
-    binding: in a dry run, write down the sides of the prompts all the same, because the rows are made use of.
-
-    Raises DatasetRefused: unknown agent, kind or source, fewer pairs than min_samples, a file that cannot be read, a
-    folder that cannot be written to (nothing half-written stays behind).
+    Raises DatasetRefused: unknown agent or kind, too few rows, an unreadable file, or a folder that is not writable
+    (nothing half-written stays).
     """
     if kind not in Snapshot.Kind.values:
         raise DatasetRefused(f"a dataset's kind is one of {', '.join(Snapshot.Kind.values)}; found {kind!r}")
-    agent = _only_agent(source) if agent is None else agent
+    agent, rules = _agent_checked(agent, source), rules or RowRules()
+    knobs = rules.knobs(agent, kind)
+    left_out: Counter[str] = Counter()
+    try:
+        evidence = source_opened(agent, source, kind, put_off, keep_reasoning=rules.keep_reasoning)
+        made = make_rows(evidence, kind, left_out, knobs, dry_run=dry_run and not binding)
+        made, replayed = _replayed(made, replay, str(evidence.feedback_count))
+        if rules.balance:
+            made = _balanced(made, kind)
+        made = rows_sampled(made, max_samples)
+    except (RecipeError, FormatRefused) as error:
+        raise DatasetRefused(str(error)) from error
+    left_out.update(made.left_out)
+    query = {
+        "agent": agent,
+        "source": "file" if source else "db",
+        **knobs,
+        "max_samples": max_samples,
+        **({"balance": True} if rules.balance else {}),
+        **({"reasoning": True} if rules.keep_reasoning else {}),
+        **evidence.query(),
+        **replayed,
+    }
+    tally = _Tally()
+    feedback_ids: dict[str, set[uuid.UUID]] = {}
+    rows = tally.count_rows(rows_with_prompts(agent, evidence, made, left_out, feedback_ids))
+    need = (DATASET_CONFIG["min_samples"] if min_samples is None else min_samples) if for_training else 1
+
+    def check() -> None:
+        if evidence.rows.unreadable:
+            left_out["unreadable"] += len(evidence.rows.unreadable)
+        _check_enough(agent, kind, tally, need, source, left_out, for_training)
+
+    def prepared(snapshot: Snapshot | None, path: Path | None) -> PreparedDataset:
+        count = evidence.feedback_count
+        return PreparedDataset(
+            agent=agent,
+            kind=kind,
+            counts=tally.counts_ordered,
+            left_out=dict(left_out),
+            sources=tally.sources_ordered,
+            feedback_count=count,
+            simulated_share=evidence.simulated_count / count if count else 0.0,
+            query=query,
+            snapshot=snapshot,
+            path=path,
+            feedback={split: frozenset(ids) for split, ids in feedback_ids.items()},
+            unreadable=unreadable_summary(evidence.rows.unreadable),
+            balance=label_balance(tally.labels) if tally.labels else {},
+            _rows=lambda: (
+                snapshot_rows(snapshot) if snapshot else rows_with_prompts(agent, evidence, made, Counter())
+            ),
+        )
+
+    if dry_run:
+        for _ in rows:
+            pass
+        check()
+        return prepared(None, None)
+    with temporary_file(settings.RATCHET_HOME / "snapshots" / agent) as file:
+        sha256 = rows_write(file, rows)
+        if source is None:
+            evidence.rows.save()
+        check()
+        path = file_store(file, sha256)
+    found = prepared(None, path)
+    snapshot = snapshot_of(
+        agent=agent,
+        kind=kind,
+        path=str(path.relative_to(settings.RATCHET_HOME)),
+        sha256=sha256,
+        counts=found.counts,
+        sources=found.sources,
+        left_out=found.left_out,
+        query=query | ({"unreadable": found.unreadable} if found.unreadable else {}),
+        feedback_count=found.feedback_count,
+        simulated_share=found.simulated_share,
+    )
+    return prepared(snapshot, path)
+
+
+def _agent_checked(agent: str | None, source: FeedbackFile | None) -> str:
+    if agent is None and source is not None:
+        return "assistant"
+    if agent is None:
+        known = selectors.agent_slugs()
+        if len(known) != 1:
+            there = f"found {', '.join(known)}" if known else "no decisions are recorded yet"
+            raise DatasetRefused(f"expected the name of an agent, or decisions of a single one; {there}")
+        return known[0]
     if not re.fullmatch(selectors.SLUG_PATTERN, agent):
         raise DatasetRefused(
             f"an agent is a slug of 1 to 64 lower-case letters, digits, - and _; found {agent!r}"
         )
-    need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
-    knobs = making_knobs(
-        agent,
-        kind,
-        rating_margin=rating_margin,
-        max_pairs_per_prompt=max_pairs_per_prompt,
-        reward_threshold=reward_threshold,
-        sources=sources,
-        implied=implied,
-    )
-    left_out: Counter[str] = Counter()
-    try:
-        evidence_source = source_opened(
-            agent, source, data_file, ratings_file, file_format, kind, put_off, keep_reasoning=keep_reasoning
-        )
-        pairs = make_rows(evidence_source, kind, left_out, knobs, dry_run=dry_run and not binding)
-        replay_query = {}
-        if replay is not None:
-            salt = str(evidence_source.feedback_count)
-            pairs = replay.draw(pairs, salt)
-            replay_query = {"replay": replay.query(salt, pairs.rows)}
-        if balance:
-            if kind != Snapshot.Kind.LABELS or not isinstance(pairs, ExampleSet):
-                raise RecipeError(f"only labels can be balanced, found {kind}")
-            pairs = examples_balanced(pairs)
-        pairs = rows_sampled(pairs, max_samples)
-    except (RecipeError, FormatRefused) as error:
-        raise DatasetRefused(str(error)) from error
-    left_out.update(pairs.left_out)
-    query = {
-        "agent": agent,
-        "source": source,
-        **knobs,
-        "max_samples": max_samples,
-        **({"balance": True} if balance else {}),
-        **({"reasoning": True} if keep_reasoning else {}),
-    }
-    query |= evidence_source.query() | replay_query
-    unreadable = evidence_source.rows.unreadable
-    share = (
-        evidence_source.simulated_count / evidence_source.feedback_count
-        if evidence_source.feedback_count
-        else 0.0
-    )
-
-    tally = _Tally()
-    feedback_ids: dict[str, set[uuid.UUID]] = {}
-    rows = tally.count_rows(rows_with_prompts(agent, evidence_source, pairs, left_out, feedback_ids))
-    if dry_run:
-        for _ in rows:
-            pass
-        left_out.update(_unreadable(evidence_source))
-        _check_enough(agent, kind, tally, need, source, left_out, for_training)
-        snapshot, path = None, None
-    else:
-        with temporary_file(settings.RATCHET_HOME / "snapshots" / agent) as file:
-            sha256 = rows_write(file, rows)
-            left_out.update(_unreadable(evidence_source))
-            if source == "db":
-                evidence_source.rows.save()
-            _check_enough(agent, kind, tally, need, source, left_out, for_training)
-            path = file_store(file, sha256)
-        named = {"unreadable": unreadable_summary(unreadable)} if unreadable else {}
-        snapshot = snapshot_of(
-            agent=agent,
-            kind=kind,
-            path=str(path.relative_to(settings.RATCHET_HOME)),
-            sha256=sha256,
-            counts=tally.counts_ordered,
-            sources=tally.sources_ordered,
-            left_out=dict(left_out),
-            query=query | named,
-            feedback_count=evidence_source.feedback_count,
-            simulated_share=share,
-        )
-    return PreparedDataset(
-        agent=agent,
-        kind=kind,
-        counts=tally.counts_ordered,
-        left_out=dict(left_out),
-        sources=tally.sources_ordered,
-        feedback_count=evidence_source.feedback_count,
-        simulated_share=share,
-        query=query,
-        snapshot=snapshot,
-        path=path,
-        feedback={split: frozenset(ids) for split, ids in feedback_ids.items()},
-        unreadable=unreadable_summary(unreadable),
-        balance=label_balance(tally.labels) if tally.labels else {},
-        _rows=lambda: (
-            snapshot_rows(snapshot)
-            if snapshot
-            else rows_with_prompts(agent, evidence_source, pairs, Counter())
-        ),
-    )
+    return agent
 
 
-def _unreadable(given: EvidenceSource) -> dict[str, int]:
-    return {"unreadable": len(given.rows.unreadable)} if given.rows.unreadable else {}
+def _replayed(made: RowSet, replay: Replay | None, salt: str) -> tuple[RowSet, dict[str, Any]]:
+    if replay is None:
+        return made, {}
+    drawn = replay.draw(made, salt)
+    return drawn, {"replay": replay.query(salt, drawn.rows)}
+
+
+def _balanced(made: RowSet, kind: str) -> RowSet:
+    if kind != Snapshot.Kind.LABELS or not isinstance(made, ExampleSet):
+        raise RecipeError(f"only labels can be balanced, found {kind}")
+    return examples_balanced(made)
 
 
 def _check_enough(
-    agent: str, kind: str, tally: _Tally, need: int, source: str, left_out: Counter[str], for_training: bool
+    agent: str,
+    kind: str,
+    tally: _Tally,
+    need: int,
+    source: FeedbackFile | None,
+    left_out: Counter[str],
+    for_training: bool,
 ) -> None:
     total, train = sum(tally.counts.values()), tally.counts["train"]
     if total >= need and (train or not for_training):
@@ -285,13 +262,13 @@ def _check_enough(
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common(4) if count)
     advice = (
         f"rate more at /rate/?agent={agent}, or lower --min-samples"
-        if source == "db"
+        if source is None
         else "give a larger file, or lower --min-samples"
     )
     if kind == "pairs" and left_out["single_response"] >= need:
         advice = (
-            f"answers rated one by one teach {PROGRAM} train_kto --agent {agent}, and `--method auto` of "
-            "run_pipeline picks what fits"
+            f"train on answers rated one by one with {PROGRAM} train_kto --agent {agent}, or let `--method auto` of "
+            "run_pipeline choose"
         )
     short = f"{need} needed" if total < need else "none of them in the train split"
     raise DatasetTooSmall(
@@ -299,11 +276,7 @@ def _check_enough(
     )
 
 
-# --- Rows -------------------------------------------------------------------------------------------------
-
-
-# --- The file ---------------------------------------------------------------------------------------------
-
+# --- Files ------------------------------------------------------------------------------------------------
 
 FORMATS = ("jsonl", "json", "datasets")
 
@@ -311,11 +284,10 @@ FORMATS = ("jsonl", "json", "datasets")
 def dataset_write(
     prepared: PreparedDataset, path: Path, file_format: str, *, order: str = "none"
 ) -> list[Path]:
-    """Write the rows of a dataset and return the files: one a split and line (`jsonl`), one object with a list a split
-    (`json`), or a DatasetDict (`datasets`).
+    """Write a dataset as JSON lines (`jsonl`), one object of lists per split (`json`) or a DatasetDict (`datasets`).
 
-    The training rows stand in the order that a curriculum gives them. Raises DatasetRefused for a folder that is there
-    already, or a file that cannot be written.
+    `order` is the curriculum of the training rows. Returns the files. Raises DatasetRefused for an existing folder or a
+    file that cannot be written.
     """
     if file_format not in FORMATS:
         raise DatasetRefused(f"a dataset is written as {', '.join(FORMATS)}; found {file_format!r}")
@@ -339,8 +311,7 @@ def dataset_write(
 
 
 def _with_reward(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with `reward`, in [0, 1], where it has one response and what that was worth is known: its score, or 1
-    and 0 of a good and a bad one. Groups have `rewards`, one for each response."""
+    """The row with `reward` in [0, 1]: its score, or 1 and 0 for a good and a bad label. Other kinds are unchanged."""
     if "score" in row:
         return {**row, "reward": float(row["score"])}
     return {**row, "reward": float(row["label"])} if "label" in row else row
@@ -357,8 +328,8 @@ def _folder(path: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
     from datasets import Dataset, DatasetDict
 
     if path.exists():
-        raise DatasetRefused(f"{path} is there already: give another folder, or remove it")
-    # what an agent knew has another shape in each row; a column has one
+        raise DatasetRefused(f"{path} exists: give another folder, or remove it")
+    # States differ in shape per row; a column of `datasets` has one type.
     plain = {
         split: [{**row, "state": json.dumps(row["state"], ensure_ascii=False)} for row in part]
         for split, part in rows.items()

@@ -1,4 +1,4 @@
-"""Evidence that stands in a file of a known format, read without importing it."""
+"""Evidence in a file of any known format, and files of prompts; read without importing."""
 
 from __future__ import annotations
 
@@ -55,33 +55,32 @@ from rl.rewards.rows import facts_of
 logger = logging.getLogger("rl.datasets")
 
 REWARDED_AT_ONCE = 400
-"""Decisions of a file rewarded together."""
+"""Decisions of a file whose rewards are calculated together."""
 
 
 @dataclass(frozen=True, slots=True)
 class _UnratedDecision:
-    """A decision of a file that nobody rated, with outcomes or a trace."""
+    """A decision without ratings, with outcomes or a trace."""
 
     record: ImportedDecision
     response: Response
 
 
 class FileEvidence:
-    """Evidence from a file of a known format, without importing it."""
+    """EvidenceSource of a file."""
 
     def __init__(
         self,
         agent: str,
         path: Path,
         *,
-        format: str = "auto",
         ratings_path: Path | None = None,
         keep_reasoning: bool = False,
     ) -> None:
         self.keep_reasoning = keep_reasoning
         self.agent = agent
         self.path = path
-        self.format = formats.format_by_name(formats.detect(path) if format == "auto" else format).name
+        self.format = formats.format_by_name(formats.detect(path)).name
         self.ratings_path = ratings_path
         self.feedback_count = 0
         self.simulated_count = 0
@@ -94,13 +93,12 @@ class FileEvidence:
         self._traces: dict[uuid.UUID, ImportedTrace] = {}
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
-        """Read the evidence of the file. Raises FormatRefused for a file that is damaged or cannot be
-        read."""
+        """Read the file. Raises FormatRefused if it is damaged or unreadable."""
         self.feedback_count = self.simulated_count = self._numbers = 0
         self._unrated, self._silent, self._traces = [], [], {}
         refusals: list[RowRefused] = []
         decisions: dict[uuid.UUID, Response] = {}
-        # of a named rater's comparisons of the same two decisions the last one stands, on whichever sides they were
+        # A named rater's last comparison of two decisions stands, on whichever sides.
         comparisons: dict[tuple[frozenset[Any], str], ImportedComparison] = {}
         for record in formats.read(self.path, self.format, self.ratings_path):
             if isinstance(record, RowRefused):
@@ -108,7 +106,7 @@ class FileEvidence:
                     raise FormatRefused(f"{self.path} line {record.line}: {record.reason}")
                 refusals.append(record)
             elif isinstance(record, ImportedTrace):
-                if record.id is not None:  # read with the decisions that name it, see `rewarded`
+                if record.id is not None:  # Used by the decisions that name it, in `rewards`.
                     self._traces[record.id] = record
             elif isinstance(record, (RowSkipped, ImportedReference, OutcomeReference)):
                 left_out["no_preference"] += 1
@@ -118,18 +116,18 @@ class FileEvidence:
                 else:
                     yield from self._comparison_evidence(record, decisions, left_out)
             elif self.format == "ratchet" and record.agent != self.agent:
-                # other formats only suggest an agent
+                # Other formats only suggest an agent.
                 left_out["other_agent"] += 1
             else:
                 try:
                     yield from self._decision_evidence(record, decisions, left_out)
                 except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                    # what the agent's own code makes of a strange state is this row's fault alone
+                    # The agent's own code may fail on an odd state: refuse this row alone.
                     refusals.append(RowRefused(record.line, record.key, str(error)))
         for comparison in comparisons.values():
             yield from self._comparison_evidence(comparison, decisions, left_out)
         if self._silent and (self._numbers or self._unrated):
-            # where some were judged, silence about the others is no praise
+            # In a file with judged responses, the others are no demonstrations.
             left_out["no_preference"] += len(self._silent)
             self._silent = []
         if refusals:
@@ -234,7 +232,7 @@ class FileEvidence:
         return Response(prompt_hash, completion, record.tags)
 
     def _simulated_decision(self, record: ImportedDecision) -> ImportedDecision:
-        """A simulation's entry as the agent would have asked and answered it. Raises ValueError."""
+        """A simulation's entry, rendered as the agent would ask and answer it. Raises ValueError."""
         entry, agent = record.metadata[ENTRY], get_agent(self.agent)
         state = self._state(entry, agent)
         response = entry.get("response")
@@ -270,7 +268,7 @@ class FileEvidence:
         return {prompt_hash: self._prompts[prompt_hash] for prompt_hash in prompt_hashes}
 
     def rewards(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
-        """Read rewards: what the agent's rewards make of the file's outcomes and traces."""
+        """Rewards of the file's outcomes and traces, by the agent's reward plan."""
         if not self._unrated:
             return
         try:
@@ -316,12 +314,12 @@ class FileEvidence:
                 )
 
     def _number(self) -> tuple[uuid.UUID]:
-        """An id for the next piece of feedback, which has none here: so that what rows are made of can be counted."""
+        """An id for the next piece of feedback, so that the feedback behind rows can be counted."""
         self._numbers += 1
         return (uuid.UUID(int=self._numbers),)
 
     def demonstrations(self) -> Iterator[DemonstrationEvidence]:
-        """The responses of a file in which nothing is said of any; others stand in the evidence."""
+        """All responses, if the file judges none of them."""
         for response in self._silent:
             yield DemonstrationEvidence(
                 response.prompt_hash,
@@ -341,7 +339,7 @@ class FileEvidence:
 
 
 def _latest_ratings(ratings: tuple[ImportedRating, ...]) -> list[ImportedRating]:
-    """Of each named rater the last word, unless it takes back; everything that nobody in particular said."""
+    """Each named rater's last rating unless it is a withdrawal, and every rating without a rater."""
     last = {rating.rater: rating for rating in ratings}
     return [r for r in ratings if not r.withdrawn and (not r.rater or last[r.rater] is r)]
 
@@ -352,28 +350,28 @@ def _sha256(path: Path) -> str:
 
 
 PROMPTS = ("prompt", "messages", "question", "problem", "instruction")
-"""Columns that hold the prompt, the first that is there counts."""
+"""Columns that may hold the prompt; the first present one counts."""
 
 PLAIN = ("trl", "openai", "llamafactory", "table")
-"""Formats whose rows may be prompts with columns of their own; a file of another format its own reader takes apart."""
+"""Formats whose rows may be prompts with further columns; other formats have their own readers."""
 
 PREFERENCE_COLUMNS = ("chosen", "rejected", "conversations", "preferred_output")
-"""Columns of rows that are preferences: their prompts are not in a column."""
+"""Columns of preference rows, which do not hold the prompt in a column."""
 
 NON_FACT_COLUMNS = ("state", "tools", "facts", "completion", "response", "id", "agent")
-"""Columns that are not facts: what was answered before teaches nothing where the policy answers itself."""
+"""Columns that are not facts about the prompt."""
 
 SAMPLE = 20
-"""Rows looked at to tell a file of prompts from others."""
+"""Rows read to recognise a file of prompts."""
 
 
 def holds_prompts(path: Path) -> bool:
-    """True if most of a file's rows are prompts with facts beside them. Raises FormatRefused for no file."""
+    """True if most of a file's first rows are prompts. Raises FormatRefused without a file."""
     try:
         if formats.detect(path) not in PLAIN:
             return False
     except FormatRefused:
-        pass  # of no format of feedback: prompts, perhaps
+        pass  # Not a feedback format: it may hold prompts.
     seen = [row.value for row in islice(rows(path), SAMPLE) if not isinstance(row, RowRefused)]
     objects = [row for row in seen if isinstance(row, Mapping)]
     prompt_count = sum(any(row.get(name) for name in PROMPTS) for row in objects)
@@ -381,7 +379,7 @@ def holds_prompts(path: Path) -> bool:
 
 
 class PromptFile(FileEvidence):
-    """The prompts of a file and what is known of each; no feedback."""
+    """Prompts with facts from a file; no feedback."""
 
     def __init__(self, agent: str, path: Path) -> None:
         self.agent, self.path, self.format, self.ratings_path = agent, path, "prompts", None
@@ -391,7 +389,7 @@ class PromptFile(FileEvidence):
         self._unrated, self._silent, self._traces, self._numbers = [], [], {}, 0
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
-        """Nothing; reads the prompts. A prompt that stands there again is counted in `left_out`."""
+        """Yields nothing; reads the prompts and counts repeated ones in `left_out`."""
         for row in rows(self.path):
             if isinstance(row, RowRefused):
                 if row.broken:
@@ -412,9 +410,9 @@ class PromptFile(FileEvidence):
 
 
 def prompt_of(row: Any) -> Prompt:
-    """A row as a prompt: its messages without a final answer, its state, its tools, and every other column as a fact.
+    """A row as a prompt: messages without a final answer, state, tools, and all other columns as facts.
 
-    Raises RowError for a row without a prompt.
+    Raises RowError without a prompt.
     """
     if not isinstance(row, Mapping):
         raise RowError(f"expected an object, found {row!r:.80}")

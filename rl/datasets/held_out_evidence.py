@@ -1,4 +1,4 @@
-"""Held-out evidence of an agent: the rows of every kind, and how many prompts each kind has. No torch."""
+"""Held-out evidence of an agent: rows of every kind, and the number of prompts per kind. No torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ from rl.datasets.holdout import SplitCounts
 from rl.datasets.known_answers import OF_PEOPLE, known_digest, known_rows
 from rl.datasets.pairs import Pair, pairs_from_evidence
 from rl.datasets.prompt_clusters import cluster_report, clusters_of
-from rl.datasets.rows import PROMPTS_AT_ONCE, clustered_prompts, recorded_prompts, source_opened
+from rl.datasets.rows import (
+    PROMPTS_AT_ONCE,
+    FeedbackFile,
+    clustered_prompts,
+    recorded_prompts,
+    source_opened,
+)
 from rl.datasets.splits import SourceSplits
 from rl.gates.evidence_kinds import (
     CORRECTIONS,
@@ -65,22 +71,21 @@ DATASETS: dict[str, str] = {
     KNOWN: Snapshot.Kind.PROMPTS,
     REWARDS: Snapshot.Kind.PROMPTS,
 }
-"""Kind of evidence -> the kind of dataset its rows stand in."""
-
+"""Kind of evidence -> kind of dataset with its rows."""
 
 EVALUATION_SPLITS: tuple[Split, ...] = ("eval", HOLDOUT)
-"""Sides of the split that no policy is trained on."""
+"""Splits that no policy is trained on."""
 
 SPARE = 400
-"""Prompts kept, at most, to ask for answers beside those with evidence."""
+"""Most further prompts kept to ask for answers."""
 
 WRITTEN_SOURCES = ("correction", "demonstration", "teacher")
-"""Sources of rows that show an answer as it should be, rather than one that was given and liked."""
+"""Sources of answers written to be right, as opposed to liked answers."""
 
 
 @dataclass
 class HeldOutPrompts:
-    """Every prompt of an agent: on which side of the split it stands, and the rows of some to ask."""
+    """The split of every prompt of an agent, and rows of some evaluation prompts."""
 
     sides: dict[str, str] = field(default_factory=dict)
     spare: Rows = field(default_factory=list)
@@ -97,19 +102,17 @@ class HeldOut:
 
     rows: dict[str, Rows] = field(default_factory=dict)
     snapshot: Snapshot | None = None
-    """Snapshot that holds the rows of the kind that carries the accuracy rule; None for a file that is only
-    judged on."""
+    """Snapshot with the rows of the leading kind; None for a file that is only evaluated on."""
     trained_rows: int = 0
-    """Rows left out because their prompts were trained on."""
+    """Rows left out because the policy was trained on their prompts."""
     spare: Rows = field(default_factory=list)
-    """Prompts that no policy trains on, whatever was said of them: of the eval and the holdout side. They show whether
-    answers are valid."""
+    """Eval and holdout prompts, with or without feedback; their answers are checked for validity."""
     left_out: Counter[str] = field(default_factory=Counter)
     clusters: dict[str, Any] = field(default_factory=dict)
-    """Report on near-identical prompts (`prompt_clusters.cluster_report`); empty where they were not looked for."""
+    """`prompt_clusters.cluster_report`; empty if near-identical prompts were not looked for."""
 
     def counts(self) -> dict[str, int]:
-        """Distinct prompts of each kind; near-identical ones are one."""
+        """Kind -> distinct prompts; near-identical prompts count once."""
         return {
             kind: len({row.get("cluster") or row["prompt_hash"] for row in rows})
             for kind, rows in self.rows.items()
@@ -117,16 +120,15 @@ class HeldOut:
 
     @property
     def known_digest(self) -> str:
-        """Digest of the lists of known answers; empty without any."""
         return known_digest(self.rows[KNOWN]) if KNOWN in self.rows else ""
 
     def pool(self, agent: Agent) -> None:
-        """Pool what people said into known answers."""
+        """Add known answers, pooled from all human feedback."""
         if known := known_rows(self.rows, agent):
             self.rows[KNOWN] = known
 
     def dataset(self, lead: str) -> str:
-        """The kind of dataset that holds most of the evidence of the leading kind."""
+        """The kind of dataset with most evidence of the leading kind."""
         counts = self.counts()
         kinds = [kind for kind in POOLED if counts.get(kind)]
         if lead != KNOWN or not kinds:
@@ -134,7 +136,7 @@ class HeldOut:
         return DATASETS[max(kinds, key=counts.__getitem__)]
 
     def lead(self, needed: int, *, discrete: bool = False) -> str:
-        """The kind that carries the accuracy rule (`rl.gates.evidence_kinds.lead_kind`)."""
+        """The kind that the accuracy rule is checked on (`rl.gates.evidence_kinds.lead_kind`)."""
         alike = [
             kind
             for kind in (LABELS, OUTCOMES)
@@ -144,26 +146,24 @@ class HeldOut:
 
 
 def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> HeldOut:
-    """Everything held out that was recorded here; the kind that leads is written as a snapshot, the others are not.
+    """Held-out evidence recorded here; the leading kind is stored as a snapshot.
 
-    rewarded: every prompt is evidence of the kind `rewards`, as a reward function will judge the answers to it.
+    rewarded: every prompt also counts as evidence of the kind `rewards`, because a reward function judges its answers.
     """
     held_out = HeldOut()
-    source_opened(agent, "db")  # an agent nobody knows is refused by name
+    source_opened(agent)  # Refuses an unknown agent.
     prompts = HeldOutPrompts()
     rows = _rows_by_kind(agent, (HOLDOUT,), held_out.left_out, rewarded, prompts=prompts, binding=True)
     clusters = clusters_of(recorded_prompts(agent, prompts.sides))
-    held_out.rows, held_out.spare = (
-        _with_clusters(rows, clusters, prompts.sides, held_out.left_out),
-        prompts.spare,
-    )
+    held_out.rows = _with_clusters(rows, clusters, prompts.sides, held_out.left_out)
+    held_out.spare = prompts.spare
     held_out.clusters = cluster_report(clusters, prompts.sides)
     served = agent_served(agent)
     held_out.pool(served)
     if held_out.rows:
         lead = held_out.lead(needed, discrete=served.discrete)
         dataset = held_out.dataset(lead)
-        prepared = prepare_training_dataset(agent, dataset, min_samples=1, for_training=False)
+        prepared = prepare_training_dataset(agent, dataset, for_training=False)
         held_out.snapshot = prepared.snapshot
     return held_out
 
@@ -171,10 +171,10 @@ def held_out_of_database(agent: str, needed: int, *, rewarded: bool = False) -> 
 def held_out_of_file(
     agent: str, path: Path, trained: Iterable[str] = (), *, rewarded: bool = False
 ) -> HeldOut:
-    """A whole file as held-out evidence, less the prompts (hashes) that were trained on. Raises DatasetRefused."""
+    """A whole file as held-out evidence, without the prompts (hashes) in `trained`. Raises DatasetRefused."""
     found = HeldOut()
     trained = set(trained)
-    rows = _rows_by_kind(agent, SPLITS, found.left_out, rewarded, source="file", data_file=path)
+    rows = _rows_by_kind(agent, SPLITS, found.left_out, rewarded, file=FeedbackFile(path))
     for kind, whole in rows.items():
         unseen = [row for row in whole if row["prompt_hash"] not in trained]
         found.trained_rows += len(whole) - len(unseen)
@@ -185,8 +185,7 @@ def held_out_of_file(
 
 
 def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldOut:
-    """Held-out rows of the dataset a policy was trained on. Raises DatasetRefused where its file is gone or
-    changed."""
+    """Held-out rows of a training dataset. Raises DatasetRefused if its file is gone or changed."""
     rows = list(snapshot_rows(snapshot, HOLDOUT))
     spare = list(itertools.islice(snapshot_rows(snapshot, "eval"), SPARE))
     found = HeldOut(
@@ -199,12 +198,12 @@ def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldO
 
 
 def eval_rows(agent: str) -> dict[str, Rows]:
-    """Recorded evidence on the eval split, by kind: what candidates are compared on, which spends no holdout."""
+    """Kind -> rows of the eval split. Comparing candidates on it spends no holdout."""
     return _rows_by_kind(agent, ("eval",), Counter(), False)
 
 
 def trained_prompts(snapshot: Snapshot | None) -> set[str]:
-    """Hashes of the prompts a dataset shows in training."""
+    """Hashes of the prompts in a dataset's train split."""
     return {row["prompt_hash"] for row in snapshot_rows(snapshot, "train")} if snapshot is not None else set()
 
 
@@ -213,18 +212,20 @@ def _rows_by_kind(
     splits: Sequence[str],
     left_out: Counter[str],
     rewarded: bool,
+    *,
+    file: FeedbackFile | None = None,
     prompts: HeldOutPrompts | None = None,
-    **source: Any,
+    binding: bool = False,
 ) -> dict[str, Rows]:
-    """The rows of every kind in these splits; `prompts` collects all. Raises DatasetRefused."""
+    """Kind -> rows in these splits; `prompts` collects every prompt. Raises DatasetRefused."""
     rows_by_kind: dict[str, Rows] = {}
     datasets = list(dict.fromkeys(DATASETS.values()))
-    if "data_file" in source and holds_prompts(source["data_file"]):
-        datasets = [Snapshot.Kind.PROMPTS]  # no feedback stands in it
+    if file is not None and holds_prompts(file.path):
+        datasets = [Snapshot.Kind.PROMPTS]
     for dataset in datasets:
         try:
             prepared = prepare_training_dataset(
-                agent, dataset, min_samples=1, for_training=False, dry_run=True, **source
+                agent, dataset, source=file, for_training=False, dry_run=True, binding=binding
             )
         except DatasetTooSmall:
             continue
@@ -240,7 +241,7 @@ def _rows_by_kind(
 def _with_clusters(
     rows: Mapping[str, Rows], clusters: Mapping[str, str], sides: Mapping[str, str], left_out: Counter[str]
 ) -> dict[str, Rows]:
-    """The rows with the clusters of their prompts, without those that have a near-identical prompt on another side."""
+    """The rows with their prompts' clusters, without rows whose cluster reaches into another split."""
     elsewhere = {clusters[name] for name, side in sides.items() if side != HOLDOUT} - {""}
     found: dict[str, Rows] = {}
     for kind, whole in rows.items():
@@ -253,7 +254,7 @@ def _with_clusters(
 
 
 def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> dict[str, Rows]:
-    """Rows of one kind of dataset as evidence: kind -> rows, kinds without a row left out."""
+    """Rows of one kind of dataset as evidence: kind -> rows."""
     rows_by_kind: dict[str, Rows] = {}
     for row in rows:
         if dataset == Snapshot.Kind.PAIRS:
@@ -263,7 +264,7 @@ def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> d
         elif dataset == Snapshot.Kind.LABELS:
             rows_by_kind.setdefault(kind_of(row["source"]), []).append({**row, "score": float(row["label"])})
         elif dataset == Snapshot.Kind.CORRECTIONS:
-            if row["source"] in WRITTEN_SOURCES:  # what is only liked is evidence as a label or an outcome
+            if row["source"] in WRITTEN_SOURCES:  # Liked answers count as labels or outcomes.
                 rows_by_kind.setdefault(CORRECTIONS, []).append(row)
         elif dataset == Snapshot.Kind.GROUPS:
             rated = zip(row["completions"], row["rewards"], strict=True)
@@ -281,8 +282,7 @@ def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> d
 
 
 def testable(facts: Mapping[str, Any]) -> bool:
-    """True if a prompt's facts decide if an answer is right: a right answer, or tests where code may be
-    run."""
+    """True if a prompt's facts decide whether an answer is right: a right answer, or tests if code may run."""
     columns = [
         *right_answers.COLUMNS,
         *((*CODE_TESTS, *EXPECTED_OUTPUTS) if settings.ENABLE_CODE_EXECUTION else ()),
@@ -291,7 +291,7 @@ def testable(facts: Mapping[str, Any]) -> bool:
 
 
 def _single_texts(rows: Rows) -> Rows:
-    """The rows whose responses are one text or one message: a turn with tools in it is not scored as a whole."""
+    """The rows whose responses are a single text; turns with tool calls are not scored as a whole."""
     sides = ("chosen", "rejected", "completion")
     return [row for row in rows if all(_is_single(row[side]) for side in sides if side in row)]
 
@@ -303,8 +303,7 @@ def _is_single(completion: Any) -> bool:
 
 
 def good_chars(rows: Mapping[str, Rows]) -> dict[str, Any]:
-    """Length of the answers that people wrote, chose or liked: {"value": geometric mean in characters, "n"}; empty
-    where there is none. rows: kind of evidence -> held-out rows."""
+    """Geometric mean length of the answers that people wrote, chose or liked: {"value": characters, "n"}, or {}."""
     texts = [row["chosen"] for row in rows.get(PAIRS, ())]
     texts += [row["completion"] for row in rows.get(CORRECTIONS, ())]
     for kind in (LABELS, OUTCOMES):
@@ -317,14 +316,13 @@ def good_chars(rows: Mapping[str, Rows]) -> dict[str, Any]:
 
 
 def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
-    """Held-out prompts with evidence of each kind (KINDS), and how many prompts with evidence stand on which side.
+    """(kind -> held-out prompts with evidence, prompts with evidence per split), from the database alone.
 
-    Reads the database alone, no file and no model. `rewards` is always 0 here: which reward function judges is said
-    when a policy is evaluated.
+    The kind `rewards` is always 0, because the reward function is chosen when a policy is evaluated.
     """
     counts = dict.fromkeys(KINDS, 0)
     try:
-        evidence_source = source_opened(agent, "db")
+        evidence_source = source_opened(agent)
     except DatasetRefused:
         return counts, SplitCounts()
     splits = SourceSplits(agent, dry_run=True, clustered=partial(clustered_prompts, evidence_source))
@@ -332,7 +330,7 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
         splits.track_rated(_all_evidence(evidence_source)),
         splits.track_rewarded(_reward_evidence(evidence_source)),
     ):
-        pass  # sides are known when all prompts are; a second pass keeps what is held out alone in memory
+        pass  # Splits are known after all prompts; the second pass keeps only held-out evidence in memory.
     evidence = [item for item in _all_evidence(evidence_source) if splits(item.prompt_hash) == HOLDOUT]
     rewarded = [item for item in _reward_evidence(evidence_source) if splits(item.prompt_hash) == HOLDOUT]
     knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
@@ -349,10 +347,8 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
     splits.settle(hashes)
     held_out = [name for name in hashes if splits(name) == HOLDOUT]
     known = agent_served(agent)
-    prompts[TESTS], prompts[KNOWN] = (
-        set(),
-        _pooled(scores, pairs, prompts[CORRECTIONS]) if known.discrete else set(),
-    )
+    prompts[TESTS] = set()
+    prompts[KNOWN] = _pooled(scores, pairs, prompts[CORRECTIONS]) if known.discrete else set()
     for start in range(0, len(held_out), PROMPTS_AT_ONCE):
         for name, prompt in evidence_source.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items():
             if testable(prompt.facts):
@@ -374,7 +370,7 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
 
 
 def _pooled(scores: Iterable[Example], pairs: Iterable[Pair], written: Iterable[str]) -> set[str]:
-    """Prompts of which people said what is right or wrong, as `rl.datasets.known_answers` finds it in the rows."""
+    """Prompts with known answers by `rl.datasets.known_answers`."""
     rated = {
         row.prompt_hash
         for row in scores
@@ -392,7 +388,7 @@ def _reward_evidence(given: EvidenceSource) -> Iterator[Evidence]:
 
 
 def kind_of(source: str) -> str:
-    """The kind of evidence a scored response is, by the source of its row: `reward` where nobody gave a verdict."""
+    """Kind of evidence of a scored row: an outcome if its source is `reward`, else a label."""
     return OUTCOMES if source == "reward" else LABELS
 
 

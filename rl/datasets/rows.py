@@ -1,4 +1,4 @@
-"""Rows of a dataset out of evidence: each kind's reader and maker, and the prompts beside."""
+"""Open a source of evidence, make rows of a kind from it, and add the prompts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,26 +38,58 @@ from rl.recipes import DATASET_CONFIG
 from rl.recipes.sft import EXAMPLE_SOURCES
 
 PROMPTS_AT_ONCE = 1000
-"""Prompts held in memory while rows are written."""
+"""Prompts held in memory at a time."""
+
+
+@dataclass(frozen=True)
+class FeedbackFile:
+    """A file of feedback in any format of feedback.transfer.formats, read without importing it."""
+
+    path: Path
+    ratings_path: Path | None = None
+    """Second file of formats that have two."""
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """How evidence becomes rows; each rule applies to some kinds."""
+
+    reward_threshold: float | None = None
+    """Labels: lowest reward, in (0, 1), of a good response that nobody rated; None: the agent's reward settings."""
+    balance: bool = False
+    """Labels: leave out training rows of the more frequent label, down to 4 for every 3 of the other."""
+    sources: tuple[str, ...] = EXAMPLE_SOURCES
+    """Corrections: where demonstrations may come from."""
+    implied: bool = False
+    """Pairs: include those implied by a verdict on one of several listed options."""
+    keep_reasoning: bool = False
+    """Responses carry the reasoning recorded with them."""
+
+    def knobs(self, agent: str, kind: str) -> dict[str, Any]:
+        """Keyword arguments of the function that makes rows of this kind."""
+        if kind in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES):
+            knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
+            return knobs | ({"implied": True} if self.implied and kind == Snapshot.Kind.PAIRS else {})
+        if kind == Snapshot.Kind.LABELS:
+            threshold = self.reward_threshold
+            return {"threshold": agent_reward_threshold(agent) if threshold is None else threshold}
+        return {"sources": self.sources} if kind == Snapshot.Kind.CORRECTIONS else {}
 
 
 def source_opened(
     agent: str,
-    source: str,
-    data_file: str | Path | None = None,
-    ratings_file: str | Path | None = None,
-    file_format: str = "auto",
+    file: FeedbackFile | None = None,
     kind: str = "",
     put_off: Collection[uuid.UUID] = (),
     *,
     keep_reasoning: bool = False,
 ) -> EvidenceSource:
-    """Evidence recorded here ("db"), without the feedback of the ids `put_off`, or read from a file ("file");
-    of the kind `prompts`, a file may hold prompts alone. keep_reasoning: responses carry their reasoning.
+    """The evidence recorded here, without the feedback `put_off`, or the evidence in a file.
 
-    Raises DatasetRefused for an agent nobody knows, FormatRefused for a file that cannot be read.
+    For the kind `prompts`, a file may hold prompts alone. Raises DatasetRefused for an unknown agent, FormatRefused for
+    a file that cannot be read.
     """
-    if source == "db":
+    if file is None:
         known = selectors.agent_slugs()
         if agent not in known:
             there = f"known are {', '.join(known)}" if known else "no decisions are recorded yet"
@@ -65,49 +98,15 @@ def source_opened(
                 f"`{PROGRAM} import_feedback FILE --agent {agent}`"
             )
         return DatabaseEvidence(agent, put_off, keep_reasoning=keep_reasoning)
-    if source != "file":
-        raise DatasetRefused(f"a source is db or file, found {source!r}")
-    if data_file is None:
-        raise DatasetRefused("--source file needs --data-file FILE")
-    if kind == Snapshot.Kind.PROMPTS and file_format == "auto" and holds_prompts(Path(data_file)):
-        return PromptFile(agent, Path(data_file))
-    ratings = None if ratings_file is None else Path(ratings_file)
-    return FileEvidence(
-        agent, Path(data_file), format=file_format, ratings_path=ratings, keep_reasoning=keep_reasoning
-    )
-
-
-def making_knobs(
-    agent: str,
-    kind: str,
-    *,
-    rating_margin: float | None = None,
-    max_pairs_per_prompt: int | None = None,
-    reward_threshold: float | None = None,
-    sources: Collection[str] = EXAMPLE_SOURCES,
-    implied: bool = False,
-) -> dict[str, Any]:
-    """Arguments of `make_rows` for a kind: those given, else the agent's settings and DATASET_CONFIG.
-
-    pairs, alone or with scores: rating_margin, max_pairs_per_prompt, alone also `implied` if asked for; labels:
-    threshold; corrections: sources, some of EXAMPLE_SOURCES.
-    """
-    if kind in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES):
-        given = {"rating_margin": rating_margin, "max_pairs_per_prompt": max_pairs_per_prompt}
-        knobs = {name: DATASET_CONFIG[name] if value is None else value for name, value in given.items()}
-        return knobs | ({"implied": True} if implied and kind == Snapshot.Kind.PAIRS else {})
-    if kind == Snapshot.Kind.LABELS:
-        return {"threshold": agent_reward_threshold(agent) if reward_threshold is None else reward_threshold}
-    return {"sources": tuple(sources)} if kind == Snapshot.Kind.CORRECTIONS else {}
+    if kind == Snapshot.Kind.PROMPTS and holds_prompts(file.path):
+        return PromptFile(agent, file.path)
+    return FileEvidence(agent, file.path, ratings_path=file.ratings_path, keep_reasoning=keep_reasoning)
 
 
 def make_rows(
     given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
 ) -> RowSet:
-    """The rows of a kind from what is known, without their prompts.
-
-    Prompts that stand on no side of the split yet are drawn one, for good unless this is a dry run.
-    """
+    """Rows of a kind, without their prompts. Unless this is a dry run, new prompts get their side of the split."""
     splits = SourceSplits(given.agent, dry_run=dry_run, clustered=partial(clustered_prompts, given))
     evidence = _evidence(given, splits, kind, left_out)
     if kind == Snapshot.Kind.PAIRS:
@@ -116,7 +115,7 @@ def make_rows(
         return judgements_from_evidence(evidence, splits, **knobs)
     if kind == Snapshot.Kind.PROMPTS:
         for _ in evidence:
-            pass  # the prompts are known when all of it was read
+            pass  # All prompts are known once the evidence is read.
         hashes = given.prompt_hashes()
         splits.settle(hashes)
         return prompt_examples(hashes, splits)
@@ -126,9 +125,9 @@ def make_rows(
 def _evidence(
     given: EvidenceSource, splits: SourceSplits, kind: str, left_out: Counter[str]
 ) -> Iterator[Evidence]:
-    """Evidence with the rewards where nobody rated; demonstrations for the kind that is made of them.
+    """Evidence, and rewards of responses that nobody rated; demonstrations only for corrections.
 
-    All of it is noted for the split, whatever this kind makes of it.
+    Everything counts for the split, whatever this kind makes of it.
     """
     shown = kind == Snapshot.Kind.CORRECTIONS
     for item in splits.track_rated(itertools.chain(given.evidence(left_out), given.demonstrations())):
@@ -156,17 +155,14 @@ def rows_with_prompts(
     left_out: Counter[str],
     behind: dict[str, set[uuid.UUID]] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The pairs with their prompts, in order, reading the prompts of PROMPTS_AT_ONCE pairs at a time.
-
-    behind: where given, collects the ids of the feedback that the rows of each split were made of.
-    """
+    """The rows with their prompts, in order. `behind` collects the ids of the feedback behind each split's rows."""
     for start in range(0, len(pairs.rows), PROMPTS_AT_ONCE):
         chunk = pairs.rows[start : start + PROMPTS_AT_ONCE]
         prompts = given.prompts(list(dict.fromkeys(pair.prompt_hash for pair in chunk)))
         for pair in chunk:
             prompt = prompts.get(pair.prompt_hash)
             if prompt is None:
-                continue  # counted where it could not be read
+                continue  # Counted where it could not be read.
             messages = messages_plain(prompt.messages)
             if messages is None:
                 left_out["not_text"] += 1
@@ -182,7 +178,7 @@ def rows_with_prompts(
 def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, Any]]) -> dict[str, Any]:
     chosen, rejected = pair.chosen, pair.rejected
     if isinstance(chosen, list) or isinstance(rejected, list):
-        # a trainer takes two texts or two lists, never one of each
+        # A trainer takes two texts or two lists, not one of each.
         chosen, rejected = _as_messages(chosen), _as_messages(rejected)
     row: dict[str, Any] = {
         "prompt": messages,
@@ -223,13 +219,12 @@ def _example_row(
 
 
 def _prompt_facts(prompt: Prompt) -> dict[str, Any]:
-    """Facts of a row about its prompt beside the messages and the state, where there are any."""
     known = {"tools": prompt.tools, "facts": prompt.facts}
     return {name: value for name, value in known.items() if value}
 
 
 def clustered_prompts(given: EvidenceSource, prompt_hashes: list[str]) -> dict[str, ClusteredPrompt]:
-    """Words, unit and trace of those prompts that are plain text: the others make no row of any dataset."""
+    """Text, unit and trace of the prompts that are plain text; other prompts make no rows."""
     found: dict[str, ClusteredPrompt] = {}
     for start in range(0, len(prompt_hashes), PROMPTS_AT_ONCE):
         prompts = given.prompts(prompt_hashes[start : start + PROMPTS_AT_ONCE])
@@ -240,7 +235,7 @@ def clustered_prompts(given: EvidenceSource, prompt_hashes: list[str]) -> dict[s
 
 
 def recorded_prompts(agent: str, prompt_hashes: Collection[str]) -> dict[str, ClusteredPrompt]:
-    """The same of prompts recorded here; those whose decisions are gone are missing."""
+    """As `clustered_prompts`, for prompts recorded here; deleted ones are missing."""
     source = DatabaseEvidence(agent)
     known = set(source.prompt_hashes())
     return clustered_prompts(source, [name for name in prompt_hashes if name in known])
@@ -251,8 +246,7 @@ def _as_messages(completion: Completion) -> list[dict[str, Any]]:
 
 
 def messages_plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Messages of any dialect as OpenAI writes them, each with its text as content; None where a part is no text, or a
-    message cannot be read."""
+    """Messages of any dialect in OpenAI's form, with text content; None if one is unreadable or not text."""
     try:
         read = messages_read(messages)
     except MessageError:

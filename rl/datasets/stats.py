@@ -1,4 +1,4 @@
-"""Statistics of an agent's feedback before training: counts, balance, lengths, raters, duplicates."""
+"""Statistics of an agent's feedback before training: counts, balance, scores, lengths, raters, duplicates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from feedback.selectors import ratings_standing
 from rl.datasets.evidence import SIMULATED_RATER
 from rl.datasets.feedback_types import NEUTRAL, SOURCES, SPLITS, rating_value
 from rl.datasets.reward_records import pending_with_evidence
-from rl.datasets.rows import make_rows, making_knobs, rows_with_prompts, source_opened
+from rl.datasets.rows import RowRules, make_rows, rows_with_prompts, source_opened
 from rl.models import RewardRecord, Snapshot
 from rl.statistics import wilson_interval
 
 BINS = 10
-"""Bars of the score histogram, equally wide over [0, 1]; 1 falls into the last."""
+"""Bars of the score histogram over [0, 1]; 1 belongs to the last bar."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Rater:
 
 
 def feedback_stats(agent: str) -> dict[str, Any]:
-    """Counts of decisions, ratings and comparisons; balance and histogram of the verdicts; per rater; duplicates."""
+    """Counts of feedback, balance and histogram of verdicts, figures per rater, duplicate responses."""
     counts = selectors.feedback_counts(agent)
     raters: dict[str, _Rater] = {}
     values: list[float] = []
@@ -78,7 +78,7 @@ def feedback_stats(agent: str) -> dict[str, Any]:
 
 
 def _duplicates(agent: str) -> int:
-    """Judged decisions whose response somebody or something had given to the same prompt before."""
+    """Judged decisions that repeat an earlier response to the same prompt."""
     seen: set[tuple[str, str]] = set()
     judged_count = 0
     for fact in selectors.response_facts(agent):
@@ -89,7 +89,7 @@ def _duplicates(agent: str) -> int:
 
 
 def pair_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Pairs per split and source, and how long prompts and responses are, in characters."""
+    """Pairs per split and source, and lengths in characters."""
     counts: Counter[str] = Counter()
     sources: Counter[str] = Counter()
     prompts: set[str] = set()
@@ -107,17 +107,16 @@ def pair_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "sources": {source: sources[source] for source in SOURCES if sources[source]},
         "prompts": len(prompts),
         "length_chars": {side: _spread(found) for side, found in lengths.items()},
-        # a policy that learns only to write more would win this share of its pairs
+        # A policy that only writes longer answers would win this share of the pairs.
         "chosen_longer": wilson_interval(longer, len(lengths["chosen"])).as_dict(),
     }
 
 
 def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Rows of any kind but pairs alone: counts, lengths in characters, duplicates, and what the kind adds: labels'
-    balance, scores' spread, groups' sizes and the spread of their rewards.
+    """Counts, lengths in characters and duplicates of rows of any kind, and what the kind adds.
 
-    A duplicate is a response whose very words stand in an earlier row, to whatever prompt: many of them teach one
-    answer for everything.
+    Labels add their balance, scores their spread, groups their sizes and the spread of rewards. A duplicate is a
+    response equal to one in an earlier row, to whatever prompt: many of them teach one answer for everything.
     """
     counts: Counter[str] = Counter()
     sources: Counter[str] = Counter()
@@ -163,9 +162,9 @@ def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def label_balance(labels: Counter[tuple[bool, str]]) -> dict[str, Any]:
-    """Good and bad responses, the share of good ones with its interval, and how many of either a reward decided.
+    """Good and bad labels, the share of good ones with its 95 % interval, and how many a reward decided.
 
-    labels: (whether it is good, source of its row) -> count.
+    labels: (is good, source of the row) -> count.
     """
     good = sum(n for (label, _), n in labels.items() if label)
     return {
@@ -177,7 +176,6 @@ def label_balance(labels: Counter[tuple[bool, str]]) -> dict[str, Any]:
 
 
 def score_stats(values: list[float]) -> dict[str, Any]:
-    """Number, mean, standard deviation and histogram over [0, 1]."""
     histogram = Counter(min(int(value * BINS), BINS - 1) for value in values)
     return {
         "n": len(values),
@@ -197,7 +195,7 @@ def _spread(found: list[int]) -> dict[str, int] | None:
     if not found:
         return None
     order = sorted(found)
-    # the smallest length that so many per cent of all do not exceed
+    # Nearest-rank percentiles.
     at = {q: order[max(math.ceil(q / 100 * len(order)) - 1, 0)] for q in (50, 95)}
     return {"min": order[0], "median": at[50], "p95": at[95], "max": order[-1]}
 
@@ -215,21 +213,18 @@ def _std(values: list[float]) -> float | None:
 
 
 def get_training_stats(agent: str | None = None) -> dict[str, Any]:
-    """Counts of an agent's feedback and of the pairs it would give; without an agent, {"agents": {slug: ...}}
-    of all.
+    """Statistics of an agent's feedback and of the datasets it would give; None: {"agents": {slug: ...}} of all.
 
     Keys: decisions, ratings, comparisons, corrections, simulated_share, balance (verdicts above and below neutral),
-    scores (mean, std, histogram over [0, 1]), rewards (likewise, of the decisions whose reward was calculated; and
-    `pending`, those with evidence that were not), raters, duplicate_responses, pairs per split, sources, prompts,
-    length_chars, chosen_longer, left_out, and `kinds`: what each other kind of dataset would hold (rows per split,
-    sources, prompts, length_chars, duplicates; labels' balance, scores' spread, groups' sizes, what was left out).
-    Raises DatasetRefused for an agent nobody has heard of.
+    scores (mean, std, histogram over [0, 1]), rewards (as scores, with `pending` decisions), raters,
+    duplicate_responses, pairs per split, sources, prompts, length_chars, chosen_longer, left_out, and `kinds`, the same
+    for each other kind of dataset (`example_stats`). Raises DatasetRefused for an unknown agent.
     """
     if agent is None:
         return {"agents": {slug: get_training_stats(slug) for slug in selectors.agent_slugs()}}
-    given = source_opened(agent, "db")
+    given = source_opened(agent)
     left_out: Counter[str] = Counter()
-    knobs = making_knobs(agent, Snapshot.Kind.PAIRS)
+    knobs = RowRules().knobs(agent, Snapshot.Kind.PAIRS)
     pairs = make_rows(given, Snapshot.Kind.PAIRS, left_out, knobs, dry_run=True)
     left_out.update(pairs.left_out)
     found = {
@@ -246,8 +241,7 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
 
 
 def reward_stats(agent: str) -> dict[str, Any]:
-    """Rewards of an agent's decisions as they stand (`calculate_rewards`): number, mean, sample standard deviation,
-    histogram over [0, 1], and how many decisions with evidence wait to be calculated."""
+    """`score_stats` of an agent's stored rewards, and `pending`: decisions with evidence but no reward yet."""
     standing = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, value__isnull=False)
     values = [value for value in standing.values_list("value", flat=True) if value is not None]
     return {**score_stats(values), "pending": pending_with_evidence(agent).count()}
@@ -258,14 +252,14 @@ OTHER_KINDS = tuple(
     for kind in Snapshot.Kind.values
     if kind not in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES)
 )
-"""Kinds beside pairs whose rows stand in no other kind."""
+"""Kinds besides pairs, except the one that repeats their rows."""
 
 
 def kind_stats(agent: str, kind: str) -> dict[str, Any]:
-    """Counts of a dataset of a kind other than pairs, see `get_training_stats`."""
-    given = source_opened(agent, "db")
+    """`example_stats` of the dataset that an agent's feedback would give."""
+    given = source_opened(agent)
     left_out: Counter[str] = Counter()
-    knobs = making_knobs(agent, kind)
+    knobs = RowRules().knobs(agent, kind)
     made = make_rows(given, kind, left_out, knobs, dry_run=True)
     left_out.update(made.left_out)
     stats = example_stats(rows_with_prompts(agent, given, made, left_out))
@@ -274,9 +268,9 @@ def kind_stats(agent: str, kind: str) -> dict[str, Any]:
 
 
 TIMES_AT_ONCE = 20
-"""Points in time asked of the database in one pass over the ratings."""
+"""Points in time per pass over the ratings."""
 
-# the finest signal speaks, as in rl.datasets.feedback_types.rating_value: a score, else stars, else a thumb
+# rl.datasets.feedback_types.rating_value in SQL.
 VALUE = Case(
     When(score__isnull=False, then=F("score")),
     When(stars__isnull=False, then=(F("stars") - 1.0) / 4.0),
@@ -287,7 +281,7 @@ VALUE = Case(
 
 
 class ScoreSummary(NamedTuple):
-    """Ratings with a verdict, their mean in [0, 1] and sample standard deviation; None where too few say it."""
+    """Number of ratings with a verdict, their mean in [0, 1] and sample standard deviation (None if too few)."""
 
     n: int
     mean: float | None
@@ -295,7 +289,7 @@ class ScoreSummary(NamedTuple):
 
 
 def score_summaries(agent: str, until: Sequence[datetime]) -> list[ScoreSummary]:
-    """For each time, what the ratings that stand today and were given by then say of the agent's decisions."""
+    """For each time, a summary of the ratings that stand today and were given by then."""
     summaries: list[ScoreSummary] = []
     for start in range(0, len(until), TIMES_AT_ONCE):
         times = until[start : start + TIMES_AT_ONCE]
@@ -314,7 +308,7 @@ def score_summaries(agent: str, until: Sequence[datetime]) -> list[ScoreSummary]
 
 
 def _score_summary(n: int, total: float | None, squares: float | None) -> ScoreSummary:
-    # not the database's own deviation: SQLite has none, and Django's for it fails on a single value
+    # Not the database's deviation: SQLite has none, and Django's replacement fails on a single value.
     if not n or total is None or squares is None:
         return ScoreSummary(0, None, None)
     mean = total / n

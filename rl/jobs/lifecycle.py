@@ -29,6 +29,8 @@ from backend.notifications import notify
 from backend.pace import Pace
 from rl.base_models.service import BaseModel, agent_base_model, base_model_given
 from rl.base_models.sources import SourceRefused
+from rl.datasets import DatasetRefused
+from rl.datasets.rows import FeedbackFile
 from rl.models import RunMetric, TrainingRun
 from rl.models.runs import LEARNER, RunRefused, run_folder
 from rl.recipes import recipe_named
@@ -78,12 +80,20 @@ class TrainOrder:
         return self.actor == LEARNER
 
     @property
+    def feedback_file(self) -> FeedbackFile | None:
+        """File that its feedback is read from; None: the database. Raises DatasetRefused without `data_file`."""
+        if self.source == "db":
+            return None
+        if self.source != "file":
+            raise DatasetRefused(f"a source is db or file, found {self.source!r}")
+        if self.data_file is None:
+            raise DatasetRefused("--source file needs --data-file FILE")
+        return FeedbackFile(self.data_file, self.ratings_file)
+
+    @property
     def feedback_source(self) -> dict[str, Any]:
-        """Source of its feedback, as `method_chosen` takes it: the database, or a file of its own."""
-        more: dict[str, Any] = {"min_samples": self.min_samples}
-        if self.source == "file":
-            more |= {"source": "file", "data_file": self.data_file, "ratings_file": self.ratings_file}
-        return more
+        """Source and smallest size of its feedback, as keyword arguments of `method_chosen`."""
+        return {"min_samples": self.min_samples, "source": self.feedback_file}
 
     @property
     def initial_result(self) -> dict[str, Any]:

@@ -350,7 +350,7 @@ def _of_both(
     prepare: Callable[[str], PreparedDataset | None], source: dict[str, Any]
 ) -> PreparedDataset | None:
     """The pairs with the scores of answers that stand in none; None for files, and where one of both is missing."""
-    if source.get("source", "db") != "db":
+    if source.get("source") is not None:
         return None
     found = prepare(PAIRS_AND_SCORES)
     kinds = {"chosen" in row for row in found.rows("train")} if found else set()

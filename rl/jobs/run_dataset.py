@@ -14,6 +14,7 @@ from rl.datasets import PreparedDataset, prepare_training_dataset
 from rl.datasets.buffer import buffer_ids, feedback_take, run_feedback_resolve
 from rl.datasets.examples import Replay
 from rl.datasets.reward_records import rewards_calculate
+from rl.datasets.rows import RowRules
 from rl.jobs.code_version import code_version
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.run_recipe import recipe_for, recipe_timed
@@ -106,19 +107,19 @@ def dataset_prepare(
     dataset = prepare_training_dataset(
         order.agent,
         kind=kind,
-        source=order.source,
-        data_file=order.data_file,
-        ratings_file=order.ratings_file,
+        source=order.feedback_file,
+        rules=RowRules(
+            reward_threshold=recipe.as_dict().get("reward_threshold") or None,
+            balance=recipe.as_dict().get("balance") == "downsample",
+            sources=tuple(recipe.source_names) if isinstance(recipe, SFTRecipe) else EXAMPLE_SOURCES,
+            implied=bool(recipe.as_dict().get("implied_pairs")),
+            keep_reasoning=isinstance(recipe, AnswerRecipe) and recipe.reasoning == KEEP,
+        ),
         min_samples=order.min_samples,
         max_samples=order.max_samples,
         put_off=put_off,
         replay=replay,
         dry_run=dry_run,
-        balance=recipe.as_dict().get("balance") == "downsample",
-        keep_reasoning=isinstance(recipe, AnswerRecipe) and recipe.reasoning == KEEP,
-        reward_threshold=recipe.as_dict().get("reward_threshold") or None,
-        sources=recipe.source_names if isinstance(recipe, SFTRecipe) else EXAMPLE_SOURCES,
-        implied=bool(recipe.as_dict().get("implied_pairs")),
     )
     if method_named(order.method).rewarded and recipe.as_dict().get("mode") != "logged":
         teaching_check(recipe.as_dict(), list(islice(dataset.rows("train"), TEACHING_ROWS)), order.agent)

@@ -220,7 +220,7 @@ def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapsh
     if snapshot is None or snapshot.query.get("source") != "file":
         try:
             snapshot = prepare_training_dataset(
-                version.agent, kind=OBJECTIVE_KINDS[version.objective], min_samples=1, for_training=False
+                version.agent, kind=OBJECTIVE_KINDS[version.objective], for_training=False
             ).snapshot
         except DatasetRefused:
             return [], None

@@ -10,6 +10,7 @@ from django.core.management.base import CommandParser
 from backend.command import RatchetCommand
 from rl.datasets import prepare_training_dataset
 from rl.datasets.builder import FORMATS, dataset_write
+from rl.datasets.rows import RowRules
 from rl.datasets.stats import example_stats, pair_stats
 from rl.jobs.estimates import agent_for
 from rl.models import Snapshot
@@ -71,9 +72,8 @@ class Command(RatchetCommand):
         dataset = prepare_training_dataset(
             agent,
             kind=kind,
-            min_samples=1,
+            rules=RowRules(balance=options["balance"]),
             max_samples=options["max_samples"],
-            balance=options["balance"],
             for_training=False,
             dry_run=True,
             binding=True,
