@@ -14,6 +14,7 @@ from rl.datasets import (
     prepare_training_dataset,
 )
 from rl.datasets.rows import FeedbackFile
+from rl.jobs.lifecycle import TrainOrder
 from tests.support.dataset_feedback import rate
 
 pytestmark = pytest.mark.django_db
@@ -161,3 +162,9 @@ def test_where_one_response_was_judged_silence_about_the_others_is_no_praise(tmp
     assert sum(shown.counts.values()) == 1
     assert shown.sources == {"ratings": 1}
     assert shown.left_out["no_preference"] == 11
+
+
+@pytest.mark.parametrize(("source", "named"), [("ether", "db or file"), ("file", "--data-file")])
+def test_an_order_without_a_known_source_or_its_file_is_refused(source: str, named: str) -> None:
+    with pytest.raises(DatasetRefused, match=named):
+        _ = TrainOrder("helper", source=source).feedback_file

@@ -1,7 +1,7 @@
-"""Datasets: feedback becomes immutable snapshots, made from evidence, written once, hashed, counted, never changed.
+"""Datasets: feedback as immutable snapshots with a hash, counts and the query behind them.
 
-The names below are imported on first use: the pure modules of this package (pairs, labels, splits' arithmetic) are read
-by the training package too, which knows no Django.
+The names below are imported on first use, because the training package reads the pure modules (pairs, labels, split
+arithmetic) and knows no Django.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Feedback that no policy has learnt from yet: a query, never a list in memory."""
+"""The buffer: feedback that no policy was trained on yet, and the record of what each run read."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ from rl.rewards.catalogue import MODEL
 Status, Use = TrainingRun.Status, Learnt.Use
 AT_WORK = (Status.QUEUED, Status.RUNNING)
 
-AT_ONCE = 2000
+ROWS_PER_WRITE = 2000
 
 
 def _outside_buffer(
     column: str, *, clock: bool = False, but: TrainingRun | None = None, at_work: bool = True
 ) -> Exists:
-    """True if the feedback of that column is out of the buffer: a run that is making a policy has it, or one
-    that made a policy trained on it or keeps it for judging.
+    """Condition: the feedback in this column is not in the buffer.
 
-    clock: also what a retrain of the online learner read and made no row of, so that it does not start the next one.
-    Any other run gives back what it had: by failing, by being refused or cancelled, by making no policy, by being a
-    stage of the run that counts. at_work: also what a run that is not over yet has.
+    A succeeded run that made a policy trained on it or held it out, or (`at_work`) a queued or running run has it. Runs
+    that failed, were refused or cancelled, made no policy, or are a stage of another run give their feedback back.
+
+    clock: also feedback that a retrain of the online learner read without making a row of it, so that it does not start
+        the next retrain.
+    but: a run whose feedback does not count.
     """
     read = Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT))
     if clock:
         read |= Q(run__status=Status.SUCCEEDED, run__asked_by=LEARNER)
-    # not "by a method of policies": what a plugin's method learnt stays learnt when its package is gone
+    # Excluding JUDGES, not listing policy methods: a plugin's method still counts after its package is removed.
     rows = Learnt.objects.filter(~Q(run__method__in=JUDGES), feedback=OuterRef(column), run__stage_of=None)
     if but is not None:
         rows = rows.exclude(run=but)
@@ -53,12 +55,11 @@ def _outside_buffer(
 
 
 def _unrated_feedback(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRecord]]:
-    """Feedback of decisions without a rating: outcomes with a value, and reward records of those without one,
-    whose trace or reward function gave a value."""
+    """Feedback on unrated decisions: outcomes with a known value, and reward records of decisions without such one."""
     try:
         outcome_names = list(reward_settings(agent).outcomes)
     except RewardsRefused:
-        # calculate_rewards names what is wrong with the settings; until then no outcome teaches anything
+        # calculate_rewards reports the faulty settings; until they are fixed no outcome counts.
         outcome_names = []
     outcomes = outcomes_standing(agent).order_by().filter(~verdict_stands("decision"), name__in=outcome_names)
     records = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, measured=True).order_by()
@@ -69,7 +70,7 @@ def _unrated_feedback(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRec
 def _buffer_rows(
     agent: str, *, clock: bool = False, but: TrainingRun | None = None, at_work: bool = True
 ) -> Iterator[tuple[QuerySet[Any], str]]:
-    """Rows of the buffer, with the column that holds their id, a query for each kind of feedback."""
+    """(rows in the buffer, column of the feedback's id), one query per kind of feedback."""
     outcomes, records = _unrated_feedback(agent)
     kinds: tuple[tuple[QuerySet[Any], str], ...] = (
         (ratings_standing(agent).order_by(), "pk"),
@@ -84,8 +85,7 @@ def _buffer_rows(
 def buffer_ids(
     agent: str, *, but: TrainingRun | None = None, newest: int | None = None, at_work: bool = True
 ) -> list[uuid.UUID]:
-    """Ids of the feedback that no policy learnt from, and (`at_work`) no run is learning from; of the `newest` of it
-    alone."""
+    """Ids of the feedback in the buffer, at most the `newest`; `at_work` leaves out what unfinished runs have."""
     found: list[tuple[Any, uuid.UUID]] = []
     for rows, column in _buffer_rows(agent, but=but, at_work=at_work):
         found += rows.values_list("created_at", column)
@@ -95,19 +95,17 @@ def buffer_ids(
 
 
 def buffer_size(agent: str) -> int:
-    """Number of ratings, comparisons, outcomes with a value, and decisions rewarded by trace or reward
-    function that no policy has learnt from."""
+    """Ratings, comparisons, outcomes with a value and rewarded decisions in the buffer."""
     return sum(rows.count() for rows, _ in _buffer_rows(agent))
 
 
 def buffer_size_fresh(agent: str) -> int:
-    """Number of those that no retrain of the online learner has looked at: what may start one."""
+    """Feedback in the buffer that the online learner has not read yet; enough of it starts a retrain."""
     return sum(rows.count() for rows, _ in _buffer_rows(agent, clock=True))
 
 
 def buffer_sizes(*, clock: bool = False) -> dict[str, int]:
-    """Buffer sizes of every agent, in two passes over ratings and comparisons; with `clock` as
-    `buffer_size_fresh`."""
+    """Agent -> size of its buffer; with `clock`, as `buffer_size_fresh`."""
     sizes: dict[str, int] = {}
     for standing, agent in ((ratings_standing(), "decision__agent"), (comparisons_standing(), "left__agent")):
         rows = (
@@ -131,20 +129,19 @@ _sizes: CostAwareCache[dict[str, int]] = CostAwareCache()
 
 
 def buffer_sizes_cached() -> dict[str, int]:
-    """`buffer_sizes`, a little old where there is much to count: for pages that are looked at often."""
+    """`buffer_sizes` from a cache, for pages that are opened often."""
     return _sizes.get("all", buffer_sizes)
 
 
 def fresh_sizes_cached() -> dict[str, int]:
-    """`buffer_sizes` of what may start a retrain, a little old likewise."""
+    """`buffer_sizes(clock=True)` from a cache."""
     return _sizes.get("fresh", lambda: buffer_sizes(clock=True))
 
 
 def feedback_take(run: TrainingRun, *, newest: int | None = None) -> list[uuid.UUID]:
-    """Set aside for a run what is in the buffer, before its dataset is read, so that all of it is in there.
+    """Reserve the feedback in the buffer for a run, before its dataset is read; replaces an earlier reservation.
 
-    What was set aside for it before is taken again with what has come since. Feedback that arrives while the dataset is
-    read is counted with the next run: never lost.
+    Feedback that arrives while the dataset is read belongs to the next run.
     """
     ids = buffer_ids(run.agent, but=run, newest=newest)
     with transaction.atomic():
@@ -160,9 +157,9 @@ def feedback_resolve(
     *,
     left_out: bool,
 ) -> None:
-    """Note what a run really reads of the feedback that is new to it.
+    """Record how a run uses the feedback that is new to it.
 
-    rows: split -> ids of the feedback that the rows of its dataset are made of. left_out: note also what made none.
+    rows: split -> ids of the feedback behind the dataset's rows. left_out: also record feedback without a row.
     """
     uses = dict.fromkeys(new, Use.LEFT_OUT) if left_out else {}
     fresh = set(new)
@@ -176,7 +173,7 @@ def feedback_resolve(
 
 
 def feedback_release(run: TrainingRun) -> None:
-    """Leave to others what they learnt from while this run was stopped: nothing is learnt for the first time twice."""
+    """Drop a resumed run's claim on feedback that other runs took while it was stopped."""
     others = Learnt.objects.filter(
         ~Q(run__method__in=JUDGES), feedback=OuterRef("feedback"), run__stage_of=None
     )
@@ -184,13 +181,12 @@ def feedback_release(run: TrainingRun) -> None:
         Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT)) | Q(run__status__in=AT_WORK)
     )
     ids = list(run.learnt.filter(Exists(taken)).values_list("pk", flat=True))
-    for start in range(0, len(ids), AT_ONCE // 4):
-        Learnt.objects.filter(pk__in=ids[start : start + AT_ONCE // 4]).delete()
+    for start in range(0, len(ids), ROWS_PER_WRITE // 4):
+        Learnt.objects.filter(pk__in=ids[start : start + ROWS_PER_WRITE // 4]).delete()
 
 
 def feedback_read(run: TrainingRun) -> dict[str, set[uuid.UUID]]:
-    """Feedback that a run read for the first time, by split as `feedback_resolve` takes it; held-out sides
-    are one."""
+    """Feedback that a run read first: {"train": ids, "holdout": ids of the eval and holdout splits}."""
     found: dict[str, set[uuid.UUID]] = {"train": set(), "holdout": set()}
     for pk, use in run.learnt.exclude(use=Use.LEFT_OUT).values_list("feedback", "use"):
         found["train" if use == Use.TRAINED else "holdout"].add(pk)
@@ -199,23 +195,22 @@ def feedback_read(run: TrainingRun) -> dict[str, set[uuid.UUID]]:
 
 def _note(run: TrainingRun, uses: Mapping[uuid.UUID, str]) -> None:
     rows = [Learnt(run=run, feedback=pk, use=use) for pk, use in uses.items()]
-    Learnt.objects.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
+    Learnt.objects.bulk_create(rows, batch_size=ROWS_PER_WRITE, ignore_conflicts=True)
 
 
 def run_feedback_resolve(
     run: TrainingRun, prepared: PreparedDataset, recipe: BasicRecipe, new: Collection[uuid.UUID]
 ) -> None:
-    """Note which feedback a run really reads, and how much. new: ids of what it may learn from for the first time.
+    """Record the feedback that a run reads and its number; `new`: ids in the buffer that it may read first.
 
-    A policy that answers prompts for a reward has learnt from what the reward's models learnt from; of the agent's own
-    judgement, or a function, it has learnt no feedback at all.
+    A policy trained on a reward model has learnt from that model's feedback. Reward functions add no feedback.
     """
     rows = {split: set(ids) for split, ids in prepared.feedback.items()}
     _run_settle(run, rows, str(recipe.as_dict().get("reward", "")), new)
 
 
 def run_rewards_resolve(run: TrainingRun) -> None:
-    """The same for a run on prompts whose reward `auto` has just become a reward model."""
+    """As `run_feedback_resolve`, for a run whose reward `auto` was just resolved to a reward model."""
     learner = run.asked_by == LEARNER
     new = run.learnt.values_list("feedback", flat=True) if learner else buffer_ids(run.agent, but=run)
     _run_settle(run, {}, str(run.recipe.get("reward", "")), list(new))
@@ -232,7 +227,7 @@ def _run_settle(
     for stage in run.stages.filter(method="sft", status=TrainingRun.Status.SUCCEEDED):
         for split, ids in feedback_read(stage).items():
             rows.setdefault(split, set()).update(ids)
-        count = max(count, stage.feedback_count)  # mostly the feedback its reward model read
+        count = max(count, stage.feedback_count)  # Mostly the reward model's feedback.
     run.feedback_count = count
     run.save(update_fields=["feedback_count"])
     if new:
@@ -240,7 +235,7 @@ def _run_settle(
 
 
 def reward_models(specs: str) -> list[TrainingRun]:
-    """The runs of the reward models that reward specs name, as `model:RUN` or `model:NAME`."""
+    """Runs of the reward models in comma-separated reward specs (`model:RUN`, `model:NAME`)."""
     names = [spec.strip().removeprefix(MODEL) for spec in specs.split(",") if spec.strip().startswith(MODEL)]
     runs = {int(name) for name in names if name.isdigit()}
     registered = RewardModelVersion.objects.filter(name__in=names, run__isnull=False)

@@ -1,5 +1,4 @@
-"""Demonstrations made of judged answers: the preferred ones themselves, a classifier's that learns from them, or any,
-drawn by lot for their form."""
+"""Demonstrations for SFT from judged answers: the preferred ones, a classifier's, or random valid ones."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ Rows = Sequence[Mapping[str, Any]]
 def demonstration_rows(
     recipe: SFTRecipe, train: Rows, held_out: Rows, agent: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
-    """Demonstrations for both sides of a training, and a note of how they came about.
+    """(training demonstrations, held-out demonstrations, note on their origin), by `recipe.teacher`.
 
-    The answers of a classifier that learns from the training rows; with the teacher `preferred` the answers that were
-    preferred or liked; with `form` valid ones drawn by lot; of corrections these themselves, and a classifier's answers
-    to recombined prompts. Raises LinearRefused where none can be had.
+    classifier: answers of a classifier fitted on the training rows. preferred: preferred or liked answers.
+    form: random valid answers. With `recipe.recombine`: corrections, and a classifier's answers to recombined prompts.
+    Raises LinearRefused if there are none.
     """
     definition = agent_served(agent)
     if recipe.recombine or recipe.teacher == CLASSIFIER:
@@ -50,8 +49,10 @@ def demonstration_rows(
 
 
 def preferred_rows(rows: Rows) -> list[dict[str, Any]]:
-    """The best answer to each prompt of pairs or scored answers, as a demonstration: by the pairs it won less those it
-    lost, and by how much better than neutral its score is. A prompt without one that won or is liked is left out."""
+    """The best answer per prompt as a demonstration; prompts without a preferred or liked answer are left out.
+
+    An answer's worth is pairs won minus pairs lost, plus its scores minus neutral.
+    """
     first: dict[str, Mapping[str, Any]] = {}
     worth: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in rows:
@@ -69,7 +70,7 @@ def preferred_rows(rows: Rows) -> list[dict[str, Any]]:
 
 
 def _worths(row: Mapping[str, Any]) -> list[tuple[Any, float]]:
-    """(answer, its worth against another or a neutral one) of the answers of a row."""
+    """(answer, worth) for each answer of a row."""
     if "chosen" in row:
         return [(row["chosen"], 1.0), (row["rejected"], -1.0)]
     return [(row["completion"], float(row["score"]) - NEUTRAL)]

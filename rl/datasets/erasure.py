@@ -1,4 +1,4 @@
-"""Erasure beyond feedback: rows of snapshots, quotes in evaluations and runs; and what was trained on them."""
+"""Erasure in training artefacts (snapshots, evaluations, runs, linear models), and what was trained on prompts."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ logger = logging.getLogger("rl.datasets.erasure")
 
 Rows = Sequence[Mapping[str, Any]]
 Remainder = Callable[[LinearPolicy], LinearPolicy]
-"""A model -> what may stay of it."""
+"""Model -> the part of it that stays."""
 
 
 def linear_models_erase(snapshot: Snapshot, rows: Rows, dry_run: bool) -> set[str]:
-    """Leave in the linear policies and reward models trained on a snapshot what the rows that remain of it have too.
+    """Restrict linear models trained on a snapshot to the features of its remaining rows; returns changed names.
 
-    Return the names of those that lose something. Their sums are registered anew, what their runs keep of them is
-    written alike, and exported copies are removed: they are exported again.
+    A linear model names its weights by words of prompts. It is not retrained; the other weights stay. Checksums and
+    copies in run folders are updated; exported files are deleted.
     """
     return _runs_erase(
         TrainingRun.objects.filter(snapshot=snapshot), lambda model: _restrict(model, rows), dry_run
@@ -55,10 +55,9 @@ def linear_models_erase(snapshot: Snapshot, rows: Rows, dry_run: bool) -> set[st
 
 
 def linear_models_redact(marks: Marks, dry_run: bool) -> set[str]:
-    """Remove features and answers that quote what is erased from every linear model, whoever said the same.
+    """Remove features and answers that quote erased text from every linear model; returns changed names.
 
-    Return the names of those that lose something. What redacts text files afterwards finds nothing in them, so that
-    their registered sums hold.
+    Call it before text files are redacted, which would change the files without updating their checksums.
     """
 
     def is_free(text: str) -> bool:
@@ -71,10 +70,10 @@ def linear_models_redact(marks: Marks, dry_run: bool) -> set[str]:
 
 
 def _runs_erase(runs: Any, remainder: Remainder, dry_run: bool) -> set[str]:
-    """Erase in all that some runs made and keep: registered models, their folders' copies, copies cut short."""
+    """Erase in the registered models of some runs, their copies in run folders, and partly written copies."""
     home, names = settings.RATCHET_HOME, set()
     for run in runs.order_by("pk"):
-        halves = home.glob(f"*/{run.agent}/.*.{run.pk}")  # below policies/ and reward_models/
+        halves = home.glob(f"*/{run.agent}/.*.{run.pk}")  # Below policies/ and reward_models/.
         for folder in (run_folder(run), *halves):
             for file in sorted(folder.rglob(WEIGHTS)):
                 _file_erase(file.parent, remainder, dry_run)
@@ -100,11 +99,11 @@ def _runs_erase(runs: Any, remainder: Remainder, dry_run: bool) -> set[str]:
 
 
 def _file_erase(folder: Path, remainder: Remainder, dry_run: bool) -> bool:
-    """Leave in the model of a folder what may stay; True if it loses something."""
+    """Reduce the model in a folder; True if it loses features."""
     try:
         model = LinearPolicy.load(folder)
     except LinearPolicyError as fault:
-        logger.warning("%s is not searched for what is erased: %s", folder, fault)
+        logger.warning("%s cannot be read, so erased text in it was not searched: %s", folder, fault)
         return False
     rest = remainder(model)
     if rest.words == model.words:
@@ -117,7 +116,7 @@ def _file_erase(folder: Path, remainder: Remainder, dry_run: bool) -> bool:
 
 
 def _restrict(policy: LinearPolicy, rows: Rows) -> LinearPolicy:
-    """The model with the prompt features, answer features and answers of these rows alone."""
+    """The model with only the features and answers of these rows."""
     try:
         choices = choices_of(rows, agent_served(policy.agent)).rows if rows else []
     except LinearRefused:
@@ -130,22 +129,19 @@ def _restrict(policy: LinearPolicy, rows: Rows) -> LinearPolicy:
 
 
 def decisions_forget(decisions: Sequence[uuid.UUID]) -> None:
-    """Remove what is kept of decisions that are forgotten: their rewards, whose parts may quote them, and the pairs of
-    judging rounds on their prompts."""
+    """FEEDBACK_FORGET: delete the rewards of erased decisions and the judged pairs on them."""
     gone = RewardRecord.objects.filter(decision__in=decisions)
-    gone._raw_delete(gone.db)  # a chain of records points to itself
+    gone._raw_delete(gone.db)  # In SQL, because records point to their predecessors.
     JudgedPair.objects.filter(decision__in=decisions).delete()
 
 
 def snapshots_containing(
     prompts: Mapping[str, set[str]], since: datetime | None = None
 ) -> list[dict[str, Any]]:
-    """Agent -> prompt hashes, to the snapshots that hold one of these prompts, newest first.
+    """Snapshots made since then that hold one of these prompts ({agent: prompt hashes}), newest first.
 
-    since: of those made since then alone.
-
-    Each: {snapshot, agent, path, rows, fault, runs, policies}; rows counts those of the prompts. A snapshot whose file
-    is gone or was changed cannot be searched: rows is None and fault says why.
+    Each is {snapshot, agent, path, rows, fault, runs, policies}. If its file is gone or changed, rows is None and fault
+    says why.
     """
     summaries: list[dict[str, Any]] = []
     snapshots = Snapshot.objects.filter(agent__in=list(prompts))
@@ -191,14 +187,13 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "rl.Snapshot": ("query", "left_out"),
     "rl.GoldenCase": ("messages", "state", "accepted", "forbidden"),
 }
-"""Model -> columns that may quote a decision: reports and answers of evaluations, samples, reports."""
+"""Model -> columns that may quote a decision."""
 
 
 def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
-    """FEEDBACK_ERASURE: rows of snapshots, and what evaluations, runs, policies and golden cases quote.
+    """FEEDBACK_ERASURE: erase snapshot rows and quotes in evaluations, runs, policies and golden cases.
 
-    A golden case whose words are erased is switched off: it asks for nothing any more. Caches of tokens go where a
-    snapshot held such rows; they are made again.
+    Deactivates golden cases that lose text. Deletes token caches if a snapshot lost rows; they are rebuilt.
     """
     counts: dict[str, int] = {}
     quoted = [case for case in GoldenCase.objects.all() if _contains_quote(marks, case)]
@@ -209,7 +204,7 @@ def copies_erase(marks: Marks, dry_run: bool) -> dict[str, int]:
     models |= linear_models_redact(marks, dry_run)
     counts |= {"rows of snapshots": rows, "linear models": len(models), "snapshot files of no run": files}
     folder = settings.RATCHET_HOME / "cache"
-    # an answer of a hosted model may repeat a prompt that no snapshot holds
+    # A hosted model's answer may repeat a prompt that no snapshot holds.
     for cache in sorted(folder.glob("hosted-answers.sqlite3*")) if not dry_run else ():
         cache.unlink(missing_ok=True)
     if rows:
@@ -226,8 +221,7 @@ def _contains_quote(marks: Marks, case: GoldenCase) -> bool:
 
 
 def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, set[str], int]:
-    """Rows left out of snapshots that are written anew without them, linear policies and reward models that lose words
-    of these rows, and files no snapshot names that are removed."""
+    """(rows removed from snapshots, linear models that lost features, deleted files that no snapshot names)."""
     count = 0
     models: set[str] = set()
     named = set(Snapshot.objects.values_list("path", flat=True))
@@ -248,16 +242,15 @@ def _snapshots_erase(marks: Marks, dry_run: bool) -> tuple[int, set[str], int]:
 
 
 def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[int, set[str]]:
-    """Write a snapshot's file anew without the rows of what is erased; how many these are, and the linear models
-    trained on it that lose their words.
+    """Rewrite a snapshot without erased rows; returns (rows removed, linear models that lost features).
 
-    Its row then names the new file and its hash; `query.erased` says how many rows are gone and what the hash was.
+    The Snapshot row gets the new path and hash; `query.erased` records the number of rows and the former hash.
     """
     prompts = marks.prompts.get(snapshot.agent, frozenset())
     try:
         every = list(snapshot_rows(snapshot))
     except DatasetRefused:
-        return 0, set()  # gone or changed: listed by `snapshots_containing`, and nothing is known of its rows
+        return 0, set()  # Gone or changed; `snapshots_containing` lists it.
     rows = [row for row in every if not _is_of_unit(row, prompts, marks)]
     erased_count = len(every) - len(rows)
     models = linear_models_erase(snapshot, rows, dry_run) if erased_count else set()
@@ -274,14 +267,13 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
     snapshot.save(update_fields=["query", "counts", "path", "sha256"])
     others = Snapshot.objects.filter(path=str(old_path.relative_to(settings.RATCHET_HOME)))
     if old_path != path and not others.exists():
-        # until the new name is in the database for certain, the old one must lead somewhere
+        # Until the commit, the database still names the old file.
         transaction.on_commit(lambda: old_path.unlink(missing_ok=True))
     return erased_count, models
 
 
 def _is_of_unit(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:
-    """True if a row is of the unit: its prompt is no other decision's, or one of its responses was the
-    unit's."""
+    """True if no other decision has the row's prompt, or if one of its responses belongs to the unit."""
     if row["prompt_hash"] not in prompts:
         return False
     if row["prompt_hash"] in marks.own_prompts:
@@ -297,11 +289,10 @@ LEARNING = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING, TrainingRun.S
 
 
 def trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[Any]]:
-    """Artefacts trained since then on these prompts (agent -> prompt hashes).
+    """FEEDBACK_TRAINED_ON: artefacts trained since then on these prompts ({agent: prompt hashes}).
 
-    {runs: numbers of those that learn or learnt, policies: names, labels: label models learnt from these agents'
-    ratings, snapshots: numbers, evaluations: numbers of those judged on it}. A snapshot whose file is gone or changed
-    cannot be searched and counts as one that holds them.
+    Returns runs, snapshots and evaluations (numbers), policies (names) and label models. A snapshot whose file is gone
+    or changed counts as holding the prompts.
     """
     snapshots = [found["snapshot"] for found in snapshots_containing(prompts, since)]
     runs = TrainingRun.objects.filter(snapshot__in=snapshots)

@@ -1,4 +1,4 @@
-"""Sources of a dataset's evidence: the database, or files of any known format."""
+"""Sources of evidence: the protocol, and the one that reads the database."""
 
 from __future__ import annotations
 
@@ -38,26 +38,25 @@ from rl.rewards.rows import facts_of
 logger = logging.getLogger("rl.datasets")
 
 SIMULATED_RATER = "simulated"
-"""The kind of rater whose word is marked in every row made from it."""
-
+"""Kind of rater that marks every row made from its feedback."""
 
 REASONS: dict[str, str] = {
-    "not_text": "pairs whose prompt holds something else than text (an image, a sound)",
-    "refused_row": "rows of the file that could not be read",
-    "unreadable": "decisions that could not be read: `/problems/` names each and says why",
-    "no_preference": "rows of the file that carry no preference (a prompt, a demonstration)",
-    "beside_a_person": "simulated verdicts on responses that a person rated, where raters are weighted by reliability",
-    "other_agent": "rows of the file that belong to another agent",
-    "near_identical": "held-out rows whose prompt is nearly one that is trained or tuned on",
-    "repeated_prompt": "rows of a file of prompts whose prompt stands there before",
-    "reward_pending": "decisions with outcomes or a trace whose reward is not calculated yet: run calculate_rewards",
+    "not_text": "pairs whose prompt is not only text (an image, a sound)",
+    "refused_row": "unreadable rows of the file",
+    "unreadable": "unreadable decisions; `/problems/` names each and says why",
+    "no_preference": "rows of the file without a preference (a prompt, a demonstration)",
+    "beside_a_person": "simulated verdicts on responses that a person rated, if raters are weighted by reliability",
+    "other_agent": "rows of the file for another agent",
+    "near_identical": "held-out rows whose prompt is nearly identical to one in training or tuning",
+    "repeated_prompt": "repeated prompts in a file of prompts",
+    "reward_pending": "decisions with outcomes or a trace without a calculated reward: run calculate_rewards",
 }
-"""Reasons for leaving something out beside those of rl.datasets.pairs, and what each number counts."""
+"""Reason for leaving evidence out, besides those of rl.datasets.pairs -> what its number counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Prompt of a decision, and the facts the app knew."""
+    """A prompt, with the app's state and facts."""
 
     messages: list[dict[str, Any]]
     state: Any = None
@@ -66,50 +65,51 @@ class Prompt:
     """Facts for verifiable rewards: tests, the right answer."""
     unit: str = ""
     trace: str = ""
-    """Unit and trace of the decision that stands for the prompt; "" without one."""
+    """Unit and trace of the decision that represents the prompt; may be empty."""
 
 
 class EvidenceSource(Protocol):
-    """Evidence on an agent's prompts. The prompts themselves are asked for later, for those that gave pairs alone."""
+    """Evidence on an agent's prompts. Prompts are read later, and only those with rows."""
 
     agent: str
     feedback_count: int
-    """Ratings and comparisons read; complete once `evidence` is exhausted."""
+    """Ratings and comparisons read; final once `evidence` is exhausted."""
     simulated_count: int
-    """Number of those that a simulated rater gave."""
+    """The simulated ones among them."""
     rows: RowReader
-    """Reader that counts database rows which could not be read; of a file, whose bad rows are counted as they
-    are read, nothing."""
+    """Counts unreadable database rows; a file's bad rows are counted in `left_out` instead."""
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
-        """Everything known; what says nothing of preferences is counted in `left_out` (rl.datasets.pairs.REASONS)."""
+        """All evidence but rewards; feedback without a preference is counted in `left_out`."""
         ...
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
-        """The prompts of these hashes, of those that can be read."""
+        """Hash -> prompt, without unreadable ones."""
         ...
 
     def rewards(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
-        """Responses without a verdict of which outcomes or a trace say what they are worth, or, where `compared`,
-        nothing but comparisons; to be read after `evidence`."""
+        """Rewards of responses without a verdict, from outcomes, traces or, if `compared`, comparisons alone.
+
+        Read `evidence` first.
+        """
         ...
 
     def demonstrations(self) -> Iterator[DemonstrationEvidence]:
-        """Responses to be imitated that `evidence` did not give; to be read after it."""
+        """Demonstrations that are not in `evidence`. Read `evidence` first."""
         ...
 
     def prompt_hashes(self) -> list[str]:
-        """Every prompt that was asked, judged or not; complete once `evidence` is exhausted."""
+        """Every prompt, with or without feedback; complete once `evidence` is exhausted."""
         ...
 
     def query(self) -> dict[str, Any]:
-        """Identity of this source, for the snapshot's record."""
+        """What identifies this source, for the snapshot's record."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A decision that somebody judged, without its prompt."""
+    """A judged response, without its prompt."""
 
     prompt_hash: str
     completion: Completion
@@ -117,30 +117,31 @@ class Response:
 
 
 class DatabaseEvidence:
-    """Evidence from here. One streamed query each for responses, ratings and comparisons; prompts stay outside."""
+    """EvidenceSource of the database: one streamed query each for responses, ratings and comparisons."""
 
     def __init__(
         self, agent: str, put_off: Collection[uuid.UUID] = (), *, keep_reasoning: bool = False
     ) -> None:
-        """`put_off`: ids of feedback that is left for another time. keep_reasoning: responses carry the reasoning that
-        was recorded beside them."""
+        """put_off: ids of feedback to skip. keep_reasoning: responses carry their recorded reasoning."""
         self.agent = agent
         self.keep_reasoning = keep_reasoning
         self.feedback_count = 0
         self.simulated_count = 0
         self.rows = RowReader(agent, "dataset")
         self._put_off = frozenset(put_off)
-        self._spokesmen: dict[str, tuple[bool, uuid.UUID]] = {}
+        self._representatives: dict[str, tuple[bool, uuid.UUID]] = {}
         self._compared: dict[uuid.UUID, list[uuid.UUID]] = {}
 
     def _completion(self, fact: selectors.ResponseFact) -> Completion:
         completion = completion_read(fact.response, fact.metadata)
         return with_reasoning(completion, fact.reasoning) if self.keep_reasoning else completion
 
-    def _speaks(self, fact: selectors.ResponseFact | selectors.DecisionPrompt) -> None:
-        """One decision speaks for its prompt, always the same: of those with a state the one with the least id."""
-        spokesman = (not fact.has_state, fact.id)
-        self._spokesmen[fact.prompt_hash] = min(spokesman, self._spokesmen.get(fact.prompt_hash, spokesman))
+    def _represent(self, fact: selectors.ResponseFact | selectors.DecisionPrompt) -> None:
+        """Choose the decision that represents a prompt: one with a state if possible, then the lowest id."""
+        candidate = (not fact.has_state, fact.id)
+        self._representatives[fact.prompt_hash] = min(
+            candidate, self._representatives.get(fact.prompt_hash, candidate)
+        )
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
         self.feedback_count = self.simulated_count = 0
@@ -150,7 +151,7 @@ class DatabaseEvidence:
             with self.rows.row(fact.id):
                 completion = self._completion(fact)
                 candidates = candidates_read(fact.candidates)
-                self._speaks(fact)
+                self._represent(fact)
                 if fact.judged:
                     responses[fact.id] = Response(fact.prompt_hash, completion, tuple(fact.tags))
                 if candidates and (fact.judged or any(score is not None for _, score in candidates)):
@@ -159,7 +160,7 @@ class DatabaseEvidence:
         for comparison in selectors.comparison_facts(self.agent):
             left, right = responses.get(comparison.left), responses.get(comparison.right)
             if left is None or right is None or comparison.id in self._put_off:
-                continue  # decided after the responses were read: the next snapshot has it
+                continue  # Recorded after the responses were read: in the next snapshot.
             simulated = self._count(comparison.rater_kind)
             tags = (*comparison.tags, *left.tags, *right.tags)
             for side in (comparison.left, comparison.right):
@@ -210,8 +211,7 @@ class DatabaseEvidence:
         yield from self._corrections(responses, corrections)
 
     def _weighted_labels(self) -> dict[uuid.UUID, LabelAggregated]:
-        """Aggregated labels of decisions, each rater weighted by reliability, where the agent's settings want
-        that; otherwise none, and every rating counts the same."""
+        """Decision -> label from raters weighted by reliability, if the agent's settings ask for it, else {}."""
         if agent_settings(self.agent).aggregation != Aggregation.DAWID_SKENE:
             return {}
         return {label.decision: label for label in labels_aggregated(self.agent, Aggregation.DAWID_SKENE)}
@@ -241,7 +241,7 @@ class DatabaseEvidence:
                 )
 
     def rewards(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
-        """Read rewards of decisions: one counts where its reward knows more than what was known at once."""
+        """Stored rewards that rest on an outcome or trace, or if `compared` on comparisons."""
         known = RewardRecord.objects.filter(agent=self.agent, superseded_by__isnull=True, value__isnull=False)
         speaks = Q(measured=True) | Q(delayed__isnull=False) if compared else Q(measured=True)
         known = known.filter(speaks).order_by("decision")
@@ -261,7 +261,7 @@ class DatabaseEvidence:
                 outcomes.setdefault(outcome.decision, []).append(outcome.id)
         for fact in selectors.responses_without_verdict(list(facts)):
             value, simulated, is_measured = facts[fact.id]
-            # what nobody sent as a rating or an outcome, a trace, goes by the decision it was said of
+            # A trace is feedback without an id of its own: use the decision's.
             feedback_ids = outcomes.get(fact.id) or (
                 [fact.id] if is_measured else self._compared.get(fact.id, [])
             )
@@ -269,7 +269,7 @@ class DatabaseEvidence:
                 continue
             with self.rows.row(fact.id):
                 completion = self._completion(fact)
-                self._speaks(fact)
+                self._represent(fact)
                 yield RewardEvidence(
                     fact.prompt_hash,
                     completion,
@@ -284,7 +284,7 @@ class DatabaseEvidence:
         for fact in selectors.responses_tagged(self.agent, DEMONSTRATIONS):
             with self.rows.row(fact.id):
                 completion = self._completion(fact)
-                self._speaks(fact)
+                self._represent(fact)
                 for source in DEMONSTRATIONS:
                     if source in fact.tags:
                         yield DemonstrationEvidence(
@@ -298,7 +298,7 @@ class DatabaseEvidence:
         return simulated
 
     def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
-        ids = [self._spokesmen[prompt_hash][1] for prompt_hash in prompt_hashes]
+        ids = [self._representatives[prompt_hash][1] for prompt_hash in prompt_hashes]
         prompts_by_hash: dict[str, Prompt] = {}
         for fact in selectors.prompt_facts(ids):
             with self.rows.row(fact.id):
@@ -314,8 +314,8 @@ class DatabaseEvidence:
 
     def prompt_hashes(self) -> list[str]:
         for fact in selectors.decision_prompts(self.agent):
-            self._speaks(fact)
-        return list(self._spokesmen)
+            self._represent(fact)
+        return list(self._representatives)
 
     def query(self) -> dict[str, Any]:
         newest = selectors.feedback_counts(self.agent).newest_at
@@ -327,8 +327,6 @@ class DatabaseEvidence:
 
 @dataclass(frozen=True, slots=True)
 class _Correction:
-    """Correction that a rater wrote in place of a response."""
-
     decision: uuid.UUID
     text: str
     simulated: bool
@@ -337,7 +335,7 @@ class _Correction:
 
 
 def with_reasoning(completion: Completion, reasoning: str) -> Completion:
-    """A response as messages, whose first one has its reasoning; itself where there is none."""
+    """A response as messages with its reasoning in the first; unchanged without reasoning."""
     if not reasoning:
         return completion
     if isinstance(completion, str):
@@ -346,15 +344,14 @@ def with_reasoning(completion: Completion, reasoning: str) -> Completion:
 
 
 def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:
-    """The tools a prompt offered, where `tools` is what a chat has there: a list of objects. An app may call something
-    else by that name."""
+    """Tools offered with a prompt; None unless `tools` is a list of objects, as in chats."""
     tools = metadata.get("tools")
     described = isinstance(tools, list) and bool(tools) and all(isinstance(tool, dict) for tool in tools)
     return tools if described else None
 
 
 def candidates_read(stored: list[Any] | None) -> tuple[tuple[str, float | None], ...]:
-    """Listed responses as (text, score): stored are texts, or {response, score?}."""
+    """(text, score) of stored candidates, which are texts or {response, score?}."""
     return tuple(
         (item, None) if isinstance(item, str) else (item["response"], item.get("score"))
         for item in stored or ()

@@ -1,7 +1,6 @@
-"""Evidence on single responses becomes labels, scores, demonstrations, prompts and groups: the datasets beside
-pairs. Pure.
+"""Labels, scores, demonstrations, groups and prompts from evidence on single responses; mixed sets; replay. Pure.
 
-As in `rl.datasets.pairs`, everything depends on the content of the evidence and never on its order.
+As in `rl.datasets.pairs`, everything depends on the content of the evidence, never on its order.
 """
 
 from __future__ import annotations
@@ -33,30 +32,29 @@ from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.recipes.sft import EXAMPLE_SOURCES
 
 GOOD = 0.75
-"""Mean verdict, or reward where nobody gave one, from which a response serves as a demonstration: four stars, or three
-thumbs up of four."""
+"""Lowest mean verdict (or reward without verdicts) of a demonstration: four stars, or three of four thumbs up."""
 
 EXAMPLE_REASONS: dict[str, str] = {
-    "undecided": "responses whose verdicts are as good as bad",
-    "not_good_enough": f"responses with a mean verdict or reward under {GOOD}, which demonstrate nothing",
-    "disliked": "corrections and demonstrations that raters call bad: nobody is to imitate them",
-    "outranked": "demonstrations of a prompt that has some of a stronger source",
-    "other_source": "demonstrations of a source that was not asked for",
+    "undecided": "responses with as many good as bad verdicts",
+    "not_good_enough": f"responses with a mean verdict or reward under {GOOD}, too low for a demonstration",
+    "disliked": "corrections and demonstrations that raters call bad",
+    "outranked": "demonstrations on a prompt that has some from a stronger source",
+    "other_source": "demonstrations from a source that was not requested",
     "correction_invalid": "corrections that the agent could not act on",
     "single_response": "prompts with verdicts on one response only: a group needs two",
-    "same_reward": "groups whose responses all have one mean verdict: nothing to tell apart",
+    "same_reward": "groups whose responses all have the same mean verdict",
     "no_verdict": "ratings without thumb, stars or score",
     "in_a_pair": "verdicts that made a pair with another verdict, in a dataset of pairs and scores",
-    "not_replayed": "rows of older feedback that the replay share left for another time",
-    "over_balance": "training labels of the kind there is more of, beyond four for each three of the other",
-    "over_max_samples": "rows beyond the sample asked for",
+    "not_replayed": "rows of older feedback that the replay share did not draw",
+    "over_balance": "training labels of the more frequent kind, beyond four for every three of the other",
+    "over_max_samples": "rows beyond the requested sample",
 }
-"""Reasons why evidence makes no row, and the unit of each count."""
+"""Reason why evidence makes no row -> what its number counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row of a dataset other than pairs; `content` is what its kind adds to the prompt."""
+    """One row of a dataset other than pairs; `content` holds the columns of its kind."""
 
     prompt_hash: str
     content: Mapping[str, Any]
@@ -67,11 +65,11 @@ class Example:
     tags: tuple[str, ...] = ()
     simulated: bool = False
     feedback: tuple[uuid.UUID, ...] = ()
-    """Ids of the feedback it was made of; no part of the row that is written."""
+    """Ids of the feedback behind it; not written to the row."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of prompt and content: what a sample is drawn by."""
+        """SHA-256 of prompt and content; samples are drawn by it."""
         return digest_of(
             self.prompt_hash, *(f"{name}={value!r}" for name, value in sorted(self.content.items()))
         )
@@ -79,7 +77,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """Examples in the order of their prompt hashes."""
+    """Examples in order of prompt hash."""
 
     rows: tuple[Example, ...]
     left_out: dict[str, int]
@@ -91,21 +89,21 @@ class _Verdicts:
 
     values: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    """Rewards of the response where nobody rated it; ratings take precedence."""
+    """Used only if nobody rated the response."""
     corrections: int = 0
     sources: set[str] = field(default_factory=set)
-    """Sources among DEMONSTRATIONS that it has."""
+    """Which of DEMONSTRATIONS it is."""
     simulated: bool = False
     tags: set[str] = field(default_factory=set)
     feedback: dict[str, set[uuid.UUID]] = field(default_factory=dict)
-    """Source -> ids of the feedback of that kind."""
+    """Source -> ids of its feedback."""
 
     def feedback_ids(self, *sources: str) -> set[uuid.UUID]:
         return set().union(*(self.feedback.get(source, ()) for source in sources))
 
     @property
     def verdict(self) -> str:
-        """Source of its mean: `ratings`, or `reward` where nobody rated it; empty without a mean."""
+        """Source of the mean: `ratings`, `reward` if nobody rated it, or empty."""
         return "ratings" if self.values else "reward" if self.rewards else ""
 
     @property
@@ -115,11 +113,11 @@ class _Verdicts:
 
 
 REWARD_KINDS = ("scores", "groups")
-"""Kinds in which a reward also counts where nothing but comparisons speaks; for pairs these speak themselves."""
+"""Kinds that also use rewards based on comparisons alone; pairs use the comparisons themselves."""
 
 
 class Responses(dict[str, _Verdicts]):
-    """Verdicts on the responses to one prompt, by the key that all spellings of a response share."""
+    """Verdicts on the responses to one prompt, by a key shared by all spellings of a response."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,14 +135,14 @@ def examples_from_evidence(
     threshold: float = DATASET_CONFIG["reward_threshold"],
     sources: Collection[str] = EXAMPLE_SOURCES,
 ) -> ExampleSet:
-    """The rows of a kind: `labels`, `scores`, `corrections` or `groups`. Raises RecipeError for another.
+    """Rows of a kind: `labels`, `scores`, `corrections` or `groups`. Raises RecipeError for another kind.
 
-    labels: {"completion", "label"}, true where the mean verdict on a response is above neutral; where nobody gave a
-    verdict, where its reward is at least `threshold`, in (0, 1). scores: {"completion", "score"}, the mean itself, in
-    [0, 1]. corrections: {"completion"}, a valid correction, a demonstration, or a response whose mean or reward is at
-    least GOOD; on one prompt only those of the strongest of `sources`, some of EXAMPLE_SOURCES. groups: {"completions",
-    "rewards"}, the responses to one prompt and their means. A response without a verdict counts by its reward, where
-    evidence of one is given (RewardEvidence).
+    labels: {"completion", "label"}; true if the mean verdict is above neutral, or without verdicts if the reward is at
+        least `threshold`, in (0, 1).
+    scores: {"completion", "score"}; the mean verdict or reward, in [0, 1].
+    corrections: {"completion"}; a valid correction, a demonstration, or a response with a mean or reward of at least
+        GOOD. Per prompt, only those of the strongest of `sources` (of EXAMPLE_SOURCES).
+    groups: {"completions", "rewards"}; the responses to one prompt and their means.
     """
     if kind not in BUILDERS:
         raise RecipeError(f"a dataset's kind is one of {', '.join(BUILDERS)}; found {kind!r}")
@@ -179,15 +177,13 @@ def examples_from_evidence(
 
 @dataclass(frozen=True)
 class _ExampleRequest:
-    """Request for rows, and the count of what made none."""
-
     threshold: float
     sources: tuple[str, ...]
     left_out: Counter[str]
 
 
 def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> ExampleSet:
-    """One row for each prompt that was ever asked, rated or not."""
+    """One row per prompt, with or without feedback."""
     rows = tuple(
         Example(prompt_hash, {}, "decision", 0, split_of(prompt_hash))
         for prompt_hash in sorted(set(prompt_hashes))
@@ -196,7 +192,7 @@ def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> ExampleS
 
 
 def examples_sampled(examples: ExampleSet, max_samples: int) -> ExampleSet:
-    """At most `max_samples` of the rows, drawn by their hash: always the same."""
+    """At most `max_samples` rows, drawn by hash: always the same ones."""
     if max_samples < 1:
         raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
     over = len(examples.rows) - max_samples
@@ -208,13 +204,13 @@ def examples_sampled(examples: ExampleSet, max_samples: int) -> ExampleSet:
 
 
 BALANCE_RATIO = 4 / 3
-"""Most training labels of one kind for each of the other: Ethayarajh et al. 2024 (arXiv 2402.01306), eq. 9."""
+"""Most training labels of one kind per label of the other (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 9)."""
 
 
 def examples_balanced(examples: ExampleSet) -> ExampleSet:
-    """Labels with no more of one kind in the train split than BALANCE_RATIO allows; drawn by hash, held-out rows stay.
+    """Downsample the more frequent training label to BALANCE_RATIO, by hash; held-out rows stay.
 
-    Where only one kind is there, nothing is left out: there is nothing to balance it with.
+    Labels of only one kind stay as they are.
     """
     train = [row for row in examples.rows if row.split == "train"]
     kinds = [[row for row in train if row.content["label"] is kind] for kind in (False, True)]
@@ -249,7 +245,7 @@ def _example(
     verdicts: Iterable[_Verdicts],
     source: str = "",
 ) -> Example:
-    """A row of these responses; `source` where it is not what their means are made of."""
+    """A row of these responses; `source` defaults to the source of their means."""
     all_verdicts = list(verdicts)
     behind = [v.feedback_ids(source or v.verdict) for v in all_verdicts]
     return Example(
@@ -313,7 +309,7 @@ def _demonstrations(
             by_source.setdefault(source, []).append(row)
     for source in [source for source in by_source if source not in asked.sources]:
         asked.left_out["other_source"] += len(by_source.pop(source))
-    # what somebody wrote to be said is a better answer than one that people only did not mind
+    # A written answer is stronger evidence than a liked one.
     strongest = min(by_source, key=asked.sources.index, default="")
     asked.left_out["outranked"] += sum(len(rows) for source, rows in by_source.items() if source != strongest)
     return by_source.get(strongest, [])
@@ -341,15 +337,15 @@ BUILDERS: dict[str, Callable[[str, Split, Responses, _ExampleRequest], list[Exam
 
 
 VERDICT_SOURCES = ("ratings", "reward")
-"""Sources of pairs that are made of verdicts on both of their responses."""
+"""Sources of pairs made from verdicts on both responses."""
 
 ANSWERED_BY_SCORES = ("single_response", "below_margin")
-"""Reasons why pairs leave verdicts out that are none here: such responses are scored."""
+"""Reasons of pairs that do not apply here, because these responses are scored."""
 
 
 @dataclass(frozen=True)
 class JudgementSet:
-    """Pairs and scores in the order of their prompt hashes, pairs first within a prompt."""
+    """Pairs and scores in order of prompt hash, pairs first within a prompt."""
 
     rows: tuple[Pair | Example, ...]
     left_out: dict[str, int]
@@ -366,11 +362,11 @@ def judgements_from_evidence(
     rating_margin: float = 0.25,
     max_pairs_per_prompt: int = 4,
 ) -> JudgementSet:
-    """The pairs of `pairs_from_evidence`, and the scores of `examples_from_evidence`. Raises RecipeError.
+    """Pairs, and scores of the responses whose verdicts made no pair. Raises RecipeError.
 
-    A verdict whose own pair with another verdict is among the rows (sources `ratings` and `reward`) is left out: it was
-    counted there. Beside a comparison, a correction or scores of candidates it is evidence of its own. Pairs that a
-    verdict merely implies are not made.
+    For methods that learn from both (`rl.linear.fit`): with either kind alone, an agent with half preferences and half
+    single thumbs would lose half of its feedback. Verdicts that made a pair with another verdict (sources `ratings` and
+    `reward`) are not scored again. Implied pairs are not made.
     """
     known = list(evidence)
     pairs = pairs_from_evidence(
@@ -395,7 +391,7 @@ def judgements_from_evidence(
 
 
 def judgements_sampled(judgements: JudgementSet, max_samples: int) -> JudgementSet:
-    """At most `max_samples` of the rows, drawn by their hash: always the same."""
+    """At most `max_samples` rows, drawn by hash: always the same ones."""
     if max_samples < 1:
         raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
     over = len(judgements.rows) - max_samples
@@ -407,30 +403,27 @@ def judgements_sampled(judgements: JudgementSet, max_samples: int) -> JudgementS
 
 
 NOT_REPLAYED = "not_replayed"
-"""The reason that rows are left out for: older feedback that was not drawn this time."""
+"""Reason for leaving rows out: older feedback that was not drawn."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """All rows of the prompts that something new was said of, and a share of the other prompts' training rows."""
+    """Keeps all rows of prompts with new feedback and a share of the other prompts' training rows."""
 
     share: float
-    """In [0, 1]."""
+    """Share of other prompts, in [0, 1]."""
     new: frozenset[str]
-    """Hashes of the prompts with feedback that no run has learnt from."""
+    """Hashes of prompts with feedback that no run has read."""
 
     def keeps(self, prompt_hash: str, salt: str) -> bool:
-        """True if a prompt is in: every one has the chance `share`, the same for the same salt."""
+        """True for a new prompt; for others with probability `share`, fixed by the salt."""
         if prompt_hash in self.new:
             return True
         drawn = hashlib.sha256(f"replay:{salt}:{prompt_hash}".encode()).digest()
         return int.from_bytes(drawn[:8]) < self.share * 2**64
 
     def draw(self, rows: RowSet, salt: str) -> RowSet:
-        """The rows that stay: held-out ones always, as what was learnt before is measured on them.
-
-        salt: something that differs from retrain to retrain, so that what sat out once comes in another time.
-        """
+        """The drawn rows and all held-out ones. A `salt` per retrain gives other rows their turn."""
         sample: tuple[Any, ...] = tuple(
             row for row in rows.rows if row.split != "train" or self.keeps(row.prompt_hash, salt)
         )

@@ -1,7 +1,4 @@
-"""Types of feedback as plain facts: verdicts, preferences, corrections, listed options. Pure.
-
-With what every kind of dataset asks of them: what a rating is worth, when two responses are the same.
-"""
+"""Types of evidence (verdicts, preferences, corrections, listed options) and the identity of responses. Pure."""
 
 from __future__ import annotations
 
@@ -15,40 +12,29 @@ from typing import Any, Literal, TypeAlias
 from rl.agents.base import answer_plain
 
 Completion: TypeAlias = str | list[dict[str, Any]]
-"""A response: a text, or chat messages where a text cannot say it (tool calls and their results)."""
-
+"""A response: a text, or chat messages if it has tool calls."""
 
 Split: TypeAlias = Literal["train", "eval", "holdout"]
-
-
 SPLITS: tuple[Split, ...] = ("train", "eval", "holdout")
 
-
 SplitOf: TypeAlias = Callable[[str], Split]
-"""Prompt hash -> side of the split the prompt stands on. Datasets ask `rl.datasets.splits`; it may be called only when
-all evidence was read."""
+"""Prompt hash -> split (`rl.datasets.splits`). Call it only after all evidence was read."""
 
-
-SOURCES = (
-    "comparison", "correction", "demonstration", "teacher", "ratings", "candidates", "implied", "reward", "decision",
-)  # fmt: skip
+_WRITTEN = ("comparison", "correction", "demonstration", "teacher")
+SOURCES = (*_WRITTEN, "ratings", "candidates", "implied", "reward", "decision")
 """Sources of a row, strongest evidence first; `decision` is a recorded prompt, with or without feedback."""
 
-
 NEUTRAL = 0.5
-"""The value of a response nobody complained or cheered about."""
-
+"""Value of a rating that is neither for nor against a response."""
 
 _AS_MESSAGES = "\x00"
 """First character of the key of a completion made of messages. No stored text may contain it."""
 
 
 def rating_value(thumb: str = "", stars: int | None = None, score: float | None = None) -> float | None:
-    """Value of a rating for its response, in [0, 1]; None where it gives no verdict (only tags, notes,
-    correction).
+    """Value of a rating in [0, 1]: its score, else (stars - 1) / 4, else thumb up 1, down 0; None without a verdict.
 
-    The finest signal speaks: a score as it is, else stars 1..5 as (stars - 1) / 4, else thumb up 1, down 0. They are
-    not averaged, because a thumb beside 4 stars is the same verdict said coarsely, not a second one.
+    Not averaged: a thumb beside 4 stars is the same verdict on a coarser scale.
     """
     if score is not None:
         return float(score)
@@ -67,7 +53,7 @@ class RatingEvidence:
     simulated: bool = False
     tags: tuple[str, ...] = ()
     feedback: tuple[uuid.UUID, ...] = ()
-    """Ids of the feedback that says so, where it is recorded here."""
+    """Ids of the feedback behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +71,7 @@ class ComparisonEvidence:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionEvidence:
-    """One rater's better response to a prompt; `valid` says whether the agent could act on it."""
+    """One rater's better response; `valid`: the agent could act on it."""
 
     prompt_hash: str
     response: Completion
@@ -98,7 +84,7 @@ class CorrectionEvidence:
 
 @dataclass(frozen=True, slots=True)
 class CandidatesEvidence:
-    """The options a decision chose among; a score in [0, 1] where the app gave one."""
+    """The options of a decision, each with the app's score in [0, 1] or None."""
 
     prompt_hash: str
     response: Completion
@@ -108,7 +94,7 @@ class CandidatesEvidence:
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationEvidence:
-    """A response that was written to be imitated, of one of DEMONSTRATIONS."""
+    """A response to imitate; `source` is one of DEMONSTRATIONS."""
 
     prompt_hash: str
     response: Completion
@@ -120,7 +106,7 @@ class DemonstrationEvidence:
 
 @dataclass(frozen=True, slots=True)
 class RewardEvidence:
-    """Reward in [0, 1] of a response that nobody gave a verdict on."""
+    """Reward in [0, 1] of a response without a verdict."""
 
     prompt_hash: str
     response: Completion
@@ -128,8 +114,7 @@ class RewardEvidence:
     simulated: bool = False
     tags: tuple[str, ...] = ()
     measured: bool = True
-    """True if an outcome, a trace or a reward function the operator named spoke; False where only comparisons
-    did."""
+    """True if it rests on an outcome, a trace or a configured reward function; False: on comparisons alone."""
     feedback: tuple[uuid.UUID, ...] = ()
 
 
@@ -144,7 +129,7 @@ Evidence: TypeAlias = (
 
 
 def completion_key(completion: Completion) -> str:
-    """A text that stands for a completion: itself, or marked JSON for messages, without the ids of their calls."""
+    """Key of a completion: the text, or marked JSON of its messages without ids of calls."""
     if isinstance(completion, str):
         return completion
     turns = [_without_ids(message) for message in completion]
@@ -152,7 +137,7 @@ def completion_key(completion: Completion) -> str:
 
 
 def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without what differs each time the same is said: ids of calls, blanks in their arguments."""
+    """A message without ids of calls and white space in their arguments."""
     found = {key: value for key, value in message.items() if key not in ("tool_call_id", "id")}
     if isinstance(calls := found.get("tool_calls"), list):
         found["tool_calls"] = [_call_plain(call) for call in calls]
@@ -176,7 +161,6 @@ def _call_plain(call: Any) -> Any:
 
 
 def completion_of(key: str) -> Completion:
-    """The completion a key stands for."""
     if not key.startswith(_AS_MESSAGES):
         return key
     messages: list[dict[str, Any]] = json.loads(key[len(_AS_MESSAGES) :])
@@ -184,7 +168,7 @@ def completion_of(key: str) -> Completion:
 
 
 def plain_key(key: str) -> str:
-    """A completion's key without what does not change it: blanks, and the order of keys in JSON."""
+    """A key without surrounding white space and with JSON keys in a fixed order."""
     if not key.startswith(_AS_MESSAGES):
         return answer_plain(key)
     turns = json.loads(key[len(_AS_MESSAGES) :])
@@ -197,10 +181,7 @@ def plain_key(key: str) -> str:
 
 
 class Spellings:
-    """Ways in which the responses to one prompt were written: those that say the same are one response.
-
-    A JSON object is the same with its keys in another order, any text with blanks around it.
-    """
+    """Spellings of the responses to one prompt: JSON with keys in another order, or white space around a text."""
 
     __slots__ = ("_written",)
 
@@ -208,7 +189,7 @@ class Spellings:
         self._written: dict[str, dict[str, int]] = {}
 
     def key(self, completion: Completion) -> str:
-        """One key for every spelling of a response; the spelling is counted."""
+        """Key shared by all spellings of a response; counts this spelling."""
         written = completion_key(completion)
         key = plain_key(written)
         times = self._written.setdefault(key, {})
@@ -216,19 +197,18 @@ class Spellings:
         return key
 
     def completion(self, key: str) -> Completion:
-        """The response of a key as it was written most often; among equals the first by its characters."""
+        """The most frequent spelling; ties by character order."""
         times = self._written[key]
         return completion_of(min(times, key=lambda written: (-times[written], written)))
 
 
 def same_response(one: Completion, other: Completion) -> bool:
-    """True if two responses differ in nothing but white space or the order of a JSON object's keys: no preference
-    between them can be learnt."""
+    """True if two responses differ only in white space or the order of JSON keys."""
     return bare(completion_key(one)) == bare(completion_key(other))
 
 
 def bare(key: str) -> str:
-    """A key without white space; equal for responses that say the same."""
+    """A key without any white space; equal for equal responses."""
     return "".join(plain_key(key).split())
 
 

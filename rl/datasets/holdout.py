@@ -1,15 +1,14 @@
-"""Share of prompts held out, and the side of the split a prompt is given when it is first seen. Pure.
+"""The share of prompts held out, and the draw of a new prompt's split. Pure.
 
-A gate needs a number of held-out prompts, not a share of them: a tenth of 100 rated prompts is too few for any verdict,
-a tenth of 10,000 is plenty. So the share for a prompt that is seen for the first time depends on how many are held out
-already; the prompt's side is then written down (`rl.datasets.splits`) and never changes.
+A gate needs a number of held-out prompts, not a share: a tenth of 100 rated prompts is too few for a verdict, a tenth
+of 10,000 is plenty. So the share for a new prompt depends on how many are held out already. `rl.datasets.splits` stores
+the drawn split for good.
 
-The shares depend on counts alone and the draw on the prompt's hash alone, never on what was answered or what people
-said of it. So the held-out prompts are a random sample of those that were seen with them, and error rates worked out
-for a random sample hold (`benchmarks/split.py` shows it end to end).
+Shares depend on counts alone, the draw on the prompt's hash alone, never on answers or feedback. Held-out prompts are
+therefore a random sample, and error rates for random samples hold (`benchmarks/split.py`).
 
-Near-identical prompts are drawn together, as one: a cluster that stands on two sides judges nobody, and of groups of
-three drawn one by one 8 of 9 held-out prompts were lost. A prompt takes the side that its cluster stands on already.
+Near-identical prompts are drawn together: a cluster on two sides must be left out of the holdout. When groups of three
+were drawn one by one, 8 of 9 held-out prompts were lost that way. A new prompt takes the side of its cluster.
 """
 
 from __future__ import annotations
@@ -21,46 +20,44 @@ from dataclasses import dataclass
 from rl.datasets.feedback_types import Split
 
 SHARE = 0.1
-"""Share that stands on each of the eval and the holdout side where data abound."""
+"""Share of the eval split and of the holdout when data abound."""
 
 FIRST_SHARE = 1 / 3
-"""Share held out until a gate can speak."""
+"""Share held out until the gate has enough prompts."""
 
 FIRST_SHARE_OF_CLUSTERS = 1 / 2
-"""The same where clusters of near-identical prompts have two prompts or more on average: one question in many wordings
-is little evidence and much to train on. Of 72 questions a third is too few for a gate that asks for 30."""
+"""FIRST_SHARE if clusters have two or more prompts on average: many wordings of few questions are little evidence.
+A third of 72 questions is too few for a gate that needs 30."""
 
 SPARE = 4 / 3
-"""Factor on the gate's fewest prompts, held out before the share falls: of some prompts nothing can be
-told."""
+"""Factor on the gate's minimum before the share falls, because some held-out prompts have no usable evidence."""
 
 PULL = 0.1
-"""By how much the share rises for each prompt too few held out, and falls for each too many: the biased coin of Efron
-(1971, Biometrika 58). Of 100 prompts it holds out 30 to 36, where a fair draw would hold out anything from 23 to 43."""
+"""Change of the share per prompt too few or too many (biased coin, Efron 1971, Biometrika 58).
+
+Of 100 prompts it holds out 30 to 36; a fair draw would hold out 23 to 43."""
 
 MOST_HELD_OUT, MOST_EVALUATED, LEAST_EVALUATED = 0.5, 0.2, 0.02
-"""Bounds of the shares, whatever is missing: half of what comes is always trained on."""
-
+"""Bounds of the shares. At most half of new prompts is held out."""
 
 LARGE, LARGE_SHARE = 5, 0.1
-"""A cluster of more prompts than both, the number and the share of all prompts, is drawn prompt by prompt: it may be a
-template that many questions share, and nothing would be left to train on where all of them were held out. If it is one
-question after all, a vote of the holdout is lost with it."""
+"""A cluster larger than this number and this share of all prompts is drawn prompt by prompt.
+
+It may be a template that many questions share; holding out all of it could leave nothing to train on."""
 
 
 def largest_cluster(prompts: int) -> float:
-    """Prompts of the largest cluster that is drawn as one, of an agent with so many."""
+    """Size of the largest cluster that is drawn together, for an agent with `prompts` prompts."""
     return max(LARGE, LARGE_SHARE * prompts)
 
 
 Clusters = Callable[[Sequence[str]], Mapping[str, str]]
-"""Prompt hashes, in the order in which they may lead a cluster -> the name of the cluster of each, "" for a prompt like
-no other (`rl.datasets.prompt_clusters.clusters_of`)."""
+"""Ordered prompt hashes -> {hash: name of its cluster, or ""} (`rl.datasets.prompt_clusters.clusters_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The shares in force for the next prompt, each in [0, 1]; the rest is trained on."""
+    """Shares of the next prompt, in [0, 1]; the rest is trained on."""
 
     eval: float
     holdout: float
@@ -68,7 +65,7 @@ class Shares:
 
 @dataclass(slots=True)
 class SplitCounts:
-    """Prompts that stand on a side already, of those that carry evidence."""
+    """Prompts with evidence: all, on eval, on holdout."""
 
     prompts: int = 0
     eval: int = 0
@@ -88,19 +85,18 @@ class SplitCounts:
 
 
 def holdout_target(min_evidence: int) -> int:
-    """Held-out prompts until which a third of what comes is held out, for a gate that asks for `min_evidence`."""
+    """Held-out prompts at which the share starts to fall, for a gate that needs `min_evidence`."""
     return -int(-min_evidence * SPARE // 1)
 
 
 def share_held_out(held_out: int, min_evidence: int) -> float:
-    """A third until `holdout_target` prompts are held out; then 1/10 + 7/30 x wanted / held out, towards a tenth."""
+    """1/3 until `holdout_target` prompts are held out, then 1/10 + 7/30 * target / held out, towards 1/10."""
     wanted = holdout_target(min_evidence)
     return SHARE + (FIRST_SHARE - SHARE) * wanted / max(held_out, wanted)
 
 
 def shares_in_force(tally: SplitCounts, min_evidence: int, first_share: float = FIRST_SHARE) -> Shares:
-    """The shares for the next prompt: pulled towards an exact `first_share` until enough are held out, towards an exact
-    tenth on the eval side."""
+    """Shares of the next prompt, corrected towards `first_share` (until enough are held out) and SHARE on eval."""
     missing = SHARE * tally.prompts - tally.eval
     evaluated = min(max(SHARE + PULL * missing, LEAST_EVALUATED), MOST_EVALUATED)
     held_out = share_held_out(tally.holdout, min_evidence)
@@ -110,14 +106,14 @@ def shares_in_force(tally: SplitCounts, min_evidence: int, first_share: float = 
 
 
 def position_of(prompt_hash: str) -> float:
-    """A prompt's number in [0, 1), uniform over prompts: the first eight hex digits of its hash over 2^32."""
+    """First eight hex digits of the hash over 2^32: uniform in [0, 1)."""
     return int(prompt_hash[:8], 16) / 2**32
 
 
 def draw_split(prompt_hash: str, shares: Shares) -> Split:
-    """Holdout at the upper end of [0, 1), eval below it, train below that.
+    """Position in [0, 1) -> split: train at the lower end, then eval, then holdout.
 
-    A prompt from 0.9 on is held out under any shares that `shares_in_force` gives, one below 0.3 always trained on.
+    Under the bounds of the shares, positions from 0.9 on are always held out and those below 0.3 always trained on.
     """
     position = position_of(prompt_hash)
     if position >= 1 - shares.holdout:
@@ -126,7 +122,6 @@ def draw_split(prompt_hash: str, shares: Shares) -> Split:
 
 
 def no_clusters(prompt_hashes: Sequence[str]) -> Mapping[str, str]:
-    """No two prompts are near-identical."""
     return {}
 
 
@@ -139,14 +134,13 @@ def draw_splits(
     min_evidence: int,
     clusters: Clusters = no_clusters,
 ) -> dict[str, Split]:
-    """The sides of those prompts that stand on none yet; `known` are the others', prompt hash -> split.
+    """Splits of the prompts that are not in `known` (prompt hash -> split).
 
-    First those with a rating, one after the other in an order that has nothing to do with the draw;
-    then those that only have a reward; both count. Prompts without either all stand by the shares in force
-    after that: there are plenty of them, and what they lack is feedback.
+    Rated prompts are drawn first, one by one in an order independent of the draw, then prompts with only a reward.
+    Both change the shares. Prompts without feedback are drawn last with the resulting shares.
 
-    clusters: called first with the prompts that have feedback, so that their sides do not depend on which others were
-    recorded; then with all, where one without feedback stands on no side.
+    clusters: called with the prompts with feedback, so that their splits do not depend on other recorded prompts; then
+        with all prompts.
     """
     splits: dict[str, Split] = {}
     with_feedback = set(rated) | set(rewarded)
@@ -172,9 +166,9 @@ def draw_splits(
 
 
 class _Groups:
-    """Prompts that are drawn together, and the side of each group: the near-identical ones, or a prompt alone.
+    """Groups of prompts drawn together: near-identical ones, or a single prompt.
 
-    Of a cluster that stands on two sides, and of a large one, each prompt is a group.
+    In a large cluster, or one that is on two sides already, each prompt is its own group.
     """
 
     def __init__(self, known: Mapping[str, Split], prompts: Collection[str], clusters: Clusters) -> None:
@@ -183,8 +177,8 @@ class _Groups:
         self._names: Mapping[str, str] = {}
         self.first_share = FIRST_SHARE
         if known.keys() >= set(prompts):
-            return  # nothing is drawn
-        # prompts with a side come first, so that a cluster keeps the name it was drawn by
+            return  # Nothing to draw.
+        # Known prompts first, so that a cluster keeps the name it was drawn by.
         found = clusters(sorted(prompts, key=lambda name: (name not in known, _place(name))))
         members = Counter(name for name in found.values() if name)
         most = largest_cluster(len(prompts))
@@ -199,11 +193,11 @@ class _Groups:
             self.first_share = FIRST_SHARE_OF_CLUSTERS
 
     def side(self, prompt_hash: str, shares: Shares) -> Split:
-        """The side of a prompt's group, drawn by the prompt where the group has none."""
+        """The split of a prompt's group; drawn by this prompt if the group has none."""
         return self._sides.setdefault(self._group(prompt_hash), draw_split(prompt_hash, shares))
 
     def first_counted(self, prompt_hash: str) -> bool:
-        """True once for each group."""
+        """True for the first prompt of each group."""
         group = self._group(prompt_hash)
         if group in self._counted:
             return False
@@ -219,10 +213,10 @@ def _place(prompt_hash: str) -> str:
 
 
 def prompts_until(wanted: int, tally: SplitCounts, min_evidence: int) -> int:
-    """Number of further prompts, on average, until `wanted` of all are held out."""
+    """Expected number of further prompts until `wanted` are held out."""
     held_out, prompts = float(tally.holdout), tally.prompts
     while held_out < wanted - 1e-9:
-        # the count as it is expected to be, rounded: shares are of whole prompts
+        # Shares take whole prompts: round the expected count.
         share = shares_in_force(SplitCounts(prompts, 0, round(held_out)), min_evidence).holdout
         held_out, prompts = held_out + share, prompts + 1
     return prompts - tally.prompts

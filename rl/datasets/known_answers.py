@@ -1,11 +1,10 @@
-"""Known answers of held-out prompts: one list of right and one of wrong answers each, from all that people said. Pure.
+"""Known answers of held-out prompts: right and wrong answers, from all human feedback. Pure.
 
-Where an agent knows the right answer of a prompt itself, only that one is right. Everywhere else people vote, on
-answers that do the same as one: a thumb, stars above or below three, or a score is a vote for or against its answer; a
-correction, or an answer written as an example, is a vote for what was written, and a correction one against what it
-replaced. An answer is right where more votes are for it than against it, and wrong otherwise. Comparisons decide on
-answers alone that nobody rated or wrote: right where every comparison preferred them, else wrong. An answer on neither
-list is unknown, and counts as not right.
+If the agent itself knows a prompt's right answer, only that one is right. Otherwise people vote on answers that do the
+same: a rating votes for or against its answer; a correction or demonstration votes for the written answer, and a
+correction also against the replaced one. An answer is right with more votes for than against, else wrong. Comparisons
+decide only on answers without ratings and demonstrations: right if every comparison preferred them, else wrong. An
+answer on neither list is unknown and counts as not right.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, PAIRS
 Row = dict[str, Any]
 
 RIGHT, WRONG = "right", "wrong"
-"""Fields of a row of the kind `known`: lists of responses."""
+"""Columns of a row of the kind `known`: lists of responses."""
 
 OF_PEOPLE = ("comparison", "correction", "ratings")
-"""Sources of pairs in which people judged both answers."""
+"""Sources of pairs with human judgements on both answers."""
 
 JUDGED_FIELDS = ("chosen", "rejected", "completion", "score", "label", "margin", "source", "votes")
-"""Fields that a row loses when it stands for its prompt."""
+"""Columns that a row loses when it represents its prompt."""
 
 
 @dataclass
 class _Answer:
-    """What people said of one answer to a prompt."""
+    """Votes on one answer."""
 
     text: str
     liked: float = 0.0
@@ -43,15 +42,15 @@ class _Answer:
     written: int = 0
     replaced: int = 0
     rated: bool = False
-    """True where somebody gave it a thumb, stars or a score, a neutral one too."""
+    """True with any thumb, stars or score, even a neutral one."""
     preferred: int = 0
     beaten: int = 0
 
     @property
     def is_right(self) -> bool | None:
-        """None where nothing was said that decides."""
+        """None if undecided."""
         if self.liked or self.disliked or self.written or self.replaced:
-            # who gives a thumb down and a correction speaks once against the answer
+            # A thumb down with a correction is one vote against, hence max.
             return self.liked + self.written > max(self.disliked, self.replaced)
         if self.rated or not (self.preferred or self.beaten):
             return None
@@ -67,10 +66,10 @@ class _Prompt:
 
 
 def known_rows(rows: Mapping[str, Sequence[Row]], agent: Agent) -> list[Row]:
-    """One row for each prompt of which an answer is known to be right or wrong, with its lists `right` and `wrong`.
+    """One row per prompt with a known answer, with lists `right` and `wrong`; rows: kind -> held-out rows.
 
-    rows: kind of evidence -> held-out rows. Only what the agent knows itself where its answers are free text: two
-    wordings of one answer are not told from two answers there.
+    For agents that answer in free text, only answers that the agent itself knows count: two wordings of one answer
+    cannot be told from two answers.
     """
     prompts: dict[str, _Prompt] = {}
     kinds = (KNOWN, PAIRS, LABELS, CORRECTIONS) if agent.discrete else (KNOWN,)
@@ -98,14 +97,14 @@ def known_rows(rows: Mapping[str, Sequence[Row]], agent: Agent) -> list[Row]:
 
 
 def _left_over(prompt: _Prompt, agent: Agent) -> list[str]:
-    """The one answer of a closed set that is not known to be wrong."""
+    """The only answer of a closed set that is not known to be wrong, or []."""
     wrong = {action for action, answer in prompt.answers.items() if answer.is_right is False}
     left = [one for one in agent.choices(prompt.row.get("state")) if answer_action(agent, one) not in wrong]
     return left if len(left) == 1 else []
 
 
 def known_digest(rows: Sequence[Mapping[str, Any]]) -> str:
-    """SHA-256 of the lists: another one where anybody said anything more, on the same prompts too."""
+    """SHA-256 of the lists; changes with any further feedback."""
     lists = sorted([str(row.get("prompt_hash", "")), sorted(row[RIGHT]), sorted(row[WRONG])] for row in rows)
     return hashlib.sha256(json.dumps(lists).encode()).hexdigest()
 
@@ -126,7 +125,7 @@ def _count(prompt: _Prompt, kind: str, row: Mapping[str, Any], agent: Agent) -> 
         _answer(prompt, row["completion"], agent).written += votes
     else:
         chosen, rejected = (_answer(prompt, row[side], agent) for side in ("chosen", "rejected"))
-        if chosen is not rejected:  # two spellings of one answer say nothing
+        if chosen is not rejected:  # Two spellings of one answer are no preference.
             chosen.preferred += 1
             if row.get("source") == "correction":
                 rejected.replaced += votes

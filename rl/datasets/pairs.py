@@ -1,7 +1,6 @@
-"""Evidence of what people prefer becomes preference pairs: merged, settled by majority, capped and split. Pure.
+"""Preference pairs from evidence: merged, decided by majority, capped and split. Pure.
 
-Everything here depends on the content of the evidence and never on its order, so the same feedback always makes the
-same dataset.
+Everything depends on the content of the evidence, never on its order: the same feedback makes the same dataset.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ from rl.datasets.feedback_types import (
 from rl.recipes import RecipeError
 
 ENDS = 32
-"""Of a prompt with more than twice as many rated responses, only this many best and worst are paired with each other:
-all pairs of 10,000 answers to one prompt would be 50 million, of which the cap keeps a handful."""
+"""Of a prompt with more than twice as many rated responses, only this many best and worst are paired.
+
+All pairs of 10,000 responses would be 50 million, of which the cap keeps a handful."""
 
 HELD_OUT_PAIRS = 10
-"""Most pairs of a held-out prompt that are heard: all of five rated answers. They share one vote."""
+"""Most pairs of a held-out prompt (all pairs of five responses). They share one vote."""
 
 _TOLERANCE = 1e-9
-"""0.35 - 0.1 is a hair under 0.25 in binary; a margin is met all the same."""
+"""Floating-point tolerance of the margin: 0.35 - 0.1 is slightly under 0.25."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,44 +52,43 @@ class Pair:
     chosen: Completion
     rejected: Completion
     source: str
-    """The strongest kind of evidence for it, one of SOURCES."""
+    """Its strongest kind of evidence, one of SOURCES."""
     margin: float
     """Strength of the preference, in (0, 1]: see `docs/datasets.md`."""
     votes: int
-    """Human or simulated judgements that speak for it; 0 where only scores of candidates do."""
+    """Human or simulated judgements for it; 0 if only scores of candidates support it."""
     split: Split
     tags: tuple[str, ...]
     simulated: bool
-    """True if any judgement behind it was given by a simulated rater."""
+    """True if any judgement behind it is simulated."""
     preferred: tuple[Completion, ...] = ()
-    """Held-out prompts only: every response that the evidence puts above another and below none."""
+    """Eval and holdout only: responses that beat another and lose to none."""
     dispreferred: tuple[Completion, ...] = ()
-    """Held-out prompts only: every response that the evidence puts below another and above none."""
+    """Eval and holdout only: responses that lose to another and beat none."""
     feedback: tuple[uuid.UUID, ...] = ()
-    """Ids of the feedback that was weighed for it, for and against; no part of the row that is written."""
+    """Ids of the feedback for and against it; not written to the row."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of prompt, chosen and rejected: the order among equals, and what a sample is drawn by."""
+        """SHA-256 of prompt, chosen and rejected; orders equals and draws samples."""
         return digest_of(self.prompt_hash, completion_key(self.chosen), completion_key(self.rejected))
 
 
 @dataclass(frozen=True)
 class PairSet:
-    """Pairs in the order of their prompt hashes, strongest first within a prompt."""
+    """Pairs in order of prompt hash, strongest first within a prompt."""
 
     rows: tuple[Pair, ...]
     left_out: dict[str, int]
-    """Counts of evidence that made no pair: {reason: count}, reasons as in REASONS."""
+    """Reason (of REASONS) -> evidence that made no pair."""
 
     @property
     def sources(self) -> dict[str, int]:
-        """Pairs per kind of evidence."""
         return _in_counting_order(Counter(pair.source for pair in self.rows), SOURCES)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Pairs per split; all three are there."""
+        """Pairs per split, for all three splits."""
         found = Counter(pair.split for pair in self.rows)
         return {split: found[split] for split in SPLITS}
 
@@ -98,19 +97,19 @@ REASONS: dict[str, str] = {
     "tie": "comparisons that called both responses equally good",
     "both_bad": "comparisons that called both responses bad",
     "no_verdict": "ratings without thumb, stars or score",
-    "same_response": "preferences between two responses that differ at most in white space or the order of keys",
+    "same_response": "preferences between responses that differ only in white space or the order of keys",
     "correction_invalid": "corrections that the agent could not act on",
-    "below_margin": "pairs of rated responses closer to each other than the rating margin",
-    "conflict": "pairs of responses for which as many judgements speak as against",
-    "outvoted": "judgements against the majority on a pair that was kept",
-    "duplicate": "judgements that said again what another had said of the same pair",
-    "single_response": "prompts with verdicts on one response only: nothing to compare it with",
-    "over_cap": "train pairs beyond the most one prompt may give",
-    "held_out_extra": "pairs of an eval prompt beyond its one, and of a held-out prompt beyond the ten that are heard",
-    "not_replayed": "rows of older feedback that the replay share left for another time",
-    "over_max_samples": "pairs beyond the sample asked for",
+    "below_margin": "pairs of rated responses closer than the rating margin",
+    "conflict": "pairs of responses with as many judgements for as against",
+    "outvoted": "judgements against the majority on a kept pair",
+    "duplicate": "judgements that repeat another on the same pair",
+    "single_response": "prompts with verdicts on one response only: nothing to compare",
+    "over_cap": "training pairs beyond the limit per prompt",
+    "held_out_extra": f"pairs beyond one per eval prompt and {HELD_OUT_PAIRS} per held-out prompt",
+    "not_replayed": "rows of older feedback that the replay share did not draw",
+    "over_max_samples": "pairs beyond the requested sample",
 }
-"""Every reason something is left out for, and what its number counts."""
+"""Reason for leaving evidence out -> what its number counts."""
 
 
 def _in_counting_order(counts: Counter[str], order: Iterable[str]) -> dict[str, int]:
@@ -122,7 +121,7 @@ def _in_counting_order(counts: Counter[str], order: Iterable[str]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """One piece of evidence that `better` beats `worse`; both are completion keys."""
+    """Evidence that `better` beats `worse`, two completion keys."""
 
     better: str
     worse: str
@@ -136,14 +135,13 @@ class _Claim:
 
 @dataclass(slots=True)
 class _Case:
-    """All the evidence on one prompt."""
+    """All evidence on one prompt, by completion key."""
 
     claims: list[_Claim] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
     rewards: dict[str, list[float]] = field(default_factory=dict)
-    """Rewards of responses; used where nobody rated them."""
+    """Used for responses without ratings."""
     rating_ids: dict[str, list[uuid.UUID]] = field(default_factory=dict)
-    """Ids of the ratings of each response; `earned` likewise of what its rewards were made of."""
     reward_ids: dict[str, list[uuid.UUID]] = field(default_factory=dict)
     scores: dict[str, list[float]] = field(default_factory=dict)
     ranks: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
@@ -164,15 +162,15 @@ def pairs_from_evidence(
     max_pairs_per_prompt: int = 4,
     implied: bool = False,
 ) -> PairSet:
-    """Preference pairs from everything known of an agent's prompts.
+    """Preference pairs from all evidence on an agent's prompts. Raises RecipeError.
 
-    Per prompt: comparisons and corrections as they are; of the mean verdicts on different responses, the better over
-    the worse where they are at least `rating_margin` apart, in (0, 1], a measured reward standing in where nobody gave
-    a verdict; likewise of the mean scores of candidates. With `implied`, a prompt that gives none of these gives what a
-    verdict on one of several listed options implies (`_implied_claims`).
-    Claims on the same two responses are merged; the majority of judgements decides, an exact tie decides nothing.
-    A train prompt gives at most `max_pairs_per_prompt` pairs, an eval prompt one, a held-out prompt HELD_OUT_PAIRS,
-    which share one vote wherever a policy is judged (`rl.gates.effects`): prompts are independent, pairs are not.
+    Per prompt: comparisons and corrections; responses whose mean verdicts (or measured rewards, without verdicts) differ
+    by at least `rating_margin`, in (0, 1]; candidates whose mean scores are. With `implied`, prompts without any of
+    these give the pairs of `_implied_claims`. Claims on the same two responses are decided by majority; a tie gives no
+    pair.
+
+    A train prompt gives at most `max_pairs_per_prompt` pairs, an eval prompt one, a held-out prompt HELD_OUT_PAIRS.
+    The latter share one vote in evaluations (`rl.gates.effects`), because pairs of one prompt are not independent.
     """
     if not 0 < rating_margin <= 1:
         raise RecipeError(f"rating_margin must be in (0, 1], found {rating_margin!r}")
@@ -184,7 +182,7 @@ def pairs_from_evidence(
         _collect(cases.setdefault(item.prompt_hash, _Case()), item, left_out)
     rows: list[Pair] = []
     for prompt_hash in sorted(cases):
-        # each case is dropped as it is done: the claims of many responses need not all stand in memory at once
+        # pop frees each case after use.
         case = cases.pop(prompt_hash)
         rows += _prompt_pairs(
             prompt_hash, case, split_of(prompt_hash), rating_margin, max_pairs_per_prompt, implied, left_out
@@ -193,9 +191,9 @@ def pairs_from_evidence(
 
 
 def sample_pairs(pairs: PairSet, max_samples: int) -> PairSet:
-    """At most `max_samples` of the pairs, drawn by their hash: always the same, and a larger sample holds a smaller.
+    """At most `max_samples` pairs, drawn by hash; a larger sample contains a smaller one.
 
-    Further pairs of a held-out prompt are no samples of their own: they come and go with its first.
+    All pairs of an eval or held-out prompt count as one.
     """
     if max_samples < 1:
         raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
@@ -239,7 +237,7 @@ def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:
             claim = _Claim(better, worse, 1, 1.0, "correction", item.simulated, item.tags, item.feedback)
             _claim_add(case, claim, left_out)
     elif isinstance(item, DemonstrationEvidence):
-        pass  # nothing is said of any other response to the prompt
+        pass  # A demonstration compares nothing.
     elif isinstance(item, RewardEvidence):
         if item.measured:
             key = case.spellings.key(item.response)
@@ -275,7 +273,7 @@ def _prompt_pairs(
     left_out: Counter[str],
 ) -> list[Pair]:
     """The pairs of one prompt, strongest first."""
-    # fsum is exact before its one rounding, so the order of the ratings cannot change a mean
+    # fsum: the mean does not depend on the order of ratings.
     means = {key: math.fsum(values) / len(values) for key, values in (case.rewards | case.values).items()}
     scores = {key: math.fsum(values) / len(values) for key, values in case.scores.items()}
     claims = list(case.claims)
@@ -315,7 +313,7 @@ def _prompt_pairs(
 
 
 def _strength(prompt_hash: str, claim: _Claim) -> tuple[bool, float, int, str]:
-    """Sort key, strongest first: what somebody judged, the largest margin, the most votes, then the hash."""
+    """Sort key, strongest first: judged, largest margin, most votes, hash."""
     return (
         claim.votes == 0,
         -round(claim.margin, 6),
@@ -325,7 +323,7 @@ def _strength(prompt_hash: str, claim: _Claim) -> tuple[bool, float, int, str]:
 
 
 def _rating_claim(case: _Case, better: str, worse: str, margin: float) -> _Claim:
-    # a comparison needs a verdict on each side, so the rarer one says how many there were: a reward is nobody's vote
+    # Votes: the smaller number of ratings of the two. A reward is no vote.
     votes = min(len(case.values.get(key, ())) for key in (better, worse))
     simulated = better in case.simulated_sources or worse in case.simulated_sources
     source = "ratings" if votes else "reward"
@@ -333,7 +331,7 @@ def _rating_claim(case: _Case, better: str, worse: str, margin: float) -> _Claim
 
 
 def _feedback_of(case: _Case, *keys: str) -> tuple[uuid.UUID, ...]:
-    """The feedback that the means of these responses were made of."""
+    """Ids of the feedback behind the means of these responses."""
     return tuple(
         pk for key in keys for pk in (case.rating_ids if key in case.values else case.reward_ids).get(key, ())
     )
@@ -342,7 +340,7 @@ def _feedback_of(case: _Case, *keys: str) -> tuple[uuid.UUID, ...]:
 def _claims_by_rank(
     values: dict[str, float], margin: float, left_out: Counter[str], claim: Callable[[str, str], _Claim]
 ) -> Iterator[_Claim]:
-    """A claim for each two responses whose values lie at least `margin` apart; the others are counted."""
+    """A claim for every two responses whose values are at least `margin` apart; counts the others."""
     order = sorted(values, key=lambda key: (values[key], key))
     levels = [values[key] for key in order]
     if len(order) <= 2 * ENDS:
@@ -355,7 +353,7 @@ def _claims_by_rank(
     for better in high:
         for worse in low:
             if values[better] - values[worse] < margin - _TOLERANCE:
-                break  # `low` rises: the rest is closer still
+                break  # `low` is ascending: the rest is closer.
             made += 1
             if bare(better) == bare(worse):
                 left_out["same_response"] += 1
@@ -367,20 +365,17 @@ def _claims_by_rank(
 def _implied_claims(
     prompt_hash: str, case: _Case, means: dict[str, float], margin: float
 ) -> Iterator[_Claim]:
-    """Preferences implied by a verdict on the chosen one of several listed options, where no other evidence
-    exists. Nobody judged the other option: in a simulation 32 % of those held for rejected were liked.
+    """Preferences implied by a verdict on the chosen one of several listed options.
 
-    A choice clearly liked beats one other option that was not liked, drawn by hash; a choice clearly disliked among
-    exactly two loses to the other, unless that is disliked too. An option without a verdict counts as neutral.
+    A liked choice beats one option that is not liked, drawn by hash. A disliked choice between exactly two loses to the
+    other, unless that is disliked too. Options without a verdict count as neutral. Nobody judged the other option: in a
+    simulation 32 % of the responses rejected this way were liked.
     """
     for choice, options in sorted(case.ranks):
         if choice not in means or choice not in options:
             continue
-        value, votes, simulated = (
-            means[choice],
-            len(case.values.get(choice, ())),
-            choice in case.simulated_sources,
-        )
+        value, votes = means[choice], len(case.values.get(choice, ()))
+        simulated = choice in case.simulated_sources
         feedback = _feedback_of(case, choice)
         alternatives = sorted({option for option in options if bare(option) != bare(choice)})
         if value - NEUTRAL >= margin - _TOLERANCE:
@@ -397,7 +392,7 @@ def _implied_claims(
 
 
 def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> list[_Claim]:
-    """Claims on the same two responses merged into one for the side with more votes."""
+    """Claims on the same two responses, merged into one for the side with more votes."""
     sides: dict[tuple[str, str], list[_Claim]] = {}
     for claim in claims:
         sides.setdefault((claim.better, claim.worse), []).append(claim)
@@ -406,7 +401,7 @@ def _majority(claims: Iterable[_Claim], case: _Case, left_out: Counter[str]) -> 
         contra = sides.get((worse, better), [])
         votes, against = _votes(pro), _votes(contra)
         if votes < against or (votes == against and contra):
-            # the other side is kept, or neither is: counted once, from the side whose key comes first
+            # The other side wins, or neither: count a tie once.
             if votes == against and better < worse:
                 left_out["conflict"] += 1
             continue
@@ -439,7 +434,7 @@ def _votes(claims: Iterable[_Claim]) -> int:
 def _ends(
     claims: list[_Claim], spellings: Spellings
 ) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
-    """Responses that beat another and lose to none, and those that lose to another and beat none."""
+    """(responses that beat another and lose to none, responses that lose to another and beat none)."""
     winners, losers = {claim.better for claim in claims}, {claim.worse for claim in claims}
     return (
         tuple(spellings.completion(key) for key in sorted(winners - losers)),

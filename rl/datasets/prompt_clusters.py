@@ -1,7 +1,6 @@
-"""Clusters of near-identical prompts: by trace, by words without their numbers, and by MinHash over the words that tell
-an agent's prompts apart. Pure.
+"""Clusters of near-identical prompts: by trace, by text without numbers, by MinHash over distinctive words.
 
-Broder 1997 (On the resemblance and containment of documents); signatures and their index are datasketch's.
+MinHash: Broder 1997 (On the resemblance and containment of documents), by datasketch.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ from rl.datasets.holdout import largest_cluster
 from rl.models import Evaluation
 
 MIN_SIMILARITY = 0.85
-"""Share of words and pairs of words in common (Jaccard) from which two prompts are near-identical: of twenty words one
-may differ."""
+"""Least Jaccard similarity, over words and word pairs, of near-identical prompts: one of twenty words may differ."""
 
 NEAR_WITHIN_UNIT = 0.5
-"""The same for two prompts of one unit: a person who asks again asks in other words."""
+"""MIN_SIMILARITY within one unit, because a person who asks again rephrases."""
 
 COMMON = 0.5
-"""Share of the prompts from which a word or pair of words is the agent's template and tells no prompt from another."""
+"""Words and word pairs in more than this share of prompts are the agent's template and do not count."""
 
 MIN_PROMPTS = 10
-"""Prompts below which no template can be told."""
+"""Fewest prompts for recognising a template."""
 
 MOST_ALIKE = 5
-"""Prompts on average up to which those that differ in numbers alone are one question asked again, and those of one
-unit one session. Where more share a text or a unit, numbers are what tells prompts apart (an amount, a room) and a unit
-is a customer: then neither says that two prompts are alike. A number that many prompts share is never left out."""
+"""Most prompts per text (without numbers) or per unit, on average, for texts and units to define clusters.
+
+Up to this, prompts that differ only in numbers repeat one question, and a unit is one session. Beyond it, numbers tell
+prompts apart (an amount, a room) and a unit is a customer. A number that many prompts share is always kept."""
 
 LONGEST_SESSION = 50
-"""Prompts of a unit from which it is a customer's, whatever the others are; also what comparing them costs."""
+"""A unit with more prompts is a customer, not a session; also bounds the cost of comparing within a unit."""
 
 PERMUTATIONS = 64
-"""Of a signature; an estimate only chooses whom to compare, and candidates are compared exactly."""
+"""Permutations per signature. Signatures only find candidates; these are compared exactly."""
 
 WORD = re.compile(r"\w+")
 
 NUMBER = "0"
-"""Token in place of one or several words in a row that have a digit: a number, a date, the id of an order."""
+"""Replaces consecutive words with digits: a number, a date, an id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusteredPrompt:
-    """A prompt with what is compared for near-identity: its words, and the trace and unit of its decision."""
+    """What is compared of a prompt: its text, and its decision's trace and unit."""
 
     text: str
     trace: str = ""
@@ -59,11 +58,11 @@ class ClusteredPrompt:
 
 
 def clusters_of(prompts: Mapping[str, ClusteredPrompt]) -> dict[str, str]:
-    """Prompt -> the prompt its cluster is named after, the first of it in the order given; "" for one like no other.
+    """Prompt -> first prompt of its cluster, which names it; "" without near-identical prompts. Deterministic.
 
-    Prompts of one trace are one cluster. Of the others those that differ in numbers alone are (MOST_ALIKE says where),
-    and a prompt joins the cluster whose first prompt it is most like, so clusters do not grow by chains: all members
-    are near-identical to the first. The same prompts in the same order give the same clusters.
+    Prompts of one trace form a cluster. Of the others, prompts that differ only in numbers do (see MOST_ALIKE), and a
+    prompt joins the cluster whose first prompt it is most similar to. Every member is near-identical to the first, so
+    clusters do not grow by chains.
     """
     max_size = largest_cluster(len(prompts))
     leaders = dict(_first_of_groups({name: prompt.trace for name, prompt in prompts.items()}, max_size))
@@ -78,7 +77,7 @@ def clusters_of(prompts: Mapping[str, ClusteredPrompt]) -> dict[str, str]:
     if _are_few(texts.values()):
         repeats = dict(_first_of_groups(texts, max_size))
         sizes = Counter(texts.values())
-        # of a text that many share the numbers tell, so its prompts keep them
+        # Prompts whose text many share keep their numbers.
         words = {
             name: texts[name].split() if sizes[texts[name]] <= max_size else found
             for name, found in words.items()
@@ -88,7 +87,7 @@ def clusters_of(prompts: Mapping[str, ClusteredPrompt]) -> dict[str, str]:
     units = {name: rest[name].unit for name in words}
     near = _near_prompts(_distinctive_words(words), units if _are_few(units.values()) else {})
     leaders |= near
-    # who repeats a prompt goes where that one went
+    # A repeated prompt follows the one it repeats.
     leaders |= {name: near.get(first, first) for name, first in repeats.items()}
     leader_names = set(leaders.values())
     return {name: leaders.get(name, name if name in leader_names else "") for name in prompts}
@@ -99,27 +98,26 @@ def _is_number(word: str) -> bool:
 
 
 def _frequent_numbers(words: Mapping[str, Iterable[str]], max_size: float) -> set[str]:
-    """Return the numbers in more than `max_size` prompts: values to choose by (a year), not one prompt's own."""
+    """Numbers in more than `max_size` prompts: shared values such as a year."""
     count = Counter(word for found in words.values() for word in set(found) if _is_number(word))
     return {word for word, prompts in count.items() if prompts > max_size}
 
 
 def _without_numbers(words: Iterable[str], values: Container[str]) -> Iterator[str]:
-    """The words, with NUMBER in place of those with a digit that are no values; several that follow each other are
-    one."""
+    """The words, with NUMBER for each run of words with digits that are not in `values`."""
     masked = (NUMBER if _is_number(word) and word not in values else word for word in words)
     for word, same in itertools.groupby(masked):
         yield from [NUMBER] if word == NUMBER else same
 
 
 def _are_few(values: Iterable[str]) -> bool:
-    """True where at most MOST_ALIKE prompts, on average, share a value; prompts without one share none."""
+    """True if at most MOST_ALIKE prompts, on average, share a value; empty values do not count."""
     found = list(filter(None, values))
     return len(found) >= MIN_PROMPTS and len(found) <= MOST_ALIKE * len(set(found))
 
 
 def _first_of_groups(values: Mapping[str, str], most: float) -> Iterator[tuple[str, str]]:
-    """(prompt, first prompt of the same value) of groups of two to `most` prompts, each but the first."""
+    """(prompt, first prompt with the same value), for groups of two to `most` prompts, without the first."""
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         if value:
@@ -130,16 +128,16 @@ def _first_of_groups(values: Mapping[str, str], most: float) -> Iterator[tuple[s
 
 
 def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str]) -> dict[str, str]:
-    """Prompt -> the first prompt that it is most like, for those that are near enough to one.
+    """Prompt -> most similar first prompt, for prompts that are similar enough to one.
 
-    parts: prompt -> its distinctive words and pairs; units: prompt -> its unit, where units are sessions.
+    parts: prompt -> its distinctive words and pairs. units: prompt -> unit, if units are sessions.
     """
-    from datasketch import MinHash, MinHashLSH  # takes half a second that most commands need not wait for
+    from datasketch import MinHash, MinHashLSH  # The import takes 0.5 s.
 
     index = MinHashLSH(threshold=MIN_SIMILARITY - 0.1, num_perm=PERMUTATIONS)
     count = Counter(part for features in parts.values() for part in features)
     sessions = Counter(filter(None, units.values()))
-    # whoever has more parts to itself than two near-identical prompts may differ in is like no other
+    # A prompt with more parts of its own than near-identical prompts may differ in has no match.
     alone = {name: sum(count[part] == 1 for part in features) for name, features in parts.items()}
     compared = [
         name
@@ -181,16 +179,16 @@ def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str])
 
 
 LISTED_CLUSTERS, EXAMPLES = 5, 3
-"""Largest clusters of a report, and prompts named of each."""
+"""Largest clusters in a report, and prompts listed of each."""
 
 
 def cluster_report(clusters: Mapping[str, str], sides: Mapping[str, str]) -> dict[str, Any]:
-    """Counts of an agent's near-identical prompts, and the largest clusters with examples; JSON-serialisable.
+    """Counts of near-identical prompts, and the largest clusters; JSON-serialisable.
 
-    clusters: prompt -> its cluster as `clusters_of` names it; sides: prompt -> train, eval or holdout.
-    {"prompts", "clusters" (of two or more prompts), "clustered" (prompts in them), "on_two_sides" (clusters with
-    prompts in the holdout and elsewhere), "left_out" (held-out prompts of these, which judge nobody), "largest":
-    [{"prompts", "sides": {side: count}, "examples": prompts}]}. No words: whoever erases them must not miss a copy.
+    clusters: prompt -> cluster, from `clusters_of`. sides: prompt -> split.
+    Returns {"prompts", "clusters" (of two or more prompts), "clustered" (prompts in them), "on_two_sides" (clusters in
+    the holdout and elsewhere), "left_out" (their held-out prompts), "largest": [{"prompts", "sides": {split: count},
+    "examples": prompt hashes}]}. It holds no texts, so that an erasure has no further copy to find.
     """
     members: dict[str, list[str]] = {}
     for name, cluster in clusters.items():
@@ -217,7 +215,7 @@ def cluster_report(clusters: Mapping[str, str], sides: Mapping[str, str]) -> dic
 
 
 def cluster_text(report: Mapping[str, Any]) -> str:
-    """A report's counts in a sentence; empty where no two prompts are near-identical."""
+    """A report's counts in a sentence; empty without near-identical prompts."""
     if not report.get("clusters"):
         return ""
     words = (
@@ -225,17 +223,17 @@ def cluster_text(report: Mapping[str, Any]) -> str:
         f"{report['clusters']:,}"
     )
     if report["left_out"]:
-        return f"{words}; {report['left_out']:,} held-out ones are left out, as others like them were not held out"
+        return f"{words}; {report['left_out']:,} held-out prompts are left out: near-identical ones are not held out"
     return words
 
 
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The words of a prompt, whoever says them."""
+    """Texts of all messages."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 def _distinctive_words(words: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
-    """Per prompt its words and pairs of neighbouring words, without those of the agent's template."""
+    """Prompt -> its words and neighbouring pairs, without those of the template."""
     found = {
         name: frozenset([*each, *(f"{a} {b}" for a, b in itertools.pairwise(each))])
         for name, each in words.items()
@@ -256,20 +254,20 @@ def _number(part: bytes) -> int:
 
 
 EXAMPLE_CHARS = 200
-"""Characters shown of a prompt."""
+"""Most characters shown of a prompt."""
 
 
 @dataclass(frozen=True)
 class NearIdenticalPrompts:
-    """Report on the near-identical prompts that an evaluation found."""
+    """Near-identical prompts of an evaluation, for pages."""
 
     words: str
     largest: list[dict[str, Any]]
-    """Of each of the largest clusters: how many prompts, on which sides, some of them."""
+    """`largest` of `cluster_report`, with texts as examples."""
 
 
 def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
-    """The words of prompts of an agent's decisions, by hash; erased ones are missing."""
+    """Hash -> text of these prompts; erased ones are missing."""
     found: dict[str, str] = {}
     for start in range(0, len(prompt_hashes), IDS):
         named = prompts_named(agent, prompt_hashes[start : start + IDS])
@@ -278,7 +276,7 @@ def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
 
 
 def near_identical_prompts(evaluation: Evaluation) -> NearIdenticalPrompts | None:
-    """The report of an evaluation; None where no two prompts were near-identical, or none was looked for."""
+    """None without near-identical prompts."""
     report = evaluation.figures.get("clusters") or {}
     words = cluster_text(report)
     if not words:

@@ -1,4 +1,4 @@
-"""Rewards of decisions: calculated where missing or outdated by new feedback, stored as history, read back."""
+"""Rewards of decisions: calculated if missing or outdated by new feedback, stored as a history, read back."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from feedback.explorer.bulk_readers import (
     outcomes_standing,
     runs_of,
 )
-from feedback.models import Decision, Outcome
-from feedback.selectors import RatingFact, agent_slugs, decisions_of, verdict_stands
+from feedback.models import Decision, Outcome, RaterKind
+from feedback.selectors import agent_slugs, decisions_of, verdict_stands
 from feedback.storage.problem_rows import RowReader, problem_ids, unreadable_summary
 from feedback.storage.sql import IDS
 from rl.agents import get_agent
@@ -44,40 +44,36 @@ from rl.rewards.sandbox import IsolationUnavailable
 
 logger = logging.getLogger("rl.rewards")
 
-AT_ONCE = 400
-"""Decisions rewarded together: their prompts and traces are in memory at the same time."""
+CHUNK = 400
+"""Decisions whose prompts and traces are in memory at a time."""
 
-SIMULATED_RATER = "simulated"
 READER = "rewards"
-"""Name of this reader among those that skip what they cannot read."""
+"""Name of this reader on `/problems/`."""
 
 
 class RewardsRefused(ValueError):
-    """Rewards that cannot be calculated as asked; the message says why."""
+    """The rewards cannot be calculated."""
 
 
 @dataclass(frozen=True)
 class CalculationResult:
-    """Result of a calculation of rewards."""
-
     calculated: int
-    """Decisions that were looked at."""
+    """Decisions processed."""
     written: int
-    """Records added: of decisions that had none, or whose reward is another one now."""
+    """Records added, for decisions with a new or changed reward."""
     pending: int
-    """Decisions that still wait, but for those of agents that are refused."""
+    """Decisions still waiting, except those of refused agents."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Agents whose rewards cannot be calculated as they are set -> why."""
+    """Agent whose reward settings are faulty -> why."""
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Decisions that were skipped, the first of them -> why; they are tried again with every calculation."""
+    """The first skipped decisions -> why; every calculation tries them again."""
     unreadable_count: int = 0
-    """Number of skipped rows."""
 
 
 def reward_settings(agent: str) -> RewardFacts:
-    """Reward settings of an operator and of the agent's own file. Raises RewardsRefused.
+    """Reward settings of an agent's definition, overridden by its RewardSettings. Raises RewardsRefused.
 
-    An outcome named `reward` is its own worth, 0 to 1, unless that is set otherwise.
+    An outcome named `reward` is a reward from 0 to 1 by default.
     """
     facts = get_agent(agent).reward_facts
     row = RewardSettings.objects.filter(agent=agent).first()
@@ -96,14 +92,13 @@ def reward_settings(agent: str) -> RewardFacts:
 
 
 def reward_threshold(agent: str) -> float:
-    """Reward in [0, 1] from which a response that nobody rated is a good one, and below which it is a bad one."""
+    """Lowest reward in [0, 1] of a good response that nobody rated; below it the response is bad."""
     row = RewardSettings.objects.filter(agent=agent).first()
     return float(DATASET_CONFIG["reward_threshold"]) if row is None else row.threshold
 
 
 def reward_labels(agent: str) -> dict[str, Any]:
-    """Of the decisions that nobody gave a verdict on: how many are good and how many bad by their reward, and the
-    threshold, in [0, 1], that tells them apart."""
+    """Decisions without a verdict that are good and bad by their reward, and the threshold in [0, 1]."""
     threshold = reward_threshold(agent)
     records = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, measured=True).order_by()
     unrated = records.filter(~verdict_stands("decision"))
@@ -112,7 +107,7 @@ def reward_labels(agent: str) -> dict[str, Any]:
 
 
 def reward_plan(agent: str) -> HorizonPlan:
-    """Reward plan of an agent: its own file, changed by its row of settings. Raises RewardsRefused."""
+    """Reward plan by `reward_settings`. Raises RewardsRefused."""
     facts = reward_settings(agent)
     try:
         functions = [
@@ -124,17 +119,14 @@ def reward_plan(agent: str) -> HorizonPlan:
 
 
 def outcomes_without_value(agent: str) -> dict[str, int]:
-    """Names of outcomes of which nobody said what their values are worth -> on how many decisions they stand."""
+    """Name of an outcome without a scale -> decisions with it."""
     counts = outcomes_standing(agent).order_by().values_list("name").annotate(n=Count("decision"))
     scales = reward_settings(agent).outcomes
     return {name: n for name, n in sorted(counts) if name not in scales}
 
 
 def outcome_value_set(agent: str, spec: str) -> str:
-    """Keep what an outcome is worth, `name=GOOD:BAD` or `name=GOOD:BAD:strategic`, in the agent's reward settings.
-
-    Returns the name. Raises RewardsRefused for anything else.
-    """
+    """Store an outcome's scale, `name=GOOD:BAD[:strategic]`; returns its name. Raises RewardsRefused."""
     name, _, value_text = spec.partition("=")
     parts = value_text.split(":")
     form = "expected NAME=GOOD:BAD or NAME=GOOD:BAD:strategic, GOOD and BAD two different numbers"
@@ -165,11 +157,10 @@ def rewards_calculate(
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CalculationResult:
-    """Calculate the pending rewards of an agent, or of all agents; with `everything`, those already calculated too.
+    """Calculate pending rewards of an agent or of all agents; with `everything`, calculated ones too.
 
-    May be repeated at any time, and by two at once: the same reward again adds nothing. `limit` decisions at most.
-    Raises RewardsRefused for an agent that decided nothing, or whose rewards cannot be calculated as they are set; of
-    all agents such a one is left out and named.
+    Safe to repeat and to run twice at once: an unchanged reward adds nothing. Processes at most `limit` decisions.
+    Raises RewardsRefused for an unknown agent or faulty settings; among all agents, a faulty one is skipped and named.
     """
     known = agent_slugs()
     if agent is not None and agent not in known:
@@ -186,7 +177,7 @@ def rewards_calculate(
         for slug in agents
     }
     for slug, ids in waiting.items():
-        # what could not be read last time comes last, so that it never takes the place of what can
+        # Decisions that were unreadable last time come last, so that `limit` reaches the others.
         skipped_before = problem_ids(slug, READER)
         ids.sort(key=skipped_before.__contains__)
     total = sum(map(len, waiting.values()))
@@ -198,17 +189,17 @@ def rewards_calculate(
         rows = RowReader(slug, READER, fatal=(RewardsRefused, IsolationUnavailable))
         try:
             plan = reward_plan(slug) if ids else None
-            for start in range(0, len(ids), AT_ONCE):
-                chunk = ids[start : start + min(AT_ONCE, todo - count)]
+            for start in range(0, len(ids), CHUNK):
+                chunk = ids[start : start + min(CHUNK, todo - count)]
                 if not chunk:
                     break
-                assert plan is not None  # there are decisions
+                assert plan is not None
                 record_count += _write(slug, plan, chunk, rows)
                 count += len(chunk)
                 if progress is not None:
                     progress(count, todo)
         except (OperationalError, InterfaceError):
-            raise  # a database that is away, full or read-only is no agent's fault, and the next meets it too
+            raise  # A fault of the database affects every agent.
         except Exception as fault:
             expected = isinstance(fault, (RewardsRefused, IsolationUnavailable))
             why = str(fault) if expected else f"{type(fault).__name__}: {fault}"
@@ -216,12 +207,12 @@ def rewards_calculate(
                 if expected:
                     raise RewardsRefused(why) from fault
                 raise
-            # one agent's settings, or its own reward function, must not keep the others' from being calculated
+            # One agent's settings or reward function must not stop the others.
             logger.warning("rewards of %s: %s", slug, why, exc_info=not expected)
             refusals[slug] = why
             total -= len(ids)
         if agent is None and len(rows.unreadable) == len(ids) > 1:
-            # not these rows but what reads them is at fault: the agent's settings, or a reward function of its own
+            # If every row fails, the agent's settings or reward function are at fault.
             refusals[slug] = f"none of {len(ids):,} decisions: {next(iter(rows.unreadable.values()))}"
             total, count = total - len(ids), count - len(ids)
         if ids:
@@ -238,21 +229,21 @@ def rewards_calculate(
 
 
 def decisions_pending(agent: str) -> QuerySet[Any]:
-    """Decisions without a reward, or on which something was said or measured since."""
+    """Decisions without a reward or with newer feedback."""
     newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("rows_said")[:1]
     found = annotate_feedback_count(decisions_of(agent)).annotate(counted=Subquery(newest))
     return found.filter(Q(counted=None) | ~Q(counted=F("rows_said")))
 
 
 def pending_with_evidence(agent: str) -> QuerySet[Any]:
-    """Pending decisions with an outcome that has a value, or with a trace."""
+    """Pending decisions with a trace or an outcome with a scale."""
     outcome_names = list(reward_settings(agent).outcomes)
     measured = Exists(Outcome.objects.filter(decision=OuterRef("pk"), name__in=outcome_names))
     return decisions_pending(agent).filter(Q(trace__isnull=False) | measured)
 
 
 def _write(agent: str, plan: HorizonPlan, ids: Sequence[uuid.UUID], reader: RowReader) -> int:
-    """Calculate these decisions' rewards and add those that are news. Returns how many."""
+    """Calculate rewards and add new or changed ones; returns how many."""
     rows = list(annotate_feedback_count(Decision.objects.filter(pk__in=ids)).select_related("trace"))
     newest = records_newest(ids)
     new = []
@@ -267,7 +258,7 @@ def _write(agent: str, plan: HorizonPlan, ids: Sequence[uuid.UUID], reader: RowR
 def _rewards_of(
     plan: HorizonPlan, rows: list[Any], reader: RowReader
 ) -> Iterator[tuple[Any, RewardBreakdown]]:
-    """Decisions with their rewards: all together, or where that fails each alone, less those that fail."""
+    """(decision, reward). After a failure, halves the batch until the failing decisions are skipped one by one."""
     try:
         yield from zip(rows, _rewards(plan, rows), strict=True)
     except Exception as error:
@@ -282,9 +273,8 @@ def _rewards_of(
 
 
 def _rewards(plan: HorizonPlan, rows: list[Any]) -> list[RewardBreakdown]:
-    bundles = feedback_bundles(
-        [row.pk for row in rows]
-    )  # after the count: what arrives in between is counted next time
+    # Read after the rows were counted: feedback that arrives in between makes them pending again.
+    bundles = feedback_bundles([row.pk for row in rows])
     done = runs_of(rows)
     samples = [sample_of(row, done[row.pk]) for row in rows]
     return rewards_over_time(plan, samples, [known_feedback(bundles[row.pk]) for row in rows])
@@ -307,7 +297,7 @@ def _record(agent: str, row: Any, reward: RewardBreakdown, before: RewardRecord 
 
 
 def sample_of(row: Decision, run: RunFacts) -> RewardSample:
-    """A decision as reward functions see it, with what was done around it."""
+    """A decision as reward functions get it, with the steps of its run."""
     metadata = row.metadata if isinstance(row.metadata, dict) else {}
     facts: dict[str, Any] = {
         name: metadata[name] for name in ("tests", "expected_output") if name in metadata
@@ -320,26 +310,21 @@ def sample_of(row: Decision, run: RunFacts) -> RewardSample:
 
 
 def known_feedback(said: FeedbackBundle) -> DecisionFeedback:
-    """Feedback on a decision, as numbers."""
-    verdicts = [(value, fact) for fact in said.ratings if (value := _verdict(fact)) is not None]
+    valued = [(rating_value(fact.thumb, fact.stars, fact.score), fact.rater_kind) for fact in said.ratings]
+    verdicts = [(value, kind) for value, kind in valued if value is not None]
     return DecisionFeedback(
         verdicts=[value for value, _ in verdicts],
         comparisons=[ended for ended, _ in said.comparisons],
         outcomes=said.outcomes,
-        simulated=any(fact.rater_kind == SIMULATED_RATER for _, fact in verdicts)
-        or any(kind == SIMULATED_RATER for _, kind in said.comparisons),
+        simulated=any(kind == RaterKind.SIMULATED for _, kind in (*verdicts, *said.comparisons)),
     )
-
-
-def _verdict(fact: RatingFact) -> float | None:
-    return rating_value(fact.thumb, fact.stars, fact.score)
 
 
 # --- Reading ------------------------------------------------------------------------------------------------
 
 
 def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
-    """Decision -> its newest record, of those that have one."""
+    """Decision -> newest record, for decisions with one."""
     found: dict[uuid.UUID, RewardRecord] = {}
     for start in range(0, len(ids), IDS):
         rows = RewardRecord.objects.filter(decision__in=ids[start : start + IDS], superseded_by__isnull=True)
@@ -348,8 +333,7 @@ def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
 
 
 def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[Decision]:
-    """Decisions with a newest raw reward that is known and at least `least`. Raises RewardsRefused outside
-    [-2, 2]."""
+    """FEEDBACK_REWARDED: decisions whose newest raw reward is at least `least`, in [-2, 2]. Raises RewardsRefused."""
     if not RAW_LOW <= least <= -RAW_LOW:
         raise RewardsRefused(f"a raw reward lies in [-2, 2], found {least!r}")
     newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("raw")[:1]
@@ -357,7 +341,7 @@ def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[D
 
 
 def raw_rewards(ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, float]:
-    """Decision -> its newest raw reward in [-2, 2], of those that have one."""
+    """Decision -> newest raw reward in [-2, 2], for decisions with one."""
     return {pk: row.raw for pk, row in records_newest(list(ids)).items() if row.raw is not None}
 
 
@@ -365,7 +349,7 @@ _means: CostAwareCache[dict[str, Any]] = CostAwareCache()
 
 
 def reward_summary(slug: str) -> dict[str, Any]:
-    """Mean rewards of an agent's decisions, a little old where there are many, and how they are made."""
+    """Mean rewards of an agent's decisions (cached) and how they are calculated, for its page."""
     newest = RewardRecord.objects.filter(agent=slug, superseded_by__isnull=True)
     means = _means.get(
         slug,

@@ -1,4 +1,4 @@
-"""The file of a dataset: written whole, named by its hash, never changed, and checked whenever it is read."""
+"""Snapshot files: written whole, named by their hash, never changed, checked whenever they are read."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rl.models import Snapshot
 
 
 class DatasetRefused(ValueError):
-    """Feedback that cannot become the dataset asked for; the message says what was found and what to do next."""
+    """The dataset cannot be made or read."""
 
 
 class DatasetTooSmall(DatasetRefused):
-    """Fewer rows of the kind than asked for."""
+    """There are fewer rows than required."""
 
 
 @contextmanager
 def temporary_file(folder: Path) -> Iterator[IO[bytes]]:
-    """A new file in the folder, gone again unless it was kept; says what to do where it cannot be written."""
+    """A new file in the folder, deleted unless it was renamed. Raises DatasetRefused if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", suffix=".jsonl", delete=False) as file:
@@ -43,7 +43,7 @@ def temporary_file(folder: Path) -> Iterator[IO[bytes]]:
 
 
 def rows_write(file: IO[bytes], rows: Iterable[dict[str, Any]]) -> str:
-    """Write JSON lines, through to the disk. Returns their SHA-256."""
+    """Write and fsync JSON lines; returns their SHA-256."""
     digest = hashlib.sha256()
     for row in rows:
         line = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
@@ -55,30 +55,27 @@ def rows_write(file: IO[bytes], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def file_store(file: IO[bytes], sha256: str) -> Path:
-    """Give a written file its name for good, read-only. The same content may be there already: it is the same file."""
+    """Rename a written file to its hash, read-only; replaces an equal file."""
     path = Path(file.name).with_name(f"{sha256[:16]}.jsonl")
     os.fchmod(file.fileno(), 0o444)
     Path(file.name).replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name, too, must survive a power cut
+        os.fsync(folder)  # Makes the rename survive a power cut.
     finally:
         os.close(folder)
     return path
 
 
 def snapshot_of(**facts: Any) -> Snapshot:
-    """The row of a snapshot file: the one there is for the same content, or a new one."""
+    """The Snapshot of a file: the existing one with equal content, or a new one."""
     same = {name: facts[name] for name in ("agent", "kind", "sha256")}
     with transaction.atomic():
         return Snapshot.objects.filter(**same).order_by("id").first() or Snapshot.objects.create(**facts)
 
 
 def snapshot_rows(snapshot: Snapshot, split: str | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a snapshot, of one split or of all, after checking that its file is what it was.
-
-    Raises DatasetRefused, before the first row, where the file is gone or was changed.
-    """
+    """The rows of one split or of all. Raises DatasetRefused before the first row if the file is gone or changed."""
     path: Path = settings.RATCHET_HOME / snapshot.path
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The one place that says on which side of the split a prompt stands: stored where it was seen, else as it would be."""
+"""Splits of prompts: the stored split of a known prompt, the drawn one of a new prompt."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
+from feedback.storage.sql import IDS
 from rl.datasets.feedback_types import Split
 from rl.datasets.holdout import Clusters, SplitCounts, draw_splits, no_clusters
 from rl.datasets.prompt_clusters import MIN_PROMPTS, ClusteredPrompt, clusters_of
 from rl.gates.report import GateBounds
 from rl.models import GateSettings, PromptSplit
 
-AT_ONCE = 900
-"""Rows named in one statement; older SQLite takes 999 values."""
-
-MAX_NAMED_PROMPTS = 20 * AT_ONCE
-"""Of more prompts than these, all sides of the agent are read: that is quicker than naming each."""
+MAX_NAMED_PROMPTS = 20 * IDS
+"""For more prompts, all splits of the agent are read, which is faster than naming each prompt."""
 
 MOST_CLUSTERED = 20_000
-"""Prompts up to which near-identical ones are drawn together: comparing so many takes about five seconds. With more, a
-holdout is large enough without those that stand on two sides."""
+"""Most prompts among which near-identical ones are drawn together; comparing so many takes about 5 s.
+
+With more, the holdout is large enough without the clusters that are on two sides."""
 
 CACHE_SIZE = 4
-"""Sets of prompts whose clusters are kept in memory: one dry run asks for the same ones several times."""
+"""Sets of prompts whose clusters are cached, because one dry run asks for the same ones several times."""
 
 ReadPrompts = Callable[[list[str]], Mapping[str, ClusteredPrompt]]
-"""Prompt hashes -> what tells whether those prompts that are text are near-identical."""
+"""Prompt hashes -> {hash: what near-identity is decided by}, for text prompts."""
 
 
 def no_prompts(prompt_hashes: list[str]) -> Mapping[str, ClusteredPrompt]:
-    """No prompt can be read."""
     return {}
 
 
@@ -42,12 +40,13 @@ def splits_of(
     unrated: Collection[str] = (),
     clustered: ReadPrompts = no_prompts,
 ) -> dict[str, Split]:
-    """Prompt hash -> train, eval or holdout; writes nothing.
+    """Prompt hash -> split: the stored one, or the one that would be drawn now. Writes nothing.
 
-    A prompt that was in a dataset stands where it stood then. Of the others it is said where they would stand if all
-    given here were seen now: `rated` are those somebody said something of, `rewarded` those that only have a reward,
-    `unrated` the rest (see `rl.datasets.holdout.draw_splits`). clustered: reads what near-identical prompts are told
-    by, which are drawn together.
+    Args:
+        rated: Prompts with feedback.
+        rewarded: Prompts with only a reward.
+        unrated: Other prompts (see `rl.datasets.holdout.draw_splits`).
+        clustered: Reads what near-identity is decided by; near-identical prompts are drawn together.
     """
     known = _stored_splits(agent, {*rated, *rewarded, *unrated})
     return known | _new_sides(agent, known, rated, rewarded, unrated, clustered)
@@ -60,20 +59,19 @@ def splits_store(
     unrated: Collection[str] = (),
     clustered: ReadPrompts = no_prompts,
 ) -> dict[str, Split]:
-    """Sides of prompts like `splits_of`; new ones are stored for good. Of two processes at once the first
-    one's word stands."""
+    """As `splits_of`, and stores new splits for good. Of two processes at once, the first one's draw stands."""
     known = _stored_splits(agent, {*rated, *rewarded, *unrated})
     drawn = _new_sides(agent, known, rated, rewarded, unrated, clustered)
     if not drawn:
         return known
     rows = (PromptSplit(prompt_hash=name, agent=agent, split=drawn[name]) for name in sorted(drawn))
-    PromptSplit.objects.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
-    # read again: another process may have entered some of them a moment earlier
+    PromptSplit.objects.bulk_create(rows, batch_size=IDS, ignore_conflicts=True)
+    # Read again: another process may have stored some of them first.
     return known | _stored_splits(agent, drawn.keys())
 
 
 def min_evidence_of(agent: str) -> int:
-    """Held-out prompts that the agent's gate asks for."""
+    """Held-out prompts that the agent's gate needs."""
     set_here = GateSettings.objects.filter(agent=agent).values_list("min_evidence", flat=True).first()
     return GateBounds().min_evidence if set_here is None else set_here
 
@@ -95,11 +93,11 @@ def _new_sides(
 
 
 _cache: dict[bytes, dict[str, str]] = {}
-"""Digest of prompt hashes -> their clusters, the newest few: a hash names the words, so an entry never goes stale."""
+"""Digest of prompt hashes -> their clusters. A hash identifies its text, so entries never go stale."""
 
 
 def _clusters(clustered: ReadPrompts, prompt_hashes: Sequence[str]) -> Mapping[str, str]:
-    """Clusters of near-identical prompts; none of too few to tell a template from a question, or of too many."""
+    """Clusters of near-identical prompts; none for fewer than MIN_PROMPTS or more than MOST_CLUSTERED."""
     if not MIN_PROMPTS <= len(prompt_hashes) <= MOST_CLUSTERED:
         return {}
     digest = hashlib.sha256("".join(prompt_hashes).encode()).digest()
@@ -115,19 +113,17 @@ def _clusters(clustered: ReadPrompts, prompt_hashes: Sequence[str]) -> Mapping[s
 def _stored_splits(agent: str, prompt_hashes: Collection[str]) -> dict[str, Split]:
     rows = PromptSplit.objects.order_by()
     if len(prompt_hashes) > MAX_NAMED_PROMPTS:
-        every = rows.filter(agent=agent).values_list("prompt_hash", "split").iterator(chunk_size=AT_ONCE)
+        every = rows.filter(agent=agent).values_list("prompt_hash", "split").iterator(chunk_size=IDS)
         return {name: cast(Split, split) for name, split in every if name in prompt_hashes}
     found: dict[str, Split] = {}
     names = sorted(prompt_hashes)
-    for start in range(0, len(names), AT_ONCE):
-        stored = rows.filter(pk__in=names[start : start + AT_ONCE]).values_list("prompt_hash", "split")
+    for start in range(0, len(names), IDS):
+        stored = rows.filter(pk__in=names[start : start + IDS]).values_list("prompt_hash", "split")
         found |= {name: cast(Split, split) for name, split in stored}
     return found
 
 
 class HasPrompt(Protocol):
-    """Anything that is said of a prompt."""
-
     @property
     def prompt_hash(self) -> str: ...
 
@@ -136,10 +132,10 @@ P = TypeVar("P", bound=HasPrompt)
 
 
 class SourceSplits:
-    """The sides of a source's prompts: noted while its evidence is read, settled together when the first is asked for.
+    """Splits of a source's prompts: collected while its evidence is read, drawn together at the first lookup.
 
-    What a prompt's side is drawn by must not depend on which kind of dataset is made of it first; so everything that
-    was said is noted, whether this kind of dataset makes a row of it or not.
+    All evidence is collected, whatever this kind of dataset makes of it, so that a split does not depend on which kind
+    of dataset was made first.
     """
 
     def __init__(self, agent: str, *, dry_run: bool, clustered: ReadPrompts = no_prompts) -> None:
@@ -150,24 +146,24 @@ class SourceSplits:
         self._known: dict[str, Split] = {}
 
     def track_rated(self, evidence: Iterable[P]) -> Iterator[P]:
-        """The same evidence, its prompts noted as it passes."""
+        """Passes evidence through and collects its prompts."""
         for item in evidence:
             self._rated[item.prompt_hash] = None
             yield item
 
     def track_rewarded(self, rewards: Iterable[P]) -> Iterator[P]:
-        """The same rewards, their prompts noted as they pass."""
+        """Passes rewards through and collects their prompts."""
         for item in rewards:
             self._rewarded[item.prompt_hash] = None
             yield item
 
     def settle(self, prompt_hashes: Collection[str]) -> None:
-        """Settle these too, of which nothing may have been said."""
+        """Draw these prompts too, which may have no feedback."""
         self._known = self._settle(self.agent, self._rated, self._rewarded, prompt_hashes, self._clustered)
 
     @property
     def tally(self) -> SplitCounts:
-        """Counts of prompts with feedback or a reward on each side."""
+        """Prompts with feedback or a reward per split."""
         self.settle([])
         return SplitCounts.of(self._known[name] for name in {**self._rated, **self._rewarded})
 
