@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_the_notebook_goes_from_a_log_to_a_champion_that_answers(
         printed(cell) for cell in notebook.cells if cell.cell_type == "code"
     ][-6:]
     assert "135 decisions, 135 ratings, 90 corrections imported" in recorded
-    assert "the gate asks for 30" in planned
+    assert re.search(r"gate needs 30|30 held-out", planned)
     assert "is champion" in promoted
     champion = judged.splitlines()[-1].split()[0]
     assert answered.split() == ["delivery", "by", champion]

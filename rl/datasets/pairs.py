@@ -164,8 +164,8 @@ def pairs_from_evidence(
 ) -> PairSet:
     """Preference pairs from all evidence on an agent's prompts. Raises RecipeError.
 
-    Per prompt: comparisons and corrections; responses whose mean verdicts (or measured rewards, without verdicts) differ
-    by at least `rating_margin`, in (0, 1]; candidates whose mean scores are. With `implied`, prompts without any of
+    Per prompt: comparisons and corrections; responses whose mean verdicts (or measured rewards, without verdicts)
+    differ by at least `rating_margin`, in (0, 1]; candidates whose mean scores are. With `implied`, prompts without any of
     these give the pairs of `_implied_claims`. Claims on the same two responses are decided by majority; a tie gives no
     pair.
 
