@@ -165,9 +165,9 @@ def pairs_from_evidence(
     """Preference pairs from all evidence on an agent's prompts. Raises RecipeError.
 
     Per prompt: comparisons and corrections; responses whose mean verdicts (or measured rewards, without verdicts)
-    differ by at least `rating_margin`, in (0, 1]; candidates whose mean scores are. With `implied`, prompts without any of
-    these give the pairs of `_implied_claims`. Claims on the same two responses are decided by majority; a tie gives no
-    pair.
+    differ by at least `rating_margin`, in (0, 1]; candidates whose mean scores do. With `implied`, prompts without any
+    of these give the pairs of `_implied_claims`. Claims on the same two responses are decided by majority; a tie gives
+    no pair.
 
     A train prompt gives at most `max_pairs_per_prompt` pairs, an eval prompt one, a held-out prompt HELD_OUT_PAIRS.
     The latter share one vote in evaluations (`rl.gates.effects`), because pairs of one prompt are not independent.
