@@ -22,7 +22,7 @@ from rl.datasets.rows import FeedbackFile
 from rl.evaluation.judges import barred_reason, rewards_of_training
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.gates.evidence_kinds import KNOWN
-from rl.management.commands.evaluate_model import kind_cells
+from rl.management.evaluation_text import kind_cells
 from rl.models import AgentDefinition, Policy, PromptSplit, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
 from rl.registry import service as registry

@@ -17,7 +17,7 @@ from feedback.models import Decision, Outcome, Rating, prompt_hash
 from rl.datasets.feedback_types import Split
 from rl.evaluation.off_policy import LoggedChoices, logged_choices, off_policy
 from rl.evaluation.service import _off_policy
-from rl.management.commands.evaluate_model import off_policy_text
+from rl.management.evaluation_text import off_policy_text
 from rl.models import Evaluation, Policy, RewardRecord, RewardSettings, ServingSettings
 from rl.registry import service as registry
 from rl.serving.candidate_selection import choice_probabilities

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rl.management.model_demo import model_demo
+from rl.management.demo import model_demo
 from rl.management.triage import NEW, QUEUES, TAUGHT, decision_rows, tickets
 from rl.models import Policy
 from tests.support.serving import written_by_the_asking_thread  # noqa: F401

@@ -1,4 +1,4 @@
-"""Commands `train_<slug>`: one for each row of the table of methods, plugins included, without files of their own."""
+"""Commands `train_<slug>`, one per method, plugins included, without files of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = "rl.management.commands"
 
 
 class MethodModule(ModuleType):
-    """Module `rl.management.commands.train_<slug>`; its Command is made when Django asks for it."""
+    """Module `rl.management.commands.train_<slug>`; creates its Command on first access."""
 
     def __init__(self, slug: str) -> None:
         super().__init__(f"{PACKAGE}.train_{slug}", METHODS[slug].help)
@@ -31,8 +31,10 @@ class MethodModule(ModuleType):
 
 
 def commands_enter() -> None:
-    """Make the commands known to Django, which looks for files otherwise: its table maps a name to the app whose
-    `management.commands` holds the module, and imports that by name."""
+    """Register the commands with Django, which finds commands by file.
+
+    Django's table maps a name to the app with the module `management.commands.<name>`.
+    """
     table = get_commands()
     for slug in METHODS:
         sys.modules.setdefault(f"{PACKAGE}.train_{slug}", MethodModule(slug))

@@ -1,6 +1,6 @@
-"""Simulated decisions and, when asked for, simulated ratings: the loop can be seen to turn without users.
+"""Simulated decisions and ratings, to try the loop without users.
 
-Whatever is written here is marked: decisions with source `simulation`, ratings with rater kind `simulated`.
+Decisions have the source `simulation`, ratings the rater kind `simulated`.
 """
 
 from __future__ import annotations
@@ -19,30 +19,28 @@ from rl.agents.base import Agent, Scenario
 from rl.agents.worlds import TEAM, scenarios_of
 
 NAMESPACE = uuid.UUID("5b0e4c1e-8f0a-4b53-9a5c-6d1f0a7c2e10")
-"""Ids are UUIDv5 in this namespace, so that simulating again adds nothing twice."""
+"""Namespace of the UUIDv5 ids, which make a repeated simulation add nothing."""
 
 ALL = 2_000
-"""Scenarios of a taste other than the built-in one, where nobody says how many."""
+"""Default number of scenarios with a taste other than the built-in one."""
 
 BATCH = 500
 """Decisions written per transaction."""
 
 
 class SimulationRefused(ValueError):
-    """An agent without scenarios, or a number outside its range."""
+    """The agent has no scenarios, or a number is out of range."""
 
 
 @dataclass(frozen=True)
 class SimulationCounts:
-    """Counts of the rows a simulation made."""
-
     agent: str
     scenarios: int
     decisions: int
     ratings: int
     raters: int
     up_share: float | None
-    """Share of thumbs up among the ratings made, or None where none were."""
+    """Share of thumbs up; None without ratings."""
     decisions_new: int
     ratings_new: int
 
@@ -58,13 +56,15 @@ def simulate(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> SimulationCounts:
-    """Make every variation of an agent's scenarios a decision, to be rated by people or by simulated raters.
+    """Record every variation of an agent's scenarios as a decision. Repeating a call adds nothing.
 
-    scenarios: how many, drawn with the seed; None for all built-in ones, 2,000 of another taste. taste: one of
-    `rl.agents.worlds.TASTES`; scenarios of another one than `team`, or more than are built in, are made up with the
-    seed. rated: let simulated raters answer, each with a thumb that follows the agent's hidden preference (up from 0.5)
-    and is flipped with probability `noise` in [0, 0.5]; 0.5 is a coin. Deterministic: the same arguments make the same
-    rows, and a second call adds nothing.
+    Args:
+        scenarios: Number drawn with the seed; None: all built-in ones, or 2,000 of another taste.
+        taste: One of `rl.agents.worlds.TASTES`. Scenarios of a taste other than `team`, or beyond the built-in ones,
+            are generated with the seed.
+        rated: Let `raters` simulated raters give thumbs by the agent's hidden preference (up from 0.5).
+        noise: Probability that a thumb is flipped, in [0, 0.5]; 0.5 is random.
+
     Raises SimulationRefused.
     """
     maker = _agent_with_scenarios(agent)
@@ -145,7 +145,7 @@ def _decision_facts(maker: Agent, scenario: Scenario, response: str) -> dict[str
 def _thumb(
     maker: Agent, state: dict[str, object], response: str, decision: uuid.UUID, rater: str, noise: float
 ) -> Thumb:
-    """The simulated rater's thumb; the flip depends on who rates what, not on the order of rating."""
+    """A simulated rater's thumb; the flip depends on the rater and the decision, not on the order."""
     likes = maker.hidden_preference(state, response) >= 0.5
     flipped = random.Random(f"{decision}/{rater}").random() < noise
     return Thumb.UP if likes != flipped else Thumb.DOWN

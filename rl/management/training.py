@@ -1,23 +1,22 @@
-"""Base of the training commands: `train_<slug>`, made from the method's row, and `train --method SLUG`."""
+"""Base of the training commands: `train_<slug>` and `train --method SLUG`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
-from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
-from rl.management.base_model_option import base_model_given
-from rl.management.reward_options import reward_knobs, rewards_add
-from rl.recipes import DATASET_CONFIG, Method, RecipeError
+from rl.management.options import base_model_given, base_model_option, knobs_assigned
+from rl.recipes import DATASET_CONFIG, Method
 from rl.recipes.methods import method_named
 
 if TYPE_CHECKING:
     from rl.jobs.lifecycle import TrainOrder
+from rl.rewards.catalogue import reward_names
 
 SHARED_KNOBS = {
     "epochs": "Passes over the training rows; fractions allowed. Example: --epochs 2",
@@ -38,17 +37,14 @@ SHARED_KNOBS = {
     ),
     "seed": "Seed of data order and initial adapter weights. Example: --seed 1",
 }
-"""Knobs that are options of every method whose recipe has them -> what `--help` says of each."""
+"""Knob that is an option of every method with it -> its help."""
 
 
 class TrainCommand(RatchetCommand):
-    """`train_<slug>`: preset and options to an order, the order to `rl.jobs.train`."""
-
     method: str
 
     @property
     def row(self) -> Method:
-        """The method's row."""
         return method_named(self.method)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -70,7 +66,6 @@ class TrainCommand(RatchetCommand):
         )
 
     def _add_knobs(self, parser: CommandParser) -> None:
-        """Options that are knobs of the recipe, with each preset's value."""
         add, presets = parser.add_argument, self.row.presets
         add(
             "--config",
@@ -78,16 +73,11 @@ class TrainCommand(RatchetCommand):
             help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
         )
         if self.row.adapter:
-            add(
-                "--model",
-                metavar="NAME_OR_PATH",
-                help="Base model: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2 "
-                "(default: the agent's). Example: --model smollm2",
-            )
+            base_model_option(parser, "--model", "Base model", "the agent's")
         for knob, text in self._knobs.items():
             defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
             kind = type(getattr(presets["default"], knob))
-            # the recipe reads true and false; bool() of any text is true
+            # The recipe parses true and false; bool() of any text is True.
             add(
                 f"--{knob.replace('_', '-')}",
                 type=str if kind is bool else kind,
@@ -190,12 +180,12 @@ class TrainCommand(RatchetCommand):
 
     @property
     def _knobs(self) -> dict[str, str]:
-        """Knobs of the recipe that are options -> their help."""
+        """Knob with an option -> its help."""
         has = self.row.presets["default"].as_dict()
         return {knob: text for knob, text in SHARED_KNOBS.items() if knob in has} | dict(self.row.options)
 
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
-        # a wrong name fails before the seconds that the imports below take
+        # Before the slow imports below, so that a wrong name fails at once.
         base_model = base_model_given(options.get("model"), self)
         from rl.jobs.distributed_runs import FollowerEnded
 
@@ -230,20 +220,20 @@ class TrainCommand(RatchetCommand):
                 result = train.train(order, bar.update, self.note)
         if result["status"] == "cancelled":
             raise CommandError(
-                f"run {result['run']} {result['stopped']}; what it had done is kept; resume with: "
+                f"run {result['run']} {result['stopped']}; its checkpoints are kept; resume with: "
                 f"python manage.py train_{self.method} --resume {result['run']}"
             )
         if (options.get("export") or options.get("register_ollama")) and result["policy"]:
             from rl.export.service import ExportOrder, export
 
+            export_order = ExportOrder(
+                policy=result["policy"],
+                format="gguf",
+                quantization=options["quantization"],
+                actor=f"train_{self.method}",
+            )
             with self.bar("exporting") as bar:
-                result["export"] = export(
-                    ExportOrder(
-                        policy=result["policy"], format="gguf", quantization=options["quantization"],
-                        actor=f"train_{self.method}",
-                    ),
-                    bar.update,
-                )  # fmt: skip
+                result["export"] = export(export_order, bar.update)
         if options.get("register_ollama") and result["policy"]:
             from rl.export import deployment
             from rl.models import Policy
@@ -260,11 +250,7 @@ class TrainCommand(RatchetCommand):
         from rl.jobs.lifecycle import TrainOrder
 
         knobs = {name: options[name] for name in self._knobs if options.get(name) is not None}
-        for assignment in options["set"]:
-            knob, separator, value = assignment.partition("=")
-            if not separator:
-                raise RecipeError(f"expected --set KNOB=VALUE, found {assignment!r}")
-            knobs[knob.strip()] = value.strip()
+        knobs |= knobs_assigned(options["set"])
         if options.get("no_quantization"):
             knobs["quantization"] = "none"
         knobs |= {flag.knob: flag.value for name, flag in self.row.flags.items() if options.get(name)}
@@ -286,100 +272,63 @@ class TrainCommand(RatchetCommand):
         )
 
     def show(self, result: dict[str, Any]) -> None:
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        samples = result["samples"]
-        table.add_row(
-            "samples",
-            ", ".join(f"{samples.get(split, 0):,} {split}" for split in ("train", "eval", "holdout")),
-        )
-        if sources := result.get("sources"):
-            table.add_row("made of", ", ".join(f"{count:,} {source}" for source, count in sources.items()))
-        if balance := result.get("balance"):
-            by = balance["by_reward"]
-            balance_text = f"{balance['good']:,} good, {balance['bad']:,} bad"
-            if by["good"] + by["bad"]:
-                balance_text += (
-                    f"; of them {by['good']:,} good and {by['bad']:,} bad by a reward of at least, or below, "
-                    f"{result['query']['threshold']:g}"
-                )
-            table.add_row("responses", balance_text)
-        for what in ("left_out", "truncated"):
-            if counts := {reason: count for reason, count in result.get(what, {}).items() if count}:
-                table.add_row(
-                    what.replace("_", " "),
-                    ", ".join(f"{count:,} {reason}" for reason, count in counts.items()),
-                )
-        for decision, why in result.get("query", {}).get("unreadable", {}).items():
-            table.add_row("unreadable", f"decision {decision}: {why} (see /problems/)")
-        if result["simulated_share"]:
-            table.add_row("feedback", f"{100 * result['simulated_share']:.0f} % SIMULATED")
-        if result.get("dry_run"):
-            table.add_row(
-                "estimate",
-                f"{result['estimated_steps']:,} steps, {result['estimated_minutes']:.1f} min, "
-                f"{result['estimated_memory_gb']:.1f} GB",
-            )
-            for stage in result.get("stages", ()):
-                table.add_row("first", stage)
-            if result.get("not_fitted"):
-                table.add_row("note", f"[bold]{result['not_fitted']}[/bold]")
-            self._add_outlook(table, result)
-            if result["base_model"]:
-                table.add_row("base model", result["base_model"])
-            table.add_row(
-                "recipe", f"{result['config']}: " + ", ".join(f"{k}={v}" for k, v in result["recipe"].items())
-            )
-            self.console.print(table)
-            return
-        figures = {name: value for name, value in result["metrics"].items() if name in FIGURE_TITLES}
-        best = (
-            (f", weights of the best evaluation (step {result['best_step']:,})")
-            if result.get("best_step")
-            else ""
-        )
-        if self.row.adapter:
-            table.add_row("steps", f"{result['steps']:,} in {result['seconds']:.0f} s{best}")
-        else:
-            table.add_row("fit", f"{result['seconds']:.2f} s")
-        if result["stopped_early"]:
-            table.add_row("stopped early", result["stopped_early"])
-        table.add_row(
-            "figures", ", ".join(f"{FIGURE_TITLES[name]} {value:.3g}" for name, value in figures.items())
-        )
-        for one in result["search"].get("tries", ()):
-            table.add_row("tried" if one["try"] == 1 else "", search_text(one, result["search"]["figure"]))
-        if looks := result["preflight"]:
-            table.add_row("answers", preflight_text(looks))
-        for stage in result["stages"]:
-            table.add_row(
-                "stage", f"run {stage['run']}, {stage['method']}, {stage['status']}: {stage['made']}"
-            )
-        for note in result["notes"]:
-            table.add_row("note", note)
-        if result["policy"]:
-            table.add_row("policy", f"[bold]{result['policy']}[/bold]")
-        self._add_outlook(table, result)
-        table.add_row("files", result["checkpoint"])
-        for folder in result["epochs"]:
-            table.add_row("", folder)
-        if result["files"]["plot"]:
-            table.add_row("", result["files"]["plot"])
-        for file in result.get("export", {}).get("files", []):
-            table.add_row("", file["path"])
-        if made := result.get("ollama"):
-            table.add_row("ollama", f"{made['name']} at {made['host']}")
-        self.console.print(table)
+        rows = [
+            *_data_rows(result),
+            *(self._plan_rows(result) if result.get("dry_run") else self._run_rows(result)),
+        ]
+        self.table(rows)
 
-    def _add_outlook(self, table: Table, result: dict[str, Any]) -> None:
-        """Add the reward's chance to teach anything, and the distance from the gate."""
-        if result.get("doubt") and result.get("dry_run"):
-            table.add_row("note", f"[bold]{result['doubt']}[/bold]")
-        if result.get("dry_run") and (looks := result["preflight"]):
-            table.add_row("answers", preflight_text(looks))
+    def _plan_rows(self, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        yield (
+            "estimate",
+            f"{result['estimated_steps']:,} steps, {result['estimated_minutes']:.1f} min, "
+            f"{result['estimated_memory_gb']:.1f} GB",
+        )
+        for stage in result.get("stages", ()):
+            yield "first", stage
+        for name in ("not_fitted", "doubt"):
+            if result.get(name):
+                yield "note", f"[bold]{result[name]}[/bold]"
+        if looks := result["preflight"]:
+            yield "answers", preflight_text(looks)
             if result["warning"]:
-                table.add_row("note", f"[bold]{result['warning']}[/bold]")
-        if distance := result.get("evidence"):
-            table.add_row("gate", distance["words"])
+                yield "note", f"[bold]{result['warning']}[/bold]"
+        yield from _gate_rows(result)
+        if result["base_model"]:
+            yield "base model", result["base_model"]
+        yield "recipe", f"{result['config']}: " + ", ".join(f"{k}={v}" for k, v in result["recipe"].items())
+
+    def _run_rows(self, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        if self.row.adapter:
+            best = result.get("best_step")
+            weights = f", weights of the best evaluation (step {best:,})" if best else ""
+            yield "steps", f"{result['steps']:,} in {result['seconds']:.0f} s{weights}"
+        else:
+            yield "fit", f"{result['seconds']:.2f} s"
+        if result["stopped_early"]:
+            yield "stopped early", result["stopped_early"]
+        figures = {name: value for name, value in result["metrics"].items() if name in FIGURE_TITLES}
+        yield "figures", ", ".join(f"{FIGURE_TITLES[name]} {value:.3g}" for name, value in figures.items())
+        for one in result["search"].get("tries", ()):
+            yield "tried" if one["try"] == 1 else "", search_text(one, result["search"]["figure"])
+        if looks := result["preflight"]:
+            yield "answers", preflight_text(looks)
+        for stage in result["stages"]:
+            yield "stage", f"run {stage['run']}, {stage['method']}, {stage['status']}: {stage['made']}"
+        for note in result["notes"]:
+            yield "note", note
+        if result["policy"]:
+            yield "policy", f"[bold]{result['policy']}[/bold]"
+        yield from _gate_rows(result)
+        yield "files", result["checkpoint"]
+        for folder in result["epochs"]:
+            yield "", folder
+        if result["files"]["plot"]:
+            yield "", result["files"]["plot"]
+        for file in result.get("export", {}).get("files", []):
+            yield "", file["path"]
+        if made := result.get("ollama"):
+            yield "ollama", f"{made['name']} at {made['host']}"
 
     def next_step(self, result: dict[str, Any]) -> str:
         if result.get("dry_run"):
@@ -393,14 +342,43 @@ class TrainCommand(RatchetCommand):
         return next_steps.after_training(result["policy"], "" if champion == "base" else champion)
 
 
+def _data_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    samples = result["samples"]
+    yield "samples", ", ".join(f"{samples.get(split, 0):,} {split}" for split in ("train", "eval", "holdout"))
+    if sources := result.get("sources"):
+        yield "made of", ", ".join(f"{count:,} {source}" for source, count in sources.items())
+    if balance := result.get("balance"):
+        by = balance["by_reward"]
+        text = f"{balance['good']:,} good, {balance['bad']:,} bad"
+        if by["good"] + by["bad"]:
+            text += (
+                f"; {by['good']:,} of the good and {by['bad']:,} of the bad ones by their reward (good from "
+                f"{result['query']['threshold']:g})"
+            )
+        yield "responses", text
+    for what in ("left_out", "truncated"):
+        if counts := {reason: count for reason, count in result.get(what, {}).items() if count}:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+            yield what.replace("_", " "), reasons
+    for decision, why in result.get("query", {}).get("unreadable", {}).items():
+        yield "unreadable", f"decision {decision}: {why} (see /problems/)"
+    if result["simulated_share"]:
+        yield "feedback", f"{100 * result['simulated_share']:.0f} % SIMULATED"
+
+
+def _gate_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if distance := result.get("evidence"):
+        yield "gate", distance["words"]
+
+
 def preflight_text(looks: Mapping[str, Mapping[str, Any]]) -> str:
-    """`valid: 13 % before, 96 % after (24 asked)` of the looks at a policy's answers, one or two."""
+    """`valid: 13 % before, 96 % after (24 sampled)` of one or two checks of a policy's answers."""
     shares = ", ".join(f"{100 * look['share']:.0f} % {when}" for when, look in looks.items())
     return f"valid: {shares} ({next(iter(looks.values()))['asked']} sampled)"
 
 
 def search_text(one: Mapping[str, Any], figure: str) -> str:
-    """One recipe of a search: its knobs, its figure on the eval split, and whether it is the one that was kept."""
+    """One recipe of a search: its knobs, its figure on the eval split, and whether it was kept."""
     knobs = ", ".join(f"{knob} {one[knob]:g}" for knob in ("learning_rate", "epochs", "beta") if knob in one)
     found = f"{figure} {one['value']:.4g}" if one["value"] is not None else one.get("failed", "no figure")
     return f"{knobs}: {found}{' (kept)' if one.get('kept') else ''}"
@@ -425,4 +403,42 @@ FIGURE_TITLES = {
     "eval_reward": "held-out reward",
     "eval_kl": "held-out KL to the base model",
 }
-"""Final figures worth a place in the table, and what to call them there."""
+"""Metric that the table shows -> its title."""
+
+
+def rewards_add(parser: CommandParser, method: Method) -> None:
+    """Add --reward (the knob `reward`) and --kl-coef (the method's `kl_knob`)."""
+    parser.add_argument(
+        "--reward",
+        action="append",
+        metavar="SPEC",
+        help="Reward function, repeatable (their mean is the reward): model:RUN_OR_PATH (a reward model), "
+        f"{', '.join(reward_names())}, learned, or a dotted path to a function (default: agent). "
+        "Example: --reward agent --reward model:17",
+    )
+    defaults = ", ".join(
+        f"{name} {getattr(recipe, method.kl_knob)}" for name, recipe in method.presets.items()
+    )
+    parser.add_argument(
+        "--kl-coef",
+        type=float,
+        help="KL coefficient: penalty per nat of KL divergence from the reference, in units of reward. "
+        f"Example: --kl-coef 0.1 (presets: {defaults})",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        dest="data_file",
+        metavar="F",
+        help="The same as --data-file; here also a file of prompts with tests or right answers. Example: "
+        "--data prompts.jsonl",
+    )
+
+
+def reward_knobs(options: dict[str, Any], method: Method) -> dict[str, Any]:
+    knobs: dict[str, Any] = {}
+    if options.get("reward"):
+        knobs["reward"] = ",".join(options["reward"])
+    if options.get("kl_coef") is not None:
+        knobs[method.kl_knob] = options["kl_coef"]
+    return knobs

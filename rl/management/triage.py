@@ -1,5 +1,4 @@
-"""A task for a real language model: a shop's triage of messages, made by code, with an app's errors and their
-corrections."""
+"""A synthetic task for a real language model: a shop's triage of messages, with an app's errors and corrections."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ SYSTEM = (
     'technical, account, "urgent": true or false}. Urgent: anger or a loss of money.'
 )
 ERRORS = 0.41
-"""Share of the app's answers that are wrong, and corrected."""
+"""Share of the app's answers that are wrong and corrected."""
 
 Wordings = Mapping[str, tuple[str, ...]]
 
@@ -68,16 +67,22 @@ TAUGHT: Wordings = {
         "How do I unsubscribe from the newsletter?",
     ),
 }
-"""Wordings that training sees."""
+"""Wordings in the training data."""
 
 NEW: Wordings = {
     "billing": ("Money for the {item} left my bank twice.", "You took {n} euros too much from me."),
     "shipping": ("Still waiting for the {item}, nothing came so far.", "My {item} seems lost on its way."),
-    "returns": ("I changed my mind about the {item}, take it back.", "The {item} does not fit, I need a bigger one."),
+    "returns": (
+        "I changed my mind about the {item}, take it back.",
+        "The {item} does not fit, I need a bigger one.",
+    ),
     "technical": ("My {item} is dead, no light at all.", "Which button resets the {item}?"),
-    "account": ("The site says my user does not exist.", "I have a new phone number, put it in my profile."),
-}  # fmt: skip
-"""Wordings that training never sees."""
+    "account": (
+        "The site says my user does not exist.",
+        "I have a new phone number, put it in my profile.",
+    ),
+}
+"""Wordings that are not in the training data."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Ticket:
         return json.dumps({"queue": self.queue, "urgent": self.urgent})
 
     def is_right(self, response: str) -> bool:
-        """True for the right answer, however it is spaced."""
+        """True for the right answer, with any white space."""
         try:
             return bool(json.loads(response) == json.loads(self.answer))
         except ValueError:
@@ -105,7 +110,7 @@ class Ticket:
 
 
 def tickets(wordings: Wordings, *, seed: int) -> Iterator[Ticket]:
-    """Tickets without end, each text once."""
+    """Endless tickets without repeated texts."""
     drawn, known = random.Random(seed), set()
     while True:
         queue = drawn.choice(QUEUES)
@@ -118,7 +123,7 @@ def tickets(wordings: Wordings, *, seed: int) -> Iterator[Ticket]:
 
 
 def decision_rows(count: int, *, seed: int) -> list[dict[str, Any]]:
-    """Decisions of an app whose model errs, with thumbs and corrections, as rows of `import_feedback`."""
+    """Decisions of an app whose model errs, with thumbs and corrections, as rows for `import_feedback`."""
     drawn, rows = random.Random(seed), []
     for number, ticket in zip(range(count), tickets(TAUGHT, seed=seed), strict=False):
         given = ticket

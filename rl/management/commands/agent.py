@@ -14,7 +14,7 @@ from feedback.erasure.withdrawals import trained_text
 from feedback.selectors import SLUG_PATTERN
 from rl.base_models.service import agent_base_model, base_model_set
 from rl.base_models.sources import SourceRefused
-from rl.management.base_model_option import base_model_given
+from rl.management.options import base_model_given, base_model_option
 
 
 class Command(RatchetCommand):
@@ -43,12 +43,12 @@ class Command(RatchetCommand):
             help="Set or show an agent's base model. Example: agent set support-bot --base-model smollm2",
         )
         settle.add_argument("agent", metavar="AGENT", help="The agent's slug.")
-        settle.add_argument(
+        base_model_option(
+            settle,
             "--base-model",
-            metavar="NAME_OR_PATH",
-            help="Base model that is trained, evaluated against, and answers before there is a champion: a folder, a "
-            "Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2; none removes the setting. "
-            "Example: --base-model smollm2",
+            "Base model that is trained, evaluated against, and answers before there is a champion; none removes the "
+            "setting",
+            "print the present one",
         )
         for sub in (settle, rename, delete):
             sub.add_argument(
@@ -79,7 +79,7 @@ class Command(RatchetCommand):
         return {"action": "delete", **gone.as_dict()}
 
     def _base(self, agent: str, text: str | None) -> dict[str, Any]:
-        """Set the agent's base model where one is given; the one it has now."""
+        """Set the agent's base model if one is given; returns the present one."""
         if not re.fullmatch(SLUG_PATTERN, agent):
             raise CommandError(f"expected a slug such as support-bot, found {agent!r}")
         if text == "none":
@@ -94,11 +94,13 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         if result["action"] == "set":
-            self.stdout.write(f"{result['agent']} is on {result['base_model']} ({result['origin']})")
+            self.stdout.write(
+                f"{result['agent']} uses the base model {result['base_model']} ({result['origin']})"
+            )
             return
         dry = result["dry_run"]
         if result["action"] == "rename":
-            self.stdout.write(f"{result['agent']} {'would be' if dry else 'is'} called {result['new']}:")
+            self.stdout.write(f"{result['agent']} {'would be' if dry else 'was'} renamed to {result['new']}:")
         else:
             self.stdout.write(f"{'Would delete' if dry else 'Deleted'} {result['agent']}:")
         for name, count in result["rows"].items():
@@ -111,7 +113,7 @@ class Command(RatchetCommand):
             )
             return
         if result.get("trained"):
-            self.stdout.write(f"  {trained_text(result['trained']).replace(' on it', ' for it')}")
+            self.stdout.write(f"  {trained_text(result['trained'], 'for it')}")
 
     def next_step(self, result: dict[str, Any]) -> str:
         if result["action"] == "set":

@@ -1,4 +1,4 @@
-"""Learn from people's ratings, and suggest ratings for decisions that wait for one."""
+"""Train a label model on people's ratings and suggest ratings for other decisions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from backend.command import RatchetCommand
 from rl.jobs import label
 from rl.jobs.estimates import agent_for
-from rl.management.base_model_option import base_model_given
+from rl.management.options import base_model_given, base_model_option
 
 
 class Command(RatchetCommand):
@@ -34,11 +34,11 @@ class Command(RatchetCommand):
             help="How many unrated decisions to suggest a rating for, newest first (default %(default)s). "
             "Example: --limit 200",
         )
-        parser.add_argument(
+        base_model_option(
+            parser,
             "--base-model",
-            metavar="NAME_OR_PATH",
-            help="Base model whose embeddings are features (default: the champion's base model, else the "
-            "agent's). Example: --base-model bundled",
+            "Base model whose embeddings are features",
+            "the champion's base model, else the agent's",
         )
         parser.add_argument(
             "--seed",

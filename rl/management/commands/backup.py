@@ -1,4 +1,4 @@
-"""A backup of the database and the data folder, taken while everything runs."""
+"""Back up the database and the data folder while everything runs."""
 
 from __future__ import annotations
 

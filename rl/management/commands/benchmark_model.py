@@ -1,11 +1,10 @@
-"""Run benchmark tasks for a policy and its base."""
+"""Run benchmark tasks for a policy and its base model."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.core.management.base import CommandParser
-from rich.table import Table
 
 from backend import next_steps
 from backend.command import RatchetCommand
@@ -92,24 +91,21 @@ class Command(RatchetCommand):
             return benchmarks.benchmark_policy(order, bar.update)
 
     def show(self, result: dict[str, Any]) -> None:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for title in ("task", "metric"):
-            table.add_column(title)
-        for title in ("items", result["policy"], "base", "difference, points [95 %]"):
-            table.add_column(title, justify="right")
+        rows = []
         for one in result["benchmarks"]:
-            own, base, found = one["own"], one["base"], one["difference"]
-            table.add_row(
-                one["task"],
-                one["metric"],
-                f"{one['n']:,}",
-                *(f"{100 * side['value']:.1f} % ± {100 * side['stderr']:.1f}" for side in (own, base)),
-                f"{100 * found['value']:+.1f} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]",
+            found = one["difference"]
+            shares = (
+                f"{100 * side['value']:.1f} % ± {100 * side['stderr']:.1f}"
+                for side in (one["own"], one["base"])
             )
-        self.console.print(table)
+            difference = (
+                f"{100 * found['value']:+.1f} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
+            )
+            rows.append((one["task"], one["metric"], f"{one['n']:,}", *shares, difference))
+        self.table(rows, ("task", "metric", "items", result["policy"], "base", "difference, points [95 %]"))
         first = result["benchmarks"][0]
         self.stdout.write(
-            f"± is one standard error. By {first['harness']}, "
+            f"± is one standard error. Measured with {first['harness']}, "
             f"{'as chat messages' if first['chat_template'] else 'in plain text'}; stored with the policy."
         )
         for note in result["notes"]:

@@ -1,4 +1,4 @@
-"""Calculate what decisions earned, where that is missing or feedback has come since."""
+"""Calculate rewards of decisions that have none or have newer feedback."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Command(RatchetCommand):
 
     def show(self, result: dict[str, Any]) -> None:
         self.stdout.write(
-            f"{result['calculated']:,} decisions rewarded, {result['written']:,} of them anew; "
+            f"{result['calculated']:,} decisions processed, {result['written']:,} rewards new or changed; "
             f"{result['pending']:,} still pending."
         )
         for agent, why in result["refused"].items():
@@ -109,12 +109,12 @@ class Command(RatchetCommand):
             )
         for agent, made in result["labels"].items():
             self.stdout.write(
-                f"{agent}: of the decisions that nobody rated, {made['good']:,} are good and {made['bad']:,} bad by "
-                f"outcomes and traces (a reward of at least {made['threshold']:g} of 1 is good)"
+                f"{agent}, unrated decisions: {made['good']:,} good and {made['bad']:,} bad by outcomes and traces "
+                f"(good from a reward of {made['threshold']:g}, of 1)"
             )
         for agent, names in result["outcomes_without_worth"].items():
             for name, count in names.items():
                 self.stdout.write(
-                    f"{agent}: {name} was measured {count:,} times and counts for nothing until you say what it is "
-                    f"worth: python manage.py calculate_rewards --agent {agent} --outcome {name}=GOOD:BAD"
+                    f"{agent}: {name} was measured {count:,} times but has no reward yet; define it: "
+                    f"python manage.py calculate_rewards --agent {agent} --outcome {name}=GOOD:BAD"
                 )

@@ -1,4 +1,4 @@
-"""The whole loop once, on the bundled base model or a real one."""
+"""Run the whole loop once, on the bundled base model or a real one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from rich.table import Table
 from backend.command import RatchetCommand
 from backend.installation import as_typed
 from rl.export.agreement import ExportAgreement
-from rl.management import demo
-from rl.management.commands.evaluate_model import right_text, share_text, verdict
-from rl.management.model_demo import MINUTES, DemoStopped, model_demo
+from rl.management.demo import MINUTES, DemoStopped, demo, model_demo
+from rl.management.evaluation_text import right_text, share_text, verdict
 
 
 class Command(RatchetCommand):
@@ -39,16 +38,12 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        if options["model"]:
-            try:
+        try:
+            if options["model"]:
                 return model_demo(options["model"], self.bar, minutes=options["minutes"]).as_dict()
-            except DemoStopped as stop:
-                raise CommandError(str(stop)) from stop
-        result = demo.demo(self.bar)
-        if "evaluation" not in result:
-            run = result["training"]["run"]
-            raise CommandError(f"stopped; resume with: python manage.py train_dpo --resume {run}")
-        return result
+            return demo(self.bar)
+        except DemoStopped as stop:
+            raise CommandError(str(stop)) from stop
 
     def show(self, result: dict[str, Any]) -> None:
         if "simulation" in result:
@@ -90,7 +85,7 @@ class Command(RatchetCommand):
             f"{simulated['decisions']:,} with {simulated['ratings']:,} SIMULATED ratings, 10 % of them flipped",
         )
         table.add_row("trained", f"{training['samples']['train']:,} pairs in {training['seconds']:.0f} s")
-        table.add_row("base model prefers what raters prefer", share_text(comparison["preference_accuracy"]))
+        table.add_row("preference accuracy of the base model", share_text(comparison["preference_accuracy"]))
         table.add_row(
             f"[bold]{training['policy']}[/bold]",
             f"[bold]{share_text(evaluation['preference_accuracy'])}[/bold]",
@@ -98,10 +93,8 @@ class Command(RatchetCommand):
         table.add_row("valid answers", share_text(evaluation["valid_rate"]))
         table.add_row("GGUF", f"{file['path']} ({file['bytes'] / 1e6:.1f} MB)")
         table.add_row("asked", answer["state"]["question"])
-        table.add_row(
-            "answered", f"{answer['response']} in {answer['latency_ms']:.0f} ms, "
-            + ("which the raters like" if answer["liked"] else "which the raters do not like")
-        )  # fmt: skip
+        liked = "the raters like it" if answer["liked"] else "the raters do not like it"
+        table.add_row("answered", f"{answer['response']} in {answer['latency_ms']:.0f} ms; {liked}")
         self.console.print(Panel(table, title="the whole loop, once", title_align="left", expand=False))
         self.stdout.write(verdict(evaluation))
         serve = as_typed("make serve")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -32,14 +31,8 @@ class Command(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         findings = diagnosis(options["host"], options["port"])
         wrong = [finding for finding in findings if finding.level == WRONG]
-        self.wrong = len(wrong)
+        self.failed = bool(wrong)
         return {"wrong": len(wrong), "findings": [finding.as_dict() for finding in findings]}
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        self.wrong = 0
-        super().handle(*args, **options)
-        if self.wrong:
-            sys.exit(1)
 
     def show(self, result: dict[str, Any]) -> None:
         for finding in result["findings"]:

@@ -1,4 +1,4 @@
-"""Experiments from a terminal: list, show, start, ramp, stop, promote, tick."""
+"""Experiments: list, show, start, ramp, stop, promote, tick."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Command(RatchetCommand):
         return {"policy": policy.name, "stage": str(policy.stage), "experiment": experiment.name}
 
     def _start(self, options: dict[str, Any]) -> Experiment:
-        """Start a draft of that name, or make one and start it."""
+        """Start the draft of this name, creating it if needed."""
         name = options["name"]
         draft = Experiment.objects.filter(name=name).first()
         if draft is None:

@@ -1,4 +1,4 @@
-"""Write a training dataset to a file, and say what is in it."""
+"""Write a training dataset to a file, with its statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a policy in the form another program reads."""
+"""Export a policy for other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend.command import RatchetCommand
 from rl.export.agreement import ExportAgreement
 from rl.export.exporters import EXPORTERS
 from rl.export.service import QUANTIZATIONS, ExportOrder, ExportOrderRefused, export, ollama_register
-from rl.management.base_model_option import base_model_given
+from rl.management.options import base_model_given, base_model_option
 from rl.serving.files import AUTO
 
 
@@ -63,12 +63,7 @@ class Command(RatchetCommand):
             metavar="NAME",
             help="Model name in the file's metadata (default: the policy's). Example: --model-name widgets",
         )
-        add(
-            "--base-model",
-            metavar="NAME_OR_PATH",
-            help="Base model of the adapter: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or "
-            "smollm2 (default: the one it was trained on). Example: --base-model smollm2",
-        )
+        base_model_option(parser, "--base-model", "Base model of the adapter", "the one it was trained on")
         add(
             "--system-prompt",
             metavar="TEXT",
@@ -85,7 +80,7 @@ class Command(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         base_model = base_model_given(options["base_model"], self)
         if not options["format"] and (options["register"] or options["quantization"]):
-            options["format"] = "gguf"  # the one format these are said of
+            options["format"] = "gguf"  # Both options apply to GGUF alone.
         if options["register"] and options["format"] != "gguf":
             raise ExportOrderRefused(
                 f"--register needs --format gguf, which Ollama runs; found {options['format']}"
@@ -131,7 +126,7 @@ class Command(RatchetCommand):
 
 
 def _comparison(checked: dict[str, Any], quantization: str | None) -> list[str]:
-    """Agreement of the file with the original, in sentences, and the other facts of the check."""
+    """Agreement with the original in sentences, then the other results of the check."""
     lines = []
     if "agreement" in checked:
         agreement = ExportAgreement.model_validate(checked["agreement"])
@@ -151,4 +146,4 @@ CLOSER = {
     **dict.fromkeys(("q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"), "q8_0"),
     "q8_0": "f16",
 }
-"""Quantisation -> the next one that stays closer to the original."""
+"""Quantization -> one that is closer to the original."""

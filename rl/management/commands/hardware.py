@@ -1,4 +1,4 @@
-"""Show this machine, the profile chosen, and why."""
+"""Show the detected hardware, the chosen profile, and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
-from rich.table import Table
 
 from backend.command import RatchetCommand
 from rl.jobs.hardware import hardware_detect
@@ -45,25 +44,20 @@ class Command(RatchetCommand):
         return "python manage.py train_dpo --agent SLUG --dry-run (estimates a training on this machine)"
 
     def show(self, result: dict[str, Any]) -> None:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("setting", "value", "why"):
-            table.add_column(column)
+        rows = []
         for name, value in result.items():
             if name not in ("reasons", "measured", "gpus", "sizes"):
                 text = ", ".join(value) if isinstance(value, list) else ANSWER_WORDS.get(value, str(value))
-                table.add_row(name.replace("_", " "), text, result["reasons"].get(name, ""))
+                rows.append((name.replace("_", " "), text, result["reasons"].get(name, "")))
         for gpu in result["gpus"]:
-            table.add_row("gpu", f"{gpu['name']}, {gpu['memory_gb']} GB", gpu["kind"])
+            rows.append(("gpu", f"{gpu['name']}, {gpu['memory_gb']} GB", gpu["kind"]))
         for name, value in result["measured"].items():
             unit = "" if "error" in name else " GFLOP/s"
-            table.add_row(name.replace("_", " "), f"{value:.3g}{unit}", "matrix products, measured now")
-        for quantization in ("none", "4bit"):
-            fits = [one for one in result["sizes"] if one["quantization"] == quantization]
-            if fits:
+            rows.append((name.replace("_", " "), f"{value:.3g}{unit}", "matrix products, measured now"))
+        for quantization, how in (("none", "as they are"), ("4bit", "in 4 bits")):
+            if fits := [one for one in result["sizes"] if one["quantization"] == quantization]:
                 text = ", ".join(one["size"] for one in fits if one["fits"]) or "none of 0.5B to 8B"
                 need = ", ".join(f"{one['size']} {one['gb']:g}" for one in fits)
-                how = "in 4 bits" if quantization == "4bit" else "as they are"
-                table.add_row(
-                    f"models {how}", text, f"GB at most, a pair at a time, preset {result['preset']}: {need}"
-                )
-        self.console.print(table)
+                why = f"GB at most, a pair at a time, preset {result['preset']}: {need}"
+                rows.append((f"models {how}", text, why))
+        self.table(rows, ("setting", "value", "why"))

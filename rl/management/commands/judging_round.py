@@ -1,4 +1,4 @@
-"""Judging rounds from a terminal: create, list, show, stop."""
+"""Judging rounds: create, list, show, stop."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ class Command(RatchetCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument
-        add("action", choices=["create", "list", "show", "stop", "answer"], help=(
-            "What to do; answer generates the answers of a round that waits for a worker. Example: create"
-        ))  # fmt: skip
+        add(
+            "action",
+            choices=["create", "list", "show", "stop", "answer"],
+            help="What to do; answer generates the answers of a round that waits for a worker. Example: create",
+        )
         add("number", nargs="?", type=int, help="Number of the round, for show, stop and answer. Example: 3")
         add("--policy", metavar="NAME", help="Policy to judge, for create. Example: --policy support-bot-v73")
         add(

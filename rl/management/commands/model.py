@@ -1,4 +1,4 @@
-"""Base models: add one from a GGUF file, Ollama's store or a package, list, show, test and remove them."""
+"""Base models: add, list, show, test and remove."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _summary(model: AddedModel, home: Path) -> dict[str, Any]:
 
 
 def _uses(folder: Path) -> dict[str, list[str]]:
-    """Policies and runs that stand on the model."""
+    """Policies and runs with this base model."""
     return {
         "policies": [
             policy.name

@@ -1,4 +1,4 @@
-"""The online learner: how it stands, one tick of its clock, a retrain now, its place in the workers' schedule."""
+"""The online learner: status, one tick, a loop, a retrain, its place in the workers' schedule."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Command(RatchetCommand):
             return {"done": learner.tick()}
         if action == "watch":
             every = options["every"] or float(learner_config()["tick_seconds"])
-            while True:  # until Ctrl-C
+            while True:
                 try:
                     learner.tick()
                     learner.next_check_note(every)
                 except (OperationalError, InterfaceError) as error:
                     outage.report(
-                        (f"the database cannot be reached, and online learning checks again in {every:g} s"),
+                        f"the database cannot be reached; online learning checks again in {every:g} s",
                         error,
                     )
                     close_old_connections()

@@ -1,4 +1,4 @@
-"""The registry from a terminal: list, show, promote, roll back, retire, compare."""
+"""The registry: list, show, promote, reject, roll back, retire, compare, verify."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from backend import next_steps
 from backend.command import RatchetCommand
 from feedback.selectors import agent_slugs
 from rl.gates.headlines import headline_of, share_of
+from rl.management.options import verdict_lines
 from rl.models import Policy
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict
@@ -79,9 +80,7 @@ class Command(RatchetCommand):
         if action == "rollback":
             return _policy_summary(registry.policy_rollback(names[0], actor=actor, reason=options["reason"]))
         policy = registry.policy_get(names[0])
-        incumbent_sync(
-            policy.agent
-        )  # the gate's opponent may be the app's own model, which nobody looked at yet
+        incumbent_sync(policy.agent)  # The gate's opponent may be the app's own model.
         policy.refresh_from_db()
         if action == "show":
             overview = policy_overview(policy)
@@ -97,12 +96,16 @@ class Command(RatchetCommand):
                 "artifacts": [artifact.path for artifact in overview.artifacts],
                 "events": [
                     {
-                        "at": event.created_at.isoformat(), "kind": event.kind, "to": event.to_stage,
-                        "actor": event.actor, "reason": event.reason, "forced": event.forced,
+                        "at": event.created_at.isoformat(),
+                        "kind": event.kind,
+                        "to": event.to_stage,
+                        "actor": event.actor,
+                        "reason": event.reason,
+                        "forced": event.forced,
                     }
                     for event in overview.events
                 ],
-            }  # fmt: skip
+            }
         if action == "promote":
             with self.bar("promoting") as bar:
                 bar.update(0, 0, "checking the gate, then exporting the files it is served from")
@@ -116,7 +119,7 @@ class Command(RatchetCommand):
         return _policy_summary(moved)
 
     def _verify(self, names: list[str], agent: str | None) -> dict[str, Any]:
-        """Files compared with their sums; exit code 1 where one is damaged or missing."""
+        """Compare files with their checksums; exit code 1 if one is damaged or missing."""
         policies: list[Policy] | None = [registry.policy_get(name) for name in names] or None
         if agent:
             policies = list(Policy.objects.filter(agent=agent).order_by("pk"))
@@ -136,12 +139,8 @@ class Command(RatchetCommand):
             if row["kind"] == Policy.Kind.RECORDED:
                 figure = "answers that the app recorded"
             self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {row['kind']:<8} {figure}")
-        if (why := result.pop("why", None)) is not None:
-            self.stdout.write(why["words"])
-            if why["basis"]:
-                self.stdout.write(why["basis"])
-            if why["action"]:
-                self.stdout.write(f"What is next: {why['action']['words']}.")
+        for line in verdict_lines(result.pop("why")) if "why" in result else ():
+            self.stdout.write(line)
         for name, value in result.items():
             if name != "policies":
                 self.stdout.write(f"{name}: {value}")
@@ -159,7 +158,7 @@ NEXT_STEPS: dict[str, Callable[[dict[str, Any]], str]] = {
     Policy.Stage.CHALLENGER: lambda row: next_steps.after_challenge(row["name"], row["agent"]),
     Policy.Stage.CHAMPION: lambda row: next_steps.after_promotion(row["name"], row["agent"], row["kind"]),
 }
-"""Stage of the policy a command ended with -> what comes next."""
+"""Stage of the resulting policy -> next step."""
 
 
 def _after_candidate(row: dict[str, Any]) -> str:

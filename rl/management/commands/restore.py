@@ -1,4 +1,4 @@
-"""A backup put back."""
+"""Restore a backup."""
 
 from __future__ import annotations
 

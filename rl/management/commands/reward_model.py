@@ -1,4 +1,4 @@
-"""The registry of reward models from a terminal: list, show, judge, promote, retire."""
+"""The registry of reward models: list, show, judge, promote, retire."""
 
 from __future__ import annotations
 
@@ -65,10 +65,15 @@ class Command(RatchetCommand):
             "sha256": model.sha256,
             "path": model.path,
             "events": [
-                {"at": event.created_at.isoformat(), "kind": event.kind, "actor": event.actor, "reason": event.reason}
+                {
+                    "at": event.created_at.isoformat(),
+                    "kind": event.kind,
+                    "actor": event.actor,
+                    "reason": event.reason,
+                }
                 for event in model.events.all()
             ],
-        }  # fmt: skip
+        }
 
     def show(self, result: dict[str, Any]) -> None:
         if result.get("reward_models") == []:

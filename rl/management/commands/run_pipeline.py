@@ -1,4 +1,4 @@
-"""Data, training, evaluation, gate, export, deployment: the whole way in one command."""
+"""Data, training, evaluation, gate, export and deployment in one command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
-from rl.management.base_model_option import base_model_given
+from rl.management.options import base_model_given, base_model_option, knobs_assigned, verdict_lines
 
 
 class Command(RatchetCommand):
@@ -29,12 +29,7 @@ class Command(RatchetCommand):
             help="dpo, kto, sft, grpo, ppo, rlhf (a reward model, then PPO), linear, or auto (default), "
             "which chooses by the kinds of feedback and prints the reason. Example: --method rlhf",
         )
-        parser.add_argument(
-            "--model",
-            metavar="NAME_OR_PATH",
-            help="Base model: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2 "
-            "(default: the agent's). Example: --model smollm2",
-        )
+        base_model_option(parser, "--model", "Base model", "the agent's")
         parser.add_argument(
             "--reward",
             action="append",
@@ -80,7 +75,7 @@ class Command(RatchetCommand):
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        # a wrong name fails before the seconds that the imports below take
+        # Before the slow imports below, so that a wrong name fails at once.
         base_model = base_model_given(options["model"], self)
         from rl.jobs.estimates import agent_for
         from rl.models import Policy, TrainingRun
@@ -109,7 +104,7 @@ class Command(RatchetCommand):
             training = whole.train(bar.update)
         if training["status"] != "succeeded":
             raise CommandError(
-                f"run {training['run']} {training['stopped']}; what it had done is kept; resume with: "
+                f"run {training['run']} {training['stopped']}; its checkpoints are kept; resume with: "
                 f"python manage.py train_{training['method']} --resume {training['run']}, then "
                 f"python manage.py run_pipeline --run {training['run']}"
             )
@@ -127,12 +122,7 @@ class Command(RatchetCommand):
 
     @staticmethod
     def knobs_of(options: dict[str, Any]) -> dict[str, Any]:
-        knobs: dict[str, Any] = {}
-        for assignment in options["set"]:
-            knob, separator, value = assignment.partition("=")
-            if not separator:
-                raise CommandError(f"expected --set KNOB=VALUE, found {assignment!r}")
-            knobs[knob.strip()] = value.strip()
+        knobs = knobs_assigned(options["set"])
         if options["minutes"] is not None:
             knobs["minutes"] = options["minutes"]
         if options["reward"]:
@@ -160,10 +150,8 @@ class Command(RatchetCommand):
         met = sum(verdict["outcome"] == "passed" for verdict in verdicts)
         if verdicts:
             self.stdout.write(f"{met:>14}  other rules are met (all figures: --json)")
-        if judged := result["why"]:
-            self.stdout.write(judged["words"])
-            if judged["action"]:
-                self.stdout.write(f"What is next: {judged['action']['words']}.")
+        for line in verdict_lines(result["why"]) if result["why"] else ():
+            self.stdout.write(line)
         self.stdout.write(
             f"{result['policy']} is {result['stage']}"
             + (f": {result['reason']}" if result["reason"] else "")
@@ -172,7 +160,6 @@ class Command(RatchetCommand):
         )
 
     def _show_plan(self, trainings: list[dict[str, Any]]) -> None:
-        """One training after the other; the last is the run, which those before it lead to or stand beside."""
         for number, one in enumerate(trainings, 1):
             samples = ", ".join(
                 f"{one['samples'].get(split, 0):,} {split}" for split in ("train", "eval", "holdout")

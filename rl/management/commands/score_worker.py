@@ -1,4 +1,4 @@
-"""Answer scores of reward models to the web processes of this data folder; they start it themselves."""
+"""Score answers with reward models for the web processes, which start this command themselves."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class Command(RatchetCommand):
         self.stdout.write(
             "stopped: no call for a while"
             if result["ran"]
-            else ("another score worker runs for this RATCHET_HOME already")
+            else "another score worker runs for this RATCHET_HOME already"
         )

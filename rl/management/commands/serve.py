@@ -1,4 +1,4 @@
-"""Web, workers and the learner's clock together: what `make serve` runs."""
+"""Run web, workers and the learner's clock together, as `make serve` does."""
 
 from __future__ import annotations
 
@@ -82,8 +82,7 @@ class Command(RatchetCommand):
         return {"ended": [service.name for service in running]}
 
     def _greet(self, host: str, port: int) -> None:
-        """Print the address and the way in: the first person at this machine's own terminal is handed the
-        link."""
+        """Print the address, and a sign-in link on a local terminal before anybody signed in."""
         address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"  # noqa: S104
         self._say(f"\nRatchet is at {address} (Ctrl-C stops it)")
         local = host == "127.0.0.1" and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Make decisions to rate, and rate them by simulated raters where asked."""
+"""Record simulated decisions and, if asked, simulated ratings."""
 
 from __future__ import annotations
 

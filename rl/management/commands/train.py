@@ -1,4 +1,4 @@
-"""Train by any method of the table."""
+"""Train by any method."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from rl.management.options import base_model_option
 from rl.management.training import SHARED_KNOBS, TrainCommand
 from rl.recipes import Recipe
 from rl.recipes.methods import METHODS
@@ -21,7 +22,7 @@ class Command(TrainCommand):
         parser.add_argument(
             "--method", required=True, choices=list(METHODS), help="Training method. Example: --method dpo"
         )
-        self.method = next(iter(METHODS))  # until the options are read
+        self.method = next(iter(METHODS))  # Until the options are read.
         super().add_arguments(parser)
 
     def _add_knobs(self, parser: CommandParser) -> None:
@@ -30,12 +31,7 @@ class Command(TrainCommand):
             metavar="NAME",
             help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
         )
-        parser.add_argument(
-            "--model",
-            metavar="NAME_OR_PATH",
-            help="Base model: a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2 "
-            "(default: the agent's). Example: --model smollm2",
-        )
+        base_model_option(parser, "--model", "Base model", "the agent's")
         for knob, text in SHARED_KNOBS.items():
             parser.add_argument(f"--{knob.replace('_', '-')}", type=type(getattr(Recipe(), knob)), help=text)
         parser.add_argument(
@@ -48,7 +44,7 @@ class Command(TrainCommand):
 
     @property
     def _knobs(self) -> dict[str, str]:
-        return SHARED_KNOBS  # the recipe refuses those that it lacks
+        return SHARED_KNOBS  # The recipe refuses knobs that it lacks.
 
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         self.method = options["method"]

@@ -1,4 +1,4 @@
-"""Upstreams from a terminal: add, change, list, test and remove the endpoints that hosted policies answer with."""
+"""Upstreams: add, change, list, test and remove endpoints of providers."""
 
 from __future__ import annotations
 
@@ -76,9 +76,11 @@ class Command(RatchetCommand):
         )
         for name, what in (("in", "prompt"), ("cached", "cached prompt"), ("out", "answered")):
             parser.add_argument(
-                f"--price-{name}", type=float, metavar="USD",
+                f"--price-{name}",
+                type=float,
+                metavar="USD",
                 help=f"US dollars per million {what} tokens (default: the bundled price table).",
-            )  # fmt: skip
+            )
         parser.add_argument(
             "--agent",
             metavar="SLUG",
@@ -121,7 +123,7 @@ class Command(RatchetCommand):
                     f"{one['name']:16} {one['dialect']:10} {one['model']:28} key: {one['key']:12} {one['url']}"
                 )
             if not result["upstreams"]:
-                self.stdout.write("no upstream was added yet")
+                self.stdout.write("No upstreams yet.")
         elif "removed" in result:
             self.stdout.write(f"{result['removed']} removed")
         elif "answer" in result:
@@ -141,15 +143,13 @@ class Command(RatchetCommand):
 
 
 def _values(options: dict[str, Any]) -> dict[str, Any]:
-    names = (
-        "url", "model", "dialect", "schemas", "key_env", "timeout_s", "context_tokens",
-        "price_in", "price_cached", "price_out",
-    )  # fmt: skip
-    return {name: options[name] for name in names if options[name] is not None}
+    names = ("url", "model", "dialect", "schemas", "key_env", "timeout_s", "context_tokens")
+    prices = ("price_in", "price_cached", "price_out")
+    return {name: options[name] for name in (*names, *prices) if options[name] is not None}
 
 
 def _key(options: dict[str, Any]) -> str:
-    """The API key: typed without echo on a terminal, else the first line of standard input."""
+    """The API key: asked for without echo on a terminal, else the first line of standard input."""
     if not options["key"]:
         return ""
     key = (getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
