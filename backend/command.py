@@ -26,9 +26,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from backend.database import migrations_waiting
 from backend.disks import disk_fault
 from backend.installation import PROGRAM, as_typed
-from backend.migration_state import migrations_waiting
 from backend.pace import Pace
 
 logger = logging.getLogger("rl.command")

@@ -10,8 +10,8 @@ from pathlib import Path
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection
 
+from backend.logs import OutageLog
 from backend.notifications import notify
-from backend.outages import OutageLog
 
 logger = logging.getLogger("backend.isolation")
 

@@ -17,8 +17,7 @@ from dotenv import load_dotenv
 
 from backend import VERSION, limits
 from backend.admin_navigation import NAVIGATION
-from backend.home import home_private, key_file
-from backend.installation import ROOT, bundled_folder, default_home, dotenv_file
+from backend.installation import ROOT, bundled_folder, default_home, dotenv_file, home_private, key_file
 from backend.operator_file import OperatorFileError, operator_file
 from backend.plugins import left_out, plugins_load
 
@@ -130,7 +129,7 @@ SECURE_HSTS_PRELOAD = _flag("HSTS_PRELOAD", False)
 NUM_PROXIES = int(_number("NUM_PROXIES", 0, 0, 10))
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if NUM_PROXIES else None
 
-# backend/content_security.py adds what the admin needs
+# backend/http.py adds what the admin needs
 SECURE_CSP = {
     "default-src": ["'none'"],
     "script-src": ["'self'"],
@@ -169,7 +168,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "backend.content_security.ContentSecurityPolicy",
+    "backend.http.ContentSecurityPolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -244,7 +243,7 @@ AXES_COOLOFF_TIME = timedelta(seconds=_number("SIGN_IN_WAIT_S", 900, 1, 7 * 86_4
 AXES_LOCKOUT_PARAMETERS = ["username", "ip_address"]
 AXES_HANDLER = "feedback.accounts.sign_in.BrakeHandler"
 AXES_LOCKOUT_CALLABLE = "feedback.accounts.sign_in.refused_response"
-AXES_CLIENT_IP_CALLABLE = "backend.client_address.client_address"
+AXES_CLIENT_IP_CALLABLE = "backend.http.client_address"
 # who is sent away does not make it longer by trying: nobody can be kept out for ever by somebody else
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 AXES_DISABLE_ACCESS_LOG = True
@@ -449,7 +448,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {
         "line": {
-            "()": "backend.log_lines.SecretsHidden",
+            "()": "backend.logs.SecretsHidden",
             "format": "{asctime} {levelname} {name}: {message}",
             "style": "{",
         }

@@ -7,7 +7,7 @@ import scipy.stats  # noqa: F401  loaded now, as the rest below, and by no comma
 from django.core.wsgi import get_wsgi_application
 from django.urls import get_resolver
 
-from backend.database_connections import connections_limit
+from backend.database import connections_limit
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "backend.settings")
 application = get_wsgi_application()

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, close_old_connections
 
-from backend.outages import OutageLog
+from backend.logs import OutageLog
 
 logger = logging.getLogger("feedback")
 outage = OutageLog(logger)

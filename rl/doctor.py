@@ -18,9 +18,9 @@ from django.core.checks import ERROR, run_checks
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
+from backend.database import migrations_waiting
 from backend.disks import disk_state
 from backend.installation import PROGRAM
-from backend.migration_state import migrations_waiting
 from backend.plugins import plugin_faults
 from feedback.models import Decision
 from feedback.recording.outbox import Outbox

@@ -7,8 +7,8 @@ import logging
 import pytest
 from django.db import OperationalError
 
-from backend import outages
-from backend.outages import OutageLog
+from backend import logs
+from backend.logs import OutageLog
 from feedback import cache
 from feedback.cache import TTLCache
 
@@ -16,7 +16,7 @@ from feedback.cache import TTLCache
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(outages.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from backend.file_locks import file_lock
-from backend.problem_log import ProblemLog
+from backend.logs import ProblemLog
 from feedback.recording.outbox import Outbox, Progress
 
 ROOT = Path(__file__).resolve().parent.parent

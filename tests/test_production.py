@@ -17,8 +17,8 @@ from django.core.checks import run_checks
 from django.test import Client
 
 from backend import settings as backend_settings
-from backend.home import home_private
-from backend.log_lines import SecretsHidden
+from backend.installation import home_private
+from backend.logs import SecretsHidden
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -116,7 +116,7 @@ def test_a_traceback_shows_no_secret() -> None:
 
 def test_every_handler_hides_secrets(settings: Any) -> None:
     for handler in settings.LOGGING["handlers"].values():
-        assert settings.LOGGING["formatters"][handler["formatter"]]["()"] == "backend.log_lines.SecretsHidden"
+        assert settings.LOGGING["formatters"][handler["formatter"]]["()"] == "backend.logs.SecretsHidden"
 
 
 # --- The data folder ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
-from backend.client_address import client_address
+from backend.http import client_address
 from feedback.accounts.sign_in import signin_link
 
 pytestmark = pytest.mark.django_db

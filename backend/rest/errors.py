@@ -21,7 +21,7 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
 from rest_framework.response import Response
 
-from backend.outages import OutageLog
+from backend.logs import OutageLog
 
 logger = logging.getLogger("backend.rest")
 outage = OutageLog(logger)

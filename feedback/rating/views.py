@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from backend.redirects import redirect_back
+from backend.http import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context, narrowed_of

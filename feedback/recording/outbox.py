@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from backend.file_locks import file_lock, renew_after_fork, write_whole
-from backend.problem_log import ProblemLog
+from backend.logs import ProblemLog
 
 MAX_PENDING = 1_000
 """Records kept in memory while the disk takes none; later ones are lost and reported so."""

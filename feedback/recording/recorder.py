@@ -26,7 +26,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, close_old
 
 from backend.disks import disk_state
 from backend.file_locks import file_lock, renew_after_fork
-from backend.problem_log import ProblemLog
+from backend.logs import ProblemLog
 from feedback.models import Decision
 from feedback.recording.ingest import MAX_BULK, IngestResult, decisions_ingest
 from feedback.recording.journal import Journal, journal_contains, journals, replay_orphan

@@ -14,9 +14,9 @@ from django_q.brokers import get_broker
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
+from backend.database import migrations_complete
 from backend.disks import disk_state
-from backend.migration_state import migrations_complete
-from backend.outages import OutageLog
+from backend.logs import OutageLog
 from backend.rest.reading import parameters
 from backend.rest.views import ApiView
 from rl.base_models.service import base_model_default

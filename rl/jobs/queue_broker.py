@@ -9,7 +9,7 @@ from typing import Any
 from django.db import InterfaceError, OperationalError
 from django_q.brokers.orm import ORM
 
-from backend.outages import OutageLog
+from backend.logs import OutageLog
 
 PAUSE_S = 2.0
 """Between two tries of a database that is away."""

@@ -18,7 +18,7 @@ from django_q.queues import Queue
 from django_q.scheduler import scheduler
 from django_q.status import Stat
 
-from backend.outages import OutageLog
+from backend.logs import OutageLog
 
 logger = logging.getLogger("rl.jobs.sentinel")
 outage = OutageLog(logger)

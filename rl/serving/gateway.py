@@ -17,7 +17,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from backend import limits
-from backend.outages import OutageLog
+from backend.logs import OutageLog
 from feedback.messages import response_of
 from feedback.recording.recorder import Recorder, decision_recorded, spool_folder
 from feedback.selectors import decision_answered_recently

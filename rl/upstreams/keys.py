@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken
 from django.conf import settings
 
-from backend.home import key_file
+from backend.installation import key_file
 from rl.models import Upstream
 
 KEY_FILE = "upstream_key"

@@ -15,7 +15,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from backend.redirects import redirect_back
+from backend.http import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.models import AgentSettings
 from feedback.rating.requests import SampleRefused, liked_by_choice, liked_in_sample, sample_draw

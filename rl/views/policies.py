@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
 
-from backend.redirects import redirect_back
+from backend.http import redirect_back
 from feedback.selectors import feedback_counts_cached
 from rl.charts.gate_reports import report_lines
 from rl.datasets.prompt_clusters import near_identical_prompts

@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 from django.db import InterfaceError, OperationalError, close_old_connections
 
 from backend.command import RatchetCommand
-from backend.outages import OutageLog
+from backend.logs import OutageLog
 from feedback.selectors import agent_slugs
 from rl.jobs import lifecycle
 from rl.models import TrainingRun

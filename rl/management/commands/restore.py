@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 
 from backend.backups.archive import restore
 from backend.command import RatchetCommand
-from backend.migration_state import migrations_waiting
+from backend.database import migrations_waiting
 
 
 class Command(RatchetCommand):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from django.conf import settings
 from django.core.signals import request_finished
 from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
 
 KEPT = 16
 """Threads of a process that keep their connection between requests."""
@@ -34,4 +36,23 @@ def connection_release(**_: Any) -> None:
 
 def connections_limit() -> None:
     """Release after each request of this process from now on."""
-    request_finished.connect(connection_release, dispatch_uid="backend.database_connections")
+    request_finished.connect(connection_release, dispatch_uid="backend.database")
+
+
+_complete: set[str] = set()
+"""Databases that had every migration of this program when they were last asked; code changes with a new process."""
+
+
+def migrations_waiting() -> int:
+    """Number of migrations not applied yet. Raises DatabaseError where the database does not answer."""
+    executor = MigrationExecutor(connection)
+    return len(executor.migration_plan(executor.loader.graph.leaf_nodes()))
+
+
+def migrations_complete() -> bool:
+    """Cached `migrations_waiting`, for callers that ask every few seconds: a yes is remembered for the life
+    of the process."""
+    database = str(settings.DATABASES["default"]["NAME"])
+    if database not in _complete and not migrations_waiting():
+        _complete.add(database)
+    return database in _complete
