@@ -1,4 +1,4 @@
-"""`python -m backend`: how an installed Ratchet starts its child processes, which have no manage.py."""
+"""`python -m backend`: an installed Ratchet has no manage.py and starts child processes with this."""
 
 from backend.console import main
 

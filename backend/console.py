@@ -1,4 +1,4 @@
-"""Command line of Ratchet: what `python manage.py`, the console script `ratchet` and `python -m backend` run."""
+"""Entry point of `python manage.py`, the console script `ratchet` and `python -m backend`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command named on the command line; a setting that cannot be used ends it with one line."""
+    """Run the command line. An unusable setting ends it with one line."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "backend.settings")
-    # Threads that wait for each other busily make training seven times slower on a machine that does other work too;
-    # OpenMP reads this once, before torch is imported.
+    # Busy waiting makes training seven times slower on a machine with other work. OpenMP reads this once, before torch
+    # is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from django.core.exceptions import ImproperlyConfigured
@@ -22,7 +22,6 @@ def main() -> None:
     try:
         execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:
-        # a setting that cannot be used is for the person who set it: its message is written for them
         if "--traceback" in sys.argv:
             raise
         sys.exit(f"CommandError: {error}")

@@ -1,4 +1,4 @@
-"""State of the disk behind a folder: whether something can be written there, and what to do where it cannot."""
+"""The disk behind a folder: whether it is writable, and what to do if not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEAST_FREE_BYTES = 1024 * 1024
-"""A disk with less than this is full: SQLite, a journal and a log need some blocks each to write anything."""
+"""A disk with less free space counts as full."""
 
 
 @dataclass(frozen=True)
 class DiskState:
-    """One folder's disk: `ok`, `full` or `read-only`, and why in words (empty where it is ok)."""
+    """`state` is `ok`, `full` or `read-only`; `reason` says why."""
 
     path: Path
     state: str
@@ -26,11 +26,11 @@ class DiskState:
 
 
 def disk_state(path: Path) -> DiskState:
-    """State of the disk that `path`, or the nearest folder above it that exists, lies on. Two system calls."""
+    """State of the disk of `path` or of its nearest existing parent. Two system calls."""
     folder = path
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
-    # access(2) says EROFS to the superuser too, whom permission bits do not bind
+    # access(2) reports a read-only file system to root too.
     if not os.access(folder, os.W_OK | os.X_OK):
         return DiskState(
             path, "read-only", f"{folder} cannot be written: mount it writable, or change its permissions"
@@ -52,14 +52,11 @@ SQLITE_FAULTS = {
     "unable to open database file": "{folder} must be there and be writable: make it so, or correct DATABASE_URL",
     "disk I/O error": "the disk of {folder} takes nothing: free some space, and look at the system's log",
 }
-"""Error of SQLite -> its meaning and what to do."""
+"""SQLite error -> what happened and what to do."""
 
 
 def disk_fault(error: BaseException, database: str = "") -> str:
-    """Fault of a disk that ended a command, naming the path and what to do; empty where it was something else.
-
-    database: the SQLite file, where there is one.
-    """
+    """The disk fault behind an error, with path and remedy; "" for other errors. database: the SQLite file, if any."""
     folder = Path(database).parent if database else None
     for text, meaning in SQLITE_FAULTS.items():
         if folder is not None and text in str(error):
@@ -77,17 +74,17 @@ def disk_fault(error: BaseException, database: str = "") -> str:
     )
 
 
-INTACT_NOTE = "what was whole before is as it was"
+INTACT_NOTE = "existing data is unchanged"
 
 
 def file_replace(path: Path, text: str) -> None:
-    """Write a text under a name as a whole: until the last step what stood there stands. Raises OSError."""
+    """Replace a file's text atomically. Raises OSError with the path."""
     half = path.with_name(f".{path.name}.{os.getpid()}.half")
     try:
         half.write_text(text, "utf-8")
         half.replace(path)
     except OSError as error:
-        # a write on an open file names none
+        # Errors of write(2) name no path.
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         with contextlib.suppress(OSError):

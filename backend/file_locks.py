@@ -1,6 +1,6 @@
-"""Advisory file locks between threads and processes of this machine, released when their holder dies, forks included.
+"""Advisory file locks between threads and processes of one machine, released when their holder dies, also after a fork.
 
-POSIX alone, as the server is. The client package has locks of its own: it runs where none of this is installed.
+POSIX only. The client package has its own, because it runs without the server's packages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _descriptors: set[int] = set()
 
 
 class ForkAware(Protocol):
-    """An object whose locks must be made anew in the child of a fork: threads that hold them do not exist there."""
+    """An object with locks, which threads of the parent process may hold after a fork."""
 
     def after_fork(self) -> None: ...
 
@@ -26,13 +26,12 @@ _fork_aware_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def renew_after_fork(thing: ForkAware) -> None:
-    """Have `thing.after_fork()` called in every child process, for as long as it lives."""
+    """Call `thing.after_fork()` in every child process while it lives."""
     _fork_aware_locks.add(thing)
 
 
 def _after_fork() -> None:
-    # A lock belongs to the open file, which parent and child now share: a copy left open here would keep the lock
-    # after the parent's death. Closing the copy leaves the parent's lock alone.
+    # Parent and child share the open file: a copy left open here would keep the lock after the parent's death.
     for descriptor in _descriptors:
         os.close(descriptor)
     _descriptors.clear()
@@ -44,7 +43,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def descriptor_lock(descriptor: int, *, wait: bool) -> bool:
-    """Take the exclusive lock of an open file; False where it is held elsewhere and `wait` is not set."""
+    """Lock an open file exclusively; False if it is locked elsewhere and `wait` is False."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -53,22 +52,22 @@ def descriptor_lock(descriptor: int, *, wait: bool) -> bool:
 
 
 def descriptor_hold(descriptor: int) -> None:
-    """Count a descriptor among those that a child process closes, so that its lock dies with this process."""
+    """Close this descriptor in child processes, so that its lock dies with this process."""
     _descriptors.add(descriptor)
 
 
 def descriptor_close(descriptor: int) -> None:
-    """Give up the lock of a kept descriptor and close it. In the child of a fork it is closed already."""
+    """Unlock and close a held descriptor; in the child of a fork it is closed already."""
     if descriptor in _descriptors:
         _descriptors.discard(descriptor)
-        # closing alone would leave the lock to a program that another thread is starting, until that calls exec
+        # Another thread may have forked: its copy would keep the lock until exec.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock file against every other thread and process; without `wait`, yield whether it was free."""
+    """Hold a lock file against all other threads and processes; yields False if taken and `wait` is False."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     descriptor_hold(descriptor)
     try:
@@ -78,7 +77,7 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def write_whole(descriptor: int, data: bytes) -> None:
-    """Write all of the bytes: one call of write(2) may take fewer. Raises OSError where the disk takes no more."""
+    """Write all bytes, although write(2) may take fewer at a time. Raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

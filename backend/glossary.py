@@ -1,4 +1,4 @@
-"""Glossary: the terms of docs/glossary.md on a page, so that pages can link to the word they use."""
+"""Glossary page: the terms of docs/glossary.md."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROW = re.compile(
     r"^\| \*\*(?P<term>[^|]+)\*\* \| (?P<meaning>[^|]+) \| \[[^\]]+\]\((?P<page>[^)#]+)[^)]*\) \|$",
     re.MULTILINE,
 )
-"""A row of the table in docs/glossary.md: | **term** | meaning | [words](page.md#place) |"""
+"""Row of the table in docs/glossary.md: | **term** | meaning | [text](page.md#anchor) |"""
 
 
 @dataclass(frozen=True)
 class Term:
-    """One term, what it means, and the page of docs/ that tells more."""
+    """A term, its meaning, and the page of docs/ about it."""
 
     name: str
     meaning: str
@@ -31,13 +31,11 @@ class Term:
 
     @property
     def anchor(self) -> str:
-        """Its place on the page: /glossary/#off-policy-estimate."""
         return slugify(self.name)
 
 
 @cache
 def terms() -> tuple[Term, ...]:
-    """The rows of docs/glossary.md, in its order."""
     text = (bundled_folder("docs") / "glossary.md").read_text("utf-8")
     return tuple(
         Term(row["term"], row["meaning"].replace("`", ""), f"docs/{row['page']}")
@@ -49,5 +47,4 @@ def terms() -> tuple[Term, ...]:
 @permission_required("feedback.add_rating", raise_exception=True)
 @require_safe
 def glossary(request: HttpRequest) -> HttpResponse:
-    """Every term in one sentence."""
     return render(request, "glossary.html", {"terms": terms()})

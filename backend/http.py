@@ -1,4 +1,4 @@
-"""The address a request came from, as far as it can be believed."""
+"""Requests and responses: the client's address, redirects after forms, the Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from django.utils.functional import cached_property
 from django.utils.http import url_has_allowed_host_and_scheme
 
 IPV6_PREFIX = 64
-"""Bits of an IPv6 address that stand for one customer: the rest is theirs to change at will."""
+"""Bits of an IPv6 address that identify a customer, who controls the rest."""
 
 
 def client_address(request: HttpRequest) -> str | None:
-    """The client's address; of IPv6 the /64 it lies in. None where there is none, as behind a Unix socket.
+    """The client's address, for IPv6 its /64 network; None behind a Unix socket.
 
-    With NUM_PROXIES = n it is the n-th entry of X-Forwarded-For from the right: what stands left of it was written by
-    the client itself. Where that is no address, the one the connection came from.
+    With NUM_PROXIES = n, it is the n-th entry of X-Forwarded-For from the right, because the client can write the
+    entries left of it. If that is no address, the connection's.
     """
     entries = [part.strip() for part in request.META.get("HTTP_X_FORWARDED_FOR", "").split(",")]
     forwarded = entries[-settings.NUM_PROXIES] if 0 < settings.NUM_PROXIES <= len(entries) else ""
@@ -40,7 +40,7 @@ def client_address(request: HttpRequest) -> str | None:
 
 
 def redirect_back(request: HttpRequest, usual: str, *args: Any) -> HttpResponseRedirect:
-    """To the address in the form's field `back`, where it is a path of this server; else to the usual route."""
+    """Redirect to the form's field `back` if it is a path of this server, else to the usual route."""
     back = request.POST.get("back", "")
     if back.startswith("/") and url_has_allowed_host_and_scheme(back, allowed_hosts=None):
         return redirect(back)
@@ -51,15 +51,14 @@ HEADER = "Content-Security-Policy"
 
 
 def policy_header(directives: Mapping[str, Sequence[str]]) -> str:
-    """The header's value: `default-src 'none'; script-src 'self'`."""
+    """Value of the header, such as `default-src 'none'; script-src 'self'`."""
     return "; ".join(" ".join([name, *sources]) for name, sources in directives.items())
 
 
 class ContentSecurityPolicy:
-    """Adds the header, which is written once per process: no page here has a nonce, for none has anything inline.
+    """Adds the Content-Security-Policy of SECURE_CSP (Django 6's form): no inline scripts, handlers or styles.
 
-    Unfold's menus in the admin are Alpine.js expressions in attributes, which Alpine compiles: `unsafe-eval`, in the
-    admin alone. Inline scripts, handlers and styles are refused there as everywhere.
+    The admin also gets `unsafe-eval`, because Unfold's menus are Alpine.js expressions in attributes.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

@@ -1,4 +1,4 @@
-"""Location of the program's own files: a checkout (`python manage.py`) or an installation by pip (`ratchet`)."""
+"""Where the program's files lie (checkout or pip installation), and the data folder with its keys."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-"""The checkout; where installed, the folder that holds the packages (site-packages)."""
+"""The checkout, or site-packages if installed."""
 _PACKAGE_FOLDER = Path(__file__).resolve().parent
-# A wheel has no folders beside its packages: pyproject.toml maps templates/ and static/ into this one.
+# In a wheel, pyproject.toml maps templates/ and static/ into this package.
 IS_INSTALLED = (_PACKAGE_FOLDER / "templates").is_dir()
 PROGRAM = "ratchet" if IS_INSTALLED else "python manage.py"
-"""Words typed before the name of a command: `python manage.py`, or `ratchet` where it is installed."""
+"""What users type before a command's name."""
 
 
 def bundled_folder(name: str) -> Path:
-    """`templates`, `static` or `docs`, where it lies in this installation."""
+    """The folder `templates`, `static` or `docs` of this installation."""
     return (_PACKAGE_FOLDER if IS_INSTALLED else ROOT) / name
 
 
 def default_home(environment: Mapping[str, str]) -> Path:
-    """The data folder where RATCHET_HOME is not set: `var/` of a checkout, else the user's data folder.
+    """Default data folder: `var/` of a checkout, else in the user's data folder.
 
-    Not a folder of the current directory: a command started elsewhere would begin a second, empty installation.
+    Never relative to the current directory: commands started elsewhere would use another, empty installation.
     """
     if not IS_INSTALLED:
         return ROOT / "var"
@@ -34,9 +34,9 @@ def default_home(environment: Mapping[str, str]) -> Path:
 
 
 def dotenv_file(environment: Mapping[str, str]) -> Path:
-    """The `.env` that is read: of the checkout, else of the data folder.
+    """The `.env` of the checkout or, if installed, of the data folder.
 
-    Never of the current directory where installed: it may belong to another app, whose database would be migrated.
+    Never of the current directory: it may belong to another app, whose database would be migrated.
     """
     if not IS_INSTALLED:
         return ROOT / ".env"
@@ -44,12 +44,12 @@ def dotenv_file(environment: Mapping[str, str]) -> Path:
 
 
 def command_arguments(*arguments: str) -> list[str]:
-    """Words after the interpreter (or a launcher such as torchrun) that run a command of ours, started in ROOT."""
+    """Arguments after the interpreter, or a launcher such as torchrun, that run a command in ROOT."""
     return [*(["-m", "backend"] if IS_INSTALLED else [str(ROOT / "manage.py")]), *arguments]
 
 
 def as_typed(text: str) -> str:
-    """A text for people with its commands as they are typed here: `manage.py` becomes `ratchet` where installed."""
+    """The text with commands as users type them: `manage.py` becomes `ratchet` if installed."""
     if not IS_INSTALLED:
         return text
     return re.sub(r"(?:(?:\.venv/bin/)?python )?\bmanage\.py\b|\bmake(?= serve\b)", PROGRAM, text)
@@ -60,10 +60,9 @@ OTHERS_PERMISSIONS = 0o007
 
 
 def home_private(home: Path) -> None:
-    """Make the folder with mode 0700; take everyone's access away from one that is there.
+    """Create the folder with mode 0700, or remove the access of others from an existing one.
 
-    A folder that is closed to everyone but open to a group was made so by somebody, and stays. Where nothing can be
-    changed (a read-only disk, another owner) the folder stays as it is: `manage.py doctor` says so.
+    Access of a group stays. Failures (a read-only disk, another owner) are ignored here; `doctor` reports them.
     """
     with contextlib.suppress(OSError):
         home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
@@ -72,12 +71,12 @@ def home_private(home: Path) -> None:
 
 
 def key_file(path: Path, make: Callable[[], str]) -> str:
-    """The key in a file; made by the first process that asks, and readable by the owner alone."""
+    """The key in a file, created by the first process that asks and readable by the owner alone."""
     with contextlib.suppress(FileNotFoundError):
         if key := path.read_text().strip():
             return key
     path.parent.mkdir(parents=True, exist_ok=True)
-    # written whole under another name: of processes that start at once one's becomes the key, and none is read half
+    # Written under another name, then linked: simultaneous processes agree on one key, and none reads half of it.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     half = Path(name)
     try:
@@ -86,9 +85,9 @@ def key_file(path: Path, make: Callable[[], str]) -> str:
         try:
             path.hardlink_to(half)
         except FileExistsError:
-            if not path.read_text().strip():  # left empty by a full disk
+            if not path.read_text().strip():  # Left empty by a full disk.
                 half.replace(path)
-        except OSError:  # a file system without hard links
+        except OSError:  # A file system without hard links.
             half.replace(path)
     finally:
         half.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Isolation of scheduled work: one agent's fault is logged, told once, and never reaches another agent."""
+"""Isolation of scheduled work: one agent's fault is logged, reported once, and does not stop other agents."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from backend.notifications import notify
 logger = logging.getLogger("backend.isolation")
 
 REPEAT_AFTER_S = 24 * 3600.0
-"""Seconds after which the same fault, where it lasts, is worth another notice."""
+"""Seconds after which a lasting fault is reported again."""
 
 _lasting: dict[Path, OutageLog] = {}
-"""Fault file -> what says now and then that its fault lasts; of faults that this process met."""
+"""Fault file -> log of the lasting fault."""
 _unsaved_faults: dict[Path, tuple[str, float]] = {}
-"""Fault file -> the fault and when it was told (Unix time), where the disk took no note of it."""
+"""Fault file -> (fault, Unix time of the report), if the file could not be written."""
 
 
 class DatabaseAway(OperationalError):
-    """The connection to the database is lost: the fault of no agent, and none can be served until it is back."""
+    """The database connection is lost, which affects every agent."""
 
 
 def agent_isolated(task: str, agent: str, work: Callable[[], list[str]]) -> list[str]:
-    """Do one agent's share of a scheduled task. Returns what was done, a line each; of a fault, the line that names it.
+    """Run one agent's part of a scheduled task; returns a line per action, or the line of its fault.
 
-    Any exception ends this agent's share alone. When it is new, when it is another one than last time, and once a day
-    while it lasts it is logged with its traceback and sent as the notice `clock_failed`; else it is a line per minute.
-    Raises DatabaseAway where the connection is lost.
+    A new or changed fault, and a lasting one once a day, is logged with its traceback and sent as the notice
+    `clock_failed`; otherwise it is logged at most once a minute. Raises DatabaseAway if the connection is lost.
     """
     file = _fault_file(task, agent)
     try:
@@ -53,13 +52,13 @@ def agent_isolated(task: str, agent: str, work: Callable[[], list[str]]) -> list
 
 
 def quiet() -> None:
-    """Take every fault for news: between tests."""
+    """Forget reported faults (for tests)."""
     _lasting.clear()
     _unsaved_faults.clear()
 
 
 def _connection_lost() -> bool:
-    """True where this thread's connection answers nothing; it is closed then, so that the next use opens one."""
+    """True if this thread's connection does not answer; closes it, so that the next use opens a new one."""
     if connection.connection is not None and connection.is_usable():
         return False
     if not connection.in_atomic_block:
@@ -68,13 +67,13 @@ def _connection_lost() -> bool:
 
 
 def _fault_file(task: str, agent: str) -> Path:
-    """The last fault of a task, so that clocks in several processes tell it once."""
+    """File with the last fault of a task, shared by schedulers in several processes."""
     folder: Path = settings.RATCHET_HOME / "cache" / "faults"
     return folder / f"{task} {agent}.txt".replace(" ", "_")
 
 
 def _is_news(file: Path, text: str) -> bool:
-    """True of a fault that was not told lately, by this clock or another; it is noted as told."""
+    """True if no scheduler reported this fault lately; marks it as reported."""
     time_s = time.time()
     try:
         known = file.read_text("utf-8") == text and time_s - file.stat().st_mtime < REPEAT_AFTER_S
@@ -87,7 +86,7 @@ def _is_news(file: Path, text: str) -> bool:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
     except OSError:
-        _unsaved_faults[file] = (text, time_s)  # a full disk must not end the shares of the others
+        _unsaved_faults[file] = (text, time_s)  # A full disk must not stop other agents.
     return True
 
 
@@ -97,4 +96,4 @@ def _fault_over(file: Path) -> None:
     try:
         file.unlink(missing_ok=True)
     except OSError:
-        return  # on a read-only disk: the same fault again is no news for a day
+        return  # Read-only disk: the same fault is not reported again for a day.

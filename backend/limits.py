@@ -1,7 +1,7 @@
-"""Limits of everything that is taken from outside: bytes, values, depth, fields, rows. The one place for the numbers.
+"""Limits of all input: bytes, values, depth, fields, rows.
 
-Size is looked at first, then a text is parsed, then it is checked; so no request costs more than its limits allow.
-docs/limits.md has the table; `tests/test_limits.py` tries each limit and one above it.
+Size is checked first, then text is parsed, then checked, so that no request costs more than its limits allow.
+docs/limits.md lists them; `tests/test_limits.py` tests each limit and one above it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit, as the documentation lists it."""
-
     subject: str
     value: int
     unit: str
     consequence: str
-    """Consequence above the limit."""
+    """What happens above the limit."""
 
     @property
     def text(self) -> str:
-        """The number with its unit: 10 MiB, 500,000 values."""
+        """The value with its unit: 10 MiB, 500,000 values."""
         if self.unit != "bytes":
             return f"{self.value:,} {self.unit}".strip()
         for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

@@ -1,4 +1,4 @@
-"""Outages in the log: said when they begin and once per interval, with how often they were met since."""
+"""Logging: outages once per interval, standing problems once, and lines without secrets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 import time
 
 INTERVAL_S = 60.0
-"""Between two lines about the same outage, per process: a busy server meets it a thousand times a second."""
+"""Seconds between two lines about the same outage, per process."""
 
 
 class OutageLog:
-    """Logs one kind of outage at most once per INTERVAL_S; what is left out is counted in the next line."""
+    """Logs one kind of outage at most once per INTERVAL_S; the next line counts the suppressed ones."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self.logger = logger
@@ -21,7 +21,7 @@ class OutageLog:
         self._untold = 0
 
     def report(self, message: str, error: BaseException | None = None, level: int = logging.WARNING) -> None:
-        """One more request met the outage. The line ends with the error in one line, without its traceback."""
+        """Log an outage with its error on one line, without traceback."""
         with self._lock:
             now = time.monotonic()
             if now - self._last < INTERVAL_S:
@@ -35,12 +35,12 @@ class OutageLog:
         )
 
     def reset(self) -> None:
-        """Say the next one at once: between tests."""
+        """Log the next outage at once (for tests)."""
         self._last, self._untold = float("-inf"), 0
 
 
 class ProblemLog:
-    """Logs each kind of problem the first time it happens; the ones after it at debug level, until it is over."""
+    """Logs each kind of problem once, then at debug level until it is resolved."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -48,15 +48,15 @@ class ProblemLog:
         self._lock = threading.Lock()
 
     def report(self, kind: str, message: str, error: BaseException | None = None) -> None:
-        """Log `message` as an error, with the traceback of `error`; at debug level where this kind stands already."""
+        """Log a problem with the traceback of `error`; at debug level if this kind was logged already."""
         with self._lock:
             known = kind in self._standing
             self._standing.add(kind)
-        text = f"{message} (said once; more of this kind are logged at debug level)"
+        text = f"{message} (logged once; repetitions are at debug level)"
         self._logger.log(logging.DEBUG if known else logging.ERROR, text, exc_info=error)
 
     def resolve(self, kind: str, message: str) -> None:
-        """Log that a problem has passed, if it stood; the next one of its kind is loud again."""
+        """Log that a problem is over, if it was reported; the next one of its kind is logged again."""
         with self._lock:
             if kind not in self._standing:
                 return
@@ -64,16 +64,16 @@ class ProblemLog:
         self._logger.info(message)
 
     def after_fork(self) -> None:
-        """Replace the lock: a thread that does not exist in this process may hold it."""
+        """Replace the lock, which a thread of the parent process may hold."""
         self._lock = threading.Lock()
 
 
 PLACEHOLDER = "[hidden]"
 
 _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
-    # a one-time link: Django logs the address of what it refuses, and a refused link may still be good
+    # One-time links: Django logs the path of refused requests, and a refused link may still be valid.
     (re.compile(r"(/accounts/link/[^/\s\"']+/)[^/\s\"']+"), rf"\1{PLACEHOLDER}"),
-    # an API key keeps its public beginning, by which it is found in the list of keys
+    # API keys keep their public prefix.
     (re.compile(r"(rk_[A-Za-z0-9_-]{8})[A-Za-z0-9_-]{32}"), rf"\1{PLACEHOLDER}"),
     (re.compile(r"(?i)(bearer\s+)(?!rk_)[^\s\"',]+"), rf"\1{PLACEHOLDER}"),
     (re.compile(r"((?:sessionid|csrftoken|csrfmiddlewaretoken)=)[^;&\s\"']+"), rf"\1{PLACEHOLDER}"),
@@ -82,14 +82,14 @@ _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def secrets_hidden(text: str) -> str:
-    """A text with `[hidden]` where a secret stood."""
+    """The text with `[hidden]` in place of tokens, keys, cookies and passwords."""
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
     return text
 
 
 class SecretsHidden(logging.Formatter):
-    """A formatter that hides secrets in the whole line, its arguments and traceback included."""
+    """Hides secrets in the whole line, including arguments and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         return secrets_hidden(super().format(record))

@@ -1,4 +1,4 @@
-"""Next step after each command, in one place: commands print it as their last line, `--json` has it as `next`."""
+"""The next step after each command: its last line, and `next` in --json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from backend.installation import PROGRAM
 
 
 def after_training(policy: str, champion: str = "") -> str:
-    """champion: whom the policy must beat; empty for the base model."""
+    """champion: the policy to beat; empty for the base model."""
     return f"{PROGRAM} evaluate_model --policy {policy} {f'--compare {champion}' if champion else '--compare-base'}"
 
 
@@ -21,13 +21,12 @@ def after_gate_opens(policy: str) -> str:
 
 
 def after_gate_stays_closed(agent: str, further: int = 0) -> str:
-    """further: rated prompts until enough are held out; 0 where enough are."""
+    """further: prompts to rate until enough are held out."""
     more = f"about {further} more prompts" if further else "more prompts"
     return f"rate {more} at /rate/?agent={agent}, then train again"
 
 
 def after_harm(policy: str, agent: str, reason: str) -> str:
-    """The gate found harm, which more ratings do not mend."""
     return (
         f"it did not pass the gate ({reason}): train again with other knobs (--learning-rate, --epochs) or "
         f"more ratings (/rate/?agent={agent}); to promote it anyway, on record: {PROGRAM} policy promote "
@@ -36,7 +35,6 @@ def after_harm(policy: str, agent: str, reason: str) -> str:
 
 
 def after_rejection(agent: str, reason: str) -> str:
-    """The gate found harm and the policy is rejected for good: a better one is a new policy."""
     return (
         f"it did not pass the gate ({reason}) and is rejected: train a new one with other knobs (--learning-rate, "
         f"--epochs) or more ratings (/rate/?agent={agent})"
@@ -44,12 +42,10 @@ def after_rejection(agent: str, reason: str) -> str:
 
 
 def after_challenge(policy: str, agent: str) -> str:
-    """An experiment decides between a challenger and the champion."""
     return f"{PROGRAM} experiment start {policy} --agent {agent} --challenger {policy}"
 
 
 def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
-    """kind: of the policy; a linear one has a single format, and a recorded one is asked by its app alone."""
     if kind == "recorded":
         return f"have the app ask its own model again: this server answers for {agent} with the base model"
     form = "" if kind == "linear" else " --format gguf --quantization q4_k_m"
@@ -60,7 +56,6 @@ def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
 
 
 def after_export(format: str, path: str, base: str = "BASE.gguf") -> str:
-    """Command that serves the written file in another program."""
     where = Path(path)
     folder = where if not where.suffix else where.parent
     return {
@@ -74,7 +69,7 @@ def after_export(format: str, path: str, base: str = "BASE.gguf") -> str:
 
 
 def after_benchmark(policy: str, agent: str, *, asked: bool) -> str:
-    """asked: the agent's gate lists the tasks that were run."""
+    """asked: the agent's gate requires these tasks."""
     if asked:
         return f"{PROGRAM} policy promote {policy}"
     return (

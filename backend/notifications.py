@@ -1,4 +1,4 @@
-"""Tell people what happened: a webhook and e-mail, where the settings name one. A notice that fails stops nothing."""
+"""Notifications by webhook and e-mail, if configured. A failure is logged and stops nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 5.0
 
 
 def notify(event: str, text: str, **facts: Any) -> list[str]:
-    """Send `{"event", "text", ...facts}` to NOTIFY_WEBHOOK and the text to NOTIFY_EMAIL. Returns what was reached."""
+    """Send `{"event", "text", ...facts}` to NOTIFY_WEBHOOK and the text to NOTIFY_EMAIL; returns channels reached."""
     reached = []
     if settings.NOTIFY_WEBHOOK and _post(settings.NOTIFY_WEBHOOK, {"event": event, "text": text, **facts}):
         reached.append("webhook")
@@ -25,7 +25,7 @@ def notify(event: str, text: str, **facts: Any) -> list[str]:
         try:
             send_mail(f"Ratchet: {text.splitlines()[0][:150]}", text, None, settings.NOTIFY_EMAIL)
             reached.append("e-mail")
-        except OSError as error:  # what smtplib raises are OSErrors
+        except OSError as error:  # smtplib raises OSErrors.
             logger.warning("no e-mail about %s could be sent: %s", event, error)
     return reached
 

@@ -1,4 +1,4 @@
-"""Read the operator's YAML file of knobs (RATCHET_CONFIG) and check every key: what has no effect is refused."""
+"""The operator's YAML file of knobs (RATCHET_CONFIG); unknown keys and invalid values are refused."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rl.recipes import AB_TESTING_KNOBS, ONLINE_LEARNING_CONFIG, RecipeError
 from rl.recipes.methods import METHODS, RLHF, policy_methods
 
 WRAPPER = "rlhf"
-"""One top key below which everything may stand."""
+"""Optional top-level key around everything."""
 
 SWITCHES = ("enabled", "base_model")
-"""Keys beside the sections."""
+"""Top-level keys besides the sections."""
 
 SCOPES = ("ingest", "rate", "read", "operate")
 LEARNER_CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
@@ -25,46 +25,45 @@ LEARNER_CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "start_from": lambda: ("base", "champion"),
     "gate": lambda: ("champion", "challenger", "none"),
 }
-"""Knob of `continuous_learning` -> the values it may have."""
+"""Knob of `continuous_learning` -> allowed values."""
 
 
 class OperatorFileError(ValueError):
-    """A file that cannot be read, or a key or value in it that means nothing; the message names the key."""
+    """The file is unreadable, or a key or value is invalid."""
 
 
 @dataclass(frozen=True)
 class OperatorFile:
-    """Values of the file, by where they count."""
+    """Values of the file."""
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Section -> {knob: value}, without the base models."""
+    """Section -> {knob: value}, without base models."""
     base_models: dict[str, str] = field(default_factory=dict)
-    """Method or `continuous_learning` -> the base model trained there."""
+    """Method or `continuous_learning` -> base model."""
     base_model: str = ""
-    """Base model where nothing else names one; empty where the file does not say."""
+    """Default base model; empty if not set."""
     enabled: bool | None = None
-    """Switch for agents that retrain by themselves; None where the file does not say."""
+    """Whether agents retrain automatically; None if not set."""
 
 
 class _Strict(yaml.SafeLoader):
-    """Reads plain YAML; a key that stands there twice is refused, where YAML would silently take the last."""
+    """Refuses repeated keys, of which YAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
                 raise OperatorFileError(
-                    f"{key.value} stands there twice, again in line {key.start_mark.line + 1}"
+                    f"{key.value} is repeated in line {key.start_mark.line + 1}: remove one of them"
                 )
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
 def operator_file(path: str, *, methods_missing: bool = False) -> OperatorFile:
-    """The file's content, checked; an empty path is an empty file. Raises OperatorFileError.
+    """Read and check the file; an empty path is an empty file. Raises OperatorFileError.
 
-    methods_missing: a plugin with a method was left out, so that a section nobody knows may be that method's: it counts
-    for nothing and stops nothing.
+    methods_missing: a method plugin failed to load, so ignore unknown sections, which may be its.
     """
     if not path:
         return OperatorFile()
@@ -78,14 +77,14 @@ def operator_file(path: str, *, methods_missing: bool = False) -> OperatorFile:
 
 
 def operator_settings(content: Any, *, methods_missing: bool = False) -> OperatorFile:
-    """The settings in a parsed file: sections at the top, or all of them below `rlhf`. Raises OperatorFileError."""
+    """Settings of a parsed file: sections at the top level or all below `rlhf`. Raises OperatorFileError."""
     if not isinstance(content, dict):
         raise OperatorFileError(
             f"expected sections of knobs ({', '.join(section_checks())}), found {type(content).__name__}"
         )
     if WRAPPER in content:
         if beside := sorted(map(str, set(content) - {WRAPPER})):
-            raise OperatorFileError(f"{beside[0]} stands beside {WRAPPER}: put everything below {WRAPPER}")
+            raise OperatorFileError(f"{beside[0]} is outside {WRAPPER}: put everything below {WRAPPER}")
         content = content[WRAPPER] or {}
         if not isinstance(content, dict):
             raise OperatorFileError(f"{WRAPPER}: expected sections of knobs, found {type(content).__name__}")
@@ -99,7 +98,7 @@ def operator_settings(content: Any, *, methods_missing: bool = False) -> Operato
             raise OperatorFileError(
                 f"no section {name!r}; there are {', '.join(checks)}, and the keys {', '.join(SWITCHES)}"
             )
-        knobs = {} if knobs is None else knobs  # a section whose knobs are commented out
+        knobs = {} if knobs is None else knobs  # All knobs are commented out.
         if not isinstance(knobs, dict):
             raise OperatorFileError(f"{name}: expected knobs, found {type(knobs).__name__}")
         own = dict(knobs)
@@ -126,7 +125,7 @@ def _check_knobs(section: str, knobs: Mapping[str, Any], known: Mapping[str, Any
 
 
 def _recipe(section: str, knobs: Mapping[str, Any]) -> None:
-    """A method's knobs: known by name, and allowed by at least one preset, over which they are laid."""
+    """Check that at least one preset of the method accepts the knobs."""
     fault: RecipeError | None = None
     for preset in METHODS[section].presets.values():
         try:
@@ -160,7 +159,7 @@ FEEDBACK: dict[str, tuple[Callable[[Any], bool], str]] = {
         for scope in SCOPES
     },
 }
-"""Knob of `feedback` -> whether a value is allowed, and what is."""
+"""Knob of `feedback` -> (check of a value, what is allowed)."""
 
 
 def _feedback(section: str, knobs: Mapping[str, Any]) -> None:
@@ -172,7 +171,6 @@ def _feedback(section: str, knobs: Mapping[str, Any]) -> None:
 
 
 def _learner(section: str, knobs: Mapping[str, Any]) -> None:
-    """The learner's knobs: of the type of their default, and one of the choices where there are such."""
     _check_knobs(section, knobs, {**ONLINE_LEARNING_CONFIG, "base_model": ""})
     for name, value in knobs.items():
         default = ONLINE_LEARNING_CONFIG[name]
@@ -193,11 +191,11 @@ def _learner(section: str, knobs: Mapping[str, Any]) -> None:
 
 
 def _experiments(section: str, knobs: Mapping[str, Any]) -> None:
-    _check_knobs(section, knobs, AB_TESTING_KNOBS)  # their values are checked with the experiment they make
+    _check_knobs(section, knobs, AB_TESTING_KNOBS)  # Values are checked when an experiment is created.
 
 
 def section_checks() -> dict[str, Callable[[str, Mapping[str, Any]], None]]:
-    """Section -> the check of its knobs; each method has a section."""
+    """Section -> check of its knobs; each method has a section."""
     return {
         "feedback": _feedback,
         **dict.fromkeys(METHODS, _recipe),

@@ -1,4 +1,4 @@
-"""Rate of counted work, and the time that is left of it."""
+"""Rate of counted work and the time left."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 
 SHOWN_AFTER_S = 3.0
-"""Seconds of work from which its rate is shown: the first steps are slower than the rest."""
+"""Seconds before the rate is shown, because the first steps are slower."""
 
 
 @dataclass
 class Pace:
-    """Measured from the first report on; a count that falls or has another total begins anew."""
+    """Measures from the first report; restarts when the count falls or the total changes."""
 
     total: int = 0
     done: int = 0
@@ -19,7 +19,7 @@ class Pace:
     start_s: float = 0.0
 
     def words(self, done: int, total: int) -> str:
-        """`1.2 s each, 4 min left`; empty before there is a rate, and at the end."""
+        """Such as `1.2 s each, 4 min left`; empty before there is a rate and at the end."""
         now = time.monotonic()
         if total != self.total or done < self.done:
             self.total, self.first, self.start_s = total, done, now

@@ -1,8 +1,7 @@
-"""Plugins: agents, rewards, formats, methods, exporters and benchmarks from outside the project.
+"""Plugins: agents, rewards, formats, methods, exporters and benchmarks from other packages.
 
-An installed package names them as entry points (group `ratchet.formats`, ...), the operator by dotted path in a setting
-(`RATCHET_FORMATS`, ...); no request ever does. One that cannot be used is named (in the log, by `manage.py check` and
-`manage.py doctor`) and left out: the site and the other plugins go on.
+Packages name them as entry points (group `ratchet.formats`, ...), operators by dotted path in a setting
+(`RATCHET_FORMATS`, ...). An unusable plugin is reported in the log, by `check` and by `doctor`, and left out.
 """
 
 from __future__ import annotations
@@ -22,13 +21,10 @@ logger = logging.getLogger("backend.plugins")
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of plugin."""
-
     attribute: str
-    """Name that a module defines where the path names the module alone."""
+    """Attribute to take if the path names a module."""
     register: str
-    """`module:function` that takes (name, object), checks the object and enters it; raises ValueError where it cannot.
-    Imported when there is a plugin of the kind."""
+    """`module:function` called with (name, object), which raises ValueError for an invalid object."""
 
 
 KINDS = {
@@ -39,35 +35,33 @@ KINDS = {
     "methods": Kind("METHOD", "rl.recipes.methods:method_register"),
     "rewards": Kind("REWARD", "rl.rewards.catalogue:reward_register"),
 }
-"""Kind -> what it needs. The group of its entry points is `ratchet.<kind>`, its setting `RATCHET_<KIND>`."""
+"""Kinds of plugins. Entry points are in the group `ratchet.<kind>`, the setting is `RATCHET_<KIND>`."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """One plugin that was named, and what became of it."""
+    """A named plugin and whether it is in use."""
 
     kind: str
     name: str
-    """Name of the entry point, or the last part of the dotted path."""
+    """Name of the entry point or last part of the dotted path."""
     place: str
-    """Place that names it, for a person: a setting, or a package with its version."""
+    """Where it is named: a setting, or a package with its version."""
     fault: str = ""
-    """Reason that it was left out; empty where it is in use."""
+    """Why it was left out; empty if it is in use."""
     remark: str = ""
-    """Flaw of one that is in use all the same."""
+    """Flaw of a plugin that is in use."""
     remedy: str = ""
 
     @property
     def text(self) -> str:
-        """The fault, or the remark, as one sentence with its next step."""
+        """Fault or remark, with the remedy."""
         what = f"was left out: {self.fault}" if self.fault else self.remark
         return f"{self.place} {what}; {self.remedy}"
 
 
 @dataclass(frozen=True)
 class _PluginReference:
-    """A plugin as it was named, not yet imported."""
-
     kind: str
     name: str
     path: str
@@ -76,13 +70,13 @@ class _PluginReference:
 
 
 plugins: dict[tuple[str, str], Plugin] = {}
-"""(kind, place) -> every plugin that this process met."""
+"""(kind, place) -> plugin, for every plugin of this process."""
 
 
 def plugins_load(kind: str, paths: Sequence[str] = ()) -> None:
-    """Import and register the plugins of a kind: those of its setting (`paths`) first, then the entry points by name.
+    """Import and register the plugins of a kind: those in `paths`, then entry points by name.
 
-    Raises nothing because of a plugin; each that cannot be used stands in `plugins` with its fault.
+    Never raises because of a plugin; `plugins` holds its fault.
     """
     for named in (*_of_setting(kind, paths), *_of_packages(kind)):
         known = plugins.get((kind, named.place))
@@ -111,7 +105,7 @@ def _of_packages(kind: str) -> Iterator[_PluginReference]:
 
 @cache
 def _entry_points() -> dict[str, list[EntryPoint]]:
-    """Our groups -> their entry points. Read once in a process: it looks into every installed package."""
+    """Group -> entry points. Cached, because it reads every installed package."""
     found = entry_points()
     return {group: list(found.select(group=group)) for group in (f"ratchet.{kind}" for kind in KINDS)}
 
@@ -120,7 +114,7 @@ def _plugin_load(named: _PluginReference) -> Plugin:
     kind = KINDS[named.kind]
     had_torch = "torch" in sys.modules
     try:
-        # a plugin is somebody else's code: it may raise anything, and call sys.exit
+        # A plugin may raise anything and call sys.exit.
         try:
             found = object_at(named.path, kind.attribute)
         except (Exception, SystemExit) as error:
@@ -131,7 +125,11 @@ def _plugin_load(named: _PluginReference) -> Plugin:
         fault = str(error) if isinstance(error, ValueError) else _reason(error)
         return Plugin(named.kind, named.name, named.place, " ".join(fault.split()), remedy=named.remedy)
     remark = "" if had_torch or "torch" not in sys.modules else "imports torch wherever it is imported"
-    remedy = "its authors should import torch inside functions: web processes need none" if remark else ""
+    remedy = (
+        "its authors should import torch inside functions, because web processes do without it"
+        if remark
+        else ""
+    )
     return Plugin(named.kind, named.name, named.place, remark=remark, remedy=remedy)
 
 
@@ -151,7 +149,7 @@ def object_at(path: str, attribute: str) -> Any:
         except ModuleNotFoundError as error:
             module, _, name = path.rpartition(".")
             if error.name != path or not module:
-                raise  # the module is there, and something it imports is not
+                raise  # The module exists, but one of its imports does not.
     found: Any = import_module(module)
     for part in name.split(".") if name else ():
         found = getattr(found, part)
@@ -163,17 +161,16 @@ def _attribute_path(found: Any, attribute: str) -> Any:
 
 
 def plugin_faults() -> list[Plugin]:
-    """Plugins that were left out, then those that are used with a remark."""
+    """Plugins that were left out, then those with a remark."""
     return [one for one in plugins.values() if one.fault] + [one for one in plugins.values() if one.remark]
 
 
 def left_out(kind: str) -> bool:
-    """True if a plugin of a kind was left out."""
     return any(one.kind == kind and one.fault for one in plugins.values())
 
 
 def plugin_faults_log() -> None:
-    """Name in the log what was left out of this process, each once."""
+    """Log each fault and remark once per process."""
     for plugin in plugin_faults():
         if plugin not in _logged_plugins:
             logger.warning("plugin %s", plugin.text)
@@ -184,7 +181,7 @@ _logged_plugins: set[Plugin] = set()
 
 
 def plugins_check(**_: Any) -> list[Any]:
-    """System check: a warning for each plugin that was left out, so that commands run and servers start."""
+    """System check: warnings, not errors, so that commands and servers still start."""
     from django.core.checks import Warning as CheckWarning
 
     return [

@@ -1,4 +1,4 @@
-"""Template tags that every template knows without loading them."""
+"""Template tags available in every template."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ register = template.Library()
 
 @register.simple_tag
 def program() -> str:
-    """Words typed before the name of a command: `python manage.py`, or `ratchet` where it is installed."""
+    """What users type before a command's name."""
     return installation.PROGRAM

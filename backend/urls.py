@@ -1,4 +1,4 @@
-"""URL configuration: the two applications' addresses and the admin's."""
+"""URL configuration."""
 
 from django.contrib import admin
 from django.urls import include, path, re_path
@@ -9,17 +9,16 @@ from backend.rest import errors
 admin.autodiscover()
 
 urlpatterns = [
-    # first, because it is asked most often
     path("api/", include("feedback.api.urls")),
     path("api/", include("rl.api.urls")),
-    # whatever else is asked for there gets JSON too
+    # Unknown addresses below these get JSON too.
     path("v1/", include("rl.api.gateway_urls")),
     re_path("^v1/", errors.no_such_address),
     re_path("^api/", errors.no_such_address),
     path("", include("rl.api.health_urls")),
     path("", include("feedback.urls")),
     path("", include("rl.urls")),
-    # Django redirects from here to a row's own page, by any content type and id a client writes; no model here has one
+    # Django would redirect from here to any row's own page; no model has one.
     re_path("^admin/r/", errors.no_such_page),
     path("admin/", admin.site.urls),
     path("glossary/", glossary, name="glossary"),

@@ -227,7 +227,7 @@ def test_a_full_disk_is_said_before_anything_is_written(
 
 @pytest.mark.django_db
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="is no backup"):
+    with pytest.raises(CommandError, match="not a complete backup"):
         call_command("restore", str(tmp_path), stdout=StringIO())
 
 

@@ -19,7 +19,8 @@ from django.test import Client
 from django.utils import timezone
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from backend import database, notifications
+from backend import database as backend_database
+from backend import notifications
 from backend.command import RatchetCommand
 from backend.disks import disk_state, file_replace
 from feedback.models import Decision
@@ -268,8 +269,8 @@ def test_ready_tells_of_disks_and_of_missing_migrations(
     small_disk.lock()
     assert Client().get("/readyz").json()["data"] == "read-only"
     small_disk.unlock()
-    monkeypatch.setattr(database, "_complete", set())
-    monkeypatch.setattr(database, "migrations_waiting", lambda: 2)
+    monkeypatch.setattr(backend_database, "_complete", set())
+    monkeypatch.setattr(backend_database, "migrations_waiting", lambda: 2)
     response = Client().get("/readyz")
     assert (response.status_code, response.json()["migrations"]) == (503, "missing")
 

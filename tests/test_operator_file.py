@@ -57,7 +57,7 @@ def test_below_rlhf_and_at_the_top_mean_the_same() -> None:
     [
         ([1], "expected sections of knobs"),
         ({"dopo": {}}, "no section 'dopo'"),
-        ({"rlhf": {"dpo": {}}, "dpo": {}}, "dpo stands beside rlhf"),
+        ({"rlhf": {"dpo": {}}, "dpo": {}}, "dpo is outside rlhf"),
         ({"dpo": {"beta_": 1}}, "dpo: no knob 'beta_'"),
         ({"dpo": {"beta": -1}}, "dpo: beta must be above 0"),
         ({"dpo": 3}, "dpo: expected knobs"),
@@ -195,7 +195,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_key_that_stands_there_twice_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "knobs.yaml"
     path.write_text("dpo:\n  beta: 0.1\n  epochs: 2\n  beta: 0.3\n")
-    with pytest.raises(OperatorFileError, match=r"knobs\.yaml\): beta stands there twice, again in line 4"):
+    with pytest.raises(OperatorFileError, match=r"knobs\.yaml\): beta is repeated in line 4"):
         operator_file(str(path))
     path.write_text("dpo:\n  beta: 0.1\nkto:\n  beta: 0.3\n")
     assert operator_file(str(path)).sections == {"dpo": {"beta": 0.1}, "kto": {"beta": 0.3}}

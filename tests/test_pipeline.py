@@ -73,7 +73,7 @@ def doors(monkeypatch: pytest.MonkeyPatch) -> Doors:
 def follow(policy: Policy) -> pipeline.PipelineResult:
     assert policy.run is not None
     # the heartbeat of a real run is written by a thread, which sees nothing of a test's transaction
-    return pipeline.policy_follow(policy, pipeline.Wishes.of(pipeline.learner_settings("widgets")))
+    return pipeline.policy_follow(policy, pipeline.FollowUpOptions.of(pipeline.learner_settings("widgets")))
 
 
 @pytest.mark.parametrize(

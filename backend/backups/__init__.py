@@ -1,1 +1,1 @@
-"""Backups of an installation: its database and its data folder as of one moment, verified, and put back."""
+"""Backups: database and data folder of one moment, verified and restored."""

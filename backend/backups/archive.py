@@ -1,9 +1,8 @@
-"""A backup as a folder: the database, what lies in RATCHET_HOME, and a manifest with the SHA-256 of every file.
+"""A backup as a folder: the database, the files of RATCHET_HOME, and a manifest with the SHA-256 of every file.
 
-The order of copying is what makes it consistent while everything runs. Decisions move from a journal into the spool and
-from there into the database, so they are copied in that order: a decision is caught in one of the three, and where it
-is caught in two, its id makes it one. Rows name files that were there before them, so files are copied after the
-database: what a row of the copy names is there, and a file more than the rows know of does no harm.
+The copying order makes it consistent while everything runs. Decisions move from a journal to the spool to the database,
+so these are copied in this order: each decision is in at least one of them, and its id makes duplicates harmless. Rows
+name files that existed before them, so files are copied after the database.
 """
 
 from __future__ import annotations
@@ -34,34 +33,34 @@ from backend.backups.databases import (
 MANIFEST = "manifest.json"
 HOME = "home"
 REMADE = ("cache", "metrics", "uploads", "serving-exports.log")
-"""In RATCHET_HOME, and left out: made anew when it is needed."""
+"""Left out of a backup, because they are rebuilt."""
 OWN = ("upstream_key",)
-"""In RATCHET_HOME, and left out: it decrypts the API keys in the database, which a backup must not give away."""
+"""Left out of a backup, because it decrypts the API keys in the database."""
 ASIDE = "before-restore-"
-"""Folder for the files that an overwriting restore moves aside."""
+"""Prefix of the folder to which an overwriting restore moves existing files."""
 BLOCK = 1024 * 1024
 SPARE_BYTES = 64 * BLOCK
-"""Left free on the disk a backup is written to."""
+"""Bytes left free on the backup's disk."""
 
 BytesProgress = Callable[[int, int], None]
-"""Bytes done, bytes in all."""
+"""Called with (bytes done, total bytes)."""
 
 
 @dataclass
 class Manifest:
-    """Contents of a backup. Written last: without it a folder is no backup."""
+    """Contents of a backup. Written last: a folder without it is not a backup."""
 
     ratchet: str
     created_at: str
     database: str
-    """Name of the database's file in the backup."""
+    """File name of the database in the backup."""
     migrations: list[str]
     rows: dict[str, int]
-    """Rows per table at the moment of the backup."""
+    """Table -> rows at the time of the backup."""
     files: dict[str, list[Any]] = field(default_factory=dict)
     """Path in the backup -> [bytes, SHA-256, mode]."""
     vanished: list[str] = field(default_factory=list)
-    """Files that were removed while they were being copied, such as checkpoints of a run that ended."""
+    """Files deleted during copying, such as old checkpoints."""
 
     @property
     def bytes(self) -> int:
@@ -72,15 +71,13 @@ class Manifest:
 
 
 def backup(target: Path, told: BytesProgress = lambda done, total: None) -> Manifest:
-    """Write a backup into a new or empty folder and read it again; others may write meanwhile. Raises BackupRefused."""
+    """Write a backup to a new or empty folder and verify it, while others write. Raises BackupRefused."""
     home = settings.RATCHET_HOME
     target = target.resolve()
     if target.is_relative_to(home):
         raise BackupRefused(f"expected a folder outside RATCHET_HOME ({home}), found {target}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BackupRefused(
-            f"expected a new or empty folder, found {target} with something in it: name another"
-        )
+        raise BackupRefused(f"expected a new or empty folder, found files in {target}: name another folder")
     total = _space_needed(home, target)
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     target.chmod(0o700)
@@ -130,7 +127,7 @@ def _space_needed(home: Path, target: Path) -> int:
 
 
 def _spool_files(home: Path) -> Iterator[Path]:
-    """Journals, then how far the spool is handled, then the spool: the way decisions go."""
+    """Journals, then the spool's position, then the spool, in the order in which decisions move."""
     order = {".journal": 0, ".json": 1}
     found = [path for path in _walk(home / "spool") if path.suffix != ".lock"]
     yield from sorted(found, key=lambda path: (order.get(path.suffix, 2), path))
@@ -153,7 +150,7 @@ def _other_files(home: Path) -> Iterator[Path]:
 
 
 def _walk(path: Path) -> Iterator[Path]:
-    """Regular files; links and half-written files (names that begin with a dot) are not followed or taken."""
+    """Regular files, without links and half-written files (leading dot)."""
     if path.is_symlink() or path.name.startswith("."):
         return
     if path.is_file():
@@ -162,7 +159,7 @@ def _walk(path: Path) -> Iterator[Path]:
         try:
             entries = sorted(path.iterdir())
         except FileNotFoundError:
-            return  # a training beside removed an older checkpoint
+            return  # A running training deleted an old checkpoint.
         for entry in entries:
             yield from _walk(entry)
 
@@ -197,10 +194,10 @@ def _sha256(path: Path) -> str:
 
 
 def verify(source: Path) -> Manifest:
-    """Read a whole backup: every file has its bytes, the database is whole. Raises BackupRefused."""
+    """Check every file and the database of a backup. Raises BackupRefused."""
     path = source / MANIFEST
     if not path.is_file():
-        raise BackupRefused(f"{source} is no backup, or one that broke off: expected {MANIFEST} in it")
+        raise BackupRefused(f"{source} is not a complete backup: expected {MANIFEST} in it")
     try:
         manifest = Manifest(**json.loads(path.read_text("utf-8")))
     except (ValueError, TypeError) as error:
@@ -220,36 +217,36 @@ def verify(source: Path) -> Manifest:
 
 
 def restore(source: Path, *, overwrite: bool = False) -> Manifest:
-    """Put a backup in the place of the database and of what lies in RATCHET_HOME, after reading all of it.
+    """Verify a backup, then restore the database and RATCHET_HOME from it. Raises BackupRefused.
 
-    overwrite: even where there is something. The data folder's content is moved aside, into `before-restore-<time>`
-    inside it (an SQLite database too); a PostgreSQL database's tables are dropped. Raises BackupRefused.
+    overwrite: replace existing data. Files, including an SQLite database, are moved to `before-restore-<time>` in the
+    data folder; the tables of a PostgreSQL database are dropped.
     """
     manifest = verify(source)
     home: Path = settings.RATCHET_HOME
     if unknown := sorted(set(manifest.migrations) - migration_names()):
         raise BackupRefused(
-            f"the backup is of a newer Ratchet ({manifest.ratchet}, with the migration {unknown[0]}), and this one is "
-            f"{settings.RATCHET_VERSION}: restore it with the newer one"
+            f"the backup is from a newer Ratchet ({manifest.ratchet}, with the migration {unknown[0]}); this is "
+            f"{settings.RATCHET_VERSION}: restore it with the newer version"
         )
     database = database_file()
     is_new = database is not None and (not database.is_file() or not database.stat().st_size)
     if not overwrite:
         if occupied := _paths_in_use(home):
             raise BackupRefused(
-                f"{home} holds {occupied[0].name}: stop the server and add --overwrite to move what is there aside, or "
+                f"{home} holds {occupied[0].name}: stop the server and add --overwrite to move existing files, or "
                 "set RATCHET_HOME to another folder"
             )
         if not is_new and not database_empty():
             raise BackupRefused(
-                "the database holds something: stop the server and add --overwrite to replace it, or set DATABASE_URL "
+                "the database is not empty: stop the server and add --overwrite to replace it, or set DATABASE_URL "
                 "to an empty one"
             )
     aside = home / f"{ASIDE}{datetime.now(UTC):%Y%m%d-%H%M%S}"
     moved = [*_paths_in_use(home), *(home / name for name in REMADE if (home / name).exists())]
     if database is not None and database.is_file():
         moved += [path for path in database.parent.glob(f"{database.name}*") if path not in moved]
-    if overwrite and (home / "secret_key").exists():  # else this very process has just made it
+    if overwrite and (home / "secret_key").exists():  # Without --overwrite, this process has just created it.
         moved.append(home / "secret_key")
     for path in moved:
         aside.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -265,7 +262,7 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
 
 
 def _paths_in_use(home: Path) -> list[Path]:
-    """Files that a restore would hide; not what every start makes anew, nor what a restore put aside."""
+    """Files that a restore would replace, without rebuilt ones and those of an earlier restore."""
     database = database_file()
     own = (*REMADE, *OWN, "secret_key")
     return [

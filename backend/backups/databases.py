@@ -1,4 +1,4 @@
-"""A copy of the database as of one moment, taken while it is written to, and put back: SQLite and PostgreSQL."""
+"""Copy and restore of the database of one moment, while it is written to: SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,30 +19,27 @@ SQLITE_FILE, POSTGRES_FILE = "database.sqlite3", "database.dump"
 
 
 class BackupRefused(ValueError):
-    """A backup that cannot be made, read or put back; the message says what was expected and what to do."""
+    """The backup cannot be made, read or restored."""
 
 
 def database_file() -> Path | None:
-    """The SQLite file; None where the database is a server's, or lies in memory."""
+    """The SQLite file; None for PostgreSQL or a database in memory."""
     name = str(connection.settings_dict["NAME"])
     return Path(name) if connection.vendor == "sqlite" and "memory" not in name else None
 
 
 def migrations_applied() -> list[str]:
-    """Names of the migrations the database has, such as feedback.0001_initial."""
+    """Names of the applied migrations, such as feedback.0001_initial."""
     return sorted(".".join(key) for key in MigrationLoader(connection).applied_migrations)
 
 
 def migration_names() -> set[str]:
-    """Names of the migrations this program has."""
+    """Names of the migrations of this program."""
     return {".".join(key) for key in MigrationLoader(None).disk_migrations}
 
 
 def database_copy(folder: Path) -> tuple[Path, dict[str, int]]:
-    """Write the database into a folder. Returns the file and the rows of each table at that moment.
-
-    Nobody waits for it: SQLite's readers and PostgreSQL's snapshots let writers go on. Raises BackupRefused.
-    """
+    """Copy the database to a folder without blocking writers; returns (file, {table: rows}). Raises BackupRefused."""
     if connection.vendor == "sqlite":
         return _sqlite_copy(folder / SQLITE_FILE)
     if connection.vendor == "postgresql":
@@ -51,7 +48,7 @@ def database_copy(folder: Path) -> tuple[Path, dict[str, int]]:
 
 
 def database_check(file: Path) -> None:
-    """Read the whole copy. Raises BackupRefused where it is damaged."""
+    """Raises BackupRefused if the copy is damaged."""
     if file.name == SQLITE_FILE:
         with closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as copy:
             try:
@@ -65,9 +62,8 @@ def database_check(file: Path) -> None:
 
 
 def database_empty() -> bool:
-    """True where nobody recorded, rated, trained or signed in yet: there is nothing to overwrite."""
+    """True if no table has rows besides those of `migrate`."""
     counts = _table_rows()
-    # rows that `migrate` itself makes
     made = {
         "django_migrations",
         "django_content_type",
@@ -79,7 +75,7 @@ def database_empty() -> bool:
 
 
 def database_restore(file: Path, rows: Mapping[str, int]) -> None:
-    """Put a copy in the database's place, and count its rows. What was there before is gone. Raises BackupRefused."""
+    """Replace the database by a copy and compare the numbers of rows. Raises BackupRefused."""
     kind = "sqlite" if file.name == SQLITE_FILE else "postgresql"
     if kind != connection.vendor:
         raise BackupRefused(
@@ -95,8 +91,8 @@ def database_restore(file: Path, rows: Mapping[str, int]) -> None:
     if differing:
         name = differing[0]
         raise BackupRefused(
-            f"{len(differing)} tables came out with other rows than were backed up, {name} with {found.get(name)} "
-            f"instead of {rows[name]}: end every process that writes to this database, and restore again"
+            f"{len(differing)} tables differ from the backup ({name}: {found.get(name)} rows, expected {rows[name]}): "
+            "stop every process that writes to this database, and restore again"
         )
 
 
@@ -113,7 +109,7 @@ def _scalar(cursor: object, query: str) -> int:
 
 
 def _counts(tables: list[str], ask: Callable[[str], int]) -> dict[str, int]:
-    # names of tables come from the database itself
+    # Table names come from the database itself.
     return {table: ask(f'SELECT COUNT(*) FROM "{table}"') for table in tables}  # noqa: S608
 
 
@@ -131,9 +127,9 @@ def _sqlite_copy(target: Path) -> tuple[Path, dict[str, int]]:
         closing(sqlite3.connect(f"file:{source_file}?mode=ro", uri=True, timeout=30)) as source,
         closing(sqlite3.connect(target)) as copy,
     ):
-        # all pages in one step: a copy in several begins anew whenever somebody writes in between
+        # All pages in one step: a stepwise copy restarts at every write in between.
         source.backup(copy, pages=-1)
-        copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+        copy.execute("PRAGMA journal_mode=DELETE")  # A single file.
         tables = [
             row[0]
             for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
@@ -152,7 +148,7 @@ def _sqlite_restore(file: Path) -> None:
     draft = target.with_name(f".{target.name}.restored")
     shutil.copyfile(file, draft)
     draft.chmod(0o600)
-    for beside in ("-wal", "-shm"):  # of the database before: they would be played into this one
+    for beside in ("-wal", "-shm"):  # Logs of the replaced database would be applied to this one.
         target.with_name(target.name + beside).unlink(missing_ok=True)
     draft.replace(target)
 
@@ -169,10 +165,8 @@ def _postgres_copy(target: Path) -> tuple[Path, dict[str, int]]:
         rows = _counts(
             sorted(connection.introspection.table_names(cursor)), lambda query: _scalar(cursor, query)
         )
-        command = [
-            _program("pg_dump"), "--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}",
-            f"--file={target}", f"--dbname={conninfo}",
-        ]  # fmt: skip
+        options = ["--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}"]
+        command = [_program("pg_dump"), *options, f"--file={target}", f"--dbname={conninfo}"]
         _run(command, "pg_dump cannot read the database")
     return target, rows
 
@@ -184,16 +178,21 @@ def _postgres_restore(file: Path) -> None:
             cursor.execute(f"DROP TABLE IF EXISTS {connection.ops.quote_name(table)} CASCADE")
     connection.close()
     with _conninfo() as conninfo:
-        command = [
-            _program("pg_restore"), "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error",
-            "--clean", "--if-exists", f"--dbname={conninfo}", str(file),
-        ]  # fmt: skip
+        options = [
+            "--no-owner",
+            "--no-privileges",
+            "--single-transaction",
+            "--exit-on-error",
+            "--clean",
+            "--if-exists",
+        ]
+        command = [_program("pg_restore"), *options, f"--dbname={conninfo}", str(file)]
         _run(command, "pg_restore cannot write the database")
 
 
 @contextmanager
 def _conninfo() -> Iterator[str]:
-    """Environment for libpq's programs; the password goes through a file, for everybody sees arguments."""
+    """Connection string for libpq's programs. The password is in a file, because arguments are visible to all users."""
     from psycopg.conninfo import make_conninfo
 
     known = connection.settings_dict
@@ -207,7 +206,7 @@ def _conninfo() -> Iterator[str]:
 
 
 def _program(name: str) -> str:
-    """A program of PostgreSQL's: on the PATH, or the newest where Debian puts them. Raises BackupRefused."""
+    """Path of a PostgreSQL program: on PATH, else Debian's newest. Raises BackupRefused."""
     if found := shutil.which(name):
         return found
     known = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: path.parts[-3])

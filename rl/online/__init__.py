@@ -1,1 +1,1 @@
-"""Online learning: when an agent is retrained, what follows a training run, and the watch over its champion."""
+"""Online learning: when agents retrain, what follows a training run, and the watch over champions."""

@@ -1,8 +1,8 @@
-"""A champion that turns out worse in use is rolled back: its ratings are compared with its predecessor's.
+"""Roll back a champion whose ratings in use are worse than its predecessor's.
 
-The gate saw held-out prompts; this sees what people say once it answers. It looks when 20, 40, 80, ... of its decisions
-are rated, once each, and the k-th look spends alpha / (k (k + 1)), which sums to alpha: a champion that is no worse is
-rolled back at most `alpha` of the time over all looks together.
+The gate uses held-out prompts; this uses ratings of live answers. It looks once each when 20, 40, 80, ... of the
+champion's decisions are rated. Look k spends alpha / (k (k + 1)), which sums to alpha: a champion that is no worse is
+rolled back with probability at most `alpha` over all looks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rl.registry.gate_evidence import gate_bounds
 logger = logging.getLogger("rl.online.champion_monitor")
 
 FIRST_LOOK = 20
-"""Rated decisions at the first look; and the least its predecessor must have."""
+"""Rated decisions at the first look, and the least that the predecessor must have."""
 MAX_COMPARISONS = 1000
-"""Newest rated decisions of the predecessor that are compared with."""
+"""Newest rated decisions of the predecessor to compare with."""
 ACTOR = "online learner"
 
 Kind, Stage = PolicyEvent.Kind, Policy.Stage
@@ -37,17 +37,17 @@ Kind, Stage = PolicyEvent.Kind, Policy.Stage
 
 @dataclass(frozen=True)
 class Look:
-    """Result of one look at a champion; means of verdicts in [0, 1] over rated decisions."""
+    """Result of one look; means are of verdicts in [0, 1] over rated decisions."""
 
     look: int
     decisions: int
     mean: float
     before: str
-    """The champion before it."""
+    """The preceding champion."""
     before_decisions: int
     before_mean: float
     p: float
-    """Chance of so much lower ratings, or lower, if it is no worse (Welch's t, one-sided)."""
+    """p-value of ratings this much lower if it is no worse (one-sided Welch's t-test)."""
     alpha: float
 
     @property
@@ -64,11 +64,11 @@ class Look:
 
 
 def champions_watch() -> list[str]:
-    """Look at every champion whose time has come, and roll back what is worse. Returns what was done, a line each."""
+    """Look at every champion that is due and roll back worse ones; returns a line per action."""
     done = []
     for champion in Policy.objects.filter(stage=Stage.CHAMPION).order_by("agent"):
         if not champion.has_files:
-            continue  # it stands there because it answers, not because a gate opened
+            continue  # Not promoted by a gate: it is simply what answers.
         done += agent_isolated("champion watch", champion.agent, partial(_champion_watch, champion))
     return done
 
@@ -87,10 +87,10 @@ def _champion_watch(champion: Policy) -> list[str]:
 
 
 def champion_look(champion: Policy) -> Look | None:
-    """The look that is due; None where too little is rated yet, or nobody stood there before."""
+    """The look that is due; None with too few ratings or without a predecessor."""
     promotion = champion.events.filter(to_stage=Stage.CHAMPION).first()
     if promotion is None or promotion.kind != Kind.PROMOTED:
-        return None  # put back by a rollback: it has proved itself
+        return None  # Restored by a rollback.
     retirement = (
         PolicyEvent.objects.filter(
             policy__agent=champion.agent, kind=Kind.RETIRED, from_stage=Stage.CHAMPION, pk__lt=promotion.pk
@@ -123,20 +123,19 @@ def champion_look(champion: Policy) -> Look | None:
 
 
 def alpha_of_look(alpha: float, number: int) -> float:
-    """Error probability of the k-th look: 1/2, 1/6, 1/12, ... of alpha. The first looks see few ratings, so
-    less goes to them than to a gate's first attempt."""
+    """Error probability of the k-th look: 1/2, 1/6, 1/12, ... of alpha."""
     return alpha / (number * (number + 1))
 
 
 def worse_by_chance(own: Sequence[float], others: Sequence[float]) -> float:
-    """Chance that verdicts are so much lower than others, or lower, if they are no worse: Welch's t, one-sided."""
+    """p-value of a one-sided Welch's t-test that `own` is lower than `others`."""
     if len({*own}) == len({*others}) == 1:
-        return float(own[0] >= others[0])  # no spread, no t: they are alike, or surely not
+        return float(own[0] >= others[0])  # Without variance, t is undefined.
     return float(scipy.stats.ttest_ind(own, others, equal_var=False, alternative="less").pvalue)
 
 
 def _verdicts(policy: Policy, since: PolicyEvent | None = None) -> list[float]:
-    """The mean verdict on each of its rated decisions, in the order in which they were made."""
+    """Mean verdict per rated decision, oldest first."""
     values_by_unit: dict[object, list[float]] = {}
     recorded = policy.kind == Policy.Kind.RECORDED
     name = policy.recorded_as if recorded else policy.name
@@ -149,7 +148,7 @@ def _verdicts(policy: Policy, since: PolicyEvent | None = None) -> list[float]:
 
 
 def _roll_back(champion: Policy, look: Look) -> str:
-    """Roll a champion back; one that replaced a recorded policy stays, as nobody here could answer in its place."""
+    """Roll a champion back, unless its predecessor is a recorded policy, which cannot answer here."""
     before = registry.champions_before(champion.agent)
     if before and before[0].kind == Policy.Kind.RECORDED:
         message = (

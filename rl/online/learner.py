@@ -1,9 +1,8 @@
-"""The online learner: a clock over the feedback not learnt from yet. No torch; training is handed to the workers."""
+"""The online learner: starts retrains from new feedback. No torch; workers do the training."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -15,6 +14,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from backend.disks import file_replace
 from backend.isolation import agent_isolated
 from feedback.recording.recorder import outbox_replay
 from feedback.selectors import agent_slugs, decision_get, feedback_counts
@@ -40,20 +40,20 @@ Status = TrainingRun.Status
 FollowUp = TrainingRun.FollowUp
 
 MAX_FOLLOW_UPS = 3
-"""Times that evaluating and exporting a run's policy is begun; what fails so often needs a person."""
+"""Attempts to evaluate and export a run's policy before it counts as failed."""
 
 
 class LearnerRefused(ValueError):
-    """A retrain that cannot begin now; the message says why and when it can."""
+    """The retrain cannot begin now."""
 
 
 @dataclass(frozen=True)
 class OnlineLearner:
-    """One agent's learner. Holds no feedback: what it says is asked of the database each time."""
+    """One agent's learner. It has no state: every answer comes from the database."""
 
     agent: str
     min_samples: int | None = None
-    """In place of the agent's `min_samples_to_retrain`."""
+    """Overrides the agent's `min_samples_to_retrain`."""
 
     @property
     def settings(self) -> LearnerSettings:
@@ -63,12 +63,13 @@ class OnlineLearner:
         return found
 
     def add_feedback(self, entry: Mapping[str, Any]) -> str:
-        """Record one response and what was thought of it; returns the rating's id.
+        """Record a response and its rating; returns the rating's id.
 
-        entry: `prompt` (text or chat messages) and `response`, or `entry_id`, the id of a recorded decision; and one of
-        `thumb` (up, down), `stars` (1 to 5), `score` (0 to 1), `correction`, or `rating`: "up", "down", True or False
-        is a thumb, a whole number from 1 to 5 stars, a fraction from 0.0 to 1.0 a score. Optional `rater`, `tags`,
-        `notes`. Raises LearnerRefused for other keys and ratings, and what feedback.services raise.
+        entry: `prompt` (text or chat messages) and `response`, or `entry_id` of a recorded decision. One of `thumb`
+        (up, down), `stars` (1 to 5), `score` (0 to 1), `correction`, or `rating`, whose type decides: "up", "down" or a
+        bool is a thumb, an int stars, a float a score. Optional: `rater`, `tags`, `notes`.
+
+        Raises LearnerRefused for other keys and ratings, and what feedback.services raise.
         """
         which = {"entry_id"} if "entry_id" in entry else {"prompt", "response"}
         unknown = sorted(map(str, set(entry) - {*which, "rater", "rating", *FEEDBACK_FIELDS}))
@@ -96,7 +97,7 @@ class OnlineLearner:
         return str(rating.pk)
 
     def get_status(self) -> dict[str, Any]:
-        """buffer_size, new_samples, min_samples, should_retrain and why, the last run, when the clock looks again."""
+        """State of the buffer, whether and why a retrain is due, the last run and the next check."""
         learner = self.settings
         size, fresh = buffer_size(self.agent), buffer_size_fresh(self.agent)
         last = self._runs().first()
@@ -124,10 +125,9 @@ class OnlineLearner:
         return bool(self.get_status()["should_retrain"])
 
     def trigger_retrain(self, *, actor: str = LEARNER, force: bool = False) -> TrainingRun:
-        """Enter a run with what is in the buffer and hand it to the workers, all or nothing.
+        """Queue a run on the feedback in the buffer; `force` ignores whether it is due.
 
-        force: whatever the clock thinks of it. Raises LearnerRefused, also where another clock was a moment faster, and
-        RecipeError for settings that cannot be followed.
+        Raises LearnerRefused, also if another scheduler was faster, and RecipeError for invalid settings.
         """
         learner = learner_checked(self.settings)
         size = buffer_size(self.agent)
@@ -165,11 +165,11 @@ class OnlineLearner:
         return TrainingRun.objects.filter(agent=self.agent, asked_by=LEARNER).order_by("-pk")
 
     def _judge(self, wanted: LearnerSettings, size: int, last: TrainingRun | None) -> tuple[bool, str]:
-        """True if a retrain is due, with the reason. size: feedback that no retrain has looked at."""
+        """(is a retrain due, reason). size: feedback that no retrain has read."""
         if not settings.ENABLE_ONLINE_LEARNING:
             return False, "ENABLE_ONLINE_LEARNING is off: no automatic retraining"
         if not wanted.enabled:
-            return False, "online learning is switched off for this agent (admin, Learner settings)"
+            return False, "online learning is off for this agent (admin, Learner settings)"
         try:
             learner_checked(wanted)
         except RecipeError as fault:
@@ -179,31 +179,23 @@ class OnlineLearner:
         pause = timedelta(hours=wanted.retrain_interval_hours)
         due = last.created_at + pause if last else None
         if last is not None and last.status != Status.SUCCEEDED and due and timezone.now() < due:
-            # the same feedback would fail the same way: wait for the pause, or for as much again
+            # The same feedback would fail again: wait for the interval or for enough new feedback.
             fresh = size - last.learnt.count()
             if fresh < wanted.min_samples_to_retrain:
                 return False, f"run {last.pk} was {last.status}; tried again at {due:%Y-%m-%d %H:%M} UTC"
         if size >= wanted.min_samples_to_retrain:
-            return (
-                True,
-                f"{size} new pieces of feedback, {wanted.min_samples_to_retrain} start a retrain",
-            )
+            return True, f"{size} new pieces of feedback, {wanted.min_samples_to_retrain} start a retrain"
         if due is not None and size >= DATASET_CONFIG["min_samples"] and timezone.now() >= due:
-            return (
-                True,
-                f"{size} new pieces of feedback have waited for {wanted.retrain_interval_hours:g} hours",
-            )
-        return (
-            False,
-            f"{size} of {wanted.min_samples_to_retrain} new pieces of feedback needed for a retrain",
-        )
+            hours = f"{wanted.retrain_interval_hours:g} hours"
+            return True, f"{size} new pieces of feedback have waited for {hours}"
+        return False, f"{size} of {wanted.min_samples_to_retrain} new pieces of feedback needed for a retrain"
 
 
 FEEDBACK_FIELDS = ("thumb", "stars", "score", "correction", "tags", "notes")
 
 
 def _verdict(rating: Any) -> dict[str, Any]:
-    """A rating by its type: a thumb, stars or a score. Raises LearnerRefused for any other."""
+    """A rating as a thumb, stars or a score, by its type. Raises LearnerRefused."""
     thumbs = {"up": "up", "down": "down", True: "up", False: "down"}
     if isinstance(rating, (bool, str)) and rating in thumbs:
         return {"thumb": thumbs[rating]}
@@ -218,7 +210,7 @@ def _verdict(rating: Any) -> dict[str, Any]:
 
 
 def get_online_learner(agent: str | None = None) -> OnlineLearner:
-    """The learner of an agent; without one, of the only agent there is. Raises LearnerRefused."""
+    """The learner of an agent; None: of the only agent. Raises LearnerRefused."""
     known = agent_slugs()
     if agent is None:
         if len(known) != 1:
@@ -228,21 +220,20 @@ def get_online_learner(agent: str | None = None) -> OnlineLearner:
 
 
 def init_online_learner(min_samples: int | None = None, agent: str | None = None) -> OnlineLearner:
-    """The same, with another number of samples that start a retrain."""
+    """As `get_online_learner`, with another number of samples that start a retrain."""
     if min_samples is not None and min_samples < 1:
         raise LearnerRefused(f"min_samples must be at least 1, found {min_samples}")
     return replace(get_online_learner(agent), min_samples=min_samples)
 
 
-# --- The clock ----------------------------------------------------------------------------------------------
+# --- The scheduler ------------------------------------------------------------------------------------------
 
 
 def tick() -> list[str]:
-    """Reclaim runs whose worker died, hand over what waits, finish what follows, start the retrains that are due, roll
-    back the champions that people rate worse, look at the experiments.
+    """Reclaim runs of dead workers, dispatch waiting ones, start due retrains, watch champions, check experiments.
 
-    Every part may be repeated and may meet another clock doing the same. A fault in one part, or of one agent, is named
-    among what was done, logged and told; the other parts and agents go on. Returns what was done, a line each.
+    Every part may be repeated and may run in two schedulers at once. A fault in one part or agent is logged and
+    reported; the others go on. Returns a line per action.
     """
     done = []
     for task, part in _PARTS:
@@ -279,31 +270,31 @@ _PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
     ("follow-up", _lines_of_follow_ups),
     ("spool", _replay_journals),
 )
-"""Parts of a tick that serve all agents alike, by name."""
+"""Parts of a tick that are not per agent."""
 
 
 def _retrain_due(agent: str) -> list[str]:
     try:
         return [f"run {OnlineLearner(agent).trigger_retrain().pk}: {agent} retrains"]
     except LearnerRefused:
-        return []  # the usual answer of a clock: not now
+        return []  # Not due.
 
 
 def _follow_ups() -> list[TrainingRun]:
-    """Successful runs whose policy was not judged to the end, where nobody is at it."""
+    """Dispatch evaluation and export of successful runs where no worker is at it; returns the runs."""
     before = timezone.now() - lifecycle.REDISPATCH_AFTER
     waiting = TrainingRun.objects.filter(status=Status.SUCCEEDED, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
     runs = []
     for run in waiting.filter(finished_at__lt=before):
         if run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < lifecycle.REDISPATCH_AFTER:
-            continue  # somebody gives signs of life
+            continue  # A worker is at it.
         if run.follow_ups >= MAX_FOLLOW_UPS:
             run.reason = f"evaluation and export were started {run.follow_ups} times and never finished"
             held = TrainingRun.objects.filter(pk=run.pk, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
             if held.update(follow_up=FollowUp.FAILED, reason=run.reason):
                 lifecycle.run_failed_notify(run)
             continue
-        # of two clocks one hands it over
+        # Compare-and-swap: only one scheduler dispatches it.
         if TrainingRun.objects.filter(pk=run.pk, heartbeat_at=run.heartbeat_at).update(
             heartbeat_at=timezone.now()
         ):
@@ -313,7 +304,7 @@ def _follow_ups() -> list[TrainingRun]:
 
 
 def next_check() -> datetime | None:
-    """Time of the next check: that of the schedule, or of `online_learner watch`; None where neither runs."""
+    """Next check by the schedule or by `online_learner watch`; None if neither runs."""
     from django_q.models import Schedule
 
     found = list(Schedule.objects.filter(name=SCHEDULE).values_list("next_run", flat=True))
@@ -321,18 +312,16 @@ def next_check() -> datetime | None:
         noted = datetime.fromisoformat(_clock_file().read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return min(found, default=None)
-    if timezone.now() - noted < SILENT_AFTER:  # else nobody watches any more
+    if timezone.now() - noted < SILENT_AFTER:  # Else `watch` has ended.
         found.append(noted)
     return min(found, default=None)
 
 
 def next_check_note(seconds: float) -> None:
-    """Say that a clock of this data folder looks again after so long."""
+    """Store that the next check of this data folder is in `seconds`."""
     file = _clock_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    half = file.with_name(f".{file.name}.{os.getpid()}")
-    half.write_text((timezone.now() + timedelta(seconds=seconds)).isoformat(), "utf-8")
-    half.replace(file)
+    file_replace(file, (timezone.now() + timedelta(seconds=seconds)).isoformat())
 
 
 def _clock_file() -> Path:
@@ -341,11 +330,11 @@ def _clock_file() -> Path:
 
 SCHEDULE = "online learner tick"
 SILENT_AFTER = timedelta(minutes=2)
-"""A clock that is so late is taken to be dead."""
+"""A scheduler that is this late counts as ended."""
 
 
 def schedule_install() -> Any:
-    """Put the clock into the workers' schedule: every `tick_seconds`, rounded up to minutes. Returns the Schedule."""
+    """Schedule `tick` every `tick_seconds`, rounded up to minutes; returns the Schedule."""
     from django_q.models import Schedule
 
     minutes = max(1, -(-int(learner_config()["tick_seconds"]) // 60))

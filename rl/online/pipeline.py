@@ -1,4 +1,4 @@
-"""Pipeline after a training run: judge, gate, promote, export, deploy, prune, notify. Each step can be repeated."""
+"""After a training run: evaluate, gate, promote, export, deploy, prune, notify. Each step can be repeated."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ ACTOR = "pipeline"
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """Options of the steps after a policy passes."""
+class FollowUpOptions:
+    """What to do with a policy after its evaluation."""
 
     gate: str = "champion"
     export: bool = True
     deploy: bool = False
     serving_file: bool = False
-    """Write the adapter it is served from whatever the gate says, so that a promotion on a page takes no time."""
+    """Write the adapter for serving even if the gate refuses, so that a promotion on a page is instant."""
     quantization: str = "q4_k_m"
 
     @classmethod
-    def of(cls, wanted: LearnerSettings) -> Wishes:
+    def of(cls, wanted: LearnerSettings) -> FollowUpOptions:
         return cls(
             gate=wanted.gate, export=wanted.auto_export or wanted.auto_deploy, deploy=wanted.auto_deploy
         )
@@ -71,8 +71,6 @@ class Wishes:
 
 @dataclass
 class PipelineResult:
-    """Result of the pipeline for a policy."""
-
     policy: str
     stage: str = ""
     passed: bool = False
@@ -82,20 +80,20 @@ class PipelineResult:
     deployed: str = ""
     pruned: list[str] = field(default_factory=list)
     next_step: str = ""
-    """Next action for a person, as a command or an address."""
+    """Next action for the user, a command or an address."""
     why: dict[str, Any] = field(default_factory=dict)
-    """Verdict against what answers today; empty where nothing was judged."""
+    """Verdict against the incumbent; empty without an evaluation."""
 
 
 def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> dict[str, Any]:
-    """Train a queued run; a policy on the bundled base, or without one, is taken to its end in this process.
+    """Train a queued run; returns the training report. Raises what `train_queued` and `run_follow` raise.
 
-    A process of its own would first load the libraries anew, which takes such a policy longer than its export. A
-    larger base is followed by the worker in a second process, for which the memory of this one is free again.
-    Returns the training report. Raises what `train_queued` and `run_follow` raise.
+    Small policies (the bundled base model or none) are evaluated and exported in this process, because loading the
+    libraries again would take longer. For larger ones the worker starts a second process, after this one freed its
+    memory.
     """
     report = train.train_queued(run_id, progress, actor=actor)
-    # of a launch of several processes the others have ended by now, and this one still counts on them
+    # With TRAIN_LAUNCHER, this process still belongs to a distributed launch whose others have ended.
     if settings.TRAIN_LAUNCHER:
         return report
     report = _with_kept(report, progress)
@@ -107,7 +105,7 @@ def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> d
 
 
 def _with_kept(report: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
-    """A training report with the policy that is kept, and the `candidates` it was compared with."""
+    """The training report with the kept policy and the `candidates` of the comparison."""
     if report["status"] != "succeeded" or not report["policy"]:
         return report
     run = TrainingRun.objects.get(pk=report["run"])
@@ -116,8 +114,10 @@ def _with_kept(report: dict[str, Any], progress: Progress | None) -> dict[str, A
 
 
 def candidate_kept(run: TrainingRun, progress: Progress | None = None) -> TrainingRun:
-    """The run whose policy is kept. Of the policies that a run of `auto` and its stages made it is the best on the
-    eval split; they are compared once, and what is to follow the run then follows the kept one."""
+    """The run whose policy is kept: of a run of `auto` and its stages, the best on the eval split.
+
+    The policies are compared once. The steps after training then belong to the kept run.
+    """
     made = list(run.stages.filter(policy__isnull=False).order_by("pk"))
     if not run.method_reason or not made or "kept_run" in run.result:
         return run.kept_run
@@ -138,9 +138,10 @@ def candidate_kept(run: TrainingRun, progress: Progress | None = None) -> Traini
 
 
 def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
-    """Take a successful run to its end, by its agent's settings. A second call goes on where a killed one stopped.
+    """Evaluate, gate and export a successful run's policy by its agent's settings.
 
-    Raises RunRefused where the run has no policy, and whatever a step raises; the run is then begun again by the clock.
+    A second call continues a killed one. Raises RunRefused without a policy, and what the steps raise; the scheduler
+    then starts it again.
     """
     run = TrainingRun.objects.filter(pk=run_id).first()
     if run is None or getattr(run, "policy", None) is None:
@@ -151,11 +152,11 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     TrainingRun.objects.filter(pk=run.pk).update(follow_ups=F("follow_ups") + 1, heartbeat_at=timezone.now())
     if run.follow_up == FollowUp.EXPORT:
         return _export_only(run, policy, progress)
-    wishes = Wishes.of(learner_settings(policy.agent))
+    options = FollowUpOptions.of(learner_settings(policy.agent))
     if run.follow_up == FollowUp.JUDGE:
-        wishes = Wishes(gate=LearnerSettings.Gate.NONE, export=False, serving_file=True)
+        options = FollowUpOptions(gate=LearnerSettings.Gate.NONE, export=False, serving_file=True)
     with pulse(run):
-        outcome = policy_follow(policy, wishes, PhaseRecorder(run, progress))
+        outcome = policy_follow(policy, options, PhaseRecorder(run, progress))
     pending = TrainingRun.objects.filter(pk=run.pk, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
     pending.update(follow_up=FollowUp.DONE)
     TrainingRun.objects.filter(pk=run.pk).update(phase="", phase_at=None)
@@ -163,7 +164,7 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
 
 
 def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) -> PipelineResult:
-    """Export a policy as a person asked for. A refusal is the run's reason, and ends it."""
+    """Export a policy on a user's request. A refusal is stored as the run's reason."""
     outcome = PipelineResult(policy.name, stage=str(policy.stage))
     follow_up, reason = FollowUp.DONE, ""
     try:
@@ -172,7 +173,7 @@ def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) ->
             outcome.exported = (
                 _export_as(policy, run.export_as, recorder)
                 if run.export_as
-                else _gguf_export(policy, Wishes(), recorder)
+                else _gguf_export(policy, FollowUpOptions(), recorder)
             )
     except ValueError as refusal:
         follow_up, reason = FollowUp.FAILED, f"not exported: {refusal}"
@@ -183,21 +184,23 @@ def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) ->
 
 
 @references_shared()
-def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = None) -> PipelineResult:
-    """Judge a candidate against whom it must beat, and act on the verdict."""
+def policy_follow(
+    policy: Policy, options: FollowUpOptions, progress: Progress | None = None
+) -> PipelineResult:
+    """Evaluate a candidate against the policy it must beat, and act on the gate's verdict."""
     outcome = PipelineResult(policy.name)
-    to = wishes.gate if wishes.gate != LearnerSettings.Gate.NONE else "champion"
+    to = options.gate if options.gate != LearnerSettings.Gate.NONE else "champion"
     report = _gate_report(policy, to, outcome, progress)
     if report is not None:
         outcome.passed, outcome.reason, outcome.sheet = report.passed, report.reason, report.as_dict()
-        _act(policy, report, wishes, outcome, progress)
+        _act(policy, report, options, outcome, progress)
     policy.refresh_from_db()
     outcome.stage = str(policy.stage)
-    if outcome.passed and wishes.export:
-        outcome.exported = _gguf_export(policy, wishes, progress)
-    if outcome.passed and wishes.deploy and policy.stage == Policy.Stage.CHAMPION:
+    if outcome.passed and options.export:
+        outcome.exported = _gguf_export(policy, options, progress)
+    if outcome.passed and options.deploy and policy.stage == Policy.Stage.CHAMPION:
         _deploy(policy, outcome)
-    if wishes.serving_file and policy.stage == Policy.Stage.CANDIDATE:
+    if options.serving_file and policy.stage == Policy.Stage.CANDIDATE:
         _serving_file(policy, progress)
     card_write(policy)
     outcome.pruned = [gone.name for gone in policies_prune(policy.agent, actor=ACTOR)]
@@ -209,12 +212,12 @@ def policy_follow(policy: Policy, wishes: Wishes, progress: Progress | None = No
 
 @dataclass
 class TrainingPipeline:
-    """The whole way from an agent's feedback to a policy that answers, in this process.
+    """From an agent's feedback to a deployed policy, in this process.
 
-    `TrainingPipeline("support-bot", method="rlhf").run_full_pipeline()` trains, judges, gates, exports and deploys by
-    the agent's learner settings. With `auto` it trains each training of `plan`, and goes on with the best policy.
-    `method` is that of `run_pipeline --method`; an empty `base_model` is the one settings name. Raises what refuses
-    (DatasetRefused, RecipeError, RunRefused, TrainingRefused) or fails.
+    `TrainingPipeline("support-bot", method="rlhf").run_full_pipeline()` trains, evaluates, gates, exports and deploys
+    by the agent's learner settings. The method `auto` trains everything in `plan` and continues with the best policy.
+
+    Raises DatasetRefused, RecipeError, RunRefused, TrainingRefused, and what the steps raise.
     """
 
     agent: str
@@ -225,15 +228,18 @@ class TrainingPipeline:
     actor: str = "run_pipeline"
 
     def run_full_pipeline(self, progress: Progress | None = None) -> PipelineResult:
-        """Train, then everything that follows. A run that was stopped is resumed with `train_<method> --resume`."""
+        """Train and follow up. Resume a stopped run with `train_<method> --resume`."""
         trained = self.train(progress)
         if trained["status"] != "succeeded":
-            raise RunRefused(f"run {trained['run']} was {trained['status']}; resume it")
+            raise RunRefused(
+                f"run {trained['run']} was {trained['status']}; resume it: {PROGRAM} train_{trained['method']} "
+                f"--resume {trained['run']}"
+            )
         return self.follow(trained, progress)
 
     @cached_property
     def plan(self) -> TrainingPlan:
-        """The trainings, with the reason for each, before the first of them. Raises what refuses."""
+        """The planned trainings with their reasons."""
         base_model = base_model_wanted(self.agent, self.method, base_model=self.base_model)
         plan = training_plan(self.agent, self.method, base_model=base_model)
         if not method_named(plan.main.method).policy:
@@ -243,7 +249,7 @@ class TrainingPipeline:
         return plan
 
     def order(self, training: MethodChoice) -> TrainOrder:
-        """The order of a training of the plan; options of the whole are for the run."""
+        """The order of a planned training; the pipeline's options apply to the main one."""
         if training is not self.plan.main:
             config = self.config if method_named(training.method).adapter else None
             knobs = dict(training.knobs)
@@ -270,10 +276,11 @@ class TrainingPipeline:
         return order
 
     def dry_run(self, progress: Progress | None = None) -> list[dict[str, Any]]:
-        """Counts, steps, minutes and memory of each training of the plan, with its method and reason; trains
-        nothing."""
+        """Counts, steps, minutes and memory of each planned training, without training."""
         plans: list[dict[str, Any]] = []
-        for training in reversed(self.plan.trainings):  # the run first, as its limits hold for its stage
+        for training in reversed(
+            self.plan.trainings
+        ):  # The main run first, because its limits apply to its stage.
             order = self.order(training)
             if plans and training.method == "sft":
                 order.knobs.update(stage_limits(plans[0]["recipe"], SFT_SHARE))
@@ -282,14 +289,16 @@ class TrainingPipeline:
         return plans
 
     def train(self, progress: Progress | None = None) -> dict[str, Any]:
-        """The training report of the run, as the training commands print it with --json. `candidates` has the policies
-        it was compared with on the eval split, and `policy` names the best of them."""
+        """The main run's training report, as training commands print it with --json.
+
+        `candidates` lists the policies compared on the eval split; `policy` is the best of them.
+        """
         return _with_kept(train.train(self.order(self.plan.main), progress), progress)
 
     def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> PipelineResult:
-        """Judge, gate, export and deploy what a training made."""
+        """Evaluate, gate, export and deploy the trained policy."""
         policy = Policy.objects.get(name=trained["policy"])
-        return policy_follow(policy, Wishes.of(learner_settings(self.agent)), progress)
+        return policy_follow(policy, FollowUpOptions.of(learner_settings(self.agent)), progress)
 
 
 def _phase(progress: Progress | None, name: str) -> None:
@@ -298,7 +307,7 @@ def _phase(progress: Progress | None, name: str) -> None:
 
 
 def _phase_progress(progress: Progress | None, name: str) -> Progress | None:
-    """Progress of a part: the phases it names are those of `name`."""
+    """Progress of a part, whose phases are prefixed with `name`."""
     if progress is None:
         return None
 
@@ -324,8 +333,7 @@ def _next_step(policy: Policy, outcome: PipelineResult) -> str:
 def _gate_report(
     policy: Policy, to: str, outcome: PipelineResult, progress: Progress | None
 ) -> GateReport | None:
-    """The gate's report, by a comparison made now unless a killed attempt made it, and by the benchmarks that the gate
-    lists, likewise; None where nothing can be judged."""
+    """The gate's report, after the missing comparison and benchmarks; None if it cannot be judged."""
     if policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).exists():
         promoted = policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).latest("pk")
         outcome.passed, outcome.sheet = True, promoted.verdicts
@@ -356,34 +364,37 @@ def _gate_report(
 
 
 def _act(
-    policy: Policy, report: GateReport, wishes: Wishes, outcome: PipelineResult, progress: Progress | None
+    policy: Policy,
+    report: GateReport,
+    options: FollowUpOptions,
+    outcome: PipelineResult,
+    progress: Progress | None,
 ) -> None:
-    """Promote what passed; reject what harms; what lacks evidence alone stays a candidate."""
+    """Promote a policy that passed, reject a harmful one; one that lacks evidence stays a candidate."""
     try:
-        if report.passed and wishes.gate != LearnerSettings.Gate.NONE:
+        if report.passed and options.gate != LearnerSettings.Gate.NONE:
             _serving_file(policy, progress)
-            registry.policy_promote(policy, wishes.gate, actor=ACTOR, reason="passed the gate")
+            registry.policy_promote(policy, options.gate, actor=ACTOR, reason="passed the gate")
         elif not report.passed and report.harmful:
             registry.policy_reject(policy, actor=ACTOR, reason=report.reason)
     except registry.RegistryRefused as refusal:
-        # somebody moved it, or another policy, a moment ago: theirs stands
+        # Somebody moved this or another policy a moment ago: their move stands.
         outcome.reason, outcome.passed = str(refusal), False
 
 
-def _gguf_export(policy: Policy, wishes: Wishes, progress: Progress | None) -> list[str]:
-    """The GGUF files of a policy, made where there are none yet: as a whole for others, as an adapter for serving. Of a
-    linear policy its own file, from which it is served as it is."""
+def _gguf_export(policy: Policy, options: FollowUpOptions, progress: Progress | None) -> list[str]:
+    """Export a policy's GGUF file and adapter if missing; for a linear policy its own file. Returns the paths."""
     if policy.kind == Policy.Kind.LINEAR:
         own = policy.artifacts.filter(format="linear")
         if not own.exists():
             order = export_service.ExportOrder(policy=policy.name, actor=ACTOR)
             export_service.export(order, _phase_progress(progress, "exporting"))
         return [artifact.path for artifact in own]
-    whole = policy.artifacts.filter(format="gguf", quantization=wishes.quantization)
+    whole = policy.artifacts.filter(format="gguf", quantization=options.quantization)
     _phase(progress, "exporting")
     if not whole.exists():
         order = export_service.ExportOrder(
-            policy=policy.name, format="gguf", quantization=wishes.quantization, actor=ACTOR
+            policy=policy.name, format="gguf", quantization=options.quantization, actor=ACTOR
         )
         export_service.export(order, _phase_progress(progress, "exporting"))
     _serving_file(policy, progress)
@@ -392,10 +403,10 @@ def _gguf_export(policy: Policy, wishes: Wishes, progress: Progress | None) -> l
 
 
 def _export_as(policy: Policy, form: str, progress: Progress) -> list[str]:
-    """Export a policy in one form of `export_service.export_forms`; returns its files, or the model of an Ollama."""
+    """Export a policy in one of `export_service.export_forms`; returns its files or the Ollama model."""
     _phase(progress, f"exporting as {form.replace(':', ' ')}")
     if form == export_service.OLLAMA:
-        # the name apps ask for goes on pointing to the champion
+        # The alias that apps use stays on the champion.
         promote = policy.stage == Policy.Stage.CHAMPION
         made = deployment.policy_register(policy, promote=promote, actor=ACTOR, progress=progress)
         return [f"ollama {made['host']} as {made['name']}"]
@@ -407,7 +418,7 @@ def _export_as(policy: Policy, form: str, progress: Progress) -> list[str]:
 
 
 def _serving_file(policy: Policy, progress: Progress | None) -> None:
-    """Write the adapter a policy is served from, in this process, which may load torch: a promotion finds it there."""
+    """Write the adapter for serving in this process, which may load torch, so that a promotion finds it."""
     if policy.kind == Policy.Kind.LINEAR or policy.artifacts.filter(format="gguf-lora").exists():
         return
     _phase(progress, "exporting")
@@ -415,12 +426,12 @@ def _serving_file(policy: Policy, progress: Progress | None) -> None:
         order = export_service.ExportOrder(policy=policy.name, format="gguf-lora", actor=ACTOR)
         export_service.export(order, _phase_progress(progress, "exporting"))
     except ValueError as refusal:
-        # no LoRA pairs, or a family without a converter: the whole file serves instead
+        # Without LoRA pairs or a converter, the whole file is served instead.
         logger.warning("%s has no adapter file to serve: %s", policy.name, refusal)
 
 
 def _deploy(policy: Policy, outcome: PipelineResult) -> None:
-    """Deploy to Ollama where OLLAMA_HOST names a server, in process elsewhere. A server that is away undoes nothing."""
+    """Deploy to Ollama if OLLAMA_HOST is set, else in process. An unreachable server undoes nothing."""
     try:
         outcome.deployed = policy_deploy(policy, actor=ACTOR, to_ollama=bool(settings.OLLAMA_HOST))
     except ValueError as refusal:
@@ -433,9 +444,8 @@ def policy_deploy(
 ) -> str:
     """Make a policy answer; returns where.
 
-    In process a champion does so by being champion, once its GGUF adapter is there: what serves an agent asks the
-    registry each time. In Ollama its GGUF file becomes a model, and the alias apps ask for points to it. Raises the
-    writers' ExportRefused where Ollama is away or refuses.
+    In process, a champion with a GGUF adapter answers by itself. In Ollama, its GGUF file becomes a model and the alias
+    that apps use points to it. Raises ExportRefused if Ollama is unreachable or refuses.
     """
     where = "in process"
     if to_ollama and policy.kind != Policy.Kind.LINEAR:
