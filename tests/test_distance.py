@@ -198,7 +198,7 @@ def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
     short = ("--epochs", "1", "--learning-rate", "4e-4")
     said = " ".join(run("train_dpo", "--config", "cpu", *short, "--dry-run").split())
     assert "too little training to change what the policy answers" in said
-    assert f"{plan['samples']['holdout']} of 30 held-out prompts" in said
+    assert f"{plan['samples']['holdout']} of the 30 held-out prompts" in said
     assert said.endswith(
         "Next: python manage.py train_dpo --agent helper --config cpu --epochs 1.0 --learning-rate 0.0004"
     )

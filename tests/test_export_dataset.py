@@ -62,7 +62,7 @@ def test_hugging_face_datasets_opens_what_was_written(tmp_path: Path) -> None:
     opened = load_from_disk(str(tmp_path / "out"))
     assert opened["train"].num_rows == found["samples"]["train"]
     assert set(opened["train"][0]["rewards"]) == {0.25, 1.0}
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="give another folder"):
         export("--kind", "groups", "--format", "datasets", "--output", str(tmp_path / "out"))
 
 

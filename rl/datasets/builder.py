@@ -126,7 +126,7 @@ def prepare_training_dataset(
         rules: How evidence becomes rows.
         put_off: Ids of feedback that is not read this time.
         replay: Train on prompts with new feedback and a share of the others; None: on all prompts.
-        min_samples: Refuse fewer rows; None: DATASET_CONFIG.
+        min_samples: Refuse fewer rows; None: DATASET_CONFIG for a training, otherwise 1.
         max_samples: Draw this many rows by hash, always the same ones.
         for_training: Refuse an empty train split. False also accepts a single row.
         dry_run: Count the rows; store nothing.
@@ -163,7 +163,9 @@ def prepare_training_dataset(
     tally = _Tally()
     feedback_ids: dict[str, set[uuid.UUID]] = {}
     rows = tally.count_rows(rows_with_prompts(agent, evidence, made, left_out, feedback_ids))
-    need = (DATASET_CONFIG["min_samples"] if min_samples is None else min_samples) if for_training else 1
+    need = min_samples
+    if need is None:
+        need = DATASET_CONFIG["min_samples"] if for_training else 1
 
     def check() -> None:
         if evidence.rows.unreadable:

@@ -1,4 +1,4 @@
-"""Wrappers that observe the calls of a function, sync or async, plain or generator, unchanged for its callers."""
+"""Wrappers that observe the calls of a function: sync or async, plain or generator. Callers see no difference."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ratchet_client.json_values import MAX_ITEMS, to_json
 
 
 class CallObserver(Protocol):
-    """Observer of one call. No method raises."""
+    """Observer of one call. Its methods never raise."""
 
     def context(self) -> AbstractContextManager[None]:
-        """Context that the code of the call runs in."""
+        """The context in which the call's code runs."""
         ...
 
     def on_result(self, result: Any) -> None:
@@ -44,15 +44,14 @@ class _NullObserver:
 NULL_OBSERVER: CallObserver = _NullObserver()
 
 ObserverFactory = Callable[[tuple[Any, ...], dict[str, Any]], CallObserver | None]
-"""Function called with a call's arguments before it runs; None leaves that call unobserved. Must not
-raise."""
+"""Gets a call's arguments before the call runs. Returns None to leave the call unobserved. Must not raise."""
 
 
 def wrap_calls(function: Callable[..., Any], observer_of: ObserverFactory) -> Callable[..., Any]:
-    """A function of the same kind (plain, coroutine, generator, asynchronous generator), name and signature.
+    """An observed function with the same kind (plain, coroutine, generator, async generator), name and signature.
 
-    A generator's result is what it returned, or what it yielded: texts joined, other items listed. What a plain
-    function returns as coroutine, generator or future is followed to its end.
+    The result of a generator is what it returns or, if that is None, what it yielded: texts joined, other items as a
+    list. A plain function may return a coroutine, generator or future, which is observed to its end.
     """
     if inspect.isasyncgenfunction(function):
         return _async_streaming(function, observer_of)
@@ -96,7 +95,7 @@ def _follow_result(observer: CallObserver, result: Any) -> Any:
     if inspect.iscoroutine(result):
         return _await_coroutine(observer, result)
     if isinstance(result, (asyncio.Future, concurrent.futures.Future)):
-        # the caller may want to cancel it or hand it on, so it stays what it is
+        # Not wrapped: the caller may want to cancel the future.
         result.add_done_callback(partial(_on_future_done, observer))
         return result
     observer.on_result(result)
@@ -124,7 +123,7 @@ async def _await_coroutine(observer: CallObserver, coroutine: Coroutine[Any, Any
 
 
 def _stream(observer: CallObserver, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    # The consumer's own code runs between two items and must not count as the agent's: hence in and out of the context.
+    # The context is left before each yield: the consumer's code that runs then is not part of the call.
     chunks = _Chunks()
     resume: Callable[[], Any] = partial(next, generator)
     try:
@@ -154,7 +153,7 @@ def _stream(observer: CallObserver, generator: Generator[Any, Any, Any]) -> Gene
 def _async_streaming(
     function: Callable[..., AsyncGenerator[Any, Any]], observer_of: ObserverFactory
 ) -> Callable[..., Any]:
-    # as _stream; there is no `yield from` for asynchronous generators, so the loop stands in the wrapper itself
+    # The same loop as _stream. It is repeated because an async generator has no `yield from`.
     @wraps(function)
     async def streams(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         observer = observer_of(args, kwargs) or NULL_OBSERVER
@@ -187,7 +186,7 @@ def _async_streaming(
 
 
 class _Chunks:
-    """Collector of what a stream yields: texts joined whole, anything else as bounded data."""
+    """The items of a stream: texts joined in full, other items truncated as data."""
 
     def __init__(self) -> None:
         self._texts: list[str] | None = []
@@ -197,7 +196,7 @@ class _Chunks:
     def add(self, item: Any) -> None:
         self._count += 1
         if self._texts is not None and isinstance(item, str):
-            # one text beyond what a decision may hold is stored, so that it is refused as too long and not truncated
+            # One text over the limit is kept, so that the decision is refused as too long. It must not be truncated.
             if self._size <= MAX_DECISION:
                 self._texts.append(item)
                 self._size += len(item)

@@ -1,4 +1,4 @@
-"""Parser of saved checkpoints: sessions, messages and tasks, wherever their JSON keeps them."""
+"""Parser of saved checkpoints: it finds sessions, messages and tasks at any depth of a JSON document."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STATUS = {
 
 @dataclass(frozen=True)
 class Task:
-    """A task and how it stands: `completed`, `failed`, or whatever else the checkpoint calls it."""
+    """A task. Its status is `completed`, `failed` or the checkpoint's own word."""
 
     name: str
     status: str
@@ -47,30 +47,30 @@ class Task:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Contents of one checkpoint for one session."""
+    """What one checkpoint holds of one session."""
 
     session: str = ""
-    """The app's id of the session; empty where the checkpoint names none."""
+    """The app's id of the session; empty if the checkpoint names none."""
     agent: str = ""
     created_at: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
-    """Messages as the app saved them, those that are messages at all; `parse_message` reads one."""
+    """Messages as the app saved them. `parse_message` reads one."""
     tasks: list[Task] = field(default_factory=list)
 
 
 def parse_checkpoints(document: Any) -> list[Checkpoint]:
-    """The checkpoints of a JSON document, one per session it names; empty where it holds nothing of the kind."""
+    """The checkpoints in a JSON document, one per session; empty if it holds none."""
     checkpoints: dict[str, Checkpoint] = {}
     tasks: list[tuple[str, Task]] = []
     for part in _walk(document, Checkpoint(), MAX_NESTING):
         if isinstance(part, Checkpoint):
-            # two lists of one session in one document: successive checkpoints, told apart by their place
+            # Two message lists of one session in a document are successive checkpoints.
             key = part.session if part.session not in checkpoints else f"{part.session}\n{len(checkpoints)}"
             checkpoints[key] = part
         else:
             tasks.append(part)
     for session, task in tasks:
-        # tasks stand beside the messages of their session; with one session in the document there is no doubt
+        # Tasks without a known session belong to the document's only session, if it has one.
         key = session if session in checkpoints or len(checkpoints) != 1 else next(iter(checkpoints))
         known = checkpoints.get(key, Checkpoint(session))
         checkpoints[key] = replace(known, tasks=[*known.tasks, task])
@@ -104,7 +104,7 @@ def _walk(value: Any, context: Checkpoint, depth: int) -> Iterator[Checkpoint | 
 
 
 def _context(value: dict[str, Any], context: Checkpoint) -> Checkpoint:
-    """The context with what this level says of session, agent and time."""
+    """The context, updated with this level's session, agent and time."""
     holders = [value, *(value[key] for key in _SESSION_HOLDERS if isinstance(value.get(key), dict))]
     named = (holder.get(key) for holder in holders for key in _SESSION_KEYS)
     session = next((str(v) for v in named if isinstance(v, (str, int)) and str(v)), "")
@@ -117,7 +117,7 @@ def _context(value: dict[str, Any], context: Checkpoint) -> Checkpoint:
         and isinstance(own, (str, int))
         and any(parse_messages(value.get(k)) for k in _MESSAGE_KEYS)
     ):
-        # an id beside messages is the session's, unless it is the checkpoint's own
+        # An id beside messages names the session, unless it names the checkpoint.
         is_checkpoint = _CHECKPOINT_KEYS & set(value) or re.match(
             r"(?i)(checkpoint|ckpt|cp)[-_ ]?\d*", str(own)
         )
@@ -132,7 +132,7 @@ def _context(value: dict[str, Any], context: Checkpoint) -> Checkpoint:
 
 
 def _with_system(value: dict[str, Any], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With the system prompt that some keep beside the messages."""
+    """The messages, preceded by the system prompt that some frameworks save beside them."""
     system = value.get("system") or value.get("system_prompt")
     if not isinstance(system, (str, list)) or not system or messages[0].get("role") == "system":
         return messages
@@ -140,7 +140,7 @@ def _with_system(value: dict[str, Any], messages: list[dict[str, Any]]) -> list[
 
 
 def parse_time(value: Mapping[str, Any]) -> str | None:
-    """The time a mapping states, as an ISO text; read from ISO texts (UTC where no zone is given) and Unix times."""
+    """The time in a mapping as an ISO text. Reads ISO texts (UTC if they have no zone) and Unix times."""
     for time in (value.get(key) for key in _TIME_KEYS):
         if isinstance(time, bool) or not isinstance(time, (str, int, float)):
             continue
@@ -153,7 +153,7 @@ def parse_time(value: Mapping[str, Any]) -> str | None:
 
 
 def _from_unix_time(time: float) -> datetime:
-    # later than the year 5138 in seconds: it counts milliseconds
+    # In seconds this would be after the year 5138, so it is milliseconds.
     return datetime.fromtimestamp(time / 1000 if abs(time) > 1e11 else time, UTC)
 
 
@@ -161,16 +161,16 @@ def _from_unix_time(time: float) -> datetime:
 
 
 def parse_messages(value: Any) -> list[dict[str, Any]]:
-    """The messages of a list that holds nothing else; empty for any other value."""
+    """The list itself if all its items are messages; otherwise an empty list."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return []
     return list(value) if all(parse_message(item) for item in value) else []
 
 
 def parse_message(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A saved message as {role, content, ...} in the chat shape, or None for what is no message.
+    """A saved message as a chat message {role, content, ...}; None if the value is no message.
 
-    Reads OpenAI and Anthropic messages, those wrapped in a line of a session log ({type, message}), and LangChain's
+    Reads messages of OpenAI and Anthropic, lines of a session log ({type, message}) and messages of LangChain
     ({type: "human", content} or {type, data}).
     """
     inner = item.get("message") if isinstance(item.get("message"), Mapping) else item.get("data")
@@ -194,7 +194,7 @@ def parse_message(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def content_text(content: Any) -> str:
-    """The text of a message's content: itself, or that of its text blocks."""
+    """The text of a message's content: the content itself, or its text blocks joined."""
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else []
@@ -214,7 +214,7 @@ _TEXT_BLOCKS = ("text", "output_text", "input_text")
 
 
 def _tasks(value: Any) -> Iterator[Task]:
-    """Tasks from one {name, status}, a list of them, or a mapping of name to status."""
+    """Tasks in one {name, status}, in a list of these, or in a mapping of name to status."""
     if isinstance(value, list):
         for item in value:
             if isinstance(item, dict) and (task := _task(item)):

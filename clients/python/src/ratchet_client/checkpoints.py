@@ -1,4 +1,4 @@
-"""Traces from an agent's saved checkpoints: the difference of each to the ones before, with ids that never change."""
+"""Traces from an agent's saved checkpoints: what each checkpoint adds to the ones before it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ratchet_client.json_values import to_json
 from ratchet_client.traces import PART_SIZE
 
 NAMESPACE = UUID("6f5e2b0c-3c1d-5d0e-9b52-6c1f0a7d9e11")
-"""Under which ids of checkpoints' traces and decisions are named; changing it would import everything twice."""
+"""Namespace of the ids (UUID 5) of traces and decisions. If it changed, files would be imported twice."""
 MAX_FILE_BYTES = 200_000_000
-"""Largest `.json` file read: it must be parsed as a whole. `.jsonl` files may be of any size."""
+"""Largest `.json` file, which is parsed as a whole. A `.jsonl` file may have any size."""
 SHORTEST_OVERLAP = 2
-"""Messages in a row that must agree for a window to count as the continuation of an earlier checkpoint."""
+"""Fewest equal messages in a row that make a checkpoint the continuation of an earlier one."""
 
 
 @dataclass(frozen=True)
 class CheckpointRefused:
-    """Part of the files that could not be read, and why."""
+    """A part of a file that could not be read, and the reason."""
 
     path: str
     line: int | None
@@ -42,16 +42,16 @@ class CheckpointRefused:
 
 @dataclass
 class _Session:
-    """State of a session so far: its message histories, as fingerprints, and the status of its tasks."""
+    """What earlier checkpoints hold of a session: fingerprints of its messages, statuses of its tasks."""
 
     histories: list[list[bytes]] = field(default_factory=list)
     tasks: dict[str, str] = field(default_factory=dict)
 
     def new_from(self, messages: list[bytes]) -> int:
-        """Index of the first message that no earlier checkpoint holds at its place; remembers the history.
+        """Index of the first message that is new in this checkpoint. Stores the checkpoint's history.
 
-        A checkpoint may continue an earlier one, repeat a part of it, branch off after a common beginning, or hold a
-        window that slid on (its beginning was dropped): a suffix of the earlier history is then its prefix.
+        A checkpoint may continue an earlier one, repeat a part of it, or branch off from it. It may also be a window
+        whose first messages were dropped: then it begins with the end of the earlier history.
         """
         best, history = max(
             ((_common(earlier, messages), earlier) for earlier in self.histories),
@@ -85,7 +85,7 @@ def _common(one: list[bytes], other: list[bytes]) -> int:
 
 
 def _overlap(earlier: list[bytes], later: list[bytes]) -> int:
-    """Length of the longest suffix of `earlier` that is a prefix of `later`; 0 below SHORTEST_OVERLAP."""
+    """Length of the longest end of `earlier` with which `later` begins; 0 if below SHORTEST_OVERLAP."""
     for length in range(min(len(earlier), len(later)), SHORTEST_OVERLAP - 1, -1):
         if earlier[-length:] == later[:length]:
             return length
@@ -93,18 +93,18 @@ def _overlap(earlier: list[bytes], later: list[bytes]) -> int:
 
 
 class CheckpointLoader:
-    """Reads checkpoints from a `.json` or `.jsonl` file, or from every such file under a folder.
+    """Reads checkpoints from a `.json` or `.jsonl` file, or from all such files under a folder.
 
-    A file holds a checkpoint, a list or lines of them, or a session log of one message a line. Known are message lists
-    under the usual names at any depth, tool calls of OpenAI's and Anthropic's kind, and tasks with a status. Files are
-    read in the natural order of their names (checkpoint-2 before checkpoint-10). Without a session id of its own a
-    checkpoint belongs to the session of its file name without the number at its end.
+    A file holds one checkpoint, several as a list or as lines, or a session log with one message a line. The loader
+    finds lists of messages at any depth, tool calls as OpenAI and Anthropic write them, and tasks with a status.
+    Files are read in the natural order of their names: checkpoint-2 before checkpoint-10. The file name without the
+    number at its end names the session of checkpoints that have no session id.
 
-    `traces()` gives payloads for TraceCollector.add, one for what each checkpoint adds to its session; ids follow from
-    the content, so that reading the same files again, or more of them later, sends nothing twice. What cannot be read
-    is listed in `refused` and stops nothing. agent: the slug to record under, where a checkpoint names no valid one.
+    `traces()` yields payloads for TraceCollector.add. Each holds what a checkpoint adds to its session. Ids follow
+    from the content: a file that is read again sends nothing twice. `refused` lists what cannot be read; the rest is
+    read. agent: slug for checkpoints that name no valid agent.
 
-    Raises ValueError for an agent that cannot be, FileNotFoundError for a path that is not there.
+    Raises ValueError for an invalid agent, FileNotFoundError if the path does not exist.
     """
 
     def __init__(self, path: str | Path, agent: str = "assistant") -> None:
@@ -116,10 +116,10 @@ class CheckpointLoader:
             )
         self.refused: list[CheckpointRefused] = []
         self.overlapping = 0
-        """Messages left out because an earlier checkpoint holds them."""
+        """Number of messages left out because an earlier checkpoint holds them."""
 
     def traces(self) -> Iterator[dict[str, Any]]:
-        """Trace payloads in the order of the checkpoints; may be called more than once."""
+        """Trace payloads in the order of the checkpoints. May be called again."""
         self.refused, self.overlapping = [], 0
         sessions: dict[tuple[str, str], _Session] = {}
         for file in self._files():
@@ -146,7 +146,7 @@ class CheckpointLoader:
         return "/".join(part for part in (*inside.parts[:-1], stem) if part) or inside.stem
 
     def _checkpoints(self, file: Path) -> Iterator[tuple[int | None, Checkpoint]]:
-        """The checkpoints of a file with the line each begins at; what cannot be read goes to `refused`."""
+        """Each checkpoint of a file with the line where it begins. What cannot be read goes to `refused`."""
         try:
             if file.suffix.lower() == ".json":
                 yield from self._parse_document(file)
@@ -214,7 +214,7 @@ class CheckpointLoader:
         checkpoint: Checkpoint,
         place: tuple[Path, int | None],
     ) -> Iterator[dict[str, Any]]:
-        # a system prompt may hold the date; it must not make a checkpoint look like another session
+        # The system prompt is left out of the comparison: it may hold the date.
         system = next(
             (
                 i
@@ -254,7 +254,7 @@ class CheckpointLoader:
 
 
 def _with_decision(step: dict[str, Any], agent: str, session: str) -> dict[str, Any]:
-    """A decision step checked and with its id, which the same answer to the same prompt always has."""
+    """A valid decision step with an id that follows from its prompt and answer."""
     if step["kind"] != "decision":
         return step
     facts = {"messages": step["messages"], "response": step["response"], "run_id": session}
@@ -262,7 +262,7 @@ def _with_decision(step: dict[str, Any], agent: str, session: str) -> dict[str, 
 
 
 def _parts(steps: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The steps in pieces that a server takes."""
+    """The steps in parts of at most PART_SIZE characters, as a server accepts them."""
     part: list[dict[str, Any]] = []
     size = 0
     for step in steps:
@@ -281,7 +281,7 @@ def _id(value: Any) -> str:
 
 
 def _fingerprint(message: dict[str, Any]) -> bytes:
-    """Of what a message says; not of ids and times that saving it again may change."""
+    """Fingerprint of a message's content, without ids and times, which change when it is saved again."""
     return hashlib.sha256(json.dumps(parse_message(message), sort_keys=True).encode()).digest()
 
 
@@ -293,23 +293,19 @@ _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 
 
 class ToolCall(NamedTuple):
-    """A tool call in a message."""
-
     id: str
     name: str
     arguments: Any
 
 
 class ToolResult(NamedTuple):
-    """The result of a tool call."""
-
     call_id: str
     content: Any
     failed: bool
 
 
 class Transcript:
-    """Messages of one checkpoint; those before `start` are known from earlier ones."""
+    """Messages of one checkpoint. Those before index `start` are in earlier checkpoints."""
 
     def __init__(self, messages: list[dict[str, Any]], start: int) -> None:
         self.saved, self.start = messages, start
@@ -323,7 +319,7 @@ class Transcript:
         self._known = {call.id for calls in self._calls[:start] for call in calls if call.id}
 
     def steps(self) -> Iterator[dict[str, Any]]:
-        """The steps of the new messages, in order. A decision step holds its prompt whole, and no id yet."""
+        """The steps of the new messages, in order. A decision step holds its full prompt and has no id yet."""
         for index in range(self.start, len(self.messages)):
             at = parse_time(self.saved[index])
             for step in self._steps_of(index):
@@ -346,14 +342,14 @@ class Transcript:
         for result in self._results[index]:
             source = self._call_of.get(result.call_id)
             if source is None or source.id in self._known:
-                # the call stands in an earlier checkpoint, which knew no result yet
+                # The call is in an earlier checkpoint, which had no result for it.
                 name = str(message.get("name") or "tool")
                 yield _call_step(source or ToolCall(result.call_id, name, None), result)
         if text and message["role"] != "tool":
             yield {"kind": "step", "name": message["role"], "text": to_json(text)}
 
     def _answers(self, index: int) -> bool:
-        """True if an assistant's text is the answer to its prompt, and not a remark on the way to a tool."""
+        """True if an assistant's text answers the prompt; False for a remark before a tool call."""
         if self._calls[index] or not any(m["role"] != "system" for m in self.messages[:index]):
             return False
         following = self.messages[index + 1 :][:1]
@@ -381,7 +377,7 @@ def _thoughts(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _calls(message: Mapping[str, Any]) -> Iterator[ToolCall]:
-    """Tool calls: OpenAI's `tool_calls` and `function_call`, LangChain's, Anthropic's `tool_use` blocks."""
+    """Tool calls: `tool_calls` and `function_call` of OpenAI, LangChain's calls, `tool_use` blocks of Anthropic."""
     listed = message.get("tool_calls")
     for item in [*(listed if isinstance(listed, list) else []), {"function": message.get("function_call")}]:
         if not isinstance(item, Mapping):
@@ -396,7 +392,7 @@ def _calls(message: Mapping[str, Any]) -> Iterator[ToolCall]:
 
 
 def _results(message: Mapping[str, Any]) -> Iterator[ToolResult]:
-    """Tool results: messages of the role `tool` (or `function`), Anthropic's `tool_result` blocks."""
+    """Tool results: messages of role `tool` or `function`, `tool_result` blocks of Anthropic."""
     if message["role"] == "tool":
         key = message.get("tool_call_id") or message.get("name") or ""
         yield ToolResult(str(key), content_text(message["content"]) or message["content"], False)
@@ -415,7 +411,7 @@ def _parsed(arguments: Any) -> Any:
     try:
         return json.loads(arguments)
     except ValueError:
-        return arguments  # what a model wrote need not be JSON; shown as it is
+        return arguments  # A model may write arguments that are no JSON: they stay a text.
 
 
 def _call_step(call: ToolCall, result: ToolResult | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Client of the REST API: have a decision taken, rate it, report what came of it; each call with an async twin.
+"""Client of the REST API: ask for a decision, rate it, report an outcome. Each call has an async twin.
 
-A decision needs the server. Ratings and outcomes go through the outbox where the client has one, and then survive an
-absent server and the end of the process.
+A decision needs the server. With an outbox, ratings and outcomes are stored on disk first: they survive an outage of
+the server and the end of the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ratchet_client.json_values import truncate
 from ratchet_client.transport import MAX_IDLE_CONNECTIONS, HttpPool, HttpResponse
 
 MAX_ANSWER_BYTES = 32_000_000
-"""Longest response read: a decision repeats its prompt, state and candidates of up to 10 MB."""
+"""Most bytes read of a response. A decision repeats its prompt, state and candidates: up to 10 MB."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,41 +36,41 @@ S = TypeVar("S", bound="Client")
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision the server took: among the listed candidates, or written by the agent's policy."""
+    """The server's decision: one of the candidates, or a text that the agent's policy wrote."""
 
     id: str
-    """To rate it by and to report outcomes for."""
+    """Id for `rate` and `outcome`."""
     response: str
-    """The chosen candidate, or the text that was written."""
+    """The chosen candidate or the written text."""
     action: dict[str, Any] | None
-    """Action that the agent parsed from the response; None where it cannot act on it."""
+    """The action that the agent parsed from the response; None if it found none."""
     policy: str
-    """Name of the policy that took it."""
+    """Name of the policy that decided."""
     arm: str
-    """Arm of the running experiment the unit was assigned to; empty where there is none."""
+    """The unit's arm in the running experiment; empty without an experiment."""
     propensity: float | None
-    """Probability in (0, 1] with which this response was chosen; None for written text."""
+    """Probability in (0, 1] of choosing this response; None for a written text."""
     recorded: bool
-    """False: the server answered and could record the decision neither in its database nor on its disk."""
+    """False if the server could store the decision neither in its database nor on its disk."""
     facts: Mapping[str, Any] = field(repr=False)
-    """All the server says of it, as `POST /api/decide/` answers."""
+    """The whole answer of `POST /api/decide/`."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """Acknowledgement of a rating or an outcome."""
+    """What became of a rating or an outcome."""
 
     id: str
-    """The id of the rating or outcome: the same call with it is the same write."""
+    """Id of the rating or outcome. A call repeated with it is stored once."""
     state: Literal["stored", "queued", "unsaved"]
-    """stored: the server has it. queued: it is in the outbox on disk, and is sent in the background. unsaved: neither
-    took it; it waits in memory while the disk takes nothing, or the redact hook dropped it."""
+    """stored: the server has it. queued: it is in the outbox on disk and is sent in the background. unsaved: it is only
+    in memory because the disk cannot be written, or the redact hook dropped it."""
 
 
 def _async_twin(
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """The method as a coroutine: it runs in a thread of the client's own, so that the event loop goes on."""
+    """The method as a coroutine. It runs in one of the client's threads and does not block the event loop."""
 
     @wraps(method)
     async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,15 +82,15 @@ def _async_twin(
 
 
 class Client:
-    """Client of one server for one agent. Any number of threads and tasks may share it.
+    """Client of one server for one agent. Threads and tasks may share it.
 
-    agent: slug of the agent, for `decide` and the collector. url: of the server. api_key: with the scopes `ingest`
-    (decide, outcomes), `rate` (ratings) and `rate_as` (ratings in others' names). spool_dir: folder of an outbox; with
-    it `rate` and `outcome` return as soon as the record is on disk and never fail for want of a server, and
-    `client.collector` records traces and decisions of the app's own. Without it each call waits for the server.
-    timeout_s: of one request. collector_options: further arguments of TraceCollector, such as `redact`.
+    agent: slug of the agent. url: address of the server. api_key: key with the scopes `ingest` (decisions, outcomes),
+    `rate` (ratings) and `rate_as` (ratings in the name of others). spool_dir: folder of an outbox. With it, `rate` and
+    `outcome` return as soon as the record is on disk, and `client.collector` records the app's own traces and
+    decisions. Without it, each call waits for the server. timeout_s: seconds allowed for one request.
+    collector_options: further arguments of TraceCollector, such as `redact`.
 
-    Raises ValueError for an agent or url that cannot be.
+    Raises ValueError for an invalid agent or url.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Client:
 
     @property
     def collector(self) -> TraceCollector:
-        """The collector on the client's outbox: traces, hooks, decorators. Raises RatchetError without a spool_dir."""
+        """The collector that writes to the client's outbox. Raises RatchetError without a spool_dir."""
         if self._collector is None:
             raise RatchetError(
                 "this client has no outbox: give it a spool_dir to record traces and decisions"
@@ -135,12 +135,12 @@ class Client:
         metadata: Mapping[str, Any] | None = None,
         id: str | uuid.UUID | None = None,
     ) -> Decision:
-        """Have the agent decide: the server assigns a policy, answers and records the decision.
+        """Ask the agent for a decision: the server assigns a policy, answers and records the decision.
 
-        messages: one text, or a list of {role, content}. state: what the agent decides about, where its prompt is
-        rendered by the server. candidates: texts, or {response, score}, to choose among; without them the agent finds
-        them in the state or writes an answer. unit: user or session, which keeps its arm in an experiment. id: of the
-        decision; a call repeated with it returns the first answer.
+        messages: one text, or a list of {role, content}. state: input from which the server renders the agent's
+        prompt. candidates: texts, or {response, score}, to choose from; without them the agent finds candidates in the
+        state or writes an answer. unit: user or session, which keeps its arm in an experiment. id: id of the decision;
+        a call repeated with it returns the first answer.
 
         Raises ValueError (neither messages nor state), RequestRefused, ServerUnavailable.
         """
@@ -188,11 +188,11 @@ class Client:
         rater: str | None = None,
         id: str | uuid.UUID | None = None,
     ) -> Receipt:
-        """Rate a decision: thumb, stars 1..5, score 0..1, the response it should have been, tags, notes.
+        """Rate a decision by thumb, stars 1..5, score 0..1, a better response (correction), tags or notes.
 
-        rater: who rates; the key's own name without it. A later rating by the same rater supersedes the earlier one.
-        Raises ValueError for a rating that says nothing or stands outside its range; without an outbox also
-        RequestRefused and ServerUnavailable.
+        rater: who rates; the name of the key if left out. A rater's later rating replaces the earlier one.
+        Raises ValueError for an empty rating or a value outside its range; without an outbox also RequestRefused and
+        ServerUnavailable.
         """
         body = {
             "thumb": thumb,
@@ -225,9 +225,9 @@ class Client:
         at: str | None = None,
         id: str | uuid.UUID | None = None,
     ) -> Receipt:
-        """Report a measured fact about a decision, such as `ticket_reopened`: a slug and a number (True is 1).
+        """Report a measured result of a decision, such as `ticket_reopened`: a slug and a number (True is 1).
 
-        at: ISO time it happened; now when left out. Raises as `rate` does.
+        at: ISO time of the result; now if left out. Raises the errors of `rate`.
         """
         if not _between(value, -math.inf, math.inf):
             raise ValueError(f"value: expected a finite number, found {value!r}")
@@ -257,7 +257,7 @@ class Client:
         return Receipt(body["id"], "stored")
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object a request is answered with. Raises RequestRefused, ServerUnavailable."""
+        """The JSON object in the response. Raises RequestRefused, ServerUnavailable."""
         data = json.dumps(body, allow_nan=False).encode("ascii")
         try:
             response = self._pool.post(path, data, max_bytes=MAX_ANSWER_BYTES)
@@ -267,7 +267,7 @@ class Client:
                 id=body["id"],
             ) from error
         answer = _json_object(response.text)
-        # something else that listens there may answer any JSON: only the id says that this write arrived
+        # Another program at this address may answer with any JSON. Only the id shows that the write arrived.
         if 200 <= response.status < 300 and answer is not None and answer.get("id") == body["id"]:
             return answer
         raise _error(response, answer, self._pool.url + path, body["id"])
@@ -278,17 +278,17 @@ class Client:
         return self._threads
 
     def after_fork(self) -> None:
-        """Start anew in the child: threads do not survive a fork."""
+        """Make a new thread pool in the child: threads do not survive a fork."""
         self._threads = None
 
     # --- The end ------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until the server has, or refused, everything in the outbox; True at once without one."""
+        """Wait until the server has answered for all records in the outbox. True without an outbox."""
         return self._collector is None or self._collector.flush(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Flush, and end threads and connections. Whether all was sent; what was not stays in the outbox."""
+        """Flush, then end threads and connections. False if records stay in the outbox unsent."""
         sent = self._collector is None or self._collector.close(timeout_s)
         if self._threads is not None:
             self._threads.shutdown(wait=False)
@@ -329,7 +329,7 @@ def _json_object(text: str) -> dict[str, Any] | None:
 
 
 def _error(response: HttpResponse, answer: dict[str, Any] | None, address: str, id: str) -> RatchetError:
-    """The error a response stands for: of Ratchet's own shape, or from something else that listens at the url."""
+    """The error in a response: Ratchet's own JSON, or anything else that another program at the url answers."""
     status = response.status
     error = answer.get("error") if answer is not None else None
     if not isinstance(error, dict):

@@ -1,4 +1,4 @@
-"""Collector of an agent's traces, ratings and outcomes: to the outbox at once, to the server in the background."""
+"""Collector of an agent's traces, ratings and outcomes: it writes to the outbox and sends in the background."""
 
 from __future__ import annotations
 
@@ -23,34 +23,32 @@ _collectors: weakref.WeakSet[TraceCollector] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class CollectorStatus:
-    """Counts of what was recorded: at the server, refused, in the outbox, in memory, lost."""
+    """Counts of records by where they are."""
 
     sent: int
-    """Records the server has, of the days still in the outbox."""
+    """Records that the server has, of the days still in the outbox."""
     refused: int
-    """Records it will never take; they lie in `*.refused.jsonl` with the reason."""
+    """Records that the server refused. `*.refused.jsonl` holds them with the reasons."""
     pending_bytes: int
     """Bytes in the outbox that the server does not have yet."""
     waiting: int
-    """Records in memory, because the disk takes none."""
+    """Records in memory, because the disk cannot be written."""
     lost: int
-    """Records lost, because the disk took none for too long."""
+    """Records lost, because memory was full while the disk could not be written."""
     last_problem: str
-    """Reason of the last failed delivery; empty after a successful one."""
+    """Why the last delivery failed; empty after a success."""
 
 
 class TraceCollector:
-    """Records traces of one agent: to the outbox at once, to the server in the background.
+    """Records one agent's traces: to the outbox at once, to the server in the background.
 
-    agent: its slug. url: of the server, such as http://localhost:8000; without one everything stays in the outbox until
-    a collector with one opens the same folder. api_key: with the scope `ingest` (and `rate` to send ratings).
-    spool_dir: folder of the outbox, for one server's records, shared by any number of processes. redact: called with
-    each trace (or rating, as a dict) before it is written; returns what to write, or None to drop it; where it raises,
-    nothing is written. metadata: goes with every trace. fsync=False trades the last moments before a power cut for
-    speed.
+    agent: slug of the agent. url: address of the server, such as http://localhost:8000. Without it, records stay in
+    the outbox until a collector with a url opens the same folder. api_key: key with the scope `ingest` (and `rate` for
+    ratings). spool_dir: folder of the outbox, for one server. Processes may share it. redact: gets each trace or
+    rating as a dict before it is written. It returns what to write, or None to drop it; if it raises, nothing is
+    written. metadata: facts added to every trace. fsync=False writes faster, but a power cut may lose the last records.
 
-    Raises ValueError for an agent or url that cannot be. After that no method raises into the app, and none waits for
-    anything but the disk.
+    Raises ValueError for an invalid agent or url. No other method raises into the app or waits for the network.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class TraceCollector:
 
     @log_errors
     def _wake_if_pending(self, sender: Sender) -> None:
-        """Send what an earlier process left behind without waiting for the first new record."""
+        """Send at once what an earlier process left in the outbox."""
         if self.outbox.pending():
             sender.wake()
 
@@ -98,20 +96,20 @@ class TraceCollector:
     ) -> Trace:
         """A new trace: `with collector.trace(run_id="42", unit="user-7") as trace: trace.step("plan")`.
 
-        run_id: the app's own id of the run. unit: the user or session it is for. policy: the name of what decides.
+        run_id: the app's own id of the run. unit: user or session of the run. policy: name of the deciding policy.
         """
         return Trace(
             self, run_id=run_id, unit=unit, policy=policy, metadata={**self._metadata, **(metadata or {})}
         )
 
     def current(self) -> Trace | None:
-        """The trace the running code is in, if any."""
+        """The trace that the running code is in, if any."""
         return trace_current(self)
 
     def decision(
         self, messages: Any, response: Any, *, unit: str = "", policy: str = "", **facts: Any
     ) -> str:
-        """Record one decision, in the current trace or in one of its own; returns its id. Facts: as Trace.decision."""
+        """Record one decision in the current trace or in a new one. Returns its id. Facts: see Trace.decision."""
         trace = self.current()
         if trace is not None:
             return trace.decision(messages, response, unit=unit or None, policy=policy or None, **facts)
@@ -122,7 +120,7 @@ class TraceCollector:
 
     @property
     def last_decision_id(self) -> str | None:
-        """Id of the decision recorded last in this thread or task, to rate it by."""
+        """Id of this thread's or task's latest decision, for `rate`."""
         return last_decision.get()
 
     def rate(
@@ -137,7 +135,7 @@ class TraceCollector:
         tags: Sequence[str] = (),
         notes: str = "",
     ) -> None:
-        """Send what a person thought of a decision: thumb "up" or "down", stars 1..5, score 0..1, a correction."""
+        """Send a rating of a decision: thumb "up" or "down", stars 1..5, score 0..1, a correction."""
         values = {"thumb": thumb, "stars": stars, "score": score, "correction": correction, "notes": notes}
         self._submit(
             "rating",
@@ -146,11 +144,11 @@ class TraceCollector:
         )
 
     def outcome(self, decision: str | uuid.UUID, name: str, value: float, *, at: str | None = None) -> None:
-        """Send a measured fact about a decision, such as `ticket_reopened`; at: ISO time, now when left out."""
+        """Send a measured result of a decision, such as `ticket_reopened`. at: ISO time; now if left out."""
         self._submit("outcome", decision, {"name": name, "value": value} | ({"at": at} if at else {}))
 
     def submit(self, kind: str, decision: str | uuid.UUID, body: dict[str, Any]) -> bool:
-        """Put a rating or an outcome, given as the API takes it, into the outbox. True when it is on disk."""
+        """Write a rating or an outcome, in the API's form, to the outbox. True if it is on disk."""
         return bool(self._submit(kind, decision, body))
 
     @log_errors
@@ -163,7 +161,7 @@ class TraceCollector:
         return self._put("trace", trace)
 
     def add(self, trace: dict[str, Any]) -> bool:
-        """Put a finished trace into the outbox, as CheckpointLoader gives them. True when it is on disk."""
+        """Write a finished trace, such as CheckpointLoader yields, to the outbox. True if it is on disk."""
         return bool(self._add(trace))
 
     def _put(self, kind: str, body: dict[str, Any], **address: str) -> bool:
@@ -171,7 +169,7 @@ class TraceCollector:
             try:
                 redacted = self._redact(body)
             except Exception as error:
-                # what could not be redacted must not be written down
+                # A record that could not be redacted is not written.
                 self.problems.report(
                     "redact", f"the redact hook raised; a {kind} was dropped: {error!r}", error
                 )
@@ -187,9 +185,9 @@ class TraceCollector:
     # --- Sending ------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until the server has (or refused) everything in the outbox; without a url, until it is on disk.
+        """Wait until the server has answered for all records in the outbox; without a url, until they are on disk.
 
-        False when time ran out: what is left stays in the outbox and is sent later.
+        False after the timeout: the rest stays in the outbox and is sent later.
         """
         return bool(self._flush(timeout_s))
 
@@ -198,7 +196,7 @@ class TraceCollector:
         return self.outbox.write_waiting() if self._sender is None else self._sender.flush(timeout_s)
 
     def status(self) -> CollectorStatus:
-        """Counts over the days in the outbox; zeros and the problem where it cannot be read."""
+        """Counts over the days in the outbox. If it cannot be read: zeros and the problem."""
         unreadable = CollectorStatus(
             0, 0, 0, self.outbox.waiting, self.outbox.lost, f"{self.outbox.folder} cannot be read"
         )
@@ -217,7 +215,7 @@ class TraceCollector:
         )
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Flush and end the background thread. What is recorded afterwards goes to the outbox alone."""
+        """Flush and end the background thread. Later records stay in the outbox."""
         sent = self.flush(timeout_s)
         _collectors.discard(self)
         if self._sender is not None:
@@ -232,7 +230,7 @@ class TraceCollector:
 
     @property
     def exit_timeout_s(self) -> float:
-        """Seconds the end of the process may wait for the server."""
+        """Most seconds that the end of the process waits for the server."""
         return self._exit_timeout_s
 
 

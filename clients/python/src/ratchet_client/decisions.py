@@ -1,4 +1,4 @@
-"""Payload of a decision: read from what the app has, validated as the server validates it, never truncated."""
+"""Payload of a decision, validated as the server validates it. Nothing in it is truncated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratchet_client.json_values import safe_repr, to_json
 
 AGENT_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?"
 MAX_DECISION = 900_000
-"""Characters of JSON of a whole decision: a server takes 1,000,000 in one value."""
+"""Most characters of a decision as JSON. A server accepts 1,000,000 in one value."""
 MAX_NAME = 200
 MAX_TAGS = 50
 
@@ -23,7 +23,7 @@ _RESPONSE_KEYS = ("output", "response", "answer", "content", "text", "result")
 
 
 def validate_agent(agent: str) -> str:
-    """The slug itself; raises ValueError for one the server would not take."""
+    """The slug itself. Raises ValueError if the server would refuse it."""
     if not isinstance(agent, str) or not re.fullmatch(AGENT_PATTERN, agent):
         raise ValueError(f"expected an agent of 1 to 64 lower-case letters, digits, - and _, found {agent!r}")
     return agent
@@ -44,10 +44,10 @@ def decision_payload(
     metadata: Mapping[str, Any] | None = None,
     **names: str,
 ) -> dict[str, Any]:
-    """The decision's part of a step; what is None or empty is left out.
+    """The decision's fields of a step, without those that are None or empty.
 
-    names: unit, policy, arm, run_id, texts of at most 200 characters. Raises ValueError, one line per fault, for what
-    the server would refuse: a training example must not be cut or bent to fit.
+    names: unit, policy, arm and run_id, texts of at most 200 characters. Raises ValueError, with one line per fault,
+    for values that the server would refuse. They are never truncated, because they become training examples.
     """
     facts: dict[str, Any] = {
         "id": str(UUID(id)),
@@ -75,7 +75,7 @@ def decision_payload(
 
 
 def normalize_messages(value: Any) -> list[dict[str, Any]]:
-    """Chat messages from one text, or from a list of {role, content}, (role, content) or objects with these."""
+    """Chat messages from one text or from a list of {role, content}, of (role, content) or of objects with both."""
     if isinstance(value, str):
         return [{"role": "user", "content": complete_json(value)}]
     if isinstance(value, Mapping) or not isinstance(value, Sequence) or not value:
@@ -116,7 +116,7 @@ def _candidate(item: Any) -> Any:
 
 
 def _response(value: Any) -> Any:
-    """A response as it is sent: messages of the assistant as messages (calls of tools), anything else as text."""
+    """A response as it is sent: the assistant's messages (tool calls) as messages, other values as text."""
     if callable(dump := getattr(value, "model_dump", None)) and getattr(value, "role", None) == "assistant":
         value = dump(exclude_none=True)  # the message of an OpenAI client
     if _is_message(value):
@@ -127,7 +127,7 @@ def _response(value: Any) -> Any:
 
 
 def _is_message(value: Any) -> bool:
-    """True for a chat message; other data with a `role` has no content and no calls."""
+    """True for a chat message. Other data with a `role` has neither content nor calls."""
     return (
         isinstance(value, Mapping)
         and value.get("role") in ("assistant", "tool")
@@ -136,7 +136,7 @@ def _is_message(value: Any) -> bool:
 
 
 def response_text(value: Any) -> str:
-    """A response as text: a text as it is, data as JSON. Raises ValueError for what is neither."""
+    """A response as text; data becomes JSON. Raises ValueError for other objects."""
     if isinstance(value, str):
         return str(complete_json(value))
     if isinstance(value, (Mapping, list, tuple, int, float)):
@@ -148,7 +148,7 @@ def response_text(value: Any) -> str:
 
 
 def complete_json(value: Any) -> Any:
-    """The value as JSON, nothing truncated; what is far too large fails the check of the decision's size."""
+    """The value as JSON. Truncates only values so large that the decision is refused for its size."""
     return to_json(value, text=2 * MAX_DECISION, items=MAX_DECISION, depth=40, total=4 * MAX_DECISION)
 
 
@@ -188,7 +188,7 @@ def _bounded_text(name: str, value: Any, limit: int) -> str:
 
 
 def find_prompt(arguments: Mapping[str, Any]) -> Any:
-    """The prompt among a run's arguments: the first text or list of messages, or what a mapping calls its input."""
+    """The prompt in a run's arguments: the first text, list of messages, or input of a mapping (_PROMPT_KEYS)."""
     for value in arguments.values():
         if isinstance(value, str) and value.strip():
             return value
@@ -204,7 +204,7 @@ def find_prompt(arguments: Mapping[str, Any]) -> Any:
 
 
 def find_response(result: Any) -> str | None:
-    """The response in a run's result: a text, what a mapping calls its output, or else the mapping as JSON."""
+    """The response in a run's result: a text, or a mapping's output (_RESPONSE_KEYS), or the mapping as JSON."""
     if isinstance(result, str):
         return result
     if isinstance(result, Mapping):

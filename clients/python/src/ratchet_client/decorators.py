@@ -1,4 +1,4 @@
-"""Decorators that record the calls of plain functions: of one that takes a decision, of one that is a tool."""
+"""Decorators that record the calls of functions which decide, and of functions which are tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class _DecisionRecorder:
-    """Recorder of the calls of one function as decisions."""
+    """Records the calls of one function as decisions."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class _DecisionRecorder:
 
     @log_errors
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver:
-        # read before the call, which may change what it was given
+        # Read before the call, because the call may change its arguments.
         return _DecisionObserver(self, self._request(args, kwargs))
 
     @log_errors
@@ -58,14 +58,14 @@ class _DecisionRecorder:
 
     @log_errors
     def record_completion(self, trace: Trace, result: Any) -> None:
-        """Record whether the task is done, where the app says so."""
+        """Record whether the task is done, if the app says so."""
         done = None if self._completed is None else self._completed(result)
         if done is not None:
             (trace.task_completed if done else trace.task_failed)(self.name)
 
 
 class _DecisionObserver:
-    """Observer of one call, in the trace it happens in or in one of its own."""
+    """Observer of one call, in the current trace or in a new one."""
 
     def __init__(self, recorder: _DecisionRecorder, request: dict[str, Any] | None) -> None:
         current = trace_current(recorder.collector)
@@ -99,12 +99,12 @@ def records_decision(
     propensity: Callable[[Any], float] | None = None,
     completed: Callable[[Any], bool | None] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a plain function, sync or async, that takes a decision: each call that returns records one.
+    """Decorate a function, sync or async, that decides: each call that returns records a decision.
 
-    prompt, unit and candidates are called with the function's own arguments, response and propensity with what it
-    returned (a text stands for itself, data becomes JSON). A call that raises is recorded as a failed task; one that
-    returns is a completed or a failed one where completed(result) says so (None: not known). What these callables raise
-    is logged and reaches nobody.
+    prompt, unit and candidates get the function's arguments; response and propensity get its result. A response that
+    is no text becomes JSON. A call that raises is recorded as a failed task. If it returns, completed(result) says
+    whether the task was completed (True) or failed (False); None means unknown. Errors of these callables are logged
+    and never raised into the app.
 
         @records_decision(collector, prompt=lambda ticket: ticket.text, unit=lambda ticket: ticket.user)
         def choose_queue(ticket): ...
@@ -121,7 +121,7 @@ def records_decision(
 
 
 def records_tool(collector: Recorder, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a plain function, sync or async, that is a tool: each call is a step of the trace it happens in."""
+    """Decorate a function, sync or async, that is a tool: each call is a step of the current trace."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         tool = _ToolRecorder(

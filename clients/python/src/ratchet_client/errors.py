@@ -1,4 +1,4 @@
-"""Errors of the client: each says what was expected, what was found and what to do next."""
+"""Errors of the client. Each message says what was expected, what was found and what to do next."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 
 class RatchetError(Exception):
-    """Base of everything a call of `Client` raises beside ValueError, which is a fault of its arguments."""
+    """Base of the errors that `Client` raises. Invalid arguments raise ValueError instead."""
 
 
 class ServerUnavailable(RatchetError):
-    """No usable response came: the server is away, busy or failing.
+    """No usable response came: the server is unreachable, busy or failing.
 
-    The call may be repeated; with `id=error.id` it is the same write, however often it arrives.
+    The call may be repeated. With `id=error.id` the server stores it once, however often it arrives.
 
-    status: HTTP status, None where there was no response. retry_after_s: seconds the server asked to wait, None where
-    it did not say.
+    status: HTTP status; None without a response. retry_after_s: seconds to wait, as the server asked; None if it did
+    not ask.
     """
 
     def __init__(
@@ -26,10 +26,10 @@ class ServerUnavailable(RatchetError):
 
 
 class RequestRefused(RatchetError):
-    """The server refuses the request; repeated unchanged, it will be refused again.
+    """The server refused the request. The same request would be refused again.
 
     status: HTTP status (400 invalid, 401 and 403 the key, 404 no such decision, 409 the id was used for another
-    write). code: the server's word for it, such as `not_found`. fields: field of the request -> its fault.
+    record). code: the server's error code, such as `not_found`. fields: field of the request -> its fault.
     """
 
     def __init__(self, message: str, *, status: int, code: str, fields: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Advisory file locks between threads and processes, on POSIX and Windows, released when their holder dies."""
+"""File locks between threads and processes, on POSIX and Windows. A lock ends with its process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _descriptors: set[int] = set()
 
 
 class ForkAware(Protocol):
-    """An object whose locks must be made anew in the child of a fork: threads that hold them do not exist there."""
+    """An object that makes new locks in the child of a fork: a thread that held the old ones is not there."""
 
     def after_fork(self) -> None: ...
 
@@ -28,13 +28,13 @@ _fork_aware_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def renew_after_fork(thing: ForkAware) -> None:
-    """Have `thing.after_fork()` called in every child process, for as long as it lives."""
+    """Call `thing.after_fork()` in every forked child while the object exists."""
     _fork_aware_locks.add(thing)
 
 
 def _after_fork() -> None:
-    # A lock belongs to the open file, which parent and child now share: a copy left open here would keep the lock
-    # after the parent's death. Closing the copy leaves the parent's lock alone.
+    # Parent and child share the open file, and with it the lock. Left open here, it would keep the lock after the
+    # parent's death. Closing it here does not release the parent's lock.
     for descriptor in _descriptors:
         os.close(descriptor)
     _descriptors.clear()
@@ -48,7 +48,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock file against every other thread and process; without `wait`, yield whether it was free."""
+    """Hold a lock file against all other threads and processes. Yields False if it was taken and wait=False."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     _descriptors.add(descriptor)
     try:
@@ -56,7 +56,7 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
         try:
             yield locked
         finally:
-            # closing alone would leave the lock to a program that another thread is starting, until that calls exec
+            # Closing is not enough: a program that another thread is starting holds the open file until its exec.
             if locked and descriptor in _descriptors:
                 _unlock(descriptor)
     finally:
@@ -90,16 +90,16 @@ def _unlock(descriptor: int) -> None:
 
 
 def write_whole(descriptor: int, data: bytes) -> None:
-    """Write all of the bytes: one call of write(2) may take fewer. Raises OSError where the disk takes no more."""
+    """Write all bytes; one call of write(2) may write fewer. Raises OSError if the disk is full."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def fsync_folder(folder: Path) -> None:
-    """Have the names of a folder's files outlive a power cut."""
+    """Sync a folder, so that the names of its files survive a power cut."""
     if sys.platform == "win32":
-        return  # a folder cannot be opened there, and need not be
+        return  # Windows cannot open a folder, and needs no sync
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Hooks into an agent whose code stays untouched: its run and tool methods, on one instance, until unhooked."""
+"""Hooks: they record the runs and tool calls of one agent object, whose code and class stay as they are."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RUN_METHODS = (
     "achat",
     "__call__",
 )
-"""Methods that run an agent, where it has them; `__call__` only where it has none of the others."""
+"""Names of methods that run an agent. `__call__` counts only if it has none of the others."""
 TOOL_DISPATCHERS = ("call_tool", "use_tool", "run_tool", "execute_tool", "invoke_tool", "acall_tool")
-"""Methods whose first argument names the tool they call."""
+"""Names of methods whose first argument names the tool to call."""
 
 
 class ToolObserver:
-    """Observer of a call of a tool: a step of the trace it happens in, or of a trace of its own."""
+    """Observer of a tool call, which becomes a step of a trace. own: the trace ends with the call."""
 
     def __init__(self, trace: Trace, name: str, arguments: Any, *, own: bool) -> None:
         self._trace, self._own = trace, own
@@ -52,7 +52,7 @@ class ToolObserver:
 
 
 class RunObserver:
-    """Observer of a run of the agent: a trace with a task; a run within a run is a step of it."""
+    """Observer of a run: a trace with a task. A run inside a run is a step of its trace."""
 
     def __init__(self, hook: Hook, trace: Trace, name: str, arguments: dict[str, Any], *, own: bool) -> None:
         self._hook, self._trace, self._own = hook, trace, own
@@ -82,7 +82,7 @@ class RunObserver:
 
 
 class Hook:
-    """A hooked agent; `unhook()`, or leaving it as a context manager, restores the agent exactly."""
+    """A hooked agent. `unhook()`, or the end of its `with` block, restores the agent exactly."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Hook:
         self._lock = threading.Lock()
         self._undo: list[Callable[[], bool]] = []
         self.methods: tuple[str, ...] = ()
-        """Names of the methods that are observed."""
+        """Names of the observed methods."""
 
     # --- Calls --------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Hook:
             name = first
         trace = trace_current(self.collector)
         if trace is None:
-            # a thread the agent started does not know the run it belongs to; with one run going on there is no doubt
+            # A thread that the agent started does not know its run. If only one run is open, it is that one.
             with self._lock:
                 trace = self._runs[0] if len(self._runs) == 1 else None
         if trace is not None:
@@ -156,14 +156,14 @@ class Hook:
 
     @log_errors
     def prompt_of(self, arguments: dict[str, Any]) -> Any:
-        """The prompt of a run; read before it runs, for it may change what it was given."""
+        """The prompt of a run. It is read before the run, which may change its arguments."""
         if not self._decisions:
             return None
         return find_prompt(arguments) if self._prompt is None else self._prompt(**arguments)
 
     @log_errors
     def record_decision(self, trace: Trace, prompt: Any, result: Any) -> None:
-        """Record the run as a decision, where it has a prompt and a response and recorded none itself."""
+        """Record the run as a decision if it has a prompt and a response and recorded no decision itself."""
         if prompt is None or trace.has_decision:
             return
         response = find_response(result) if self._response is None else self._response(result)
@@ -171,7 +171,7 @@ class Hook:
             trace.decision(prompt, response)
 
     def status_of(self, result: Any) -> str:
-        """Status of the run's task: completed or failed where the app says so, else only that the run returned."""
+        """Record the task as completed or failed if the app says so, otherwise as returned."""
         done = None if self._completed is None else self._completion_of(result)
         return "returned" if done is None else "completed" if done else "failed"
 
@@ -182,20 +182,20 @@ class Hook:
         return None if done is None else bool(done)
 
     def end_run(self, trace: Trace) -> None:
-        """Count a run as over, so that tool calls of other threads are no longer taken for its own."""
+        """Remove a run from the open ones, so that it gets no more tool calls of other threads."""
         with self._lock:
             self._runs = [run for run in self._runs if run is not trace]
 
     # --- The agent's methods ------------------------------------------------------------------------------
 
     def attach(self, observers: dict[str, MethodObserverFactory]) -> None:
-        """Observe these methods; raises TypeError or AttributeError where the object cannot be changed."""
+        """Observe these methods. Raises TypeError or AttributeError if the object cannot be changed."""
         for restore in instrument(self.agent, observers):
             self._undo.append(restore)
         self.methods = tuple(observers)
 
     def unhook(self) -> None:
-        """Restore the agent; runs that are going on are recorded to their end. A second call does nothing."""
+        """Restore the agent. Open runs are recorded to their end. A second call does nothing."""
         while self._undo:
             if not self._undo.pop()():
                 self.problems.report(
@@ -211,14 +211,14 @@ class Hook:
 
 
 class ArgumentBinder:
-    """Binder of arguments to the names the function gives them, without self."""
+    """Binds a call's arguments to the function's parameter names, without self."""
 
     def __init__(self, function: Callable[..., Any], takes_self: bool) -> None:
         self._signature: inspect.Signature | None
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError):
-            self._signature = None  # some built-in callables have none
+            self._signature = None  # Some built-in callables have no signature.
         self._first = 1 if takes_self else 0
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class ArgumentBinder:
             try:
                 bound = self._signature.bind(*args, **kwargs)
             except TypeError:
-                pass  # the call itself is about to fail with this; show what was given
+                pass  # The call will fail with this error too. The trace shows its arguments.
             else:
                 arguments: dict[str, Any] = {}
                 for name, value in list(bound.arguments.items())[self._first :]:
@@ -249,21 +249,20 @@ def hook_into_agent(
     decisions: bool = True,
     completed: Callable[[Any], bool | None] | None = None,
 ) -> Hook:
-    """Record every run of this one object, and what its tools do meanwhile, until `unhook()`.
+    """Record every run of this object, and its tool calls, until `unhook()`.
 
-    run_methods: those of RUN_METHODS that it has, when left out. tool_methods: those of TOOL_DISPATCHERS and every
-    public method named `tool_...` or `..._tool`. Sync, async, generators and asynchronous generators alike; a run
-    called by a run is a step of it; runs in several tasks or threads are kept apart.
+    run_methods: by default, the RUN_METHODS that the object has. tool_methods: by default, its TOOL_DISPATCHERS and
+    its public methods named `tool_...` or `..._tool`. Methods may be sync, async or (async) generators. A run called by
+    a run is a step of its trace. Runs in different tasks and threads have different traces.
 
-    The outermost run becomes a decision where a prompt and a response are found in its arguments and result: by
-    `prompt(**arguments)` and `response(result)`, or else the first text or list of messages given and the text returned
-    (None: no decision). unit: of its decisions, or unit(**arguments). decisions=False records none.
+    The outermost run becomes a decision if it has a prompt and a response. `prompt(**arguments)` and `response(result)`
+    find them. By default the prompt is the first text or list of messages, and the response is the returned text. None
+    means no decision. unit: a text, or unit(**arguments). decisions=False records no decisions.
 
-    completed(result) says whether the run did what it was asked: True, False, or None where that is not known yet.
-    Without it a run that returns is recorded as just that, `returned`: coming back is not the same as being done. A run
-    that raises failed.
+    completed(result) says whether the task was done: True, False, or None if that is not known yet. Without it, a run
+    that returns is recorded as `returned`. A run that raises is recorded as failed.
 
-    Raises ValueError where the object has none of these methods, is watched already, or cannot be changed.
+    Raises ValueError if the object has none of these methods, is hooked already, or cannot be changed.
     """
     if is_instrumented(agent):
         raise ValueError(f"{agent!r} is watched already: unhook it first")
@@ -297,8 +296,7 @@ def _public_methods(agent: Any) -> list[str]:
 
 
 def _callable(agent: Any, name: str) -> bool:
-    # looked up without asking the attribute: a property may run the app's code. And without the metaclass, whose
-    # __call__ every class seems to have.
+    # getattr_static: a property is not run, and the metaclass's __call__ is not taken for the object's.
     places = (getattr(agent, "__dict__", {}), *(vars(base) for base in type(agent).__mro__))
     raw = next((place[name] for place in places if name in place), None)
     return callable(raw) or isinstance(raw, (staticmethod, classmethod))
@@ -332,14 +330,14 @@ def _tool_methods(agent: Any, runs: Sequence[str]) -> list[str]:
 
 
 MethodObserverFactory = Callable[[str, Callable[..., Any], bool], ObserverFactory]
-"""(name of a method, the function behind it, whether that takes the instance first) -> what makes its observers."""
+"""(method's name, its function, whether the function takes self) -> factory of the observers of its calls."""
 
 MARK = "__ratchet_watched__"
-"""Key in the dictionary of instrumented classes and functions."""
+"""Attribute that marks instrumented classes and functions."""
 
 
 def is_instrumented(agent: Any) -> bool:
-    """True while the methods of this object are the ones `instrument` put there."""
+    """True if `instrument` replaced methods of this object."""
     own = getattr(agent, "__dict__", {}).values()
     return MARK in vars(type(agent)) or any(
         inspect.isfunction(value) and MARK in vars(value) for value in own
@@ -347,10 +345,10 @@ def is_instrumented(agent: Any) -> bool:
 
 
 def instrument(agent: Any, observers: dict[str, MethodObserverFactory]) -> Iterator[Callable[[], bool]]:
-    """Replace these methods by observed ones. Yields, for each change as it is made, what undoes it.
+    """Replace these methods by observed ones. Yields a function after each change, which undoes the change.
 
-    That returns False, and leaves things alone, where somebody else changed the same since. Raises TypeError or
-    AttributeError where the object cannot be changed.
+    That function returns False, and does nothing, if other code has changed the same method since. Raises TypeError or
+    AttributeError if the object cannot be changed.
     """
     own = getattr(agent, "__dict__", {})
     in_class = {name: factory for name, factory in observers.items() if name not in own}
@@ -362,8 +360,11 @@ def instrument(agent: Any, observers: dict[str, MethodObserverFactory]) -> Itera
 
 
 def _instrument_class(agent: Any, observers: dict[str, MethodObserverFactory]) -> Callable[[], bool]:
-    """Give the instance a class of its own: Python looks `__call__` up there alone, and a copy of the agent by copy
-    or pickle is an agent of the original class, not one that calls this one's methods."""
+    """Give the instance a class of its own.
+
+    Python looks up `__call__` only in the class. A copy made by copy or pickle has the original class again, so that
+    it does not record into this hook.
+    """
     original: Any = type(agent)
     body: dict[str, Any] = {
         "__slots__": (),
@@ -381,7 +382,7 @@ def _instrument_class(agent: Any, observers: dict[str, MethodObserverFactory]) -
             else _InstrumentedAttribute(original, name, factory)
         )
     instrumented = _hidden_subclass(original, body)
-    # not `agent.__class__ = ...`: a frozen or validating class refuses that
+    # A frozen or validating class refuses `agent.__class__ = ...`.
     object.__setattr__(agent, "__class__", instrumented)
 
     def restore() -> bool:
@@ -394,7 +395,7 @@ def _instrument_class(agent: Any, observers: dict[str, MethodObserverFactory]) -
 
 
 def _instrument_value(own: dict[str, Any], name: str, factory: MethodObserverFactory) -> Callable[[], bool]:
-    """Replace a function that the instance itself holds."""
+    """Replace a function in the instance's own dictionary."""
     original = own[name]
     replacement = wrap_calls(original, factory(name, original, False))
     replacement.__dict__[MARK] = True
@@ -410,7 +411,7 @@ def _instrument_value(own: dict[str, Any], name: str, factory: MethodObserverFac
 
 
 class _NoSubclassHook:
-    """Class between an instrumented class and its original in the method resolution order: see _hidden_subclass."""
+    """Base of an instrumented class, before the original in the method resolution order: see _hidden_subclass."""
 
     __slots__ = ()
 
@@ -419,9 +420,11 @@ class _NoSubclassHook:
 
 
 def _hidden_subclass(original: Any, body: dict[str, Any]) -> Any:
-    """A subclass that the original does not hear of: many a framework registers every subclass by its name, and would
-    take the instrumented class for the agent's. So neither its metaclass's __new__ nor its __init_subclass__ runs; the
-    memory layout stays the original's, for otherwise an instance could not change over."""
+    """A subclass made without the metaclass's __new__ and without __init_subclass__.
+
+    Many frameworks register subclasses there by name, and would take this one for the agent's class. The memory layout
+    is the original's, as a change of an instance's class requires.
+    """
 
     def mro(cls: Any) -> list[Any]:
         return [cls, _NoSubclassHook, *original.__mro__]
@@ -433,7 +436,7 @@ def _hidden_subclass(original: Any, body: dict[str, Any]) -> Any:
 
 
 class _InstrumentedAttribute:
-    """An instrumented attribute that is no plain function: a static or class method, a property, a callable object."""
+    """An observed static or class method, property or callable object."""
 
     def __init__(self, original: type, name: str, factory: MethodObserverFactory) -> None:
         self._original, self._name, self._factory = original, name, factory
@@ -446,7 +449,7 @@ class _InstrumentedAttribute:
 
 
 def _reduce_as(instrumented: type, original: Any) -> Callable[..., Any]:
-    """A __reduce_ex__ by which copy and pickle make an instance of the original class."""
+    """A __reduce_ex__ with which copy and pickle make an instance of the original class."""
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         reduced = original.__reduce_ex__(self, protocol)
@@ -457,7 +460,7 @@ def _reduce_as(instrumented: type, original: Any) -> Callable[..., Any]:
         if function is instrumented:
             function = original
         elif getattr(function, "__module__", "") == "copyreg" and arguments[0] is original:
-            # pickle insists that copyreg's own makers are given the class that the instance says it has
+            # pickle checks that copyreg's functions get the instance's class, so the original's __new__ replaces them.
             if function.__name__ == "__newobj__":
                 function = original.__new__
             elif function.__name__ == "__newobj_ex__":

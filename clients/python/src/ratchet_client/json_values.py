@@ -1,4 +1,4 @@
-"""Conversion of any Python value to bounded JSON: what an app hands to its tools need be neither small nor JSON."""
+"""Conversion of Python values to JSON of bounded size."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 from uuid import UUID
 
 MAX_TEXT = 20_000
-"""Characters kept of one text in a step; the rest is cut and counted."""
+"""Most characters of one text in a step. The rest is cut off, and its length is stated."""
 MAX_ITEMS = 200
-"""Items kept of one list or mapping in a step."""
+"""Most items of one list or mapping in a step."""
 MAX_DEPTH = 8
 MAX_VALUE = 200_000
-"""Characters kept of one value with everything in it."""
+"""Most characters of one value in total."""
 
 _AS_TEXT = (UUID, PurePath, date, time, Decimal)
 _LISTS = (list, tuple, set, frozenset, deque)
@@ -34,9 +34,10 @@ def to_json(
     depth: int = MAX_DEPTH,
     total: int = MAX_VALUE,
 ) -> Any:
-    """The value as JSON can hold it, truncated to these limits; what is no data becomes its repr. Consumes no iterator.
+    """The value as JSON data within these limits. An object that is no data becomes its repr; no iterator is consumed.
 
-    text: characters per text; items: per list or mapping; depth: of nesting; total: characters altogether.
+    text: most characters of a text. items: most items of a list or mapping. depth: deepest nesting. total: most
+    characters of the whole value.
     """
     return _Converter(text, items, total).of(value, depth)
 
@@ -48,11 +49,13 @@ class _Converter:
     def of(self, value: Any, depth: int) -> Any:
         if self.left <= 0:
             return "…"
-        self.left -= 8  # what punctuation and a number take, so that a million small things end too
+        self.left -= (
+            8  # Rough size of punctuation and a number, so that many small items reach the limit too.
+        )
         try:
             return self._of(value, depth)
         except Exception as error:
-            # a property, a subclass, an iterator of the app's that raises: its fault is what there is to show
+            # Code of the app (a property, an iterator) raised: the value shows its error.
             return f"<{type(value).__name__} that raised {type(error).__name__} when read>"
 
     def _of(self, value: Any, depth: int) -> Any:
@@ -109,7 +112,7 @@ class _Converter:
 
 
 def sanitize(text: str) -> str:
-    """The text without NUL characters and lone surrogates, which databases refuse; U+FFFD stands for them."""
+    """The text with U+FFFD in place of NUL characters and lone surrogates, which databases refuse."""
     text = str.__str__(text)
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
@@ -119,12 +122,12 @@ def sanitize(text: str) -> str:
 
 
 def truncate(text: str, limit: int) -> str:
-    """At most about `limit` characters of a text, and how many were left out."""
+    """About `limit` characters of a text, followed by the number left out."""
     return text if len(text) <= limit else f"{text[:limit]}… [{len(text) - limit:,} more characters]"
 
 
 def safe_repr(value: Any) -> str:
-    """The repr of a value; where that raises, the names of its type and of the error."""
+    """The repr of a value. If that raises, the names of its type and of the error."""
     try:
         return repr(value)
     except Exception as error:
@@ -143,9 +146,9 @@ def error_text(error: BaseException | str) -> str:
 
 
 def redact_keys(*names: str, mask: str = "[redacted]") -> Callable[[Any], Any]:
-    """A `redact` hook that masks the values under these keys, whatever their case, anywhere in a trace.
+    """A `redact` hook that masks the values of these keys at any depth of a record. Case does not matter.
 
-    It does not look inside texts: for secrets within texts write a hook of your own.
+    Texts are not searched: secrets inside a text need a hook of your own.
     """
     wanted = {name.casefold() for name in names}
 

@@ -1,4 +1,4 @@
-"""Outbox: what an app recorded, in date-named JSON-lines files until a server has it; through crashes and forks."""
+"""Outbox: records in JSON-lines files, one per day, until a server has them. Crashes and forks lose none."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ratchet_client.file_locks import file_lock, fsync_folder, renew_after_fork,
 from ratchet_client.problem_log import ProblemLog
 
 MAX_WAITING = 1_000
-"""Records kept in memory while the disk takes none; those after them are lost, and said to be."""
+"""Most records in memory while the disk cannot be written. Further records are lost, and the log says so."""
 
 
 @dataclass
 class Progress:
-    """Progress of sending one day's file; written beside it after every answer of the server."""
+    """Progress of sending one day's file. It is written beside the file after each response of the server."""
 
     position: int = 0
-    """Bytes from the start: every record that begins before it was handled, but those in `held`."""
+    """Byte position: the records before it were handled, except those in `held`."""
     held: list[int] = field(default_factory=list)
-    """Offsets of records that the server failed on while it took others; they are tried again."""
+    """Positions of records on which the server failed while it took others. They are sent again."""
     sent: int = 0
     refused: int = 0
 
 
 class Record(NamedTuple):
-    """A line of a day's file: where it begins and ends, and its object; or what is wrong with it (nothing: blank)."""
+    """A line of a day's file: start and end in bytes, and its object or its fault. A blank line has neither."""
 
     start: int
     end: int
@@ -42,10 +42,10 @@ class Record(NamedTuple):
 
 
 class Outbox:
-    """A folder of `2026-11-21.jsonl` files that any number of threads and processes append to.
+    """A folder of files such as `2026-11-21.jsonl`, to which threads and processes append.
 
-    Beside each: `.progress.json` (how much of it the server has) and `.refused.jsonl` (what it refused, with the
-    reason). Files are readable by their owner alone. A day's file is removed `keep_days` after it was sent as a whole.
+    Each has a `.progress.json` (how much the server has) and, if needed, a `.refused.jsonl` (refused records with
+    reasons). Only the owner can read the files. A file that was sent completely is removed after `keep_days` days.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Outbox:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget what waits in memory, which is the parent's to write, and replace the locks."""
+        """Drop the records in memory, which the parent writes, and make new locks."""
         self._waiting.clear()
         self._guard, self._writing = threading.Lock(), threading.Lock()
         self.problems.after_fork()
@@ -71,7 +71,7 @@ class Outbox:
     # --- Writing ------------------------------------------------------------------------------------------
 
     def put(self, record: dict[str, Any]) -> bool:
-        """Append a record durably. Raises nothing: while the disk takes none it waits in memory, and False returns."""
+        """Append a record. False if the disk cannot be written: the record then waits in memory. Never raises."""
         line = _line(record)
         with self._guard:
             if len(self._waiting) >= MAX_WAITING:
@@ -82,7 +82,7 @@ class Outbox:
         return self.write_waiting()
 
     def write_waiting(self) -> bool:
-        """Write what waits in memory; threads that arrive together share one write and one fsync."""
+        """Write the records in memory. Threads that call it together share one write and one fsync."""
         with self._writing:
             with self._guard:
                 lines = list(self._waiting)
@@ -107,7 +107,7 @@ class Outbox:
     def _append(self, lines: bytes) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(self.folder / "append.lock"):
-            # the date is read under the lock, so that nothing is appended to a day that `sweep` removes
+            # Under the lock, so that `sweep` does not remove the day's file meanwhile.
             path = self.folder / f"{_today().isoformat()}.jsonl"
             descriptor = os.open(
                 path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600
@@ -117,7 +117,9 @@ class Outbox:
                 if size:
                     os.lseek(descriptor, size - 1, os.SEEK_SET)
                     if os.read(descriptor, 1) != b"\n":
-                        lines = b"\n" + lines  # a writer was killed within its line: it must not swallow ours
+                        lines = (
+                            b"\n" + lines
+                        )  # A writer was killed within its line. A newline separates it from the next record.
                 try:
                     write_whole(descriptor, lines)
                     if self.fsync:
@@ -137,14 +139,14 @@ class Outbox:
         return sorted(path for path in self.folder.glob("????-??-??.jsonl") if _date(path) is not None)
 
     def records(self, day: Path, position: int) -> Iterator[Record]:
-        """The records of a day from a byte position on, as far as they are written."""
+        """The complete records of a day from a byte position on."""
         with day.open("rb") as file:
             file.seek(position)
             while line := file.readline():
                 start = position
                 if not line.endswith(b"\n"):
                     with file_lock(self.folder / "append.lock"):
-                        # nobody is writing now: it is whole, or whoever wrote it was killed
+                        # No writer is at work: the line is complete, or its writer was killed.
                         file.seek(start)
                         line = file.readline()
                 position = start + len(line)
@@ -155,23 +157,23 @@ class Outbox:
         return next(self.records(day, position), None)
 
     def progress(self, day: Path) -> Progress:
-        """Progress of a day's file; at its start where none is stored."""
+        """Progress of a day's file; zero if none is stored."""
         try:
             stored = json.loads(_sibling(day, "progress.json").read_bytes())
             return Progress(**{name: stored[name] for name in asdict(Progress())})
         except (OSError, ValueError, KeyError, TypeError):
-            # missing, or torn by a power cut: sending once more is safe, for every record carries its id
+            # Missing or damaged by a power cut. Records are sent again, which is safe: each has its id.
             return Progress()
 
     def progress_save(self, day: Path, progress: Progress) -> None:
-        """Replace the file as a whole. Not fsynced: losing it costs answers `known already`, nothing else."""
+        """Replace the progress file, without fsync. If it is lost, records are sent twice and stored once."""
         path = _sibling(day, "progress.json")
         draft = path.with_suffix(".draft")
         draft.write_text(json.dumps(asdict(progress)))
         draft.replace(path)
 
     def refuse(self, day: Path, record: Record, reason: str) -> None:
-        """Keep a record the server will never take, with the reason, apart from the others."""
+        """Write a record that the server refused, with the reason, to the day's `.refused.jsonl`."""
         entry = {
             "reason": reason,
             "file": day.name,
@@ -187,7 +189,10 @@ class Outbox:
             os.close(descriptor)
 
     def pending(self, goals: dict[Path, int] | None = None) -> dict[Path, int]:
-        """Days that hold records not handled yet, each with its size; of `goals` (day -> size) alone where given."""
+        """Days with records not handled yet, and the sizes of their files in bytes.
+
+        goals: day -> size. Only these days count, up to these sizes.
+        """
         days: dict[Path, int] = {}
         for day, goal in (goals or {path: path.stat().st_size for path in self.days()}).items():
             if self._finished.get(day, -1) >= goal:
@@ -196,16 +201,16 @@ class Outbox:
             if day.exists() and (progress.position < goal or any(start < goal for start in progress.held)):
                 days[day] = goal
             else:
-                self._finished[day] = goal  # what is handled stays handled: a month of days is not read again
+                self._finished[day] = goal  # Days that are done are not read again.
         return days
 
     @property
     def waiting(self) -> int:
-        """Records in memory, because the disk took none."""
+        """Number of records in memory, because the disk cannot be written."""
         return len(self._waiting)
 
     def sweep(self) -> None:
-        """Remove days that are wholly sent and older than `keep_days`; what was refused stays."""
+        """Remove files that were sent completely and are older than `keep_days`. Refused records stay."""
         if self.keep_days is None:
             return
         before = _today() - timedelta(days=self.keep_days)

@@ -1,4 +1,4 @@
-"""Log of standing problems: a recording client must not raise into the app, and must not flood its log either."""
+"""Log of lasting problems. A recording client must not raise into the app or flood its log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ logger = logging.getLogger("ratchet_client")
 
 
 class ProblemLog:
-    """Logs each kind of problem the first time it happens; the ones after it at debug level, until it is over."""
+    """Logs a kind of problem once, and its repetitions at debug level, until the problem is resolved."""
 
     def __init__(self) -> None:
         self._standing: set[str] = set()
@@ -18,7 +18,7 @@ class ProblemLog:
     def report(
         self, kind: str, message: str, error: BaseException | None = None, level: int = logging.ERROR
     ) -> None:
-        """Log `message`, with the traceback of `error`, at debug level where this kind of problem is known."""
+        """Log `message` with the traceback of `error`; at debug level if this kind is already reported."""
         with self._lock:
             known = kind in self._standing
             self._standing.add(kind)
@@ -26,7 +26,7 @@ class ProblemLog:
         logger.log(logging.DEBUG if known else level, text, exc_info=error)
 
     def resolve(self, kind: str, message: str) -> None:
-        """Log that a problem has passed, if it stood; the next one of its kind is loud again."""
+        """Log that a reported problem is over. The next one of its kind is logged at its full level again."""
         with self._lock:
             if kind not in self._standing:
                 return

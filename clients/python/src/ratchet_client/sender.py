@@ -1,4 +1,4 @@
-"""Background delivery of the outbox: one record at a time, until the server has it or refuses it."""
+"""Background delivery of the outbox: one record at a time, until the server stores or refuses it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ratchet_client.problem_log import ProblemLog
 from ratchet_client.transport import HttpConnection, HttpResponse
 
 MAX_FAILURES_IN_A_ROW = 10
-"""Records in a row that may fail with 500 before the whole server counts as failing."""
+"""Records in a row that fail with status 500 before the sender pauses."""
 IDLE_S = 5.0
-"""Seconds between two looks of an idle sender for records that other processes left in the outbox."""
+"""Seconds between an idle sender's looks for records of other processes."""
 POLL_S = 0.2
-"""Seconds between two looks whether another process has stopped sending."""
+"""Seconds between two checks whether another process still sends."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 60.0
 
 _CONFIGURATION = {401, 403, 404, 405, 407}
@@ -44,7 +44,7 @@ class Disposition(Enum):
 
 @dataclass(frozen=True)
 class Delivery:
-    """One attempt: what became of the record, why, and for how long the server asked us to wait."""
+    """Result of one attempt: the record's state, the reason, and the seconds that the server asked to wait."""
 
     disposition: Disposition
     reason: str = ""
@@ -52,7 +52,7 @@ class Delivery:
 
 
 def route(record: dict[str, Any]) -> tuple[str, Any]:
-    """Address and JSON body of a record of the outbox; raises ValueError for one that is not ours."""
+    """Address and JSON body of a record. Raises ValueError for a record that this client did not write."""
     kind, body, decision = record.get("kind"), record.get("body"), record.get("decision")
     if isinstance(body, dict):
         if kind == "trace":
@@ -63,16 +63,16 @@ def route(record: dict[str, Any]) -> tuple[str, Any]:
 
 
 def delivery_of(response: HttpResponse, kind: str, trace_held: Callable[[], bool]) -> Delivery:
-    """Disposition of a record by the HTTP response to it.
+    """What becomes of a record after this HTTP response.
 
-    200, 201: taken. 409: known with another body, so the server has one; done. Wrong key, wrong address, a redirect,
-    a busy or absent server: everything waits. 500: this record waits. Any other 4xx: refused for good.
+    200 and 201: stored. 409: done, because the server has a record with this id. Wrong key or address, a redirect, a
+    busy or unreachable server: all records wait. 500: this record waits. Any other 4xx: refused.
     """
     status, reason = response.status, f"HTTP {response.status}: {truncate(response.text, 500)}"
     if 200 <= status < 300 or status == 409:
         return Delivery(Disposition.DELIVERED, reason if status == 409 else "")
     if status == 404 and kind != "trace":
-        # the decision is not there; it may be in a trace that is held, and otherwise it never will be
+        # The decision is unknown. If a trace is still held, it may be in that trace; otherwise it will not come.
         return Delivery(Disposition.DEFERRED if trace_held() else Disposition.REFUSED, reason)
     if status < 400 or status in _CONFIGURATION or status in _SERVER_DOWN:
         return Delivery(Disposition.UNAVAILABLE, reason, response.retry_after_s)
@@ -82,7 +82,7 @@ def delivery_of(response: HttpResponse, kind: str, trace_held: Callable[[], bool
 
 
 class Sender:
-    """The background thread. Of all senders on one outbox, in all processes, one works at a time."""
+    """The background thread. Only one sender works on an outbox at a time, across all processes."""
 
     def __init__(self, outbox: Outbox, connection: HttpConnection, problems: ProblemLog) -> None:
         self.outbox, self.connection, self.problems = outbox, connection, problems
@@ -96,13 +96,13 @@ class Sender:
         self._work = self._hurry = self._stop = False
 
     def after_fork(self) -> None:
-        """Start anew in the child: threads do not survive a fork."""
+        """Reset in the child: threads do not survive a fork."""
         self._thread = None
         self.connection.forget()
         self._renew()
 
     def wake(self, *, hurry: bool = False) -> None:
-        """There is something to send; with hurry, do not wait out a delay after failures."""
+        """Start sending. hurry: skip the delay that follows failures."""
         with self._signal:
             if self._stop:
                 return
@@ -114,7 +114,7 @@ class Sender:
             self._signal.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the server has, or refused, all that is in the outbox now. False when time ran out."""
+        """Wait until the server has answered for all records now in the outbox. False after the timeout."""
         deadline = time.monotonic() + timeout_s
         self.outbox.write_waiting()
         goals: dict[Path, int] | None = self.outbox.pending()
@@ -125,13 +125,13 @@ class Sender:
                 break
             self.wake(hurry=True)
             with self._signal:
-                self._signal.wait(min(left, POLL_S))  # until a round has ended
+                self._signal.wait(min(left, POLL_S))  # wait until a round has ended
             if self.last_problem:
-                time.sleep(min(left, POLL_S))  # hurried, not hammering
+                time.sleep(min(left, POLL_S))  # A hurried sender still pauses between attempts.
         return not goals and not self.outbox.waiting
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread after the request it is in."""
+        """End the thread after its current request."""
         with self._signal:
             self._stop = True
             self._signal.notify_all()
@@ -151,7 +151,7 @@ class Sender:
                 self.outbox.write_waiting()
                 outcome = self._deliver_pending()
             except Exception as error:
-                # the outbox cannot be read, a fault of ours: keep everything, say it, try again later
+                # The outbox cannot be read, or the client has a fault: keep all records, log it, try later.
                 self.problems.report("sender", f"sending from {self.outbox.folder} failed: {error!r}", error)
                 outcome = Delivery(Disposition.UNAVAILABLE, repr(error))
             failures = (
@@ -169,8 +169,8 @@ class Sender:
         self.connection.close()
 
     def _deliver_pending(self) -> Delivery | None:
-        """Send all there is. None: nothing is left; DEFERRED: something is, or another process is at it; UNAVAILABLE:
-        failing."""
+        """Send all records. None: none are left. DEFERRED: some are left, or another process sends. UNAVAILABLE: the
+        server fails."""
         if not self.outbox.pending():
             return None
         with file_lock(self.outbox.folder / "sender.lock", wait=False) as free:
@@ -198,7 +198,7 @@ class Sender:
         return self._stop
 
     def attempt(self, record: dict[str, Any], trace_held: Callable[[], bool]) -> Delivery:
-        """Send one record; `trace_held` says whether a trace that it may belong to has yet to arrive."""
+        """Send one record. trace_held: a trace that may hold its decision was not sent yet."""
         try:
             path, body = route(record)
         except ValueError as error:
@@ -215,7 +215,7 @@ class Sender:
 
 
 class _DayDelivery:
-    """One day's file on its way to the server."""
+    """One day's file, being sent."""
 
     def __init__(self, sender: Sender, day: Path) -> None:
         self.sender, self.day = sender, day
@@ -223,10 +223,10 @@ class _DayDelivery:
         self.doubtful: list[int] = []
 
     def send(self) -> Delivery | None:
-        """All new records, then those held back before.
+        """Send all new records, then those held before.
 
-        None: the end was reached, or the collector closes. DEFERRED: records stay behind that the server fails
-        on. UNAVAILABLE: it takes nothing.
+        None: all are sent, or the collector closes. DEFERRED: the server failed on some. UNAVAILABLE: the server
+        takes none.
         """
         new = self._send_new()
         if new is not None and new.disposition is Disposition.UNAVAILABLE:
@@ -234,8 +234,8 @@ class _DayDelivery:
         return self._retry_held() or new
 
     def _send_new(self) -> Delivery | None:
-        # Records the server fails on count as held only once it takes one after them: while everything fails, the
-        # position stays where it was, and the list of held ones cannot grow without end.
+        # Failed records become held only when the server takes a later one. While all fail, the position
+        # stays the same, and the list of held records does not grow.
         delivery: Delivery | None = None
         for record in self.sender.outbox.records(self.day, self.progress.position):
             if self.sender.stopping():
@@ -267,7 +267,7 @@ class _DayDelivery:
             self.progress.held.remove(start)
             if delivery.disposition is Disposition.DEFERRED:
                 failures, last_failure = failures + 1, delivery
-                self.progress.held.append(start)  # to the end: the others have their turn first
+                self.progress.held.append(start)  # to the end, after the other held records
             elif record is not None:
                 self._save_delivery(record, delivery)
         if last_failure:
@@ -289,7 +289,7 @@ class _DayDelivery:
         return any(r is not None and r.body is not None and r.body.get("kind") == "trace" for r in records)
 
     def _save_delivery(self, record: Record, delivery: Delivery) -> None:
-        """Save what became of a record, on disk, before the next one is sent."""
+        """Save a record's state on disk before the next record is sent."""
         if delivery.disposition is Disposition.REFUSED:
             self.sender.outbox.refuse(self.day, record, delivery.reason)
             self.sender.problems.report(
@@ -303,6 +303,6 @@ class _DayDelivery:
 
 
 def _delay(failures: int, outcome: Delivery, jitter: Callable[[], float] = random.random) -> float:
-    """Seconds to wait after that many failing rounds: doubled each time, at most a minute, by half at random."""
+    """Seconds to wait after this many failed rounds: doubled each time, at most 60, half of it random."""
     delay = min(FIRST_DELAY_S * 2.0 ** min(failures - 1, 20), LONGEST_DELAY_S) * (0.5 + 0.5 * jitter())
     return max(delay, outcome.retry_after_s or 0.0)

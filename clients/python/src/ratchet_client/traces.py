@@ -1,4 +1,4 @@
-"""Trace of one execution of the app: its steps in the order they began, gathered from any thread or task."""
+"""Trace of one run of the app: its steps in the order they began, from any thread or task."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ratchet_client.json_values import error_text, to_json, truncate
 from ratchet_client.problem_log import ProblemLog
 
 PART_SIZE = 700_000
-"""Characters of steps in one part of a trace, unless one step alone is longer: a server takes 1,000,000."""
+"""Most characters of steps in one part of a trace, unless one step is longer. A server accepts 1,000,000."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Recorder(Protocol):
-    """Source of traces, and their destination when they are finished: a TraceCollector."""
+    """Makes traces and receives the finished ones. TraceCollector is one."""
 
     agent: str
     problems: ProblemLog
@@ -46,12 +46,12 @@ def _at(trace: Trace, step: int | None) -> Iterator[None]:
         try:
             _position.reset(token)
         except ValueError:
-            # closed by another task than the one that opened it (an abandoned generator): that context is gone
+            # Another task closes it (an abandoned generator). The context that opened it is gone.
             _position.set(None)
 
 
 class TracePosition(NamedTuple):
-    """Position of the running code in a trace, and the position it had before."""
+    """Position of the running code in a trace, linked to the position before."""
 
     trace: Trace
     step: int | None
@@ -64,7 +64,7 @@ last_decision: ContextVar[str | None] = ContextVar("ratchet_last_decision", defa
 
 
 def trace_current(recorder: Recorder) -> Trace | None:
-    """The innermost open trace of this recorder that the running code is in."""
+    """The recorder's innermost open trace around the running code."""
     position = _position.get()
     while position is not None and position.trace.recorder is not recorder:
         position = position.outer
@@ -72,12 +72,12 @@ def trace_current(recorder: Recorder) -> Trace | None:
 
 
 def utc_now() -> str:
-    """The time as an ISO text, to the millisecond."""
+    """The current time as an ISO text with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def log_errors(method: Callable[P, R]) -> Callable[P, R | None]:
-    """Decorate a method that must not raise into the app: its errors are logged, and None returned."""
+    """Decorate a method that must not raise into the app: it logs its errors and returns None."""
 
     @wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -92,9 +92,9 @@ def log_errors(method: Callable[P, R]) -> Callable[P, R | None]:
 
 
 class Span:
-    """A step of a trace. As a context manager it takes the time, the error, and what happens inside as its own.
+    """A step of a trace. As a context manager it records its duration, its error and the steps inside it.
 
-    A tool call is open until its result, its error or `finish`; any other step is done at once unless entered.
+    A tool call is open until its result, its error or `finish`. Any other step is done at once, unless it is entered.
     """
 
     def __init__(self, trace: Trace, kind: str, name: str, details: Mapping[str, Any]) -> None:
@@ -127,29 +127,29 @@ class Span:
 
     @log_errors
     def error(self, error: BaseException | str) -> None:
-        """Record the error the step ended with."""
+        """Record the error that ended the step."""
         self.record["error"] = error_text(error)
         if not self._entered:
             self.finish()
 
     @log_errors
     def note(self, **details: Any) -> None:
-        """Add anything else worth seeing in the timeline."""
+        """Add facts that the timeline shows."""
         self.record |= {key: to_json(value) for key, value in details.items()}
 
     @log_errors
     def start(self) -> None:
-        """Begin to measure the time, until `finish`."""
+        """Start the clock, which runs until `finish`."""
         self.trace.step_open(self.record)
         self._began = time.perf_counter()
 
     @log_errors
     def finish(self) -> None:
-        """End the step and record how long it took. Once finished it stays so."""
+        """End the step and record its duration. A second call changes nothing."""
         self.trace.step_done(self.record, (time.perf_counter() - self._began) * 1000)
 
     def inside(self) -> AbstractContextManager[None]:
-        """Context in which what is recorded belongs to this step."""
+        """Context in which new steps belong to this step."""
         return _at(self.trace, self.record.get("n"))
 
     def __enter__(self) -> Self:
@@ -169,10 +169,10 @@ class Span:
 
 
 class Trace:
-    """One run of an agent. Use as a context manager, or call `finish`; then it goes to the outbox.
+    """One run of an agent. The end of its `with` block, or `finish`, writes it to the outbox.
 
-    `run_id` is the app's own id of the run (the trace's id without one), `unit` and `policy` stand for its decisions
-    where these do not say otherwise. Methods may be called from any thread; none raises.
+    run_id: the app's own id of the run; the trace's id if left out. unit, policy: of its decisions that name none.
+    Methods may be called from any thread and never raise.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Trace:
         self._metadata: dict[str, Any] = {}
         self._started_at = utc_now()
         self._steps: list[dict[str, Any]] = []
-        self._open: set[int] = set()  # numbers of the steps that may still change
+        self._open: set[int] = set()  # numbers of the open steps
         self._size = self._parts = 0
         self._numbers = itertools.count()
         self._lock = threading.RLock()
@@ -204,23 +204,23 @@ class Trace:
     # --- Recording ----------------------------------------------------------------------------------------
 
     def step(self, name: str, **details: Any) -> Span:
-        """Record something the agent did. `with trace.step("plan"):` takes its time and what happens inside."""
+        """Record a step of the agent. `with trace.step("plan"):` also records its duration and the steps inside it."""
         return Span(self, "step", name, details)
 
     def reasoning(self, text: str, **details: Any) -> Span:
-        """Record what the agent thought."""
+        """Record a thought of the agent."""
         return Span(self, "reasoning", "", {"text": text, **details})
 
     def tool_call(self, name: str, arguments: Any = None) -> Span:
-        """Record a call of a tool: `with trace.tool_call("search", {"q": 1}) as call: call.result(search(1))`."""
+        """Record a tool call: `with trace.tool_call("search", {"q": 1}) as call: call.result(search(1))`."""
         return Span(self, "tool_call", name, {"arguments": arguments})
 
     def task_completed(self, name: str, result: Any = None) -> None:
-        """Record that a task the agent was given is done."""
+        """Record that a task of the agent is done."""
         Span(self, "task", name, {"status": "completed", "result": result})
 
     def task_failed(self, name: str, error: BaseException | str | None = None) -> None:
-        """Record that a task the agent was given failed."""
+        """Record that a task of the agent failed."""
         text = None if error is None else error_text(error)
         Span(self, "task", name, {"status": "failed", "error": text})
 
@@ -243,11 +243,11 @@ class Trace:
         tags: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Record a prompt and the response given to it; returns the decision's id, to rate it by.
+        """Record a prompt and its response. Returns the decision's id, for `rate`.
 
-        messages: one text, or a list of {role, content}. response: text; data becomes JSON. candidates: the options it
-        was chosen among, texts or {response, score}; propensity in (0, 1]. One the server would refuse is not
-        recorded, and the log says why.
+        messages: one text, or a list of {role, content}. response: a text; data becomes JSON. candidates: the options,
+        texts or {response, score}. propensity: probability of the choice, in (0, 1]. A decision that the server would
+        refuse is not recorded, and the log says why.
         """
         key = str(id or uuid.uuid4())
         self._decide(
@@ -288,13 +288,13 @@ class Trace:
 
     @log_errors
     def note(self, **metadata: Any) -> None:
-        """Add facts about the run as a whole."""
+        """Add facts about the whole run."""
         self._metadata |= {key: to_json(value) for key, value in metadata.items()}
 
     # --- Steps --------------------------------------------------------------------------------------------
 
     def append(self, step: dict[str, Any]) -> None:
-        """Add a step, open, under the one the running code is in; `n` numbers it within the trace."""
+        """Add an open step under the current one. `n` is its number in the trace."""
         position = _position.get()
         with self._lock:
             step["n"] = next(self._numbers)
@@ -306,13 +306,13 @@ class Trace:
                 self.problems.report("finished", f"a step {step['name']!r} came after its trace was finished")
 
     def step_open(self, step: dict[str, Any]) -> None:
-        """Count a step as going on."""
+        """Mark a step as open."""
         with self._lock:
             if any(known is step for known in reversed(self._steps)):
                 self._open.add(step["n"])
 
     def step_done(self, step: dict[str, Any], duration_ms: float | None) -> None:
-        """Count a step as final."""
+        """Mark a step as done."""
         with self._lock:
             if step.get("n") not in self._open:
                 return
@@ -325,12 +325,12 @@ class Trace:
             self._size += size
 
     def _send_part(self) -> None:
-        """Hand over the steps that are done; those still open go with a later part."""
+        """Write the steps that are done as a part of the trace. Open steps follow in a later part."""
         done = [step for step in self._steps if step["n"] not in self._open]
         self._steps = [step for step in self._steps if step["n"] in self._open]
         self._size = 0
         self._parts += 1
-        # the last part has the trace's own id; those before it are named after it, so that a retry is the same write
+        # The last part has the trace's id. Ids of earlier parts follow from it, so that a repeated part is stored once.
         part = uuid.uuid5(uuid.UUID(self.id), f"part {self._parts}")
         self.recorder.add(self._payload(str(part), done, {"trace": self.id, "part": self._parts}))
 
@@ -347,15 +347,15 @@ class Trace:
 
     @log_errors
     def finish(self, error: BaseException | str | None = None) -> None:
-        """End the run and hand the trace to the outbox. `error` says that it failed, and why.
+        """End the run and write the trace to the outbox. error: why the run failed.
 
-        That it did what it was asked, only `task_completed` says.
+        A run that ends without an error is not a completed task: `task_completed` records that.
         """
         with self._lock:
             if self.finished:
                 return
             for step in [step for step in self._steps if step["n"] in self._open]:
-                step["unfinished"] = True  # still running when the trace ended
+                step["unfinished"] = True  # steps still open when the trace ends
                 self.step_done(step, None)
             self._metadata.setdefault("status", "ended" if error is None else "failed")
             if error is not None:
@@ -366,7 +366,7 @@ class Trace:
         self.recorder.add(payload)
 
     def inside(self) -> AbstractContextManager[None]:
-        """Context in which what is recorded belongs to this trace; leaving it does not finish the trace."""
+        """Context in which new steps belong to this trace. Leaving it does not finish the trace."""
         return _at(self, None)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""HTTP transport: kept-alive connections to one server, JSON in, status and text out."""
+"""HTTP transport: connections to one server that are kept open, JSON in, status and text out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ratchet_client.version import __version__
 
 LONGEST_RETRY_AFTER_S = 600.0
 MAX_RESPONSE_BYTES = 65_536
-"""Bytes read of a response to a record: the sender needs the status and the reason alone."""
+"""Most bytes read of a response to a record. The sender needs only the status and the reason."""
 MAX_IDLE_CONNECTIONS = 32
 
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """The response to one request: HTTP status, body text, seconds the server asked us to wait."""
+    """Response to a request: HTTP status, body text, seconds that the server asked to wait."""
 
     status: int
     text: str
@@ -26,10 +26,7 @@ class HttpResponse:
 
 
 class HttpConnection:
-    """One kept-alive HTTP connection to `url`. Not thread-safe.
-
-    Raises ValueError for a url that no server of Ratchet's can have.
-    """
+    """One kept-alive HTTP connection to `url`. Not thread-safe. Raises ValueError for an invalid url."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
         parts = urlsplit(url)
@@ -46,15 +43,15 @@ class HttpConnection:
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, path: str, body: bytes, *, max_bytes: int = MAX_RESPONSE_BYTES) -> HttpResponse:
-        """POST JSON; raises OSError or http.client.HTTPException when no response comes.
+        """POST JSON. Raises OSError or http.client.HTTPException without a response.
 
-        max_bytes: of the response that are read; what is longer is cut off there.
+        max_bytes: most bytes read of the response; the rest is dropped.
         """
         reused = self._connection is not None
         try:
             return self._post(path, body, max_bytes)
         except (ConnectionError, http.client.BadStatusLine, http.client.CannotSendRequest):
-            # a server may close a kept-alive connection at any moment; on a fresh one the same fault is real
+            # A server may close a kept-alive connection at any time. On a new connection the error is real.
             self.close()
             if not reused:
                 raise
@@ -76,7 +73,7 @@ class HttpConnection:
         response = self._connection.getresponse()
         text = response.read(max_bytes).decode("utf-8", "replace")
         if not response.isclosed():
-            self.close()  # a longer response would have to be read before the connection serves again
+            self.close()  # The rest of the response was not read, so the connection cannot be used again.
         return HttpResponse(response.status, text, _seconds(response.getheader("Retry-After")))
 
     def close(self) -> None:
@@ -86,12 +83,12 @@ class HttpConnection:
             self._connection = None
 
     def forget(self) -> None:
-        """In the child of a fork the connection is the parent's: use a new one."""
+        """Use a new connection in the child: the old one belongs to the parent."""
         self._connection = None
 
 
 class HttpPool:
-    """Connections to one server for any number of threads: one per request in flight, kept alive in between."""
+    """Kept-alive connections to one server for many threads, one per open request."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
         self.url = url
@@ -100,7 +97,7 @@ class HttpPool:
         renew_after_fork(self)
 
     def post(self, path: str, body: bytes, *, max_bytes: int) -> HttpResponse:
-        """POST JSON as HttpConnection.post does, from any thread."""
+        """POST JSON as HttpConnection.post does. Thread-safe."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -114,18 +111,18 @@ class HttpPool:
                 connection.close()
 
     def close(self) -> None:
-        """Close what is not in use."""
+        """Close the connections that are not in use."""
         while self._idle:
             self._idle.pop().close()
 
     def after_fork(self) -> None:
-        """Leave the connections to the parent."""
+        """Use new connections in the child: the old ones belong to the parent."""
         for connection in self._idle:
             connection.forget()
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    # the header may hold a date instead: our own delays do then
+    # The header may hold a date. The client's own delays apply then.
     if retry_after is None or not retry_after.strip().isdigit():
         return None
     return min(float(retry_after), LONGEST_RETRY_AFTER_S)
