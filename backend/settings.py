@@ -23,10 +23,10 @@ from backend.plugins import left_out, plugins_load
 
 BASE_DIR = ROOT
 load_dotenv(dotenv_file(os.environ))
-# oneDNN keeps a kernel with its working memory for each shape of product, 1,024 of them by default. With rows of many
-# lengths these take gigabytes. It reads the number at the first product.
+# oneDNN caches a kernel with its memory for each matrix shape, 1,024 of them by default. Rows of many lengths then take
+# gigabytes. oneDNN reads the limit at the first product.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-# Child processes inherit the environment and run in BASE_DIR: a relative path would mean another file to them.
+# Child processes inherit the environment and run in BASE_DIR, so relative paths become absolute.
 for _name in ("RATCHET_HOME", "RATCHET_CONFIG", "LLAMA_CPP_PATH"):
     if os.environ.get(_name):
         os.environ[_name] = str(Path(os.environ[_name]).expanduser().absolute())
@@ -51,27 +51,27 @@ def _number(name: str, default: float, low: float, high: float) -> float:
 
 
 def _paths(name: str) -> list[str]:
-    """Dotted paths with commas between."""
+    """Dotted paths, separated by commas."""
     return [path.strip() for path in os.environ.get(name, "").split(",") if path.strip()]
 
 
-# --- Where things lie -------------------------------------------------------------------------------------
+# --- Folders and models -----------------------------------------------------------------------------------
 RATCHET_HOME = Path(os.environ.get("RATCHET_HOME") or default_home(os.environ)).expanduser().resolve()
 home_private(RATCHET_HOME)
-# Where Hugging Face's libraries keep what they fetched, so that a plan can look at a model's shape without them
+# The cache of Hugging Face's libraries. A plan reads a model's shape from it without importing them.
 HF_HUB_CACHE = Path(
     os.environ.get("HF_HUB_CACHE")
     or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
 )
 RATCHET_PROFILE = os.environ.get("RATCHET_PROFILE") or "auto"
-# Methods of plugins come before RATCHET_CONFIG, which has a section for each; the other kinds once Django is set up.
+# Methods of plugins load before RATCHET_CONFIG, which has a section for each. Other plugins load with Django.
 RATCHET_METHODS = _paths("RATCHET_METHODS")
 plugins_load("methods", RATCHET_METHODS)
 try:
     _operator = operator_file(os.environ.get("RATCHET_CONFIG") or "", methods_missing=left_out("methods"))
 except OperatorFileError as error:
     raise ImproperlyConfigured(str(error)) from error
-# Section -> {knob: value}, and section -> the base model that is trained there
+# Section -> {knob: value}, and section -> base model of that method
 RATCHET_CONFIG = _operator.sections
 RATCHET_BASE_MODELS = _operator.base_models
 RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or _operator.base_model or "bundled"
@@ -115,26 +115,26 @@ SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
-# Plain http on a laptop is the default. HTTPS_ONLY is the production mode: docs/settings.md#in-production has it whole.
+# The default is plain http on a laptop. HTTPS_ONLY is for production: see docs/settings.md#in-production.
 HTTPS_ONLY = _flag("HTTPS_ONLY", False)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _flag("SECURE_COOKIES", HTTPS_ONLY)
 SECURE_SSL_REDIRECT = HTTPS_ONLY
-# Load balancers ask these over plain http, from inside
+# Load balancers check these over plain http.
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
 SECURE_HSTS_SECONDS = int(_number("HSTS_SECONDS", 365 * 86_400 if HTTPS_ONLY else 0, 0, 10 * 365 * 86_400))
 SECURE_HSTS_INCLUDE_SUBDOMAINS = _flag("HSTS_SUBDOMAINS", False)
 SECURE_HSTS_PRELOAD = _flag("HSTS_PRELOAD", False)
-# Proxies in front of the site that add to X-Forwarded-For and set X-Forwarded-Proto. With none, clients could send both
-# headers themselves, so neither is read.
+# Number of proxies in front of the site that set X-Forwarded-For and X-Forwarded-Proto. With 0 neither header is read,
+# because clients could send them.
 NUM_PROXIES = int(_number("NUM_PROXIES", 0, 0, 10))
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if NUM_PROXIES else None
 
-# backend/http.py adds what the admin needs
+# backend/http.py adds the sources of the admin's pages.
 SECURE_CSP = {
     "default-src": ["'none'"],
     "script-src": ["'self'"],
     "style-src": ["'self'"],
-    # data: is how Swagger UI's style sheet carries its icons
+    # The icons in Swagger UI's style sheet are data: URLs.
     "img-src": ["'self'", "data:"],
     "font-src": ["'self'"],
     "connect-src": ["'self'"],
@@ -143,21 +143,20 @@ SECURE_CSP = {
     "base-uri": ["'none'"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = limits.BODY_BYTES
-# Of a file given to the import page; the command takes any size
+# Limits of a file on the import page. A small archive may unpack to many rows. The import command has no limits.
 FEEDBACK_UPLOAD_MAX_BYTES = limits.UPLOAD_BYTES
-# And of its rows: a small archive may unpack to many
 FEEDBACK_UPLOAD_MAX_ROWS = limits.UPLOAD_ROWS
 
 # --- Applications -----------------------------------------------------------------------------------------
 INSTALLED_APPS = [
     "unfold",
-    "django.contrib.admin.apps.SimpleAdminConfig",  # its pages are found with the addresses: no command needs them
+    "django.contrib.admin.apps.SimpleAdminConfig",  # backend.urls runs autodiscover
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    "rl",  # before django_q: its qcluster is ours
+    "rl",  # before django_q: rl has its own qcluster
     "django_q",
     "rest_framework",
     "drf_spectacular",
@@ -214,11 +213,11 @@ except ValueError as error:
 if _database["ENGINE"] == "django.db.backends.sqlite3":
     if os.environ.get("DATABASE_URL") and not _database["NAME"].startswith((":memory:", "file:")):
         _database["NAME"] = str(Path(_database["NAME"]).absolute())
-        # for child processes, as the paths above
+        # Absolute for child processes, like the paths above.
         _query = DATABASE_URL[len(DATABASE_URL.partition("?")[0]) :]
         os.environ["DATABASE_URL"] = f"sqlite:///{quote(_database['NAME'])}{_query}"
-    # WAL lets readers and one writer work at once; IMMEDIATE takes the write lock at BEGIN, where waiting for it
-    # works, instead of failing in the middle of a transaction with "database is locked".
+    # WAL lets readers and one writer work at once. IMMEDIATE waits for the write lock at BEGIN. Without it, a
+    # transaction could fail in its middle with "database is locked".
     _database["OPTIONS"] = {
         "timeout": 30,
         "transaction_mode": "IMMEDIATE",
@@ -236,7 +235,7 @@ AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
-# The brake on sign-in, counted by django-axes (feedback/accounts/sign_in.py)
+# Limits of failed sign-ins, counted by django-axes (feedback/accounts/sign_in.py)
 AXES_FAILURE_LIMIT = int(_number("SIGN_IN_FAILURES", 10, 1, 1_000_000))
 SIGN_IN_FAILURES_OF_ADDRESS = int(_number("SIGN_IN_FAILURES_OF_ADDRESS", 50, 1, 1_000_000))
 AXES_COOLOFF_TIME = timedelta(seconds=_number("SIGN_IN_WAIT_S", 900, 1, 7 * 86_400))
@@ -244,7 +243,7 @@ AXES_LOCKOUT_PARAMETERS = ["username", "ip_address"]
 AXES_HANDLER = "feedback.accounts.sign_in.BrakeHandler"
 AXES_LOCKOUT_CALLABLE = "feedback.accounts.sign_in.refused_response"
 AXES_CLIENT_IP_CALLABLE = "backend.http.client_address"
-# who is sent away does not make it longer by trying: nobody can be kept out for ever by somebody else
+# Tries during a lockout do not extend it. Otherwise somebody else could lock a person out for ever.
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 AXES_DISABLE_ACCESS_LOG = True
 AXES_ENABLE_ADMIN = False
@@ -254,7 +253,7 @@ LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "login"
 
-# Messages lie in the session: a cookie's signer would be made for every request, of an API too.
+# Messages are stored in the session. Cookie storage would make a signer for each request, also of the API.
 MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"
 
 # --- Language, time, files --------------------------------------------------------------------------------
@@ -263,13 +262,13 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
 STATICFILES_DIRS = [bundled_folder("static")]
-# Served straight from the source folders: a clone works without collectstatic, and no folder has to be there for it
+# Static files are served from the source folders, so a clone works without collectstatic.
 WHITENOISE_USE_FINDERS = True
 
 
 # --- REST -------------------------------------------------------------------------------------------------
 def _rates(knobs: dict[str, Any]) -> dict[str, str]:
-    """Requests per scope and caller that one server process takes; `throttle_<scope>` in RATCHET_CONFIG changes one."""
+    """Most requests per scope and caller of a server process. `throttle_<scope>` in RATCHET_CONFIG changes one."""
     rates = {"ingest": "60000/min", "rate": "60000/min", "read": "6000/min", "operate": "120/min"}
     return {scope: str(knobs.get(f"throttle_{scope}", rate)) for scope, rate in rates.items()}
 
@@ -286,10 +285,10 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_PARSER_CLASSES": ["backend.rest.reading.StrictJSONParser"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "backend.rest.reading.AlwaysJSON",
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    # without it an OPTIONS request is answered 405 like any other method that is not there
+    # None: OPTIONS gets 405, like any other unknown method.
     "DEFAULT_METADATA_CLASS": None,
     "EXCEPTION_HANDLER": "backend.rest.errors.exception_handler",
-    # `format` is a parameter of exports here, not a way to ask for a renderer
+    # Exports use the parameter `format` themselves.
     "URL_FORMAT_OVERRIDE": None,
 }
 SPECTACULAR_SETTINGS: dict[str, Any] = {
@@ -311,15 +310,14 @@ _LONGEST_RUN_S = 24 * 3600
 Q_CLUSTER: dict[str, Any] = {
     "name": "ratchet",
     "workers": 1,
-    # the default cluster turns the clock and does what is short; timeout < retry, so that a job that still works is
-    # never delivered again
+    # The default cluster runs the schedules and short jobs. timeout < retry: a running job is not delivered again.
     "timeout": 600,
     "retry": 900,
     "max_attempts": 1,
     "catch_up": False,
     "save_limit": 250,
     "label": "Workers",
-    # trains, one run at a time: `Q_CLUSTER_NAME=training python manage.py qcluster`, as many machines as there are
+    # This cluster trains, one run at a time on each machine: `Q_CLUSTER_NAME=training python manage.py qcluster`.
     "ALT_CLUSTERS": {
         "training": {
             "workers": 1,
@@ -350,64 +348,58 @@ if EMAIL_USE_TLS and EMAIL_USE_SSL:
     raise ImproperlyConfigured(
         "expected EMAIL_USE_TLS (STARTTLS) or EMAIL_USE_SSL (TLS from the start), found both"
     )
-EMAIL_TIMEOUT = 10  # seconds; a mail server that hangs must not hold up what follows a run
+EMAIL_TIMEOUT = 10  # seconds; a mail server that hangs must not delay the steps after a run
 DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM") or "ratchet@localhost"
 
 # --- Plugins ----------------------------------------------------------------------------------------------
-# Dotted paths with commas between, beside what installed packages name as entry points: see backend.plugins.
+# Dotted paths, separated by commas. Installed packages add theirs as entry points: see backend.plugins.
 RATCHET_AGENTS = _paths("RATCHET_AGENTS")
 RATCHET_BENCHMARKS = _paths("RATCHET_BENCHMARKS")
 RATCHET_EXPORTERS = _paths("RATCHET_EXPORTERS")
 RATCHET_FORMATS = _paths("RATCHET_FORMATS")
 RATCHET_REWARDS = _paths("RATCHET_REWARDS")
 
-# --- What feedback asks of the rest, without importing it ---------------------------------------------------
-# Dotted path of a callable slug -> facts about the agent (title, suggested tags, preview template).
+# --- Functions of rl that feedback calls without importing rl -------------------------------------------------
+# Each is a dotted path.
+# slug -> facts about the agent: title, suggested tags, preview template
 FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
-# Dotted path of a callable slug -> every response of an agent whose answers are a closed set, else none.
+# slug -> all responses of an agent with a closed set of answers, otherwise none
 FEEDBACK_CLOSED_ANSWERS = "rl.models.agent_definitions.closed_answers_of"
-# Dotted path of a callable (decision id, policy name) -> its reward and its policy's page, as
-# feedback.explorer.decision_facts.DecisionFacts; empty: nothing is shown of them.
+# (decision id, policy name) -> LinkedFacts of feedback.explorer.decision_facts; empty: no reward is shown
 FEEDBACK_DECISION_FACTS = "rl.views.decision_facts.facts_of"
-# Dotted path of a callable {agent: prompt hashes} -> the training snapshots that hold these prompts.
+# {agent: prompt hashes} -> training snapshots that hold these prompts
 FEEDBACK_SNAPSHOTS_CONTAINING = "rl.datasets.erasure.snapshots_containing"
-# Dotted path of a callable ({agent: prompt hashes}, since) -> what was trained on these prompts since then; empty: an
-# import is taken back without asking.
+# ({agent: prompt hashes}, since) -> what was trained on these prompts since then; empty: an import is undone unasked
 FEEDBACK_TRAINED_ON = "rl.datasets.erasure.trained_on"
-# Dotted path of the module that renames and deletes what else is kept of an agent, as
-# feedback.agents.changes.AgentKeeper; empty: nothing but rows is.
+# A module, feedback.agents.changes.AgentKeeper: renames and deletes an agent's other data; empty: only rows change
 FEEDBACK_AGENT_KEEPER = "rl.registry.files"
-# Dotted path of a callable (decision ids): removes what else is kept of them, in the same transaction.
+# (decision ids): deletes other data of these decisions, in the same transaction
 FEEDBACK_FORGET = "rl.datasets.erasure.decisions_forget"
-# Dotted path of a callable (marks, dry_run) -> {place: count}: erases, or counts, copies of erased decisions' text that
-# are kept elsewhere, as feedback.erasure.marks.Marks knows them.
+# (feedback.erasure.marks.Marks, dry_run) -> {place: count}: erases, or counts, other copies of erased text
 FEEDBACK_ERASURE = "rl.datasets.erasure.copies_erase"
-
-# Dotted path of the module with the page of `/rate/pairs/?round=` and the rounds that wait for a rater, as
-# feedback.rating.pair_views.JudgingPages; empty: there are no rounds.
+# A module, feedback.rating.pair_views.JudgingPages: the judging rounds of `/rate/pairs/?round=`; empty: no rounds
 FEEDBACK_JUDGING = "rl.views.judging"
-
-# Dotted path of a callable [decision ids] -> {id: raw reward in [-2, 2]}, for `export_training_data --min-reward`; of a
-# decision without one, and of all where this is empty, the mean of what raters said.
+# [decision ids] -> {id: raw reward in [-2, 2]}, for `export_training_data --min-reward`. A decision without a reward
+# counts with its mean rating; empty: all decisions do.
 FEEDBACK_REWARDS = "rl.datasets.reward_records.raw_rewards"
-# Dotted path of a callable (decisions, least raw reward) -> those of them that earned as much, for searches.
+# (decisions, least raw reward) -> the decisions with at least this reward, for searches
 FEEDBACK_REWARDED = "rl.datasets.reward_records.rewarded_at_least"
 
-# An agent's settings where it has no row in the admin: fields of feedback.models.AgentSettings.
+# Settings of agents without a row in the admin: fields of feedback.models.AgentSettings.
 FEEDBACK_AGENT_DEFAULTS = {
     name: value
     for name, value in RATCHET_CONFIG.get("feedback", {}).items()
     if not name.startswith("throttle_")
 }
 
-# Seconds a process may go by what it read of API keys and of agents' settings: a revoked key ends within them.
+# Seconds for which a process caches API keys and agents' settings. A revoked key stops working within them.
 FEEDBACK_REMEMBER_S = 5.0
-# What is asked for in the second half of that time is read again beside the requests.
+# An entry used in the second half of that time is read again in the background.
 FEEDBACK_RENEW_AHEAD = True
 
 # --- Serving ----------------------------------------------------------------------------------------------
-# Where policies trained here, and base models, are answered, tried in this order: `in-process` (llama.cpp), or
-# addresses of the team's own OpenAI-compatible servers. A hosted policy is answered by its upstream alone.
+# Backends that answer for policies trained here and for base models, tried in this order: `in-process` (llama.cpp), or
+# addresses of the team's own OpenAI-compatible servers. A hosted policy is answered only by its upstream.
 LOCAL_BACKENDS = [
     b.strip() for b in (os.environ.get("LOCAL_BACKENDS") or "in-process").split(",") if b.strip()
 ]
@@ -417,11 +409,11 @@ for _backend in LOCAL_BACKENDS:
             f"LOCAL_BACKENDS must list `in-process` and http(s) addresses such as http://localhost:11434/v1, "
             f"found {_backend!r}"
         )
-# Agents the gateway may answer for although nobody set them up: slugs or patterns such as `team-*`; `*` is any.
+# Agents that the gateway creates at their first request: slugs or patterns such as `team-*`; `*` is any.
 GATEWAY_NEW_AGENTS = [
     name.strip() for name in (os.environ.get("GATEWAY_NEW_AGENTS") or "").split(",") if name.strip()
 ]
-# What becomes of an answer whose decision neither the database nor the disk takes.
+# Whether to answer or refuse when neither the database nor the disk can store the decision.
 GATEWAY_WITHOUT_RECORDING = (os.environ.get("GATEWAY_WITHOUT_RECORDING") or "answer").strip().lower()
 if GATEWAY_WITHOUT_RECORDING not in ("answer", "refuse"):
     raise ImproperlyConfigured(
@@ -430,15 +422,15 @@ if GATEWAY_WITHOUT_RECORDING not in ("answer", "refuse"):
 LOCAL_API_KEY = (os.environ.get("LOCAL_API_KEY") or "").strip()
 if not (LOCAL_API_KEY.isascii() and LOCAL_API_KEY.isprintable()):
     raise ImproperlyConfigured("LOCAL_API_KEY must be one line of letters, digits and signs")
-# Reads the variable that an upstream names for its API key.
+# Reads the environment variable that holds an upstream's API key.
 UPSTREAM_KEY_OF = os.environ.get
 SERVING_TIMEOUT_S = _number("SERVING_TIMEOUT_S", 60.0, 0.1, 3600.0)
-# Seconds a promotion may take to write the files its policy is served from.
+# Seconds that a promotion may take to write the files of its policy.
 SERVING_PREPARE_TIMEOUT_S = _number("SERVING_PREPARE_TIMEOUT_S", 600.0, 1.0, 86_400.0)
 SERVING_QUEUE = int(_number("SERVING_QUEUE", 64, 0, 100_000))
 SERVING_CONTEXT = int(_number("SERVING_CONTEXT", 4096, 64, 10_000_000))
 SERVING_CACHE_MB = int(_number("SERVING_CACHE_MB", 1024, 1, 1e6))
-# prometheus_client finds the folder in which all web processes count through the environment, when it is imported
+# prometheus_client reads this variable at import: the folder where all web processes count.
 PROMETHEUS_MULTIPROC_DIR = os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", str(RATCHET_HOME / "metrics"))
 SERVING_QUANTIZATION = os.environ.get("SERVING_QUANTIZATION") or "auto"
 
@@ -453,15 +445,15 @@ LOGGING = {
             "style": "{",
         }
     },
-    # stderr, always: stdout belongs to a command's answer
+    # Always stderr: stdout is for a command's answer.
     "handlers": {"stderr": {"class": "logging.StreamHandler", "stream": sys.stderr, "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
     "loggers": {
         "feedback": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
         "rl": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
-        # says at every import that an optional kernel package is not there
+        # warns at each import that an optional kernel package is missing
         "bitsandbytes": {"level": "ERROR"},
-        # says five times over that there is no network; what we say of a model not found says it once
+        # warns five times without a network; Ratchet's own message says it once
         "huggingface_hub.utils._http": {"level": "ERROR"},
         "backend": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
     },
@@ -483,11 +475,10 @@ UNFOLD = {
         lambda request: static("rl/admin_colors.css"),
     ],
     "SCRIPTS": [lambda request: static("rl/admin.js")],
-    # Unfold writes the colours into every page as an inline style, which the Content-Security-Policy refuses; they lie
-    # in static/rl/admin_colors.css
+    # static/rl/admin_colors.css holds the colours: Unfold's inline style violates the Content-Security-Policy.
     "GLOBAL_CALLBACK": "backend.facts_admin.page_context",
     "DASHBOARD_CALLBACK": "backend.facts_admin.index_context",
-    # Django's log of edits stays empty where nothing can be edited; a policy's history are its events
+    # Off: most lists cannot be edited, and a policy has its own events.
     "SHOW_HISTORY": False,
     "SIDEBAR": {
         "show_search": True,

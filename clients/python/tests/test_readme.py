@@ -61,9 +61,8 @@ def test_every_block_runs(
     assert decisions(ratchet) == [("Can I pay by card?", "sales", "rules-v1")]
     exec(twins, names)
     assert asyncio.run(names["answer"]("Where is my order?")) == "It leaves tomorrow."
-    assert [path.split("/")[-2] for path, _, _ in ratchet.requests] == [
-        "traces", "decide", "ratings", "outcomes", "decide", "ratings", "outcomes",
-    ]  # fmt: skip
+    of_decision = ["decide", "ratings", "outcomes"]
+    assert [path.split("/")[-2] for path, _, _ in ratchet.requests] == ["traces", *of_decision, *of_decision]
     if away:
         ratchet.answer = lambda path, body: 503 if path == "/api/decide/" else None
         ratchet.text = lambda path, body: None
@@ -124,15 +123,9 @@ def test_the_wheel_records_a_decision_in_a_python_with_nothing_installed(
         *modules,
         "py.typed",
     }
-    process = subprocess.run(
-        [
-            sys.executable, "-I", "-S", "-c", ISOLATED,
-            str(tmp_path / "installed"), ratchet.url, str(tmp_path / "spool"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
+    python = [sys.executable, "-I", "-S", "-c", ISOLATED]
+    arguments = [str(tmp_path / "installed"), ratchet.url, str(tmp_path / "spool")]
+    process = subprocess.run([*python, *arguments], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout == "There\n"
     assert decisions(ratchet) == [("Why?", "Because.", "")]
