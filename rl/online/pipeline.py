@@ -278,9 +278,8 @@ class TrainingPipeline:
     def dry_run(self, progress: Progress | None = None) -> list[dict[str, Any]]:
         """Counts, steps, minutes and memory of each planned training, without training."""
         plans: list[dict[str, Any]] = []
-        for training in reversed(
-            self.plan.trainings
-        ):  # The main run first, because its limits apply to its stage.
+        # The main run first, because its limits apply to its stage.
+        for training in reversed(self.plan.trainings):
             order = self.order(training)
             if plans and training.method == "sft":
                 order.knobs.update(stage_limits(plans[0]["recipe"], SFT_SHARE))
