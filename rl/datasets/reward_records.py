@@ -167,19 +167,7 @@ def rewards_calculate(
         raise RewardsRefused(
             f"no decision of agent {agent!r} is recorded; known are {', '.join(known) or 'none yet'}"
         )
-    agents = [agent] if agent else known
-    waiting = {
-        slug: list(
-            (decisions_of(slug) if everything else decisions_pending(slug))
-            .order_by()
-            .values_list("pk", flat=True)
-        )
-        for slug in agents
-    }
-    for slug, ids in waiting.items():
-        # Decisions that were unreadable last time come last, so that `limit` reaches the others.
-        skipped_before = problem_ids(slug, READER)
-        ids.sort(key=skipped_before.__contains__)
+    waiting = {slug: _ids_waiting(slug, everything) for slug in ([agent] if agent else known)}
     total = sum(map(len, waiting.values()))
     todo = total if limit is None else min(limit, total)
     refusals: dict[str, str] = {}
@@ -226,6 +214,13 @@ def rewards_calculate(
         unreadable_summary(unreadable),
         len(unreadable),
     )
+
+
+def _ids_waiting(agent: str, everything: bool) -> list[uuid.UUID]:
+    """Ids of decisions to calculate. Those unreadable last time come last, so that `limit` reaches the others."""
+    decisions = decisions_of(agent) if everything else decisions_pending(agent)
+    ids: list[uuid.UUID] = list(decisions.order_by().values_list("pk", flat=True))
+    return sorted(ids, key=problem_ids(agent, READER).__contains__)
 
 
 def decisions_pending(agent: str) -> QuerySet[Any]:

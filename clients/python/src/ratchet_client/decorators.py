@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
 from ratchet_client.call_wrappers import CallObserver, wrap_calls
 from ratchet_client.decisions import response_text
 from ratchet_client.hooks import ArgumentBinder, ToolObserver
+from ratchet_client.problem_log import ProblemLog
 from ratchet_client.traces import Recorder, Trace, log_errors, trace_current
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True)
 class _DecisionRecorder:
     """Records the calls of one function as decisions."""
 
-    def __init__(
-        self,
-        collector: Recorder,
-        name: str,
-        prompt: Callable[..., Any],
-        response: Callable[[Any], Any],
-        unit: str | Callable[..., str],
-        policy: str,
-        candidates: Callable[..., Sequence[Any]] | None,
-        propensity: Callable[[Any], float] | None,
-        completed: Callable[[Any], bool | None] | None,
-    ) -> None:
-        self.collector, self.problems, self.name = collector, collector.problems, name
-        self._prompt, self._response, self._unit = prompt, response, unit
-        self._policy, self._candidates, self._propensity = policy, candidates, propensity
-        self._completed = completed
+    collector: Recorder
+    name: str
+    prompt: Callable[..., Any]
+    response: Callable[[Any], Any]
+    unit: str | Callable[..., str]
+    policy: str
+    candidates: Callable[..., Sequence[Any]] | None
+    propensity: Callable[[Any], float] | None
+    completed: Callable[[Any], bool | None] | None
+
+    @property
+    def problems(self) -> ProblemLog:
+        return self.collector.problems
 
     @log_errors
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver:
@@ -42,24 +42,24 @@ class _DecisionRecorder:
 
     @log_errors
     def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        unit = self._unit(*args, **kwargs) if callable(self._unit) else self._unit
+        unit = self.unit(*args, **kwargs) if callable(self.unit) else self.unit
         return {
-            "messages": self._prompt(*args, **kwargs),
+            "messages": self.prompt(*args, **kwargs),
             "unit": unit or None,
-            "policy": self._policy or None,
-            "candidates": None if self._candidates is None else self._candidates(*args, **kwargs),
+            "policy": self.policy or None,
+            "candidates": None if self.candidates is None else self.candidates(*args, **kwargs),
         }
 
     @log_errors
     def record(self, trace: Trace, request: dict[str, Any] | None, result: Any) -> None:
         if request is not None:
-            propensity = None if self._propensity is None else self._propensity(result)
-            trace.decision(response=self._response(result), name=self.name, propensity=propensity, **request)
+            propensity = None if self.propensity is None else self.propensity(result)
+            trace.decision(response=self.response(result), name=self.name, propensity=propensity, **request)
 
     @log_errors
     def record_completion(self, trace: Trace, result: Any) -> None:
         """Record whether the task is done, if the app says so."""
-        done = None if self._completed is None else self._completed(result)
+        done = None if self.completed is None else self.completed(result)
         if done is not None:
             (trace.task_completed if done else trace.task_failed)(self.name)
 
