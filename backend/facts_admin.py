@@ -1,4 +1,4 @@
-"""Base of read-only admin pages: rows can be viewed and searched, not changed."""
+"""Base of the admin pages of facts: rows are shown and searched there, never added, changed or deleted."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from unfold.paginator import InfinitePaginator
 
 
 def page_context(request: HttpRequest) -> dict[str, Any]:
-    """Context of every admin page: no colours, which Unfold would write as an inline style against the CSP.
+    """Context of every admin page, laid over Unfold's: no colours, which it would write into the page as a style.
 
-    The colours are in static/rl/admin_colors.css.
+    The Content-Security-Policy refuses styles in pages; the colours lie in static/rl/admin_colors.css.
     """
     return {"colors": {}}
 
 
 def index_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """Context of the admin's first page: the navigation, reduced to what this person may see."""
+    """Context of the admin's first page: the groups of its navigation, with the lists that this person may see."""
     groups = [
         {**group, "items": [item for item in group["items"] if item["has_permission"]]}
         for group in context["sidebar_navigation"]
@@ -41,9 +41,9 @@ def index_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, An
 
 
 def json_html(value: Any, encoder: type[json.JSONEncoder] | None) -> SafeString:
-    """JSON as HTML with CSS classes; Unfold's version has inline styles, against the CSP."""
+    """JSON as HTML whose colours come from classes, in place of Unfold's, which has a style at every word."""
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, cls=encoder)
-    # pygments escapes its input.
+    # pygments escapes what it is given
     return mark_safe(highlight(text, JsonLexer(), HtmlFormatter(cssclass="ratchet-json")))  # noqa: S308
 
 
@@ -51,6 +51,8 @@ fields.prettify_json = json_html
 
 
 class ReadOnly:
+    """Look, but do not touch: history would be lost."""
+
     def has_add_permission(self, *_: Any, **__: Any) -> bool:
         return False
 
@@ -62,7 +64,7 @@ class ReadOnly:
 
 
 class FactAdmin(ReadOnly, ModelAdmin):
-    """A read-only list without a row count, so that millions of rows open as fast as ten."""
+    """A list of facts. Pages are not counted, so that the list of a million rows opens as quickly as one of ten."""
 
     paginator = InfinitePaginator
     show_full_result_count = False
@@ -83,7 +85,7 @@ class FactInline(ReadOnly, TabularInline):
 
 
 class AgentFilter(SimpleListFilter):
-    """Filter by agent. `path`: lookup from the model to the slug. `known`: slugs, without scanning the list."""
+    """By agent; `path` is the lookup from the listed model, `known` gives the slugs without scanning the list."""
 
     title = "agent"
     parameter_name = "agent"
@@ -99,7 +101,7 @@ class AgentFilter(SimpleListFilter):
 
 
 def admin_link(row: Model | None, words: str | None = None) -> SafeString | str:
-    """A link to a row's admin page, or a dash without a row."""
+    """A link to a row's admin page; a dash where there is no row."""
     if row is None:
         return "–"
     address = reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])

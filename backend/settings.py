@@ -475,10 +475,11 @@ UNFOLD = {
         lambda request: static("rl/admin_colors.css"),
     ],
     "SCRIPTS": [lambda request: static("rl/admin.js")],
-    # static/rl/admin_colors.css holds the colours: Unfold's inline style violates the Content-Security-Policy.
+    # Unfold writes the colours into every page as an inline style, which the Content-Security-Policy refuses; they lie
+    # in static/rl/admin_colors.css
     "GLOBAL_CALLBACK": "backend.facts_admin.page_context",
     "DASHBOARD_CALLBACK": "backend.facts_admin.index_context",
-    # Off: most lists cannot be edited, and a policy has its own events.
+    # Django's log of edits stays empty where nothing can be edited; a policy's history are its events
     "SHOW_HISTORY": False,
     "SIDEBAR": {
         "show_search": True,

@@ -1,4 +1,4 @@
-"""Admin of feedback: recorded facts (read-only) and the settings of agents (editable)."""
+"""Admin of feedback: recorded facts, read-only, and the settings of agents, editable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unfold.decorators import action, display
 
 from backend.facts_admin import AgentFilter, FactAdmin, FactInline, admin_link
 from backend.installation import PROGRAM
-from feedback.accounts import admin as accounts_admin  # noqa: F401  (registers its pages)
+from feedback.accounts import admin as accounts_admin  # noqa: F401  (Django looks for pages in this file alone)
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.erasure.withdrawals import (
     WithdrawalSelection,
@@ -37,8 +37,8 @@ from feedback.storage.bodies import Body
 from feedback.storage.facts import COMPARISON, DECISION, RATING
 from feedback.storage.sampling import ratings_wanted_refresh
 
-RENEWED_MAX = 20_000
-"""Most decisions that are updated while the settings page waits."""
+RENEWED_AT_ONCE = 20_000
+"""Decisions of an agent that follow its changed settings while a page waits."""
 
 
 class ByAgent(AgentFilter):
@@ -54,6 +54,8 @@ class ByAgentOfLeft(ByAgent):
 
 
 class StandingFilter(admin.SimpleListFilter):
+    """Filter by standing: current rows, or superseded and withdrawn ones."""
+
     title = "standing"
     parameter_name = "standing"
 
@@ -73,6 +75,7 @@ def _short(text: str, characters: int = 70) -> str:
 
 
 def verdict_of(rating: Rating) -> str:
+    """A rating as a word or two."""
     if rating.withdrawn:
         return "taken back"
     if rating.thumb:
@@ -89,7 +92,7 @@ KIND_COLOURS = {"a person": "info", "simulated": "warning"}
 
 
 def other_fields(fieldsets: list[Any], body: Body, shown: set[str]) -> list[Any]:
-    """A fieldset of the declared fields that are in no fieldset and not in `shown`, or []."""
+    """A set of the declared fields that no set has and that are not shown otherwise, or none."""
     placed = shown.union(*(options["fields"] for _, options in fieldsets))
     others = [name for name in body.names if name not in placed]
     return [("Other", {"fields": others})] if others else []
@@ -97,10 +100,10 @@ def other_fields(fieldsets: list[Any], body: Body, shown: set[str]) -> list[Any]
 
 class RatingInline(FactInline):
     model = Rating
-    fields = ["created_at", "rater", "rater_kind", "verdict"]
-    fields += [
-        name for name in RATING.names if name not in {"rater", "rater_kind", "thumb", "stars", "score"}
-    ]
+    fields = [
+        "created_at", "rater", "rater_kind", "verdict",
+        *(name for name in RATING.names if name not in ("rater", "rater_kind", "thumb", "stars", "score")),
+    ]  # fmt: skip
     readonly_fields = fields
     ordering = ["created_at"]
 
@@ -117,7 +120,16 @@ class OutcomeInline(FactInline):
 
 @admin.register(Decision)
 class DecisionAdmin(FactAdmin):
-    list_display = ["shown_id", "agent", "asked", "answered", "policy", "rated", "source", "created"]
+    list_display = [
+        "shown_id",
+        "agent",
+        "asked",
+        "answered",
+        "policy",
+        "rated",
+        "source",
+        "created",
+    ]
     list_filter = [ByAgent, "source"]
     search_fields = ["response", "policy", "unit", "run_id"]
     search_help_text = "Finds in responses, policies, units and run ids"
@@ -131,7 +143,7 @@ class DecisionAdmin(FactAdmin):
         ("Cost", {"fields": ["latency_ms", "tokens_in", "tokens_out"]}),
         ("Queue", {"fields": ["ratings_human", "ratings_wanted", "prompt_hash"]}),
     ]
-    fieldsets += other_fields(fieldsets, DECISION, {"messages"})  # Shown as `conversation`.
+    fieldsets += other_fields(fieldsets, DECISION, {"messages"})  # as a conversation
     readonly_fields = ["conversation", "prompt_hash", "created_at", "ratings_human", "ratings_wanted"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Decision]:
@@ -267,6 +279,8 @@ class OutcomeAdmin(FactAdmin):
 
 @admin.register(Withdrawal)
 class WithdrawalAdmin(FactAdmin):
+    """Decisions withdrawn from training, and restored."""
+
     list_display = ["id", "decisions_count", "reason", "actor", "created", "restored_at"]
     search_fields = ["reason", "actor"]
     ordering = ["-id"]
@@ -300,6 +314,8 @@ class TraceAdmin(FactAdmin):
 
 @admin.register(AgentSettings)
 class AgentSettingsAdmin(ModelAdmin):
+    """Settings of an agent, which an operator may change at any time."""
+
     list_display = [
         "agent",
         "ratings_wanted",
@@ -311,23 +327,27 @@ class AgentSettingsAdmin(ModelAdmin):
     search_fields = ["agent"]
 
     def save_model(self, request: HttpRequest, obj: AgentSettings, form: Any, change: bool) -> None:
-        """Update the wanted ratings of earlier decisions too, unless there are more than RENEWED_MAX."""
+        """Decisions recorded before follow, where there are not too many for a page to wait for."""
         super().save_model(request, obj, form, change)
         if not {"agent", "ratings_wanted", "overlap_share", "overlap_ratings"} & set(form.changed_data):
             return
-        many = Decision.objects.filter(agent=obj.agent).order_by()[: RENEWED_MAX + 1].count()
-        if many > RENEWED_MAX:
+        many = Decision.objects.filter(agent=obj.agent).order_by()[: RENEWED_AT_ONCE + 1].count()
+        if many > RENEWED_AT_ONCE:
             messages.warning(
                 request,
                 "The new number of wanted ratings applies to new decisions. To apply it to the more than "
-                f"{RENEWED_MAX:,} earlier ones run: {PROGRAM} renew_queue --agent {obj.agent}",
+                f"{RENEWED_AT_ONCE:,} earlier ones run: {PROGRAM} renew_queue --agent {obj.agent}",
             )
         elif changed := ratings_wanted_refresh(obj.agent):
-            messages.info(request, f"{changed:,} earlier decisions have a new number of wanted ratings.")
+            messages.info(
+                request, f"{changed:,} decisions recorded earlier now have another number of wanted ratings."
+            )
 
 
 @admin.register(Suggestion)
 class SuggestionAdmin(FactAdmin):
+    """Ratings that a label model suggested, and how people resolved them."""
+
     list_display = ["labeller", "of_decision", "good", "outcome", "created"]
     list_filter = [ByAgentOfDecision, "outcome"]
     search_fields = ["labeller"]

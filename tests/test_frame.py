@@ -112,7 +112,7 @@ def test_the_admins_first_page_says_what_each_group_is_for(ada: Client) -> None:
 def test_the_admins_first_page_lists_what_its_reader_may_see(client: Client) -> None:
     client.force_login(person("ann", "operator"))
     page = client.get("/admin/").text
-    assert "Accounts, their permissions" not in page
+    assert "Who may sign in" not in page
     assert "Jobs that turn feedback into policies" in page
 
 

@@ -1,4 +1,4 @@
-"""Admin of people, roles and API keys."""
+"""The admin of people and keys: Django's own pages in this admin's theme, and keys that are shown once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class KeyForm(forms.Form):
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(FactAdmin):
-    """Keys are created and revoked, never edited. A new key is shown once."""
+    """Keys are made and revoked, never edited; what a key is stands on one page, once."""
 
     list_display = ["name", "begins", "scopes", "state", "last_used_at", "created"]
     search_fields = ["name", "prefix"]
@@ -83,10 +83,8 @@ class ApiKeyAdmin(FactAdmin):
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Create a key and show it in the response alone: a Django message would store it in a cookie.
-
-        `?name=&scopes=rate,read` fills the form.
-        """
+        """The key is shown in the answer to the form and nowhere else: not in a message, which a cookie would keep.
+        `?name=&scopes=rate,read` fills the form in."""
         if not self.has_add_permission(request):
             raise PermissionDenied
         wanted = {"name": request.GET.get("name", ""), "scopes": request.GET.get("scopes", "").split(",")}
@@ -129,7 +127,9 @@ class ApiKeyAdmin(FactAdmin):
         return redirect("admin:feedback_apikey_change", key.pk)
 
 
-# One sign-in page, for the admin too.
+# --- People: Django's own pages in this admin's clothes -----------------------------------------------------
+
+# one page to sign in on, for the admin too
 admin.site.login_template = "login.html"
 admin.site.unregister(User)
 admin.site.unregister(Group)
@@ -146,7 +146,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):
 @admin.register(Group)
 class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """List deleted groups by name, without a row for each of their permissions."""
+        """Rows that a deletion takes along: the groups by name, not each of their permissions as a row."""
         deleted, counts, forbidden, protected = super().get_deleted_objects(objs, request)
         own = {name: count for name, count in counts.items() if "relationship" not in str(name)}
         return [row for row in deleted if not isinstance(row, list)], own, forbidden, protected
