@@ -224,7 +224,7 @@ def test_an_operator_sets_what_is_wanted_of_an_agent(
     operator: Client, monkeypatch: pytest.MonkeyPatch, at_once: int, wanted: set[int]
 ) -> None:
     make(2)
-    monkeypatch.setattr("feedback.admin.RENEWED_MAX", at_once)
+    monkeypatch.setattr("feedback.admin.RENEWED_AT_ONCE", at_once)
     answer = operator.post(
         reverse("admin:feedback_agentsettings_add"),
         {
