@@ -346,7 +346,7 @@ def test_a_run_shows_its_curves_recipe_data_and_what_was_left_out(rater: Client)
         "beta 0.1",
         "seed 7",
         "training 812",
-        "closer to each other than the rating margin below_margin 44",
+        "below_margin 44",
         "trl 1.16.0",
         "device cpu",
         "1 min 33 s",

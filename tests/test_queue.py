@@ -490,5 +490,5 @@ def test_the_command_says_how_many_it_changed_and_refuses_an_unknown_agent() -> 
     out = io.StringIO()
     call_command("renew_queue", "--agent", "assistant", "--json", stdout=out)
     assert json.loads(out.getvalue()) == {"agent": "assistant", "changed": 1}
-    with pytest.raises(CommandError, match="found 'nobody'"):
+    with pytest.raises(CommandError, match="agent 'nobody'"):
         call_command("renew_queue", "--agent", "nobody")
