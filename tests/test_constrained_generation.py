@@ -62,6 +62,9 @@ def test_prompts_without_a_schema_are_answered_as_ever(bundled: LoadedPolicy) ->
     ]
     mixed = generate(bundled, prompts, max_new_tokens=ROOM, forms=forms)
     assert mixed[::2] == free[::2]
+    unforced = [answer.unforced for answer in mixed]
+    assert all(unforced[::2])
+    assert all(mixed[i].text == free[i].text for i in range(len(cases)) if unforced[i])
 
 
 SCHEMA: dict[str, Any] = {
@@ -91,7 +94,7 @@ def test_models_of_random_weights_write_what_the_schema_says(architecture: str, 
         for answer in answers:
             parsed = agent.parse(answer.text)
             assert sorted(parsed["tags"]) == ["a", "b", "ü"]
-            assert answer.finish_reason == "stop"
+            assert (answer.finish_reason, answer.unforced) == ("stop", False)
 
 
 def test_a_schema_that_nothing_can_enforce_is_noted_and_left(bundled: LoadedPolicy) -> None:

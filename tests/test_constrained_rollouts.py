@@ -20,12 +20,13 @@ from rl.agents import AGENTS
 from rl.agents.template import TemplateAgent
 from rl.recipes import GRPO_CONFIG, PPO_CONFIG, GRPORecipe, PPORecipe, SFTRecipe
 from rl.rewards.base import RewardSample, RewardValue
+from rl.training.constrained_generation import Sampling
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.grpo_trainer import GroupTrainer
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.rollout import Sampling, sample_responses
+from rl.training.ppo.rollout import sample_responses
 from rl.training.ppo.shared_base import SharedBase
 from rl.training.preflight import WITHIN, answers_check
 from rl.training.result import TrainingRefused

@@ -86,7 +86,7 @@ def test_answers_of_the_base_are_its_own_and_kept(
     policy = policy_of(base, cache_dir=tmp_path)
     shift(policy)
     assert base_answers(policy, PROMPTS, 6) == expected
-    monkeypatch.setattr("rl.training.general.generate", None)
+    monkeypatch.setattr("rl.training.policy.generate_tokens", None)
     assert base_answers(policy, PROMPTS, 6) == expected
 
 

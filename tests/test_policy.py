@@ -123,7 +123,9 @@ def test_an_answer_stops_at_the_turn_end_and_says_so(
     monkeypatch.setattr(llama.encoder, "turn_end_id", tokens[2])
     kept = tokens[: tokens.index(tokens[2])]
     assert generate(llama, [ASK], max_new_tokens=6) == [
-        Generation(llama.tokenizer.decode(kept, skip_special_tokens=True), len(kept) + 1, "stop")
+        Generation(
+            llama.tokenizer.decode(kept, skip_special_tokens=True), len(kept) + 1, "stop", unforced=True
+        )
     ]
 
 

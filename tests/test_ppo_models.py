@@ -11,9 +11,10 @@ import torch
 from packed_forward.logps import causal_model, collate, token_logps
 from packed_forward.strategies import Strategy
 from rl.recipes import PPORecipe
+from rl.training.constrained_generation import Sampling, draw, generate_tokens
 from rl.training.encoding import EncodedResponse
 from rl.training.policy import load_policy
-from rl.training.ppo.rollout import Sampling, draw, generate_tokens, sample_responses
+from rl.training.ppo.rollout import sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase, adapter_of
 from tests.support.tiny_models import HARDWARE, tiny_model
 

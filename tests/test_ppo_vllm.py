@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rl.recipes import PPORecipe
+from rl.training.constrained_generation import Sampling
 from rl.training.policy import load_policy
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.rollout import Sampling
 from rl.training.ppo.vllm_server import VllmServer
 from rl.training.result import TrainingFailed
 from tests.support.tiny_models import tiny_model

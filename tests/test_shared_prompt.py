@@ -10,7 +10,7 @@ from packed_forward.logps import causal_model
 from packed_forward.shared_prompt import SharedPrompt, running_rows
 from packed_forward.strategies import Strategy
 from random_models import SHAPES, a_policy
-from rl.training.ppo.rollout import Sampling, generate_tokens
+from rl.training.constrained_generation import Sampling, generate_tokens
 
 PROMPTS = [[5, 9, 40, 7, 13, 28, 61, 17], [33, 4, 19], [70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80]]
 OURS = [

@@ -133,4 +133,4 @@ def _asked(
 ) -> list[Generation | None]:
     states = [prompt.row.get("state") for prompt in prompts]
     messages = [prompt.messages for prompt in prompts]
-    return list(generate_answers(side, messages, agent, states=states, batch_size=batch_size))
+    return list(generate_answers(side, messages, agent, states=states))

@@ -1,18 +1,25 @@
-"""Generation under JSON schemas: tokens that each answer of a batch may go on with, as the gateway has them."""
+"""Generation of answers, under JSON schemas too: tokens that each answer of a batch may go on with, as the gateway has
+them."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import DynamicCache, LogitsProcessor, PreTrainedTokenizerFast
 
 from packed_forward.allowed_tokens import AllowedTokens, TokenSet
 from packed_forward.packing import CompletionTokens
+from packed_forward.prefix_attention import ATTENTION
+from packed_forward.shared_prompt import SharedPrompt, running_rows
 from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary, SchemaRefused
+from rl.training.result import TrainingRefused
 
 
 def vocabulary_of(tokenizer: Any, size: int, stop: Sequence[int]) -> GrammarVocabulary | None:
@@ -45,6 +52,8 @@ class AnswerConstraints:
         """constraints: at the beginning of the answers, None: free text; stop: tokens that end an answer; size: of the
         vocabulary."""
         self._constraints, self._stop, self.size = list(constraints), sorted(stop), size
+        self.forced: set[int] = set()
+        """Rows whose constraint took away the likeliest token at least once."""
 
     def __bool__(self) -> bool:
         return any(constraint is not None for constraint in self._constraints)
@@ -78,8 +87,10 @@ class AnswerConstraints:
         if all(one is None for one in sets):
             return logits
         every = np.ones(self.size, bool)
-        mask = torch.from_numpy(np.stack([every if one is None else one for one in sets]))
-        return logits.masked_fill(~mask.to(logits.device), -torch.inf)
+        mask = torch.from_numpy(np.stack([every if one is None else one for one in sets])).to(logits.device)
+        taken = ~mask.gather(1, logits.argmax(-1, keepdim=True))[:, 0]
+        self.forced |= {row for row, gone in zip(rows, taken.tolist(), strict=True) if gone}
+        return logits.masked_fill(~mask, -torch.inf)
 
 
 class SchemaMask(LogitsProcessor):
@@ -158,3 +169,123 @@ class AnswerForms:
                 places.append(constraints.allowed_tokens(row))
                 constraints.accept(row, token)
         return AllowedTokens.of(places, self._size)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of a token. Temperature 0 takes the likeliest; top_k 0 and top_p 1 leave all tokens in."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+def is_answered_by_position(model: Any) -> bool:
+    """True of a model that takes positions, and so left-padded prompts with a key-value cache."""
+    return "position_ids" in inspect.signature(type(model).forward).parameters
+
+
+@torch.no_grad()
+def generate_tokens(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    samples: int,
+    sampling: Sampling,
+    stop_ids: Sequence[int],
+    pad_token_id: int,
+    generator: torch.Generator,
+    constraints: AnswerConstraints | None = None,
+) -> Tensor:
+    """Tokens [prompts * samples, at most max_new_tokens], int64; what follows a row's first stop token is padding.
+    Rows with a constraint stay within it.
+
+    The prompts are computed once. A model with our attention (`packed.prefix_attention`, by its self-test) reads their
+    keys and values where they are, all samples together; for others they are repeated for the samples. Rows that have
+    ended leave the batch when they are half of it, so that one long answer does not make all others wait.
+    """
+    if not is_answered_by_position(model):
+        raise TrainingRefused(
+            f"{model.config.model_type} cannot be asked with left-padded prompts and a key-value cache, which sampling "
+            f"needs; choose a base of another architecture"
+        )
+    device = model.device
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.full((len(prompts), width), pad_token_id, device=device)
+    mask = torch.zeros((len(prompts), width), dtype=torch.long, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(list(prompt), device=device)
+        mask[row, width - len(prompt) :] = 1
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache, logits = output.past_key_values, output.logits[:, -1].repeat_interleave(samples, 0)
+    shared = None
+    if samples > 1 and model.config._attn_implementation == ATTENTION:
+        shared, cache = SharedPrompt.of(cache, mask, samples), DynamicCache()
+    elif samples > 1:
+        cache.batch_repeat_interleave(samples)
+    mask = mask.repeat_interleave(samples, 0)
+    position = mask.sum(1, keepdim=True)
+    tokens = torch.full((len(logits), sampling.max_new_tokens), pad_token_id, device=device)
+    stops = torch.tensor(sorted(stop_ids), device=device)
+    # the rows still in the batch, by their place in `tokens`, and which of them have not ended
+    alive = torch.arange(len(logits), device=device)
+    running = torch.ones(len(logits), dtype=torch.bool, device=device)
+    own_mask = torch.ones(
+        1, 1, 1, 1, dtype=torch.bool, device=device
+    )  # 4-D: transformers makes no mask of its own
+    for column in range(sampling.max_new_tokens):
+        if constraints:
+            logits = constraints.mask_logits(logits, alive.tolist())
+        samples_drawn = draw(logits, sampling, generator)
+        tokens[alive[running], column] = samples_drawn[running]
+        if constraints:
+            for row, token in zip(alive[running].tolist(), samples_drawn[running].tolist(), strict=True):
+                constraints.accept(row, token)
+        running = running & ~torch.isin(samples_drawn, stops)
+        left = int(running.sum())
+        if left == 0 or column + 1 == sampling.max_new_tokens:
+            return tokens[:, : column + 1]
+        if 2 * left <= len(running):
+            kept, prompts, most = running_rows(running, shared.samples if shared else 1)
+            if len(kept) < len(running):
+                cache.batch_select_indices(kept)
+                shared = shared.select(prompts, most) if shared else None
+                alive, mask, position = alive[kept], mask[kept], position[kept]
+                samples_drawn, running = samples_drawn[kept], running[kept]
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        output = model(
+            input_ids=samples_drawn[:, None],
+            attention_mask=mask if shared is None else own_mask,
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+            **({} if shared is None else {"prefix": shared}),
+        )
+        position = position + 1
+        cache, logits = output.past_key_values, output.logits[:, -1]
+    return tokens
+
+
+def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """One token per row of logits [rows, vocabulary]: temperature, then top_k, then top_p (Holtzman et al. 2020).
+
+    top_p keeps the likeliest tokens up to and including the one with which their sum reaches p: never none.
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.float() / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        probs = ordered.softmax(-1)
+        beyond = probs.cumsum(-1) - probs >= sampling.top_p  # the sum of those before it suffices already
+        logits = torch.empty_like(logits).scatter_(-1, order, ordered.masked_fill(beyond, -torch.inf))
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]

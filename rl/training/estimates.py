@@ -115,8 +115,9 @@ def estimate_from_profile(
         + profile.setup_s
     )
     memory, memory_note = memory_estimate(
-        config.get_text_config(), recipe, hardware, parameters, profile, packed=packed or work.scores_packed
-    )
+        config.get_text_config(), recipe, hardware, parameters, profile,
+        packed=packed or work.scores_packed, rehearsed=general_share(recipe, micros),
+    )  # fmt: skip
     tokens = sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
     parts = [
         f"{micro_count:,.0f} micro-batches of {len(micros[0])} responses, {tokens:,.0f} tokens before anything is "
@@ -171,9 +172,17 @@ def estimate_zero(what: str) -> Estimate:
 
 
 def memory_estimate(
-    text: Any, recipe: Recipe, hardware: Hardware, parameters: int, found: MicroBatchProfile, *, packed: bool
+    text: Any,
+    recipe: Recipe,
+    hardware: Hardware,
+    parameters: int,
+    found: MicroBatchProfile,
+    *,
+    packed: bool,
+    rehearsed: float = 0.0,
 ) -> tuple[float, str]:
-    """Peak memory: weights, LoRA with its optimiser, what the largest micro-batch keeps, the process itself."""
+    """Peak memory: weights, LoRA with its optimiser, what the largest micro-batch keeps, the process itself.
+    rehearsed: share of it that the general prompts keep beside it."""
     hidden, layers = int(text.hidden_size), int(text.num_hidden_layers)
     middle = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * hidden
     number = 4 if hardware.dtype == "float32" else 2
@@ -189,7 +198,7 @@ def memory_estimate(
     what = "LoRA" if not recipe.whole else "trained copy" if recipe.trained_copies == 1 else "trained copies"
     saved_bytes = found.checkpoint_bytes if recipe.gradient_checkpointing else found.saved_bytes
     # one layer's gradients on the way back are about what it kept
-    activations = saved_bytes + found.saved_bytes / max(layers, 1)
+    activations = (1 + rehearsed) * saved_bytes + found.saved_bytes / max(layers, 1)
     process = PROCESS_GB["cuda" if hardware.device == "cuda" else "cpu"] * GB
     kernels = KERNELS_GB[packed] * GB if hardware.device == "cpu" else 0.0
     total = (weights + lora + activations + process + kernels) / GB
@@ -327,7 +336,7 @@ def sft(
     once = len(rows) / recipe.batch_size
     looked = evaluations(recipe, steps, len(rows)) * once * HELD_OUT_SHARE
     reference = once * (1 + HELD_OUT_SHARE)
-    work = ExtraWork(len(rows), steps, reference + looked, once=reference)
+    work = ExtraWork(len(rows), steps, reference + looked, once=reference, scores_packed=True)
     return estimate_from_profile(
         shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False, base=base
     )

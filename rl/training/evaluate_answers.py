@@ -77,7 +77,6 @@ def generate_answers(
     agent: Agent,
     *,
     states: Sequence[Mapping[str, Any] | None] | None = None,
-    batch_size: int = 16,
 ) -> list[Generation]:
     """The likeliest answer to each prompt as the agent is served: chosen out of its closed set, or of what its state
     lists, else written greedily within its schema; of a linear policy the best of what may be answered. states: of the
@@ -86,14 +85,13 @@ def generate_answers(
     if isinstance(policy, LinearSide):
         return policy.answers(list(zip(prompts, prompt_states, strict=True)))
     choices = [agent.choices(state) for state in prompt_states]
-    chosen = iter(_likeliest_choices(policy, prompts, choices, batch_size))
+    chosen = iter(_likeliest_choices(policy, prompts, choices))
     free = [i for i, listed in enumerate(choices) if not listed]
     written = iter(
         generate(
             policy,
             [prompts[i] for i in free],
             max_new_tokens=agent.max_new_tokens,
-            batch_size=batch_size,
             forms=[agent.schema_served(prompt_states[i]) for i in free],
         )
     )
@@ -106,22 +104,20 @@ def answers_written(
     agent: Agent,
     *,
     room: int,
-    batch_size: int = 16,
 ) -> list[Generation]:
     """Greedy free-text answers of at most `room` tokens, without a list to choose from and without a grammar."""
     tokens = min(room, agent.max_new_tokens)
-    return generate(policy, prompts, max_new_tokens=tokens, batch_size=batch_size)
+    return generate(policy, prompts, max_new_tokens=tokens)
 
 
 def _likeliest_choices(
     policy: LoadedPolicy,
     prompts: Sequence[Sequence[Message]],
     choices: Sequence[Sequence[str]],
-    batch_size: int,
 ) -> list[Generation]:
     """The likeliest of the listed answers to each prompt that has some."""
     items = [(prompt, answer) for prompt, listed in zip(prompts, choices, strict=True) for answer in listed]
-    scores = iter(score_responses(policy, items, batch_size=batch_size) if items else ())
+    scores = iter(score_responses(policy, items) if items else ())
     found = []
     for listed in filter(None, choices):
         scored = [next(scores) for _ in listed]

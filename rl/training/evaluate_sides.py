@@ -198,7 +198,6 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
             [prompt.messages for prompt in chunk],
             judge.agent,
             states=[prompt.row.get("state") for prompt in chunk],
-            batch_size=batch_size,
         )
         tick(len(chunk))
     problems, rewards = _judged(answers, work)
@@ -208,9 +207,10 @@ def side_measured(policy: LoadedPolicy | LinearSide, work: EvaluationInput, tick
     for start in range(0, len(at), CHUNK):
         chosen = at[start : start + CHUNK]
         if not isinstance(policy, LinearSide):
-            asked = [prompts[i].messages for i in chosen]
-            texts = answers_written(policy, asked, judge.agent, room=room, batch_size=batch_size)
-            written |= dict(zip(chosen, texts, strict=True))
+            written |= {i: answers[i] for i in chosen if answers[i].unforced}
+            asked = [i for i in chosen if i not in written]
+            texts = answers_written(policy, [prompts[i].messages for i in asked], judge.agent, room=room)
+            written |= dict(zip(asked, texts, strict=True))
         tick(len(chosen))
     return Side(scores, responses, answers, problems, rewards, written)
 

@@ -12,7 +12,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from packed_forward.logps import causal_model, collate, head_logits
-from packed_forward.row_cache import row_key
 from rl.gates.report import GeneralAnswers
 from rl.training.encoding import EncodedResponse
 from rl.training.evaluate_answers import loops
@@ -30,29 +29,15 @@ MOST_BROKEN = 3
 def base_answers(
     policy: LoadedPolicy, prompts: Sequence[str], tokens: int, *, temperature: float = 0.0
 ) -> list[EncodedResponse]:
-    """The base model's own answers, of so many tokens at most, from the policy's cache where they are there.
+    """The base model's own answers, of so many tokens at most.
 
     An answer that was cut has no turn end. Temperature 0 is greedy; above, the same seed is used every time.
     """
-    base = f"{policy.base_model_hash} {policy.quantization} {policy.encoder.identity}"
-    keys = [row_key(base, f"{tokens} {temperature:g}", prompt) for prompt in prompts]
-    cache = policy.answers_cache
-    texts = {key: value.decode() for key, value in cache.get(keys).items()} if cache is not None else {}
-    if missing := [i for i, key in enumerate(keys) if key not in texts]:
-        with policy.without_adapter():
-            answers = generate(
-                policy,
-                [_asked(prompts[i]) for i in missing],
-                max_new_tokens=tokens,
-                temperature=temperature,
-                batch_size=BATCH,
-            )
-        fresh = {keys[i]: answer.text for i, answer in zip(missing, answers, strict=True)}
-        if cache is not None:
-            cache.put({key: text.encode() for key, text in fresh.items()})
-        texts |= fresh
+    asked = [_asked(prompt) for prompt in prompts]
+    with policy.without_adapter():
+        answers = generate(policy, asked, max_new_tokens=tokens, temperature=temperature, batch_size=BATCH)
     items = policy.encoder.responses(
-        [(_asked(prompt), texts[key]) for prompt, key in zip(prompts, keys, strict=True)]
+        [(messages, answer.text) for messages, answer in zip(asked, answers, strict=True)]
     )
     return [EncodedResponse(item.prompt_ids, item.response_ids[:tokens]) for item in items]
 

@@ -23,7 +23,7 @@ from packed_forward.strategies import Strategy
 from packed_forward.trl_forward import is_sharded
 from rl.recipes import BASE, GRPORecipe
 from rl.rewards.engine import group_advantages
-from rl.training.constrained_generation import AnswerForms
+from rl.training.constrained_generation import AnswerForms, Sampling, generate_tokens
 from rl.training.encoding import EncodedResponse
 from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
@@ -31,15 +31,7 @@ from rl.training.ppo.formulas import kl_k3
 from rl.training.ppo.judge import Judge
 from rl.training.ppo.probing import rewards_probe, valid_share
 from rl.training.ppo.prompts import Prompts, answer_forms
-from rl.training.ppo.rollout import (
-    Rollout,
-    Sampling,
-    draw_seed,
-    generate_tokens,
-    responses_cut,
-    rollout_of,
-    sample_responses,
-)
+from rl.training.ppo.rollout import Rollout, draw_seed, responses_cut, rollout_of, sample_responses
 from rl.training.result import TrainingRefused
 from rl.training.run_context import RunContext
 from rl.training.scoring import kl_encoded
@@ -269,7 +261,8 @@ class OnlineTrainer(GroupTrainer):
             model.eval()  # gradient checkpointing would leave out the KV cache
             tokens = generate_tokens(
                 causal_model(model), prompts, samples, self.sampling, encoder.stop_ids,
-                encoder.tokenizer.pad_token_id, self._generator("sample", self.state.global_step), self.forms,
+                encoder.tokenizer.pad_token_id, self._generator("sample", self.state.global_step),
+                self.forms.start([ids for ids in prompts for _ in range(samples)]) if self.forms else None,
             )  # fmt: skip
             model.train(was_training)
         return responses_cut(tokens, encoder), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -21,7 +22,8 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from packed_forward.row_cache import RowCache
+from packed_forward.logps import causal_model
+from packed_forward.row_cache import RowCache, row_key
 from packed_forward.selftest_cache import SelftestCache
 from rl.agents.base import Message
 from rl.chat_templates import template_read
@@ -32,7 +34,10 @@ from rl.training.constrained_generation import (
     AnswerConstraints,
     AnswerForm,
     AnswerForms,
+    Sampling,
     SchemaMask,
+    generate_tokens,
+    is_answered_by_position,
     vocabulary_of,
 )
 from rl.training.encoding import Encoder
@@ -78,7 +83,7 @@ class LoadedPolicy:
     """Results of earlier self-tests of this model (`packed_forward.selftest_cache`); None stores
     nothing."""
     answers_cache: RowCache | None = None
-    """The base's own answers to general prompts (`rl.training.general`); None stores nothing."""
+    """The base's own answers; None stores nothing."""
     scored: dict[tuple[Any, ...], torch.Tensor] | None = None
     """Log-probabilities that were computed before, by adapter, form and tokens; None keeps none, as where the
     weights still change."""
@@ -164,6 +169,8 @@ class Generation:
     """Tokens generated, the turn end included."""
     finish_reason: str
     """`stop`, or `length` where max_new_tokens ended it."""
+    unforced: bool = False
+    """True where its form took no token away: written without the form, it would be the same."""
 
 
 def load_policy(
@@ -260,7 +267,7 @@ def generate(
     top_p: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
-    batch_size: int = 16,
+    batch_size: int = 32,
     forms: Sequence[AnswerForm] | None = None,
 ) -> list[Generation]:
     """Answer each prompt, in the order given. Temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in.
@@ -269,54 +276,95 @@ def generate(
     that cannot be enforced constrains nothing, and a note of the policy says so.
 
     Prompts of similar length are answered together, padded on the left; one that leaves no room for
-    `max_new_tokens` in the model's context loses its oldest tokens. The caller's random state is left as it was.
+    `max_new_tokens` in the model's context loses its oldest tokens. The answers of a base come from its cache where
+    they are there. The caller's random state is left as it was.
     """
     prompt_ids, _ = policy.encoder.prompts(prompts, max_new_tokens)
-    order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]))
-    answers: list[Generation | None] = [None] * len(prompt_ids)
-    tokenizer, stop = policy.tokenizer, set(policy.encoder.stop_ids)
-    settings = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=temperature > 0,
-        temperature=temperature if temperature > 0 else None,
-        top_p=top_p if temperature > 0 else None,
-        top_k=top_k if temperature > 0 else None,
-        eos_token_id=sorted(stop) or None,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
+    served = list(forms) if forms else [None] * len(prompt_ids)
+    answers, keys = _answers_known(policy, prompt_ids, served, f"{sampling} {seed}")
+    order = sorted((i for i in range(len(prompt_ids)) if i not in answers), key=lambda i: len(prompt_ids[i]))
+    model, stop = causal_model(policy.model), set(policy.encoder.stop_ids)
     was_training = policy.model.training
     policy.model.eval()
     devices = [policy.device] if policy.device.type == "cuda" else []
+    generator = torch.Generator(policy.device).manual_seed(seed)
     try:
         with torch.random.fork_rng(devices=devices), torch.inference_mode(), matmul(policy.hardware):
             torch.manual_seed(seed)
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
-                width = max(len(prompt_ids[i]) for i in rows)
-                ids = torch.full((len(rows), width), tokenizer.pad_token_id)
-                mask = torch.zeros((len(rows), width), dtype=torch.long)
-                for row, i in enumerate(rows):
-                    ids[row, width - len(prompt_ids[i]) :] = torch.tensor(prompt_ids[i])
-                    mask[row, width - len(prompt_ids[i]) :] = 1
-                constraints = policy.constraints([forms[i] if forms else None for i in rows])
-                out = policy.model.generate(
-                    input_ids=ids.to(policy.device),
-                    attention_mask=mask.to(policy.device),
-                    generation_config=settings,
-                    logits_processor=[SchemaMask(constraints)] if constraints else None,
-                )
-                for i, tokens in zip(rows, out[:, width:].tolist(), strict=True):
-                    answers[i] = _generation(tokenizer, tokens, stop)
+                constraints = policy.constraints([served[i] for i in rows])
+                asked = [prompt_ids[i] for i in rows]
+                if is_answered_by_position(model):
+                    found = generate_tokens(
+                        model, asked, 1, sampling, sorted(stop), policy.pad_token_id, generator, constraints
+                    ).tolist()
+                else:
+                    found = _generated(policy, asked, sampling, constraints)
+                for row, (i, tokens) in enumerate(zip(rows, found, strict=True)):
+                    answers[i] = _generation(
+                        policy.tokenizer, tokens, stop, unforced=row not in constraints.forced
+                    )
     finally:
         policy.model.train(was_training)
-    return [answer for answer in answers if answer is not None]
+    if keys and policy.answers_cache is not None:
+        fresh = {keys[i]: json.dumps(dataclasses.astuple(answers[i])).encode() for i in order}
+        policy.answers_cache.put(fresh)
+    return [answers[i] for i in range(len(prompt_ids))]
 
 
-def _generation(tokenizer: Any, tokens: list[int], stop: set[int]) -> Generation:
+def _answers_known(
+    policy: LoadedPolicy, prompt_ids: Sequence[Sequence[int]], forms: Sequence[AnswerForm], sampling: str
+) -> tuple[dict[int, Generation], list[bytes]]:
+    """Answers that this base gave before, by the number of their prompt, and the keys of all; none of a policy."""
+    is_base = policy.is_base or not isinstance(policy.model, PeftModel)
+    if policy.answers_cache is None or not is_base:
+        return {}, []
+    base = f"{policy.base_model_hash} {policy.quantization} {policy.hardware.dtype} {policy.encoder.identity}"
+    keys = [
+        row_key(base, sampling, json.dumps(form, sort_keys=True), ids)
+        for form, ids in zip(forms, prompt_ids, strict=True)
+    ]
+    known = policy.answers_cache.get(keys)
+    return {i: Generation(*json.loads(known[key])) for i, key in enumerate(keys) if key in known}, keys
+
+
+def _generated(
+    policy: LoadedPolicy, prompts: Sequence[Sequence[int]], sampling: Sampling, constraints: AnswerConstraints
+) -> list[list[int]]:
+    """Tokens of answers by transformers, of an architecture that takes no positions."""
+    width, draws = max(len(ids) for ids in prompts), sampling.temperature > 0
+    ids = torch.full((len(prompts), width), policy.pad_token_id)
+    mask = torch.zeros((len(prompts), width), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    out = policy.model.generate(
+        input_ids=ids.to(policy.device),
+        attention_mask=mask.to(policy.device),
+        generation_config=GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens,
+            do_sample=draws,
+            temperature=sampling.temperature if draws else None,
+            top_p=sampling.top_p if draws else None,
+            top_k=sampling.top_k if draws else None,
+            eos_token_id=sorted(policy.encoder.stop_ids) or None,
+            pad_token_id=policy.pad_token_id,
+        ),
+        logits_processor=[SchemaMask(constraints)] if constraints else None,
+    )
+    found: list[list[int]] = out[:, width:].tolist()
+    return found
+
+
+def _generation(tokenizer: Any, tokens: list[int], stop: set[int], *, unforced: bool) -> Generation:
     end = next((i for i, token in enumerate(tokens) if token in stop), None)
     answer_tokens = tokens if end is None else tokens[:end]
     text = tokenizer.decode(answer_tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return Generation(text, len(tokens) if end is None else end + 1, "length" if end is None else "stop")
+    return Generation(
+        text, len(tokens) if end is None else end + 1, "length" if end is None else "stop", unforced
+    )
 
 
 @contextlib.contextmanager

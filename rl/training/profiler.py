@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model
@@ -32,14 +32,12 @@ from packed_forward.selftest_cache import packed_code
 from packed_forward.strategies import Strategy
 from rl.checksums import base_hash
 from rl.recipes import Recipe
+from rl.training.constrained_generation import Sampling, generate_tokens
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
 from rl.training.loading import load_shape
 from rl.training.model_files import model_located
 from rl.training.policy import FINDINGS, LoadedPolicy, load_policy, lora_config, matmul
-
-if TYPE_CHECKING:
-    from rl.training.ppo.rollout import Sampling
 
 ASKABLE = 1_000_000_000
 """Parameters up to which a base model is loaded before a training, to be measured and asked."""
@@ -287,9 +285,6 @@ def _measure(
                 break
         sample_s = 0.0
         if generation is not None:
-            # PPO and GRPO alone need it, and it takes a second
-            from rl.training.ppo.rollout import generate_tokens
-
             policy.model.eval()
             generator = torch.Generator(policy.device).manual_seed(0)
             prompts = [[token % vocabulary for token in prompt] for prompt in generation.prompts]

@@ -16,6 +16,7 @@ from peft import PeftModel, get_peft_model
 from packed_forward.logps import causal_model
 from rl.recipes import GRPORecipe, PPORecipe
 from rl.rewards.catalogue import AUTO, MODEL
+from rl.training.constrained_generation import Sampling
 from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
 from rl.training.estimates import (
     HELD_OUT_SHARE,
@@ -31,7 +32,7 @@ from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.policy import lora_config, matmul
 from rl.training.ppo.prompts import Prompts, answer_forms
-from rl.training.ppo.rollout import Sampling, sample_responses
+from rl.training.ppo.rollout import sample_responses
 from rl.training.profiler import ASKABLE, GenerationLoad, MeasuredBase
 from rl.training.run_context import training_hardware
 

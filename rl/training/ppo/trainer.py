@@ -23,6 +23,7 @@ from transformers import get_scheduler
 from rl.recipes import BASE, PPORecipe
 from rl.rewards.base import RewardFunction
 from rl.training.callbacks import TRAINING, history_columns, is_over, limit_reason
+from rl.training.constrained_generation import Sampling
 from rl.training.folder import failures_explained, folder_prepare, same_run_check
 from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
 from rl.training.ppo.checkpoint import State, StepStart, checkpoint_read, checkpoint_write
@@ -31,7 +32,7 @@ from rl.training.ppo.judge import Judge, Judgement
 from rl.training.ppo.probing import rewardable_prompts, rewards_probe, valid_share
 from rl.training.ppo.prompts import answer_forms, prompts_encoded
 from rl.training.ppo.reward_specs import rewards_of
-from rl.training.ppo.rollout import Rollout, Sampling, draw_seed, sample_responses
+from rl.training.ppo.rollout import Rollout, draw_seed, sample_responses
 from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
 from rl.training.ppo.step import (
     experience_gather,

@@ -10,8 +10,9 @@ from typing import Any
 
 import urllib3
 
+from rl.training.constrained_generation import Sampling
 from rl.training.policy import LoadedPolicy, adapter_save
-from rl.training.ppo.rollout import Rollout, Sampling, rollout_of
+from rl.training.ppo.rollout import Rollout, rollout_of
 from rl.training.result import TrainingFailed
 
 TIMEOUT = urllib3.Timeout(connect=10.0, read=600.0)
