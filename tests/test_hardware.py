@@ -302,6 +302,19 @@ def test_every_method_can_be_estimated_from_its_own_rows(
     assert found.memory_gb > 0.5
 
 
+def test_general_prompts_are_part_of_the_memory(tmp_path: Path) -> None:
+    base = str(tiny_model(tmp_path / "base", "llama"))
+    rows = [{**row, "completion": "a b c"} for row in ROWS]
+    module, _, name = METHODS["sft"].estimate.partition(":")
+    alone, rehearsed = (
+        getattr(importlib.import_module(module), name)(
+            base, SFTRecipe(max_length=128, batch_size=8, general_weight=weight), rows, hardware=CPU
+        ).memory_gb
+        for weight in (0.0, 1.0)
+    )
+    assert rehearsed > alone
+
+
 def test_logged_groups_are_estimated_without_sampling(tmp_path: Path) -> None:
     base = str(tiny_model(tmp_path / "base", "llama"))
     rows = [{**row, "completions": ["a b c", "d"], "rewards": [1.0, 0.0]} for row in ROWS]
