@@ -56,5 +56,11 @@ def failing(name: str, *arguments: str) -> tuple[str, str]:
 
 def named(rater: str, **said: Any) -> dict[str, Any]:
     """A decision of Ratchet's own format that a rater rated."""
-    return {"type": "decision", "id": "11111111-1111-4111-8111-111111111111", "agent": "helper", "response": "a",
-            "messages": [{"role": "user", "content": "q"}], "ratings": [{"rater": rater, **said}]}  # fmt: skip
+    return {
+        "type": "decision",
+        "id": "11111111-1111-4111-8111-111111111111",
+        "agent": "helper",
+        "response": "a",
+        "messages": [{"role": "user", "content": "q"}],
+        "ratings": [{"rater": rater, **said}],
+    }
