@@ -7,6 +7,7 @@ function `json(...)` in it decodes JSON that stands as a text. A path that is me
 from __future__ import annotations
 
 import math
+import operator
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +67,9 @@ class _Functions(Functions):
 _interpreter = TreeInterpreter(jmespath.Options(custom_functions=_Functions()))
 
 
+NUMBERS_COMPARED = {"lt": operator.lt, "lte": operator.le, "gt": operator.gt, "gte": operator.ge}
+
+
 @cache
 def _reader(path: str) -> Callable[[Any], Any]:
     return _compiled(jmespath.compile(path).parsed)
@@ -85,18 +89,19 @@ def _compiled(node: JsonObject) -> Callable[[Any], Any]:
         return lambda row: found if _is_true(found := first(row)) is wanted else second(row)
     if kind == "not_expression":
         return lambda row: not _is_true(children[0](row))
-    if kind == "comparator" and _compares_text(node):
-        wanted, text = node["value"] == "eq", node["children"][1]["value"]
-        return lambda row: (children[0](row) == text) is wanted
+    if kind == "comparator" and node["children"][1]["type"] == "literal":
+        compared = node["children"][1]["value"]
+        if isinstance(compared, str) and node["value"] in ("eq", "ne"):
+            wanted = node["value"] == "eq"
+            return lambda row: (children[0](row) == compared) is wanted
+        if type(compared) is int and node["value"] in NUMBERS_COMPARED:
+            compare = NUMBERS_COMPARED[node["value"]]
+            return lambda row: (
+                compare(found, compared) if type(found := children[0](row)) in (int, float) else None
+            )
     if kind == "function_expression" and node["value"] == "json":
         return lambda row: json_value(children[0](row))
     return partial(_visit, node)
-
-
-def _compares_text(node: JsonObject) -> bool:
-    """True of a comparison with a text: `kind == 'llm'`."""
-    right = node["children"][1]
-    return node["value"] in ("eq", "ne") and right["type"] == "literal" and isinstance(right["value"], str)
 
 
 def _is_true(value: object) -> bool:
@@ -403,7 +408,7 @@ class Call:
             "outcomes": (*outcomes, *outcomes_at(row, self.outcomes)),
             **more,
         }
-        metadata = metadata_at(row, self.metadata)
+        metadata = {**metadata_at(row, self.metadata), **facts.pop("metadata", {})}
         key = own[:200] or key_of(row)
         request = at(row, self.request) if request is None else request
         answer = at(row, self.answer) if answer is None else answer

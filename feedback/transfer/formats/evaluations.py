@@ -21,6 +21,7 @@ from feedback.transfer.formats.calls import (
     answer_of,
     chat_of,
     json_value,
+    metadata_retained,
     object_or_empty,
     prompt_of,
     text_or_empty,
@@ -52,6 +53,7 @@ from feedback.transfer.formats.records import (
     messages_of,
     number_of,
     text_of,
+    time_of,
 )
 
 # --- promptfoo ---------------------------------------------------------------------------------------------------
@@ -295,11 +297,10 @@ def _openai_evals(row: JsonObject, line: int) -> Iterator[Record]:
     mapping_of(row.get("sample"), "sample")
     results = list_of(row.get("results") or [], "results")
     grades = [_grade(mapping_of(item, f"results[{i}]"), f"results[{i}]") for i, item in enumerate(results)]
-    decision = _sample.decision(row, line)
-    given = decision.created_at
+    given = time_of(row.get("created_at"), "created_at")
     ratings = tuple(replace(rating, created_at=given) for rating, _ in grades if rating is not None)
     outcomes = tuple(replace(outcome, at=given) for _, outcome in grades if outcome is not None)
-    yield replace(decision, ratings=ratings, outcomes=outcomes)
+    yield _sample.decision(row, line, ratings=ratings, outcomes=outcomes)
 
 
 def _grade(result: JsonObject, what: str) -> tuple[ImportedRating | None, ImportedOutcome | None]:
@@ -368,9 +369,9 @@ def _mlflow(row: JsonObject, line: int) -> Iterator[Record]:
     scores, expectations, left_out = _assessments(info.get("assessments") or row.get("assessments"))
     ratings, outcomes = ratings_and_outcomes(scores)
     seen = {"info": info, "request": request, "response": response}
-    decision = _mlflow_call.decision(seen, line, ratings=ratings, outcomes=outcomes)
-    about = {"trace_id": decision.run_id, **({"expectations": expectations} if expectations else {})}
-    yield replace(decision, metadata={**about, **decision.metadata})
+    about = metadata_retained(trace_id=at(info, "trace_id || request_id"), expectations=expectations)
+    decision = _mlflow_call.decision(seen, line, ratings=ratings, outcomes=outcomes, metadata=about)
+    yield decision
     yield from (RowSkipped(line, decision.key, reason) for reason in left_out)
 
 
