@@ -159,7 +159,7 @@ def test_journals_are_copied_before_progress_and_that_before_the_spool(ratchet_h
     [
         (lambda b: write(b, "home/policies/v1", b"bytez"), "is damaged"),
         (lambda b: (b / "home/policies/v1").unlink(), "is missing"),
-        (lambda b: (b / MANIFEST).unlink(), "no backup, or one that broke off"),
+        (lambda b: (b / MANIFEST).unlink(), "not a complete backup"),
         (lambda b: (b / MANIFEST).write_text("{"), "cannot be read"),
         (lambda b: (b / MANIFEST).write_text((b / MANIFEST).read_text().replace("home/policies", "../policies")),
          "outside the backup"),
