@@ -47,6 +47,50 @@ def test_words_fields_and_sizes_of_a_prompt_are_its_features() -> None:
         dict.fromkeys(("part <ab", "part ab>", "part <ab>"), 1 / math.sqrt(3))
     )
 
+    assert prompt_features(asked("not a b"), ("phrases",)) == dict.fromkeys(
+        ("phrase not a", "phrase a b", "phrase not a b"), 1.0
+    )
+
+
+def test_the_order_of_words_is_learnt() -> None:
+    """ "the lamp and not the pump" and its reverse have the same words."""
+    things = ["lamp", "pump", "gear", "bell", "lock", "tyre"]
+    rows = [
+        {
+            "prompt": asked(f"order {number}: the {one} and not the {other}"),
+            "prompt_hash": str(number),
+            "completion": one,
+        }
+        for number, (one, other) in enumerate(itertools.permutations(things, 2))
+    ] * 2
+    policy = fit(rows, BOT).policy
+    assert policy.families == ("words", "phrases")
+    scores = policy.scores(asked("please, the bell and not the tyre"), policy.answers)
+    assert "bell" in policy.answers[int(np.argmax(scores))]
+
+
+def test_rare_words_count_more_where_cross_validation_finds_that_better() -> None:
+    """One rare word of two decides; the other words are frequent and say nothing."""
+    random, filler = Random(0), [f"w{n}" for n in range(30)]
+    filler = [word.translate(str.maketrans("0123456789", "abcdefghij")) for word in filler]
+    signs = [("left", f"sign{chr(97 + n)}") for n in range(13)] + [
+        ("right", f"mark{chr(97 + n)}") for n in range(13)
+    ]
+
+    def text(sign: str) -> str:
+        return " ".join([*random.sample(filler, 15), sign])
+
+    rows = [
+        {"prompt": asked(text(sign)), "prompt_hash": f"{number} {sign}", "completion": side}
+        for number in range(4)
+        for side, sign in signs
+    ]
+    policy = fit(rows, BOT, families=(("words",),)).policy
+    right = [
+        policy.answers[int(np.argmax(policy.scores(asked(text(sign)), policy.answers)))] for _, sign in signs
+    ]
+    assert [side in answer for (side, _), answer in zip(signs, right, strict=True)].count(True) >= 24
+
 
 def test_an_answers_score_is_the_sum_of_what_prompt_and_answer_have() -> None:
     policy = weighted()
@@ -202,7 +246,7 @@ def test_features_beyond_memory_are_left_out_and_texts_refused(monkeypatch: pyte
         }
         for row in rows_of("scores")
     ]
-    assert fit(rows, BOT, judge=True).policy.families == ("words", "crossed")
+    assert fit(rows, BOT, judge=True).policy.families == ("words", "phrases")
     monkeypatch.setattr(fit_module, "MOST_ENTRIES", 6_000)
     assert fit(rows, BOT, judge=True).policy.families == ("words",)
     monkeypatch.setattr(fit_module, "MOST_ENTRIES", 600)

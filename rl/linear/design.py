@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,9 +63,11 @@ def columns_of(
     families: Sequence[str],
     answer_count: int,
     most_weights: int = MOST_WEIGHTS,
-) -> tuple[dict[str, int], list[Features]]:
-    """Prompt feature -> its column, and the features of each row's prompt. Features of all prompts, or of one, are left
-    out."""
+    *,
+    rarity: bool = False,
+) -> tuple[dict[str, float], list[Features]]:
+    """Prompt feature -> its weight (1, or with `rarity` its inverse document frequency), in the order of the columns;
+    and the features of each row's prompt. Features of all prompts, or of one, are left out."""
     by_group: dict[str, Features] = {}
     for row in rows:
         if row.group not in by_group:
@@ -73,7 +76,10 @@ def columns_of(
     most = min(MOST_FEATURES, most_weights // max(answer_count, 1))
     names = [(name, n) for name, n in counts.items() if LEAST_COUNT <= n < len(by_group)]
     names.sort(key=lambda one: (-one[1], one[0]))
-    columns = {name: place for place, (name, _) in enumerate(names[:most])}
+    prompts = len(by_group)
+    columns = {
+        name: math.log((1 + prompts) / (1 + count)) + 1 if rarity else 1.0 for name, count in names[:most]
+    }
     return columns, [by_group[row.group] for row in rows]
 
 
@@ -101,18 +107,19 @@ def design_of(
     choices: Choices,
     answers: Answers,
     shared: Mapping[str, int],
-    columns: Mapping[str, int],
+    columns: Mapping[str, float],
     read: Sequence[Features],
     families: tuple[str, ...],
 ) -> Design:
     """The rows as scikit-learn takes them. A weight's place is answer feature x (columns + 1) + column; the last column
     is the answer's bias."""
     width = len(columns) + 1
+    place_of = {name: place for place, name in enumerate(columns)}
     numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in choices.rows))}
     groups = np.array([numbers[row.group] for row in choices.rows])
     prompts = _sparse(
         [
-            [(columns[name], value) for name, value in features.items() if name in columns]
+            [(place_of[name], value * columns[name]) for name, value in features.items() if name in columns]
             for features in read
         ],
         width,

@@ -20,9 +20,9 @@ Message: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = Mapping[str, Any]
 """A row of a snapshot: prompt, answers, feedback."""
 
-WORDS, CROSSED, PARTS = "words", "crossed", "parts"
+WORDS, CROSSED, PARTS, PHRASES = "words", "crossed", "parts", "phrases"
 
-FAMILIES: tuple[tuple[str, ...], ...] = ((WORDS,), (WORDS, CROSSED), (WORDS, PARTS))
+FAMILIES: tuple[tuple[str, ...], ...] = ((WORDS,), (WORDS, CROSSED), (WORDS, PARTS), (WORDS, PHRASES))
 """Sets of prompt features that training tries; cross-validation picks one."""
 
 VALUES, ORDER = "values", "order"
@@ -54,6 +54,12 @@ MAX_SPLIT_WORDS = 200
 
 PART_LENGTHS = (3, 4, 5)
 
+PHRASE_LENGTHS = (2, 3)
+"""Words in a row that make a phrase."""
+
+MAX_PHRASE_WORDS = 400
+"""Words of a message, the first, whose phrases are read."""
+
 Features = dict[str, float]
 """Feature name -> its value."""
 
@@ -66,8 +72,8 @@ def prompt_features(messages: Sequence[Message], families: Sequence[str] = (WORD
     """Features of a prompt: name -> value. Those of messages before the last have the prefix `earlier `.
 
     families: WORDS (words, fields, sizes of numbers), CROSSED (pairs of fields), PARTS (runs of three to five
-    characters within words, for unseen words). Values are 1; CROSSED_VALUE for a crossing; 1 / sqrt(number of parts)
-    for parts.
+    characters within words, for unseen words), PHRASES (two or three words in a row). Values are 1; CROSSED_VALUE for a
+    crossing; 1 / sqrt(number of parts) for parts.
     """
     found: Features = {}
     for place, message in enumerate(messages):
@@ -107,6 +113,11 @@ def _text_features(text: str, families: Sequence[str]) -> Iterator[tuple[str, fl
             )
         )
         yield from ((f"part {part}", 1 / math.sqrt(len(parts))) for part in parts)
+    if PHRASES in families:
+        first = words[:MAX_PHRASE_WORDS]
+        for length in PHRASE_LENGTHS:
+            for start in range(len(first) - length + 1):
+                yield f"phrase {' '.join(first[start : start + length])}", 1.0
 
 
 def _parts(word: str) -> Iterator[str]:

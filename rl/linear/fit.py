@@ -8,6 +8,9 @@ One objective per kind of feedback, each a penalised maximum likelihood:
   - corrections: log-softmax of the right answer over the closed set (multinomial logit); if each prompt lists its
     answers, log sigma(score(x, right) - score(x, other)) over the others, each with weight 1 / (k - 1).
 
+Where cross-validation finds it better, each prompt feature is weighted by its inverse document frequency, ln((1 + n) /
+(1 + n_f)) + 1 for n prompts of which n_f have it (Spärck Jones 1972). The stored weights include this factor.
+
 Cross-validated log-loss over prompts picks features and penalty; rows of one prompt are never on two sides. Boosting
 and kernels are left out: their propensities and files are less plain.
 """
@@ -126,6 +129,19 @@ def fit(
     return FittedPolicy(policy, metrics, dict(choices.left_out), time.perf_counter() - began)
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """Features and penalty that cross-validation tried."""
+
+    families: tuple[str, ...]
+    rarity: bool
+    """True if features are weighted by inverse document frequency."""
+    penalty: float
+    loss: float
+    """Nats per row."""
+    accuracy: float
+
+
 def _policy_fit(
     choices: Choices,
     answers: Answers,
@@ -136,39 +152,44 @@ def _policy_fit(
     most_weights: int = MOST_WEIGHTS,
 ) -> tuple[LinearPolicy, dict[str, float]]:
     """The policy with the features and penalty of least cross-validated loss, and its figures."""
-    best: tuple[float, float, tuple[str, ...], float] | None = None
+    best: _Candidate | None = None
 
-    def compare(names: tuple[str, ...]) -> tuple[float, float, tuple[str, ...], float] | None:
-        """The best so far, or these features where they are better, and not too many."""
+    def compare(names: tuple[str, ...], *, rarity: bool, near: Sequence[float]) -> _Candidate | None:
+        """The best so far, or these features if they are better and not too many."""
         winner = best
         shared = answer_rows(choices.rows, answers, names)
-        columns, read = columns_of(choices.rows, names, len(shared), most_weights)
+        columns, read = columns_of(choices.rows, names, len(shared), most_weights, rarity=rarity)
         entries = entries_of(choices, answers, shared, read, names)
         if entries > MOST_ENTRIES and winner is None:
             raise LinearRefused(TOO_MANY.format(len(choices.rows), entries, MOST_ENTRIES))
         if entries > MOST_ENTRIES:
             return winner
         matrix = design_of(choices, answers, shared, columns, read, names)
-        near = penalties if winner is None else _penalty_neighbours(winner[3], penalties)
         for penalty, loss, accuracy in _cross_validated(matrix, choices.feedback, near, seed):
-            if winner is None or loss < winner[0]:
-                winner = (loss, accuracy, names, penalty)
+            if winner is None or loss < winner.loss:
+                winner = _Candidate(names, rarity, penalty, loss, accuracy)
         return winner
 
-    for names in families:
-        best = compare(names)
-    assert best is not None  # there is a family
-    of_prompt, before = best[2], answer_rows(choices.rows, answers, best[2])
+    for rarity in (False, True):
+        best = compare(families[0], rarity=rarity, near=penalties)
+    assert best is not None  # the first family is the best so far or was refused
+    for names in families[1:]:
+        best = compare(names, rarity=best.rarity, near=_penalty_neighbours(best.penalty, penalties))
+        assert best is not None
+    of_prompt, before = best.families, answer_rows(choices.rows, answers, best.families)
     for more in _answer_families(choices, answers):
-        features = answer_rows(choices.rows, answers, (*of_prompt, *more))
+        names = (*of_prompt, *more)
+        features = answer_rows(choices.rows, answers, names)
         if features != before:
-            best, before = compare((*of_prompt, *more)), features
-    assert best is not None
-    loss, accuracy, names, penalty = best
+            near = _penalty_neighbours(best.penalty, penalties)
+            best, before = compare(names, rarity=best.rarity, near=near), features
+            assert best is not None
+    loss, accuracy, names, penalty = best.loss, best.accuracy, best.families, best.penalty
     shared = answer_rows(choices.rows, answers, names)
-    columns, read = columns_of(choices.rows, names, len(shared), most_weights)
+    columns, read = columns_of(choices.rows, names, len(shared), most_weights, rarity=best.rarity)
     matrix = design_of(choices, answers, shared, columns, read, names)
     weights, bias, intercept = _weights(matrix, choices.feedback, answers, penalty, len(shared), len(columns))
+    weights = weights * np.fromiter(columns.values(), np.float64, len(columns))
     policy = LinearPolicy(
         agent=agent.slug,
         mode=answers.mode,

@@ -22,13 +22,13 @@ class LinearRecipe(BasicRecipe):
     penalty: str = AUTO
     """Inverse strength of the L2 penalty, above 0 (scikit-learn's C); `auto` cross-validates 0.03 to 10."""
     features: str = AUTO
-    """Features of a prompt: `words`, `crossed` (also pairs of fields), `parts` (also parts of words); `auto`
-    cross-validates."""
+    """Features of a prompt: `words`, `crossed` (also two fields at once), `parts` (also parts of words), `phrases`
+    (also two or three words in a row); `auto` cross-validates them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._one_of("feedback", FEEDBACK)
-        self._one_of("features", (AUTO, "words", "crossed", "parts"))
+        self._one_of("features", (AUTO, "words", "crossed", "parts", "phrases"))
         if self.penalty != AUTO:
             try:
                 value = float(self.penalty)
@@ -60,7 +60,8 @@ METHOD = Method(
             "--penalty 0.3"
         ),
         "features": (
-            "Features of a prompt: words, crossed (pairs of fields), parts (parts of words), or auto. "
+            "Features of a prompt: words, crossed (pairs of fields), parts (parts of words), phrases (words in a "
+            "row), or auto. "
             "Example: --features crossed"
         ),
     },
