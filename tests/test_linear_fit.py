@@ -196,7 +196,7 @@ def test_what_is_no_choice_is_refused_with_what_to_do() -> None:
     with pytest.raises(LinearRefused, match="found prompts alone"):
         fit([{"prompt": asked("q")}], BOT)
     liked = [{"prompt": asked(f"q{i}"), "completion": "ab"[i % 2], "score": 1.0} for i in range(20)]
-    with pytest.raises(LinearRefused, match="found one kind alone"):
+    with pytest.raises(LinearRefused, match="found only one of the two"):
         fit(liked, BOT)
 
 
