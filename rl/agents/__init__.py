@@ -83,6 +83,6 @@ def agent_facts(slug: str) -> AgentFacts:
     facts = get_agent(slug).facts()
     if facts.draw is not None:
         return facts
-    # one without code is drawn as the agent whose preview it has
+    # a defined agent has the preview of a built-in one
     alike = (agent.drawing for agent in AGENTS.values() if agent.preview == facts.preview)
     return dataclasses.replace(facts, draw=next(filter(None, alike), None))

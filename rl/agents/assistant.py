@@ -163,7 +163,7 @@ class Assistant(Agent):
 def state_random(random: Random, topic: str, question: str | None = None) -> JsonObject:
     """A made-up question with four drafts of about one length: two direct, two evasive, each friendly or plain."""
     sayings, fact, answer = TOPICS[topic]
-    # as many ways to be direct as to be evasive: neither is the likelier one by being said in fewer ways
+    # as many direct as evasive wordings, so that neither kind is likelier by having fewer
     direct = [phrase.format(answer=answer.format(fact=fact)) for phrase in DIRECT]
     drafts = [
         f"{random.choice(FRIENDLY)} {random.choice(direct)}",

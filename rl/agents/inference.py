@@ -32,7 +32,7 @@ UNSEEN_MASS = 0.05
 """A set is closed only if the estimated probability of a new text next is at most this."""
 
 LABEL_WORDS = 5.0
-"""Distinct answers of at most so many words on average are labels; longer ones are replies."""
+"""Most words per distinct answer, on average, for answers to be labels; longer ones are replies."""
 
 FEW_REPLIES, REPEATED = 12, 10
 """A closed set of replies has at most 12 of them, each given 10 times on average. A desk with more canned replies also

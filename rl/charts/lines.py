@@ -19,7 +19,7 @@ MAX_POINTS = 400
 LARGEST = 1e300
 """Larger values are not drawn: their differences overflow."""
 FEW_POINTS = 12
-"""Lines of at most so many points get a marker at each."""
+"""Most points of a line that has a marker at each."""
 SCALE = 1000
 """Side of the square in which paths are written; it is stretched over the plot."""
 
@@ -214,7 +214,7 @@ def round_values(low: float, high: float, ticks: int = TICKS) -> list[float]:
 def round_range(low: float, high: float, ticks: int = TICKS) -> list[float]:
     """Round values from at most low to at least high; a constant figure is in the middle."""
     if high - low <= max(1e-9 * max(abs(low), abs(high)), SMALLEST):
-        # also where means of one value differ in their last bits
+        # also if means of equal values differ in their last bits
         pad = max(abs(low) * 0.1, SMALLEST) if abs(low) > SMALLEST else 1.0
         low, high = low - pad, high + pad
     step = round_step(low, high, ticks)

@@ -278,7 +278,7 @@ def _lines(names: Sequence[str], runs: Sequence[tuple[str, Series]]) -> Iterator
                 several = len(names) > 1
                 of_part = [name.rpartition("/")[2]] if several else []
                 labels = ["held out"] if held_out else ["training"] if not label and not several else []
-                # one figure of one run: what was held out has a colour of its own beside its dashes
+                # one figure of one run: held-out values have their own colour besides dashes
                 slot = number if label else part if several else 2 if held_out else 1
                 yield LineData(
                     ", ".join([*([label] if label else []), *of_part, *labels]), points, slot, held_out

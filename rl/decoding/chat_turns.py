@@ -55,7 +55,7 @@ def template_turns(messages: Sequence[ChatMessage], form: CallForm) -> list[Json
         if message.tool_calls:
             calls = []
             for call in message.tool_calls:
-                # nine letters and digits, which Mistral's templates insist on; ids say nothing else
+                # nine letters and digits, as Mistral's templates require; ids have no other meaning
                 ids[call.id] = f"call{len(ids):05d}"
                 arguments = call.function.parsed
                 if not form.as_object and not isinstance(arguments, str):

@@ -212,7 +212,7 @@ def grammar_checked(grammar: str) -> str:
 
 def refusal_of(message: str) -> SchemaRefused:
     """Refusal of a schema, with llguidance's message."""
-    # of a pattern that cannot be read the last line says why; the lines between draw it
+    # the last line of the error says why a pattern cannot be read; the lines between draw it
     lines = message.strip().splitlines() or ["it is not one"]
     return SchemaRefused(
         f"this JSON schema cannot constrain decoding: {' '.join(dict.fromkeys((lines[0], lines[-1])))}"

@@ -177,7 +177,7 @@ def items_repeated(schema: Node | None, answer: str) -> str:
     state = UniqueItems.of(schema)
     try:
         if state is not None:
-            # whatever else an answer does against its schema is not looked at here
+            # other violations of the schema are not checked here
             bare = replace(state, root=_without_lists(state.root))
             bare.write(answer.encode("utf-8", "replace"))
     except ItemRepeated as repeated:

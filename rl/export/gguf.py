@@ -92,7 +92,7 @@ def export_gguf(
             plain = "bf16"
             tensors = writer.write(first, plain, name, progress)
         progress("comparing with the original", 0, 0)
-        # of a file that is quantised next, the fixed texts are enough
+        # a file that is quantised next is compared on the fixed texts only
         asked = [text for text in reference.policy if not (is_quantised and text.held_out)]
         policy = gguf_measured(first, test_prompts, asked)
         if policy is not None:

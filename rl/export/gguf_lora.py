@@ -211,7 +211,7 @@ def lora_write(source: Source, layout: TensorLayout, path: Path, name: str) -> i
     # llama.cpp scales by alpha / rank; where the modules differ, the scale goes into B and 0 means "no scale"
     uniform = len(alphas) == 1
     writer.add_float32("adapter.lora.alpha", alphas.pop() if uniform else 0.0)
-    # the base's file may carry another template, or one that stands in for none
+    # the base's file may have another template, or a substitute for a missing one
     writer.add_chat_template(chat_template_of(source.tokenizer()))
     for pair in pairs:
         tensor_announce(writer, f"{names[pair.target]}.lora_a", tuple(pair.a.shape), "f32")

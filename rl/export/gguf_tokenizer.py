@@ -14,8 +14,8 @@ from jinja2 import TemplateError
 from rl.export.artifact import ExportRefused
 from rl.training.encoding import Encoder
 
-# Pre-tokenizers as they stand in tokenizer.json, and what llama.cpp calls them. Where llama.cpp has two names for one
-# pattern, one takes a word that is a token as it is (tokenizer.json's ignore_merges), the other merges its pieces.
+# Pre-tokenizers of tokenizer.json and their names in llama.cpp. Where llama.cpp has two names for one
+# pattern, one takes a word that is a token whole (tokenizer.json's ignore_merges), the other merges its pieces.
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"

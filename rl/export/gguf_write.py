@@ -279,7 +279,7 @@ def identity_of(source: Source, model_name: str | None = None) -> Identity:
             version, name = found[1], name[: found.start()]
         finetune.append(_plain(name))
     return Identity(
-        # the specification has no part of a base name that begins with a digit and goes on in letters
+        # the specification allows no part of a base name that begins with a digit and continues in letters
         base_name=re.sub(r"-(?=\d+[A-Za-z])", "", _plain(base)) or "model",
         size_label=label,
         finetune="-".join(part for part in finetune if part),

@@ -89,7 +89,7 @@ def export_lora(
 def _check(source: Source, folder: Path) -> dict[str, Any]:
     with safe_open(folder / ADAPTER_WEIGHTS, framework="pt", device="cpu") as tensors:
         count = len(list(tensors.keys()))
-    # source_open has already found a place in the base for every one of them
+    # source_open has already matched each of them to a tensor of the base
     return {"tensors": count, "hashes_equal": True, "fits_base": source.base_name}
 
 
@@ -100,7 +100,7 @@ def _readme(source: Source, checked: dict[str, Any]) -> str:
     text = card.read_text("utf-8") if card.is_file() else ""
     ours = source.base_name == BUNDLED or added_folder(source.base_name) is not None
     return _README.format(
-        # a card of ours says what it was trained on and how it was judged; PEFT's template says nothing of either
+        # our card has the training data and the evaluation; PEFT's template has neither
         card=text.rstrip() if CARD_TAG in text else f"# {source.name}",
         base=source.base_name,
         load=f'resolve_base_model("{source.base_name}")' if ours else repr(source.base_name),

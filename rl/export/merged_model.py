@@ -110,12 +110,12 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        # its input and output errors carry the system's number in their text only
+        # its I/O errors have the errno in their text only
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    # safetensors keeps its files to their owner; a server under another name must read this one as any other
+    # safetensors writes files that only their owner reads; a server of another user must read this one
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

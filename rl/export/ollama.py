@@ -457,7 +457,7 @@ def template_translated(jinja: str, bos: str, eos: str, *, bos_added: bool) -> G
 
 def _read_off(render: Any, eos: str) -> GoTemplate | None:
     open_end, invited = render([_FIRST], False), render([_FIRST])
-    # some write the end of all text where nobody is invited to go on (Phi 3)
+    # some templates write the end-of-text token without a generation prompt (Phi 3)
     closing = "" if invited.startswith(open_end) else eos
     open_end = open_end.removesuffix(closing)
     whole = render([_SYSTEM, _FIRST, _ANSWER, _SECOND])
@@ -479,7 +479,7 @@ def _read_off(render: Any, eos: str) -> GoTemplate | None:
     start = open_end.partition(_U)[0].removesuffix(user_before)
     default = ""
     if not system_start.startswith(start):
-        # it says a system turn of its own where none is given
+        # it writes its own system turn if none is given
         default = start.removeprefix(system_start).removesuffix(system_after)
         start = ""
     return GoTemplate(

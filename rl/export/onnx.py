@@ -186,7 +186,7 @@ def _tracing_quiet() -> Iterator[None]:
 
 
 def _memory_check(weights_bytes: int) -> None:
-    # the traced model, and what onnxruntime or the writer of one file holds beside it
+    # the traced model, plus the copy that onnxruntime or the writer of the file holds
     needed, free = int(weights_bytes * 2.2), psutil.virtual_memory().available
     if needed > free:
         raise ExportRefused(

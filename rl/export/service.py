@@ -241,7 +241,7 @@ def base_export(
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
     llama_cpp_path = settings.LLAMA_CPP_PATH or None
     with file_lock(folder / "making.lock"):
-        # whoever waited for the lock finds what it waited for: the folder is named by the identity of the base
+        # another process may have written it while this one waited: the folder is named by the identity of the base
         present = serving_file(folder) if quantization == AUTO else folder / f"base-{quantization}.gguf"
         if present is not None and present.is_file() and base_file_is_whole(present):
             result = ExportResult("gguf", [exported_file(present)], {}, ["it was there already"])
@@ -306,7 +306,7 @@ def ollama_register(
 
 def _place(name: str, order: ExportOrder) -> Path:
     folder: Path = settings.RATCHET_HOME / "exports" / name
-    # the export names a GGUF file itself, by the specification
+    # the export names a GGUF file by the specification
     return folder if EXPORTERS[order.format].names_file else folder / order.format
 
 
@@ -365,7 +365,7 @@ def base_of(adapter: Path) -> str:
     facts = adapter_read(adapter)
     if "base_model" in facts:
         return str(facts["base_model"])
-    # an adapter made elsewhere names its base in PEFT's own file
+    # an adapter trained elsewhere names its base in PEFT's adapter_config.json
     named = json.loads((adapter / "adapter_config.json").read_text("utf-8")).get("base_model_name_or_path")
     if not named:
         raise PolicyLoadError(f"{adapter} does not name its base model; give it with --base-model")

@@ -196,7 +196,7 @@ class MergedWeights:
         )
         if name not in self._pairs:
             return stored
-        # in place: a large tensor is held once in float32, beside its delta
+        # in place: a large tensor is in memory once in float32, plus its delta
         return stored.to(torch.float32, copy=True).add_(self.pair(name).delta())
 
     def pair(self, name: str) -> LoraPair:

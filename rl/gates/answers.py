@@ -206,7 +206,7 @@ def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
 
 
 def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Its answers are about as long as before: raters prefer long answers, so length can stand in for quality.
+    """Its answers are about as long as before: raters prefer long answers, so length can pass for quality.
 
     Compared with the rival's answers to the same prompts or, if those differ in length, with at least `min_slice`
     held-out answers that people wrote, chose or liked. Waits with fewer than `min_evidence` answers.

@@ -231,7 +231,7 @@ def effect_of(kind: str, items: Sequence[Item], among: Sequence[Item] | None = N
     ):
         return TableEffect(*table_of(cases))
     n = len(cases)
-    # of cases that are right or wrong, those of one cluster were averaged: shares still, and no log-likelihood is one
+    # right or wrong cases of one cluster were averaged: still shares in [0, 1]; log-likelihoods never are
     shares = all(0 <= side <= 1 for case in cases for side in (case.policy_score, case.reference_score))
     return MeanEffect(
         tuple(case.policy_score - case.reference_score for case in cases),

@@ -236,7 +236,7 @@ class GeneralAnswers:
 
 @dataclass(frozen=True)
 class JudgingEvidence:
-    """Newest judging round of the policy against what it would replace."""
+    """Newest judging round of the policy against its rival."""
 
     round: int
     verdict: str

@@ -144,7 +144,7 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
         )
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     bound = gate_interval(effect, evidence, bounds)
-    # a permutation test takes its time, and is not asked where the bound refuses already
+    # a permutation test is slow, and skipped if the bound refuses already
     is_better = bound.low > bounds.margin
     luck = effect.better(alpha) if is_better or isinstance(effect, TableEffect) else None
     own, other = effect.sides

@@ -140,7 +140,7 @@ def design_of(
         )
         for other in others:
             apart = _difference(places, _places(other, answers, shared, families))
-            # both orders of a difference say the same; one of either kind gives the two classes that are asked for
+            # both orders of a difference are equivalent; alternating them gives the two classes that scikit-learn needs
             sign = 1 if len(examples) % 2 == 0 else -1
             examples.append(
                 (i, [(place, sign * value) for place, value in apart], int(sign > 0), 1 / len(others))

@@ -44,7 +44,7 @@ DEEPEST = 32
 """Levels of nested JSON that are read."""
 
 LONGEST_VALUE = 60
-"""Values of at most so many characters are categories; longer ones are read as words."""
+"""Most characters of a value that is a category; longer ones are read as words."""
 
 CROSSED_VALUE = 0.5
 """Value of a crossing (a word has 1): smaller, so that the same penalty shrinks it more."""

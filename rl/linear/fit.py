@@ -122,7 +122,7 @@ def fit(
     began = time.perf_counter()
     choices = choices_of(rows, agent)
     answers = ANY_ANSWER if judge else answers_of(choices.rows, agent)
-    # many short products of vectors: threads that wait for each other, and spin, cost up to ten times the time
+    # many short vector products: threads that spin while they wait take up to ten times as long
     with threadpool_limits(1, user_api="blas"):
         make = _fields_fit if answers.mode == FIELDS else _policy_fit
         policy, metrics = make(choices, answers, agent, penalties, families, seed)

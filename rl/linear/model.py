@@ -117,7 +117,7 @@ class LinearPolicy:
         found = [self._sum(known, answer) for answer in answers]
         if None not in found or self.mode != CLOSED or not len(known):
             return [0.0 if score is None else score for score in found]
-        # of a closed set, an answer that was never met must not win by what is not known of it
+        # an answer of a closed set without data must not win for lack of it
         met = [score for answer in self.answers if (score := self._sum(known, answer)) is not None]
         worst = min(met, default=float(known.min()))
         return [worst - UNMET if score is None else score for score in found]

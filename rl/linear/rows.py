@@ -165,7 +165,7 @@ def answers_of(rows: Sequence[LinearChoice], agent: Agent) -> Answers:
         for text in filter(None, (row.answer, row.rejected)):
             prompts.setdefault(answer_plain(text), set()).add(row.group)
             written.setdefault(answer_plain(text), text.strip())
-    # by prompts: wordings that stand in many pairs of one prompt are met once
+    # by prompts: a wording in many pairs of one prompt counts once
     counts = Counter({name: len(groups) for name, groups in prompts.items()})
     texts = tuple(written[name] for name, _ in counts.most_common())
     is_quoted = sum(_is_quote(row) for row in rows) >= LISTED_SHARE * len(rows)

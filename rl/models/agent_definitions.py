@@ -44,5 +44,5 @@ def closed_answers_of(slug: str) -> tuple[str, ...]:
 
 def _infer(slug: str) -> Agent | None:
     recorded = responses_recorded(slug, RESPONSES, not_by=IN_PROCESS)
-    # where an app answers in another form than people correct it to, what people wrote is the form
+    # if the app answers in another form than people write, the form of what people wrote counts
     return agent_inferred(slug, recorded) or agent_inferred(slug, corrections_recorded(slug, RESPONSES))

@@ -69,7 +69,7 @@ class AgentDefinition(models.Model):
         )
 
     def clean(self) -> None:
-        # a form ends lines by CR LF, which would stand in every prompt
+        # forms end lines with CR LF, which would be in every prompt
         self.system_prompt = self.system_prompt.replace("\r\n", "\n")
         self.template = self.template.replace("\r\n", "\n")
         faults: dict[str, Any] = {}

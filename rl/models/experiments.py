@@ -110,7 +110,7 @@ class Experiment(models.Model):
             models.CheckConstraint(
                 condition=Q(tuning__gte=1, min_units__gte=2), name="experiment_counts_positive"
             ),
-            # two starts at once must not both get the agent's units, nor the same part of a group's
+            # two concurrent starts must not both get the agent's units, or the same part of a group's
             models.UniqueConstraint(
                 fields=["agent"],
                 condition=Q(status="running", group=""),

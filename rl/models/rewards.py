@@ -58,7 +58,7 @@ class RewardRecord(models.Model):
         ordering = ["-id"]
         indexes = [models.Index(fields=["decision", "-id"]), models.Index(fields=["agent", "raw"])]
         constraints = [
-            # with the one-to-one `supersedes`, one unbroken chain per decision: two calculations at once add one row
+            # with the one-to-one `supersedes`, one chain per decision: two concurrent calculations add one row
             models.UniqueConstraint(
                 fields=["decision"],
                 condition=Q(supersedes__isnull=True),

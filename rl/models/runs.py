@@ -155,7 +155,7 @@ class TrainingRun(models.Model):
                 condition=Q(status__in=["queued", "running"]) | Q(finished_at__isnull=False),
                 name="run_ended_has_end",
             ),
-            # two ticks of the clock at once, on two machines, must not both start the agent's retrain
+            # two schedulers at once, on two machines, must not both start the agent's retraining
             models.UniqueConstraint(
                 fields=["agent"],
                 condition=Q(asked_by="online learner", status__in=["queued", "running"]),

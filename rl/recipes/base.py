@@ -52,11 +52,11 @@ class BasicRecipe:
             raise RecipeError(f"{knob} must be {choice}; found {getattr(self, knob)!r}")
 
     def steps(self, rows: int) -> int:
-        """Optimiser steps on so many training rows; 0 for methods without steps."""
+        """Optimiser steps on `rows` training rows; 0 for methods without steps."""
         return 0
 
     def fit_to_rows(self, rows: int) -> Self:
-        """A copy whose passes fit so many training rows."""
+        """A copy whose passes fit `rows` training rows."""
         return self
 
     def with_knobs(self, **knobs: Any) -> Self:
@@ -194,7 +194,7 @@ class Recipe(BasicRecipe):
         return False
 
     def steps(self, rows: int) -> int:
-        """Optimiser steps on so many training rows, in one process."""
+        """Optimiser steps on `rows` training rows, in one process."""
         if rows == 0 or self.max_steps > 0:
             return self.max_steps if rows else 0
         return max(1, math.ceil(self.fit_to_rows(rows).epochs * self._steps_per_epoch(rows)))
@@ -203,7 +203,7 @@ class Recipe(BasicRecipe):
         return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
 
     def fit_to_rows(self, rows: int) -> Self:
-        """A copy whose `epochs` give at least `min_steps` optimiser steps on so many training rows."""
+        """A copy whose `epochs` give at least `min_steps` optimiser steps on `rows` training rows."""
         if rows == 0 or self.max_steps > 0 or self.min_steps == 0:
             return self
         steps = self._steps_per_epoch(rows)
@@ -329,7 +329,7 @@ class AdapterRecipe(Recipe):
             raise RecipeError("start_from must be base, champion or the name of a policy, found nothing")
 
     def warm_up(self, responses: int) -> int:
-        """Optimiser steps of the warm-up on so many judged responses."""
+        """Optimiser steps of the warm-up on this many judged responses."""
         return min(self.warm_up_steps, MOST_WARM_UP_PASSES * math.ceil(self._steps_per_epoch(responses)))
 
 

@@ -89,8 +89,8 @@ DPO_CONFIG: dict[str, DPORecipe] = {
         lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=2e-5, epochs=5.0
     ),
     # a laptop and a small model, tuned on worlds of benchmarks/world_tastes.py (docs/decisions/24): the
-    # warm-up makes a reference of what was judged, and the weight on the chosen answers holds on to writing them: at
-    # beta 0.1 and weight 0.2 the courier's desk forgot to end its turns, far beyond what the gate's kl allows
+    # warm-up trains the reference on judged answers, and the weight on chosen answers keeps them likely: at
+    # beta 0.1 and weight 0.2 the courier's desk no longer ended its turns, far beyond the gate's max_kl
     "cpu": DPORecipe(
         lora_r=16,
         lora_alpha=32,

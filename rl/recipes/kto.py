@@ -68,7 +68,7 @@ KTO_CONFIG: dict[str, KTORecipe] = {
         learning_rate=2e-5,
         epochs=5.0,
     ),
-    # a laptop and a small model, tuned as DPO's: a log-loss on thumbs against a reference made of what was judged
+    # a laptop and a small model, tuned like DPO's: log-loss on thumbs against a reference warmed up on judged answers
     "cpu": KTORecipe(
         epochs=2.0,
         min_steps=250,

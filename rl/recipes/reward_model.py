@@ -42,11 +42,11 @@ class RewardModelRecipe(Recipe):
         return self.architecture == LINEAR
 
     def steps(self, rows: int) -> int:
-        """Optimiser steps on so many training rows; a linear fit counts as one."""
+        """Optimiser steps on `rows` training rows; a linear fit counts as one."""
         return min(rows, 1) if self.is_linear else super().steps(rows)
 
     def fit_to_rows(self, rows: int) -> Self:
-        """A copy whose passes fit so many training rows; unchanged for a linear fit."""
+        """A copy whose passes fit `rows` training rows; unchanged for a linear fit."""
         return self if self.is_linear else super().fit_to_rows(rows)
 
 

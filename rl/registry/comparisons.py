@@ -115,7 +115,7 @@ def _answers(left: Policy, right: Policy) -> list[dict[str, Any]]:
                     "same": one["answer"].strip() == other["answer"].strip(),
                 }
             )
-    # where they differ first: that is what one looks for
+    # different answers first
     return sorted(examples, key=lambda row: row["same"])[:EXAMPLES]
 
 
@@ -213,7 +213,7 @@ def _leanings(evaluation: Evaluation) -> dict[str, float]:
 
 def _preference_strength(kind: str, item: StoredItem) -> float:
     if kind in (LABELS, OUTCOMES):
-        # towards what was rated above the middle, away from what was rated below
+        # above 0: moved towards a liked answer, or away from a disliked one
         return (float(item["value"]) - 0.5) * float(item["shift"])
     return float(item["own"]) - float(item["other"])
 

@@ -123,7 +123,7 @@ def files(agent: str) -> list[str]:
             rows: Any = model._default_manager.filter(agent=agent).exclude(**{column: ""})
             found |= set(rows.values_list(column, flat=True))
     inside = sorted(str(path) for text in found if (path := _owned_path(text)) is not None)
-    # a folder stands for what is in it
+    # a folder means all files in it
     return [
         path for path in inside if not any(path.startswith(f"{other}/") for other in inside if other != path)
     ]

@@ -49,7 +49,7 @@ def incumbent_sync(agent: str) -> Policy | None:
     newest = [answer.policy for answer in app_answers(agent, newest=NEWEST)]
     trained = Policy.objects.filter(agent=agent).exclude(kind=Kind.RECORDED)
     others = {BASE, *trained.filter(name__in=set(newest)).values_list("name", flat=True)}
-    # a Counter keeps the order of first sight, which is the newest answer's
+    # a Counter keeps the order of insertion, newest answer first
     counts = Counter(name for name in newest if name not in others)
     if not counts:
         return champion

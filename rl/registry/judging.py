@@ -1,4 +1,4 @@
-"""Judging rounds: which pair a rater sees next, what is stored of an answer, and where a round stands.
+"""Judging rounds: which pair a rater sees next, what is stored of an answer, and the state of a round.
 
 A prompt is the unit: it counts once it has as many judgements as the round asks for, by the sign of their sum. The
 round ends with the first verdict "better" or "worse", or when all its prompts are judged.
@@ -73,7 +73,7 @@ class RoundStanding:
         if decided is None:
             return None
         counts = self.counts
-        # of prompts that people judged, one more of each kind: no rate is 0
+        # one more prompt of each kind than judged, so that no rate is 0
         rate = (self.share.decided + 2) / (self.share.decided + counts.ties + 2)
         prompts = math.ceil(decided / rate)
         return min(prompts, counts.waiting) * self.raters_each if prompts <= 2 * counts.waiting else None
@@ -161,7 +161,7 @@ def _counts(judging: JudgingRound) -> RoundCounts:
     found: Counter[str] = Counter()
     shown = set(_standing_pairs(judging).values_list("pk", flat=True))
     for pair, same in judging.pairs.order_by().values_list("pk", "same"):
-        # two raters may open the last place of a prompt at once: the first judgement has it
+        # two raters may judge the last place of a prompt at once: the first judgement counts
         given = votes.get(pair, [])[: judging.raters]
         if same:
             found["same"] += 1

@@ -176,7 +176,7 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         # a figure of its own name, so that it can be followed over versions
         summary[leading["kind"]] = {part: leading.get(part) for part in ("value", "low", "high", "n")}
     if clusters := figures.get("clusters"):
-        # without the examples: whoever erases a unit's words finds them in the evaluation alone
+        # without the examples, so that erasure has to search evaluations only
         summary["clusters"] = {name: count for name, count in clusters.items() if name != "largest"}
     if baseline := baseline_text(figures):
         summary["baseline"] = {"words": baseline, "headline": headline(figures["baseline"])}

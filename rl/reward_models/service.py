@@ -228,7 +228,7 @@ def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapsh
         return [], None
     rows = list(snapshot_rows(snapshot, "holdout"))
     if rows and "chosen" in rows[0]:
-        # the strongest pair of each prompt: its other pairs are no further evidence to intervals that count rows
+        # the strongest pair of each prompt: intervals that count rows would count its other pairs as independent
         firsts: dict[str, dict[str, Any]] = {}
         for row in rows:
             firsts.setdefault(row["prompt_hash"], row)

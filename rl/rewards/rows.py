@@ -30,7 +30,7 @@ FACTS = "facts"
 """Key of facts in a row and in a decision's metadata."""
 
 COLUMNS = (*code_tests.COLUMNS, *right_answers.COLUMNS)
-"""Facts that may also stand beside `facts` in a decision's metadata, as imports keep them."""
+"""Facts that may also be outside `facts` in a decision's metadata, as imports keep them."""
 
 
 @dataclass(frozen=True)

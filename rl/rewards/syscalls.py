@@ -62,7 +62,7 @@ REFUSED_CALLS: dict[str, tuple[int, int]] = {
     "swapon": (167, 224),
     "swapoff": (168, 225),
     "reboot": (169, 142),
-    # memory that lives on without being mapped, where the limit is of what a process has mapped
+    # memory that outlives its mapping; the limit counts mapped memory only
     "shmget": (29, 194),
     "msgget": (68, 186),
     "mq_open": (240, 180),
@@ -89,7 +89,7 @@ def filter_program(machine: str) -> bytes:
         code += [(JUMP_AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
     for numbers in REFUSED_CALLS.values():
         code += [(JUMP_EQUAL, 0, 1, numbers[index]), (RETURN, 0, 0, ERRNO | errno.EPERM)]
-    # its flags lie in memory, where a filter cannot look; the C library then falls back to clone
+    # its flags are in memory, which a filter cannot read; the C library then falls back to clone
     code += [(JUMP_EQUAL, 0, 1, CLONE3[index]), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
     code += [
         (JUMP_EQUAL, 0, 4, CLONE[index]),

@@ -102,7 +102,7 @@ def mcnemar_unconditional(wins: int, losses: int, n: int) -> float:
         return float(scipy.stats.binom.sf(wins - 1, discordant, 0.5)) if discordant else 1.0
     counts = np.arange(1, n + 1)
     observed = _mid_p(np.array(wins), np.array(discordant)) * (1 + 1e-12)
-    # the count found may have a larger mid-p, by half its own probability; the next count has not
+    # the found count may have a larger mid-p, by half its own probability; the next count does not
     least = scipy.stats.binom.isf(observed, counts, 0.5)
     least = np.where(_mid_p(least, counts) <= observed, least, least + 1)
     tails = scipy.stats.binom.sf(least - 1, counts, 0.5)

@@ -53,7 +53,7 @@ def monte_carlo_p(
     (draws + 1). Both are valid, P(p <= a) <= a for every a, if the permutations are exchangeable with the data.
     """
     random = np.random.default_rng(seed)
-    # a tolerance, so that rounding never makes an equal outcome a smaller one
+    # a tolerance, so that rounding never makes an equal outcome smaller
     limit = observed - 1e-9 * max(1.0, abs(observed))
     draw_count = exceedances = 0
     count = 100

@@ -25,7 +25,7 @@ class AssertCase:
         self.never = never
         """`assert False`: it must not be reached."""
         self.branch = branch
-        """True if the case stands in one of several branches."""
+        """True if the case is in one of several branches."""
         self.reached = self.failed = 0
 
 

@@ -88,7 +88,7 @@ def child(jail: Any, asked: dict[str, Any], fds: list[int], folder: Path) -> Non
     ended = os.pidfd_open(worker)
     for fd in fds[1:]:
         os.close(fd)
-    # the lifeline says nothing while it holds, and is at its end when it was let go
+    # the lifeline has no data while the parent lives, and ends with it
     select.select([ended, fds[LIFELINE]], [], [], asked["wall_s"])
     os._exit(0)
 

@@ -188,7 +188,7 @@ class Tests:
         self.each_unit: bool = program.get("each_unit", False)
         self.cases: list[AssertCase] = []
         self.outcomes: list[bool] = []
-        """Results of the cases that stand: of each assert, test method, or unit."""
+        """Results of the cases that count: of each assert, test method, or unit."""
         self.faults: list[str] = []
         self.space: dict[str, Any] = {"__name__": "tests", CHECK: self._check, "Exception": Exception}
 
