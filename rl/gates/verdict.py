@@ -5,7 +5,6 @@ Every page, command and endpoint shows this verdict.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -157,7 +156,7 @@ def verdict_compared(
         return Verdict(READY, result, "Ready to promote.", rival, action, bar, basis, representative)
     harm = [one for one in report.refusals if not one.waits]
     if harm:
-        standing = f"Refused: {_sentence(harm[0], rival)}"
+        standing = f"Refused: {_sentence(harm[0])}"
         action = action_of(TRAIN, "train again with other data or another recipe")
         return Verdict(REFUSED, result, standing, rival, action, bar, basis, representative)
     standing, action = _missing(report, evidence, effect, bounds, rival, further)
@@ -205,11 +204,11 @@ def _missing(
         return f"Not ready: {judging.words.rstrip('.')}.", replace(action, judging_round=judging.round)
     if "compared" in rules:
         action = action_of(COMPARE, "begin a judging round: people compare its answers side by side")
-        return f"Not ready: {_sentence(rules['compared'], rival)}", action
+        return f"Not ready: {_sentence(rules['compared'])}", action
     if "ratings" in rules:
         return f"Not ready: people rated where {rival} was wrong, and hardly anything else.", compare
     first = report.refusals[0]
-    return f"Not ready: {_sentence(first, rival)}", rate if further else action_of(
+    return f"Not ready: {_sentence(first)}", rate if further else action_of(
         RATE, "rate more answers, then evaluate again"
     )
 
@@ -233,19 +232,15 @@ def _basis(evidence: Evidence, lead: str, sampled: bool) -> tuple[str, bool | No
     return "Not representative: people chose what they rated.", False
 
 
-def _sentence(result: RuleResult, rival: str) -> str:
+def _sentence(result: RuleResult) -> str:
     title = RULE_TITLES.get(result.rule, result.rule).lower()
     words = f"{title}: {result.words}" if result.rule != "accuracy" else result.words
     return f"{words.rstrip('.')}."
 
 
-def verdict_open(rival: str, *, newest: str = "", kinds: Sequence[str] = ()) -> Verdict:
+def verdict_open(rival: str, *, newest: str = "") -> Verdict:
     """Verdict of a policy that was not compared with what answers today."""
     standing = f"Not compared with {rival} yet."
     if newest:
         standing = f"Not compared with {rival} yet; its newest comparison is with {newest}."
     return Verdict(OPEN, "", standing, rival, action_of(EVALUATE, f"evaluate it against {rival}"))
-
-
-def verdict_serving(words: str = "It answers now.") -> Verdict:
-    return Verdict(SERVING, "", words, "")

@@ -178,7 +178,7 @@ def minutes_fitted(recipe: Recipe, rows: int, minutes: float, speed: Speed) -> M
     one_pass = dataclasses.replace(recipe, epochs=1.0, min_steps=0, max_steps=-1).steps(rows)
     steps = math.floor((seconds - once_s) / speed.step_s)
     if steps >= one_pass:
-        fitted = _passes(recipe, rows, steps, one_pass)
+        fitted = _passes(recipe, steps, one_pass)
         shown = rows
         note = (
             f"{minutes:g} minutes are enough for {steps:,} of {wanted:,} steps: {fitted.epochs:.2g} passes over "
@@ -188,13 +188,13 @@ def minutes_fitted(recipe: Recipe, rows: int, minutes: float, speed: Speed) -> M
         share = seconds / (once_s + one_pass * speed.step_s)
         shown = min(rows, max(1, math.floor(share * rows)))
         steps = max(1, math.floor(share * one_pass))
-        fitted = _passes(recipe, rows, steps, one_pass)
+        fitted = _passes(recipe, steps, one_pass)
         what = f"{shown:,} of {rows:,} rows, once each: {steps:,} of {wanted:,} steps"
         note = f"{minutes:g} minutes are enough for {what}"
     return MinutesFit(fitted, steps, shown, f"{note}; --minutes allows more")
 
 
-def _passes(recipe: Recipe, rows: int, steps: int, one_pass: int) -> Recipe:
+def _passes(recipe: Recipe, steps: int, one_pass: int) -> Recipe:
     # rounded down, so that it is no step more
     passes = math.floor(1e4 * steps / one_pass) / 1e4
     return dataclasses.replace(recipe, epochs=max(passes, 1e-4), min_steps=0)
