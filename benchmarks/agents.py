@@ -271,7 +271,7 @@ class Bench:
         from rl.recipes.methods import method_named
         from rl.training.hardware import detect
         from rl.training.preflight import train_with_checks
-        from rl.training.progress import Silent
+        from rl.training.result import Silent
 
         recipe = RECIPES[method]["cpu"].with_knobs(seed=cell.seed).fit_to_rows(len(train))
         more: dict[str, Any] = {}

@@ -261,10 +261,9 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
     import dataclasses
 
     from rl.recipes import DPORecipe
-    from rl.training import callbacks, dpo, pair_trainer
-    from rl.training.hardware import detect
-    from rl.training.memory import allocator_settle
-    from rl.training.progress import Silent
+    from rl.training import dpo, trl_trainer
+    from rl.training.hardware import allocator_settle, detect
+    from rl.training.result import Silent
 
     allocator_settle()
     hardware = detect()
@@ -280,22 +279,22 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
             if "loss" in values:
                 losses.append(values["loss"])
 
-    stock_step = pair_trainer.PairTrainer.training_step
+    stock_step = dpo.PairTrainer.training_step
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         _settle()
         began[0] = time.perf_counter()
         return stock_step(self, *args, **kwargs)
 
-    pair_trainer.PairTrainer.training_step = step  # type: ignore[method-assign]
-    stock_end = callbacks.ListenerCallback.on_step_end
+    dpo.PairTrainer.training_step = step  # type: ignore[method-assign]
+    stock_end = trl_trainer.ListenerCallback.on_step_end
 
     def end(self: Any, *args: Any, **kwargs: Any) -> None:
         _settle()
         times.append(time.perf_counter() - began[0])
         stock_end(self, *args, **kwargs)
 
-    callbacks.ListenerCallback.on_step_end = end  # type: ignore[method-assign]
+    trl_trainer.ListenerCallback.on_step_end = end  # type: ignore[method-assign]
     if not vary:  # the same batches as the other sides
 
         def in_order(self: Any, train_dataset: Any = None) -> Any:
@@ -303,14 +302,14 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
 
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
-        pair_trainer.PairTrainer._get_train_sampler = in_order  # type: ignore[method-assign]
-    stock_settle = pair_trainer.PairTrainer.settle
+        dpo.PairTrainer._get_train_sampler = in_order  # type: ignore[method-assign]
+    stock_settle = dpo.PairTrainer.settle
 
     def settle(self: Any, *args: Any) -> None:
         stock_settle(self, *args)
         lora_start(self.model)
 
-    pair_trainer.PairTrainer.settle = settle  # type: ignore[method-assign,assignment]
+    dpo.PairTrainer.settle = settle  # type: ignore[method-assign,assignment]
     reference = [0.0]
     stock_reference = dpo.reference_logps
 

@@ -114,8 +114,8 @@ def timed(options: argparse.Namespace, folder: Path, texts: list[str]) -> list[f
     """Seconds of each step of one side."""
     from transformers import TrainerCallback
 
-    from rl.training.memory import allocator_settle
-    from rl.training.progress import Silent
+    from rl.training.hardware import allocator_settle
+    from rl.training.result import Silent
 
     times: list[float] = []
     began = 0.0

@@ -125,7 +125,7 @@ def run_ours(options: argparse.Namespace, folder: Path, texts: list[str]) -> lis
     from rl.rewards.base import RewardValue
     from rl.training.hardware import detect
     from rl.training.ppo import PPOTrainer
-    from rl.training.progress import Silent
+    from rl.training.result import Silent
 
     class Length:
         name = "length"

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    from rl.training.memory import allocator_settle
+    from rl.training.hardware import allocator_settle
 
     allocator_settle()
     batch = BATCH[options.model]

@@ -121,8 +121,8 @@ def ranked(model: Any, world: World, unseen: Sequence[State]) -> dict[str, Any]:
 def cell(world: World, architecture: str, feedback: str, options: argparse.Namespace) -> dict[str, Any]:
     from rl.recipes import REWARD_MODEL_CONFIG
     from rl.training.hardware import detect
-    from rl.training.reward_metrics import ranked_share
     from rl.training.reward_model import RewardModel, RewardModelTrainer
+    from rl.training.reward_scores import ranked_share
 
     unseen, states = world.states[: options.unseen], world.states[options.unseen :]
     rows = rated(world, states, feedback, Random(f"{world.agent.slug}/{options.seed}/{feedback}"))

@@ -208,7 +208,7 @@ def trained_fast(
     from rl.recipes import RECIPES
     from rl.recipes.methods import method_named
     from rl.training.hardware import detect
-    from rl.training.progress import Silent
+    from rl.training.result import Silent
     from rl.training.search import SearchTrainer
 
     method = METHOD[world.kind] if options.method == "auto" else options.method

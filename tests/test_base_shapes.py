@@ -17,7 +17,7 @@ from rl.base_models.dequantise import gguf_to_folder
 from rl.checksums import base_files
 from rl.export.gguf import export_gguf
 from rl.recipes import Recipe
-from rl.training.model_files import PolicyLoadError
+from rl.training.loading import PolicyLoadError
 from rl.training.policy import LoadedPolicy, generate, load_policy, lora_config
 from tests.support.tiny_models import HARDWARE, tiny_model
 

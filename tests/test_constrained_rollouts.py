@@ -26,11 +26,11 @@ from rl.training.grpo import GRPOTrainer
 from rl.training.grpo_trainer import GroupTrainer
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.rollout import sample_responses
-from rl.training.ppo.shared_base import SharedBase
 from rl.training.preflight import WITHIN, answers_check
 from rl.training.result import TrainingRefused
+from rl.training.rollout import sample_responses
 from rl.training.scoring import answer_forms, kl_encoded, score_pairs, score_responses
+from rl.training.shared_base import SharedBase
 from tests.support.tiny_models import HARDWARE, TOKENIZERS, tiny_model
 
 QUICK = PPORecipe(lora_r=4, lora_alpha=8, max_length=160, max_new_tokens=96)

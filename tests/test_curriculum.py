@@ -8,9 +8,9 @@ import pytest
 
 from rl.recipes import DPORecipe, KTORecipe, RecipeError
 from rl.recipes.base import curriculum_order
+from rl.training.adapter_trainer import rows_ordered
+from rl.training.dpo import LengthGroupedSampler
 from rl.training.result import TrainingRefused
-from rl.training.sampling import LengthGroupedSampler
-from rl.training.trl_runs import rows_ordered
 
 ASK = [{"role": "user", "content": "why"}]
 PAIRS = [

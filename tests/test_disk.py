@@ -346,9 +346,8 @@ def test_training_export_and_snapshot_say_where_the_disk_takes_nothing(
 ) -> None:
     from rl.datasets.snapshots import DatasetRefused, rows_write, temporary_file
     from rl.recipes import DPORecipe
-    from rl.training.folder import folder_prepare
     from rl.training.result import TrainingRefused
-    from rl.training.run_context import run_context
+    from rl.training.run import folder_prepare, run_context
 
     context = run_context(DPORecipe(), "bundled", output_dir=small_disk.folder / "runs" / "1")
     (small_disk.folder / "snapshots").mkdir()

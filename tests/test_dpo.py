@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from packed_forward import selection, strategies
-from rl.training import trl_runs
+from rl.training import trl_trainer
 from rl.training.encoding import EncodedResponse
 from rl.training.evaluate import evaluate_policy
 from rl.training.policy import generate, load_policy
@@ -181,7 +181,7 @@ def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
     losses = packed.train(some_pairs(30)).history["loss"]
     assert any("split+last_layer" in note for note in packed.context.details), packed.context.details
     stock = selection.StrategyChoice(strategies.Strategy.STOCK, "of a test", {})
-    monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, **__: stock)
+    monkeypatch.setattr(trl_trainer, "strategy_select", lambda *_, **__: stock)
     plain = a_trainer(base, tmp_path / "plain", recipe)
     expected = plain.train(some_pairs(30)).history["loss"]
     assert any("not packed" in note for note in plain.context.details), plain.context.details

@@ -14,8 +14,7 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from packed_forward.trl_forward import EXTRAS, install_forward
 from rl.recipes import DPORecipe
-from rl.training.encoding import EncodedPairs
-from rl.training.pair_trainer import trl_losses
+from rl.training.dpo import trl_losses
 from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
 from tests.support.dpo_runs import base as base
 from tests.support.tiny_models import tiny_model
@@ -41,8 +40,8 @@ def losses_of(base: str, folder: Path, recipe: DPORecipe) -> tuple[list[float], 
     owner = a_trainer(base, folder, recipe)
     folder.mkdir(exist_ok=True)
     policy = owner.load_base_model()
-    pairs = policy.encoder.pairs(some_pairs(1), 96, 32)
-    trainer = owner._trainer(policy, owner._arguments(1, 0), pairs, EncodedPairs())
+    rows = owner.encode(policy, some_pairs(1), [])
+    trainer = owner.build(policy, owner.arguments(rows), rows)
     losses = []
     for i in range(3):
 

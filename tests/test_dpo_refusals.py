@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rl.training.folder import failures_explained
 from rl.training.result import TrainingFailed, TrainingRefused
-from rl.training.run_context import run_context
+from rl.training.run import failures_explained, run_context
 from tests.support.dpo_runs import HARDWARE, QUICK, ListenerCallback, a_trainer, some_pairs
 from tests.support.dpo_runs import base as base
 

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rl.training.policy import generate, load_policy
-from rl.training.progress import checkpoint_is_whole
-from rl.training.result import TrainingRefused
+from rl.training.result import TrainingRefused, checkpoint_is_whole
 from tests.support.dpo_runs import HARDWARE, QUICK, ListenerCallback, a_trainer, some_pairs
 from tests.support.dpo_runs import base as base
 from tests.support.tiny_models import tiny_model
@@ -71,7 +70,7 @@ def test_a_run_is_not_resumed_with_other_knobs_or_other_pairs(base: str, tmp_pat
     other = dataclasses.replace(QUICK, beta=0.2)
     with pytest.raises(TrainingRefused, match=r"started with other beta \(0.1, now 0.2\)"):
         a_trainer(base, tmp_path / "run", other, resume=True).train(some_pairs(8))
-    with pytest.raises(TrainingRefused, match="started with other pairs"):
+    with pytest.raises(TrainingRefused, match="started with other rows"):
         a_trainer(base, tmp_path / "run", resume=True).train(some_pairs(9))
 
 

@@ -13,15 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from rl.recipes import DPORecipe, KTORecipe, RecipeError, RewardModelRecipe, SFTRecipe
-from rl.training.dpo import DPOTrainer
-from rl.training.early_stopping import (
-    FEWEST_TO_STOP,
-    best_evaluation,
-    evaluation_interval,
-    ranking_loss,
-    stopping_arguments,
-    stops_early,
-)
+from rl.training.adapter_trainer import FEWEST_TO_STOP, evaluation_interval, stopping_arguments, stops_early
+from rl.training.dpo import DPOTrainer, ranking_loss
 from rl.training.evaluate_distance import kl_to_reference
 from rl.training.kto import KTOTrainer
 from rl.training.policy import REFERENCE, load_policy
@@ -29,6 +22,7 @@ from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModelTrainer
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
+from rl.training.trl_trainer import best_evaluation
 from tests.support.dpo_runs import HARDWARE, ListenerCallback, some_pairs
 from tests.support.figures import figures_of
 from tests.support.tiny_models import tiny_model

@@ -16,7 +16,7 @@ from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.weights import BaseWeights, MergedWeights, adapter_open
-from rl.jobs import memory_estimate, warm_start
+from rl.jobs import warm_start
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.memory_estimate import SIZES
 from rl.jobs.run_recipe import recipe_for
@@ -33,20 +33,21 @@ from rl.recipes import (
     RecipeError,
     RewardModelRecipe,
 )
+from rl.recipes.memory import trained_bytes, weights_bytes
 from rl.registry import service as registry
 from rl.registry.model_card import policy_card
+from rl.rewards.catalogue import reward_models_named
 from rl.training.dpo import DPOTrainer
 from rl.training.grpo import GRPOTrainer
 from rl.training.hardware import Hardware
 from rl.training.policy import generate, load_policy
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.reward_role import fits
-from rl.training.ppo.reward_specs import rewards_of
-from rl.training.ppo.shared_base import SharedBase
 from rl.training.preflight import start_policy
-from rl.training.progress import Silent
+from rl.training.result import Silent
 from rl.training.reward_model import train_reward_model
+from rl.training.rewarding import fits, rewards_of
 from rl.training.sft import SFTTrainer
+from rl.training.shared_base import SharedBase
 from tests.support.tiny_models import tiny_model
 from tests.test_ppo import Length
 
@@ -240,10 +241,10 @@ def test_quantised_weights_cannot_be_trained() -> None:
 def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figures(
     base: str,
 ) -> None:
-    whole, lora = (SFT_CONFIG["cpu"].with_knobs(lora_r=rank).as_dict() for rank in (0, 16))
-    parts = [memory_estimate._parts(SIZES["0.5B"], recipe, 1, 4) for recipe in (whole, lora)]
-    assert parts[0][1] == 494_000_000 * 16  # 7.9 GB: weight, gradient and two moments in float32
-    assert parts[0][::2] == parts[1][::2]
+    whole, lora = (SFT_CONFIG["cpu"].with_knobs(lora_r=rank) for rank in (0, 16))
+    # 7.9 GB: weight, gradient and two moments in float32
+    assert trained_bytes(SIZES["0.5B"], whole) == 494_000_000 * 16
+    assert weights_bytes(SIZES["0.5B"], whole, 4) == weights_bytes(SIZES["0.5B"], lora, 4)
     small = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
     order = TrainOrder("x", "sft", "cpu", base, {"lora_r": 0})
     with pytest.raises(RunRefused, match=r"takes 1\.\d+ GB \(at most: .* this machine has 1 GB.*--lora-r 16"):
@@ -262,19 +263,16 @@ def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figu
 
 def test_memory_of_a_warm_up_counts_the_base_that_it_trains() -> None:
     recipe = KTO_CONFIG["cpu"]
-    weights = [
-        memory_estimate._parts(SIZES["0.5B"], recipe.with_knobs(warm_up_steps=steps).as_dict(), 2, 4)[0]
-        for steps in (0, 24)
-    ]
+    weights = [weights_bytes(SIZES["0.5B"], recipe.with_knobs(warm_up_steps=steps), 4) for steps in (0, 24)]
     assert weights[1] == 2 * weights[0] == 2 * 4 * 494_000_000
 
 
 def test_memory_of_ppo_counts_the_value_s_copy_and_what_stands_beside() -> None:
     def adapter_and_weights(**knobs: Any) -> tuple[float, float]:
-        weights, adapter, _ = memory_estimate._parts(
-            SIZES["0.5B"], PPO_CONFIG["cpu"].with_knobs(lora_r=0, **knobs).as_dict(), 1, 4
-        )
-        return adapter / 494e6, weights / 494e6
+        shape, recipe = SIZES["0.5B"], PPO_CONFIG["cpu"].with_knobs(lora_r=0, **knobs)
+        judges = reward_models_named(recipe.reward)
+        weights = weights_bytes(shape, recipe, 4, judges=judges)
+        return trained_bytes(shape, recipe) / 494e6, weights / 494e6
 
     assert adapter_and_weights() == (32, 4)  # bytes a weight: two trained copies; the base
     assert adapter_and_weights(value_backbone="shared") == (16, 4)

@@ -14,8 +14,7 @@ from rl.gates.report import Evidence, GateBounds, GateError, GeneralAnswers
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.run_recipe import recipe_for
 from rl.recipes import SFTRecipe
-from rl.training.general import Rehearsal, base_answers, general_answers, plain_texts
-from rl.training.general_prompts import MEASURED, REHEARSED
+from rl.training.general import MEASURED, REHEARSED, Rehearsal, base_answers, general_answers, plain_texts
 from rl.training.policy import LoadedPolicy, load_policy
 from rl.training.sft import SFTTrainer
 from tests.support.tiny_models import HARDWARE, tiny_model

@@ -16,14 +16,13 @@ from django.core.management import call_command
 from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe, SFTRecipe
 from rl.recipes.methods import METHODS
-from rl.training import hardware, machine
+from rl.training import hardware, rollout
 from rl.training.estimates import dpo as dpo_estimate
-from rl.training.estimates import evaluations
+from rl.training.estimates import evaluations, grpo
 from rl.training.hardware import Hardware, HardwareRefused, detect, measure_products
-from rl.training.model_files import PolicyLoadError
-from rl.training.ppo import estimate as sampling_estimate
-from rl.training.ppo.estimate import grpo
-from rl.training.ppo.rollout import sample_responses
+from rl.training.loading import PolicyLoadError
+from rl.training.profiler import TRIAL_BATCHES
+from rl.training.rollout import sample_responses
 from tests.support.tiny_models import TOKENIZERS, tiny_model
 
 FACTS = {"float32": 200.0, "float32_medium": 200.0, "bfloat16": 200.0, "medium_relative_error": 1e-6}
@@ -116,9 +115,9 @@ def test_a_machine_without_accelerator_gets_the_cpu_preset(on_cpu: Any) -> None:
 def test_a_processor_of_many_cores_has_a_profile_of_its_own(
     on_cpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "cores_physical", lambda: 16)
+    monkeypatch.setattr(hardware, "cores_physical", lambda: 16)
     assert on_cpu().profile == "desktop_cpu"
-    monkeypatch.setattr(machine, "cores_physical", lambda: 4)
+    monkeypatch.setattr(hardware, "cores_physical", lambda: 4)
     found = on_cpu()
     assert (found.profile, found.threads <= 4) == ("cpu_only", True)
     assert "below 8" in found.reasons["profile"]
@@ -162,9 +161,9 @@ def test_a_profile_this_machine_cannot_have_is_refused(on_cpu: Any) -> None:
 def test_threads_are_cut_to_what_can_run_at_once(
     monkeypatch: pytest.MonkeyPatch, asked: int, physical: int, quota: float | None, threads: int, why: str
 ) -> None:
-    monkeypatch.setattr(machine, "cores_physical", lambda: physical)
-    monkeypatch.setattr(machine, "cores_quota", lambda: quota)
-    found, reason = machine.threads_fit(asked)
+    monkeypatch.setattr(hardware, "cores_physical", lambda: physical)
+    monkeypatch.setattr(hardware, "cores_quota", lambda: quota)
+    found, reason = hardware.threads_fit(asked)
     assert (found, reason.startswith(why)) == (threads, True), reason
 
 
@@ -174,19 +173,19 @@ def test_threads_are_cut_to_what_can_run_at_once(
 def test_a_control_groups_limit_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, quota: float | None
 ) -> None:
-    monkeypatch.setattr(machine, "CPU_MAX", tmp_path / "cpu.max")
-    monkeypatch.setattr(machine, "CFS", tmp_path / "none")
+    monkeypatch.setattr(hardware, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(hardware, "CFS", tmp_path / "none")
     (tmp_path / "cpu.max").write_text(text)
-    assert machine.cores_quota() == quota
+    assert hardware.cores_quota() == quota
 
 
 def test_instruction_sets_are_those_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(
         "model name\t: Some Core 9\nflags\t\t: fpu sse4_2 avx2 avx512_bf16 amx_bf16 rdrand\n"
     )
-    assert machine.cpu_model() == "Some Core 9"
-    assert machine.instruction_sets() == ("sse4_2", "avx2", "avx512_bf16", "amx_bf16")
+    assert hardware.cpu_model() == "Some Core 9"
+    assert hardware.instruction_sets() == ("sse4_2", "avx2", "avx512_bf16", "amx_bf16")
 
 
 def test_the_probe_measures_and_leaves_the_precision_as_it_was() -> None:
@@ -357,14 +356,14 @@ def test_sampling_is_foreseen_from_several_batches_answered_with_an_adapter(
         asked.append(tuple(map(len, prompts)))
         return sample_responses(model, encoder, prompts, samples, *others)
 
-    monkeypatch.setattr(sampling_estimate, "sample_responses", sampled)
+    monkeypatch.setattr(rollout, "sample_responses", sampled)
     base = str(tiny_model(tmp_path / "base", "llama"))
     # three prompts for steps of two: the first step's first prompt comes again in the second step
     rows = [{"prompt": [{"role": "user", "content": "why " * n}]} for n in (1, 5, 9)]
     recipe = GRPORecipe(batch_size=4, num_generations=2, max_new_tokens=3, max_length=128, max_steps=2)
     grpo(base, recipe, rows, hardware=CPU)
     batches = asked[1:]  # the first one wakes the model
-    assert len(batches) == sampling_estimate.TRIAL_BATCHES
+    assert len(batches) == TRIAL_BATCHES
     assert {len(batch) for batch in batches} == {2}
     assert len(set(batches)) == 3
 
@@ -375,7 +374,7 @@ def test_held_out_rows_are_looked_at_as_training_does(eval_steps: int, steps: in
 
 
 def test_sizes_that_fit_are_told_by_their_bytes() -> None:
-    recipe = {"lora_r": 8, "max_length": 1000, "max_completion_length": 100, "batch_size": 4}
+    recipe = DPORecipe(lora_r=8, max_length=1000, max_completion_length=100, batch_size=4)
     fits = sizes_that_fit(24.0, recipe, on_accelerator=True, supports_4bit=True)
     found = {(fit.size, fit.quantization): fit for fit in fits}
     # 7B: 15.232 GB of weights; 28 layers x rank 8 x (8 x 3,584 + 3 x 22,528) x 16 = 0.345 GB of adapter and optimiser;

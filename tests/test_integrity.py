@@ -29,8 +29,8 @@ from rl.serving import fallback, files
 from rl.serving.base import BASE, Model
 from rl.serving.in_process import InProcess
 from rl.serving.preparation import model_of, policy_prepare
-from rl.training.model_files import PolicyLoadError, adapter_read, model_located
-from rl.training.progress import checkpoint_is_whole, checkpoint_last, checkpoint_seal
+from rl.training.loading import PolicyLoadError, adapter_read, model_located
+from rl.training.result import checkpoint_is_whole, checkpoint_last, checkpoint_seal
 from tests.support.api_client import ApiClient, error_of, person
 from tests.support.serving import support_bot_allowed  # noqa: F401
 

@@ -13,7 +13,7 @@ import torch
 from packed_forward.selection import StrategyChoice
 from packed_forward.strategies import Strategy
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
-from rl.training import trl_runs
+from rl.training import trl_trainer
 from rl.training.kto import KTOTrainer, kto_weights, likelihood_loss, logistic_loss
 from rl.training.policy import generate, load_policy
 from rl.training.result import TrainingRefused, TrainResult
@@ -150,7 +150,7 @@ def test_the_logistic_loss_teaches_what_is_preferred(
     assert preference(base, packed.checkpoint) > preference(base, None)
     # and the library's own rows, one for each response, give the same
     monkeypatch.setattr(
-        trl_runs, "strategy_select", lambda *_, **__: StrategyChoice(Strategy.STOCK, "a test", {})
+        trl_trainer, "strategy_select", lambda *_, **__: StrategyChoice(Strategy.STOCK, "a test", {})
     )
     stock = kto(base, tmp_path / "stock", recipe).train(labels(16), labels(4))
     assert stock.history["loss"] == pytest.approx(packed.history["loss"], abs=1e-4)
@@ -256,7 +256,7 @@ def test_packed_rows_lose_what_trl_s_rows_lose(
     packed = kto(base, tmp_path / "packed", recipe).train(rows, rows[:4])
     assert any("rows that share a prompt" in note for note in packed.details)
     stock = StrategyChoice(Strategy.STOCK, "a test", {})
-    monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, **__: stock)
+    monkeypatch.setattr(trl_trainer, "strategy_select", lambda *_, **__: stock)
     plain = kto(base, tmp_path / "plain", recipe).train(rows, rows[:4])
     assert "rows are not packed: a test" in plain.details
     for name in ("loss", "kl", "rewards/chosen", "rewards/rejected"):

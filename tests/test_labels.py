@@ -27,8 +27,8 @@ from rl.rewards.base import RewardSample
 from rl.rewards.catalogue import RewardRefused, reward_named
 from rl.training.labels import LabelModel, LearnedReward, embeddings, figures_of, label_fit, logits, margins
 from rl.training.policy import load_policy
-from rl.training.ppo.reward_specs import rewards_of
 from rl.training.result import TrainingRefused
+from rl.training.rewarding import rewards_of
 from rl.training.scoring import score_responses
 from tests.support.split_prompts import split_by_hash
 from tests.support.tiny_models import tiny_adapter, tiny_model

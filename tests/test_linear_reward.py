@@ -23,7 +23,7 @@ from rl.models import AgentDefinition, RewardModelVersion, TrainingRun
 from rl.recipes import REWARD_MODEL_CONFIG, RecipeError, RewardModelRecipe
 from rl.reward_models.service import fault_of
 from rl.rewards.base import RewardSample
-from rl.training.model_files import PolicyLoadError
+from rl.training.loading import PolicyLoadError
 from rl.training.reward_model import RewardModelTrainer, train_reward_model
 from rl.training.reward_scores import LinearRewardModel, RewardModel
 from tests.support.dpo_runs import HARDWARE

@@ -12,8 +12,8 @@ import trl
 
 from packed_forward import layer_compilation
 from random_models import Reads
-from rl.training import pair_trainer
-from rl.training.pair_trainer import PairTrainer
+from rl.training import dpo
+from rl.training.dpo import PairTrainer
 from rl.training.result import TrainingFailed
 from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
 from tests.support.tiny_models import tiny_model
@@ -94,7 +94,7 @@ def test_a_run_that_is_out_of_memory_goes_on_with_less_at_once(
     base = str(tiny_model(tmp_path / "base"))
     recipe = dataclasses.replace(QUICK, batch_size=8, max_steps=3)
     whole = a_trainer(base, tmp_path / "whole", recipe).train(some_pairs(12))
-    stock = pair_trainer.PairTrainer._compute_loss
+    stock = dpo.PairTrainer._compute_loss
 
     def tight(self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         out = stock(self, model, inputs, return_outputs)
@@ -102,7 +102,7 @@ def test_a_run_that_is_out_of_memory_goes_on_with_less_at_once(
             raise torch.OutOfMemoryError("more than three pairs")
         return out
 
-    monkeypatch.setattr(pair_trainer.PairTrainer, "_compute_loss", tight)
+    monkeypatch.setattr(dpo.PairTrainer, "_compute_loss", tight)
     trainer = a_trainer(base, tmp_path / "tight", recipe)
     cut = trainer.train(some_pairs(12))
     assert cut.history["loss"] == pytest.approx(whole.history["loss"], abs=1e-5)

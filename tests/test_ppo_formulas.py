@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl.training.ppo.formulas import (
+from rl.training.ppo_formulas import (
     explained_variance,
     gae,
     kl_coef_adapted,

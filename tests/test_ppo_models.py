@@ -14,8 +14,8 @@ from rl.recipes import PPORecipe
 from rl.training.constrained_generation import Sampling, draw, generate_tokens
 from rl.training.encoding import EncodedResponse
 from rl.training.policy import load_policy
-from rl.training.ppo.rollout import sample_responses
-from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase, adapter_of
+from rl.training.rollout import sample_responses
+from rl.training.shared_base import POLICY, VALUE, SharedBase, adapter_of
 from tests.support.tiny_models import HARDWARE, tiny_model
 
 QUICK = PPORecipe(lora_r=4, lora_alpha=8, max_length=128, max_new_tokens=12)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from rl.recipes import PPORecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.ppo.rollout import Rollout
-from rl.training.ppo.shared_base import POLICY, VALUE
-from rl.training.ppo.step import experience_gather, update
-from rl.training.processes import Processes
+from rl.training.ppo_step import experience_gather, update
+from rl.training.rollout import Rollout
+from rl.training.run import Processes
+from rl.training.shared_base import POLICY, VALUE
 
 
 @dataclass(frozen=True)

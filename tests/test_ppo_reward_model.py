@@ -12,11 +12,10 @@ from rl.recipes import PPORecipe, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.training.policy import load_policy
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.reward_role import SharedRewardModel, fits
-from rl.training.ppo.reward_specs import rewards_of
-from rl.training.ppo.shared_base import POLICY, REWARD, VALUE, SharedBase, adapter_of
 from rl.training.result import TrainingRefused
 from rl.training.reward_model import RewardModel, train_reward_model
+from rl.training.rewarding import SharedRewardModel, fits, rewards_of
+from rl.training.shared_base import POLICY, REWARD, VALUE, SharedBase, adapter_of
 from tests.support.tiny_models import HARDWARE, tiny_model
 
 QUICK = PPORecipe(

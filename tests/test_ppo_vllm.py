@@ -15,8 +15,8 @@ from rl.recipes import PPORecipe
 from rl.training.constrained_generation import Sampling
 from rl.training.policy import load_policy
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.vllm_server import VllmServer
 from rl.training.result import TrainingFailed
+from rl.training.rollout import VllmServer
 from tests.support.tiny_models import tiny_model
 from tests.test_ppo_reward_model import HARDWARE, QUICK, asks
 
@@ -127,7 +127,7 @@ def test_tokens_come_back_in_order_with_the_one_that_ended_them(
 def served(vllm: FakeVllm, base: str, tmp_path: Path) -> VllmServer:
     trainer = PPOTrainer(recipe(), base, output_dir=tmp_path, hardware=HARDWARE)
     policy = trainer.load_base_model()
-    from rl.training.ppo.shared_base import SharedBase
+    from rl.training.shared_base import SharedBase
 
     SharedBase(policy, recipe())  # gives it an adapter
     server = VllmServer(vllm.url, policy, tmp_path / "sampling", "run")

@@ -23,9 +23,8 @@ from rl.training.preflight import (
     teaches_form,
     warning_of,
 )
-from rl.training.probe import RewardProbe, probe_fault
-from rl.training.progress import Silent
-from rl.training.result import TrainingRefused, TrainResult
+from rl.training.result import Silent, TrainingRefused, TrainResult
+from rl.training.rewarding import RewardProbe, probe_fault
 from tests.support.tiny_models import HARDWARE, tiny_model
 
 STATE = {"document": "a letter", "folders": ["Mail", "Office"]}

@@ -31,9 +31,9 @@ from rl.training.grpo import GRPOTrainer
 from rl.training.kto import KTOTrainer
 from rl.training.policy import load_policy
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.judge import Judge
-from rl.training.ppo.rollout import Rollout
 from rl.training.result import TrainingRefused
+from rl.training.rewarding import Judge
+from rl.training.rollout import Rollout
 from rl.training.scoring import score_encoded
 from rl.training.sft import SFTTrainer
 from tests.support.dataset_feedback import feed, prompts_in, rate

@@ -122,7 +122,7 @@ def test_short_and_broken_histories_can_be_drawn(tmp_path: Path, history: dict) 
 
 def test_results_hardware_and_statistics_are_read_without_torch() -> None:
     code = (
-        "import sys, rl.training.result, rl.training.hardware, rl.training.progress, rl.statistics\n"
+        "import sys, rl.training.result, rl.training.hardware, rl.training.result, rl.statistics\n"
         "heavy = {'torch', 'transformers', 'matplotlib', 'django'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -16,12 +16,17 @@ from packed_forward.strategies import Strategy
 from rl.recipes import RecipeError, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error
-from rl.training import trl_runs
-from rl.training.model_files import PolicyLoadError
+from rl.training import trl_trainer
+from rl.training.loading import PolicyLoadError
 from rl.training.result import TrainingRefused
-from rl.training.reward_metrics import held_out_metrics
-from rl.training.reward_model import RewardModel, RewardModelTrainer, train_reward_model
-from rl.training.score_trainer import reward_loss, row_accuracy
+from rl.training.reward_model import (
+    RewardModel,
+    RewardModelTrainer,
+    reward_loss,
+    row_accuracy,
+    train_reward_model,
+)
+from rl.training.reward_scores import held_out_metrics
 from tests.support.dpo_runs import HARDWARE, some_pairs
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
@@ -218,7 +223,7 @@ def test_packed_rows_score_as_the_library_s_own(
     for way in ("packed", "plain"):
         if way == "plain":
             stock = StrategyChoice(Strategy.STOCK, "a test", {})
-            monkeypatch.setattr(trl_runs, "strategy_select", lambda *_, kept=stock, **__: kept)
+            monkeypatch.setattr(trl_trainer, "strategy_select", lambda *_, kept=stock, **__: kept)
         trainer = RewardModelTrainer(recipe, base, output_dir=tmp_path / way, hardware=HARDWARE)
         found[way] = trainer.train(rows, rows[:4])
     assert any("rows that share a prompt" in note for note in found["packed"].details)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from rl.training.sampling import LengthGroupedSampler
+from rl.training.dpo import LengthGroupedSampler
 
 
 def sampler(lengths: list[int], epoch: int = 0, seed: int = 0) -> list[int]:

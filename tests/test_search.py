@@ -15,8 +15,7 @@ from django.test import Client
 from rl.models import TrainingRun
 from rl.recipes import DPORecipe, KTORecipe, RecipeError, SFTRecipe, recipe_named
 from rl.training import search
-from rl.training.progress import Silent
-from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
+from rl.training.result import Silent, TrainingFailed, TrainingRefused, TrainResult
 from rl.training.search import SearchTrainer, tries_of
 from tests.support.dataset_feedback import feed
 from tests.support.dpo_runs import HARDWARE

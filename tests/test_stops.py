@@ -16,17 +16,16 @@ from safetensors.torch import load_file
 from backend.pace import Pace
 from rl.jobs.lifecycle import StopRequest, stop_signals
 from rl.recipes import GRPORecipe, KTORecipe, PPORecipe, SFTRecipe
-from rl.training.callbacks import EVALUATING, TRAINING
+from rl.training import ppo
+from rl.training.dpo import PairTrainer
 from rl.training.grpo import GRPOTrainer
 from rl.training.grpo_trainer import OnlineTrainer
 from rl.training.kto import KTOTrainer
-from rl.training.pair_trainer import PairTrainer
-from rl.training.ppo import trainer as ppo_trainer
-from rl.training.ppo.trainer import PPOTrainer
-from rl.training.progress import Silent
-from rl.training.result import TrainResult
+from rl.training.ppo import PPOTrainer
+from rl.training.preference import PHASE as WARM_UP
+from rl.training.result import Silent, TrainResult
 from rl.training.sft import SFTTrainer
-from rl.training.warm_up import PHASE as WARM_UP
+from rl.training.trl_trainer import EVALUATING, TRAINING
 from tests.support.dpo_runs import HARDWARE, QUICK, a_trainer, some_pairs
 from tests.support.dpo_runs import base as base
 from tests.test_ppo import ROWS, Length
@@ -243,7 +242,7 @@ def test_a_stop_while_answers_are_sampled_goes_back_to_the_last_step(
 ) -> None:
     trainer, rows = method(base, tmp_path / "whole")
     whole = trainer.train(rows)
-    owner, name = (OnlineTrainer, "_generate_single_turn") if method is _grpo else (ppo_trainer, "update")
+    owner, name = (OnlineTrainer, "_generate_single_turn") if method is _grpo else (ppo, "update")
     original, listener = getattr(owner, name), Interrupting(stop)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:

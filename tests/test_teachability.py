@@ -22,10 +22,9 @@ from rl.rewards.rows import rows_rewarded, teaching_fault
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.ppo import PPOTrainer
-from rl.training.ppo.judge import Judge
-from rl.training.ppo.rollout import Rollout
-from rl.training.probe import RewardProbe, probe_fault
 from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
+from rl.training.rewarding import Judge, RewardProbe, probe_fault
+from rl.training.rollout import Rollout
 from rl.training.watch import PATIENCE, Watch, repetition_of
 from tests.support.figures import figures_of
 from tests.support.tiny_models import HARDWARE

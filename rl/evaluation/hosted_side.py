@@ -61,7 +61,7 @@ class HostedSide:
     def answers(self, prompts: Sequence[HeldOutPrompt]) -> list[Generation | None]:
         """The answer to each prompt, as the gateway would ask for it. Raises HostedFailed."""
         from rl.training.policy import Generation
-        from rl.training.run_context import RowCache
+        from rl.training.run import RowCache
 
         model = model_of(self.policy)
         endpoint = model.endpoint

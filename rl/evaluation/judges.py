@@ -52,7 +52,7 @@ def tests_check(agent: str) -> Check:
 
 def rewards_check(specs: str, agent: str) -> Check:
     """The mean reward in [0, 1] of what applies, of located specs separated by commas; the models are loaded once."""
-    from rl.training.ppo.reward_specs import rewards_of
+    from rl.training.rewarding import rewards_of
 
     functions: list[RewardFunction] = rewards_of(specs)
 

@@ -481,7 +481,7 @@ def _simulated_share(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _agent_of(checkpoint: Path | None) -> str:
-    from rl.training.model_files import adapter_read
+    from rl.training.loading import adapter_read
 
     assert checkpoint is not None  # evaluate() checked
     return str(adapter_read(checkpoint).get("agent") or "assistant")

@@ -22,7 +22,7 @@ from rl.export.artifact import (
 )
 from rl.export.source import Source, source_open
 from rl.export.weights import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from rl.training.model_files import FACTS
+from rl.training.loading import FACTS
 
 _README = """{card}
 

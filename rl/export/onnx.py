@@ -43,7 +43,7 @@ from rl.export.reference import (
 )
 from rl.export.source import Source, source_open
 from rl.training.hardware import detect
-from rl.training.model_files import PolicyLoadError
+from rl.training.loading import PolicyLoadError
 from rl.training.policy import load_policy
 
 MODEL = "model.onnx"

@@ -22,7 +22,7 @@ from rl.export.artifact import ExportRefused, Progress, silent
 from rl.export.source import Source
 from rl.training.encoding import Encoder, NotRenderable
 from rl.training.hardware import detect
-from rl.training.model_files import PolicyLoadError
+from rl.training.loading import PolicyLoadError
 from rl.training.policy import load_policy
 
 CHECK_TEXTS = (

@@ -360,7 +360,7 @@ def _write(
 
 def base_of(adapter: Path) -> str:
     """The base model an adapter folder names. Raises PolicyLoadError."""
-    from rl.training.model_files import PolicyLoadError, adapter_read
+    from rl.training.loading import PolicyLoadError, adapter_read
 
     facts = adapter_read(adapter)
     if "base_model" in facts:

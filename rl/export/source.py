@@ -15,7 +15,7 @@ from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, template_read
 from rl.checksums import TEMPLATE_FILES, TOKENIZER_FILES, base_files, base_hash, file_sum
 from rl.export.artifact import ExportRefused
 from rl.export.weights import Adapter, BaseWeights, MergedWeights, adapter_open
-from rl.training.model_files import base_changes
+from rl.training.loading import base_changes
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from rl.export.artifact import ExportRefused
-from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
+from rl.training.loading import ADAPTER_FILES, PolicyLoadError, adapter_read
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ProcessGroup(Protocol):
-    """Interface of `rl.training.processes`."""
+    """Interface of `rl.training.run`."""
 
     @property
     def main(self) -> bool: ...

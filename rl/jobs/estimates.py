@@ -17,7 +17,7 @@ from feedback.selectors import agent_slugs, feedback_counts
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.stats import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
-from rl.jobs.memory_estimate import MemoryEstimate, memory_estimate
+from rl.jobs.memory_estimate import MemoryEstimate, memory_at_most
 from rl.jobs.method_selection import REWARD_MODEL, MethodChoice, method_chosen
 from rl.jobs.reward_stage import reward_model_order
 from rl.jobs.run_recipe import recipe_sized
@@ -162,7 +162,7 @@ def _stage(order: TrainOrder) -> StageEstimate:
         minutes_source=by,
         memory=MemoryEstimate(MEMORY_GB, "Python with numpy, scipy and scikit-learn; no base model")
         if is_linear
-        else memory_estimate(base_model, recipe.as_dict(), 2 if kind in ("pairs", "labels") else 1),
+        else memory_at_most(base_model, recipe, 2 if kind in ("pairs", "labels") else 1),
         config=config,
         base_model=base_model,
         recipe=recipe.as_dict(),

@@ -12,15 +12,14 @@ import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 
 from rl.bundled_models import resolve_base_model
-from rl.recipes.base import BASE, START
-from rl.rewards.catalogue import AUTO, MODEL
+from rl.recipes import Recipe
+from rl.recipes.memory import GB, NF4_BYTES, ModelShape, kept_bytes, trained_bytes, weights_bytes
+from rl.rewards.catalogue import reward_models_named
 
-GB = 1e9
 PROCESS_GB = 1.5
 """Python with torch and transformers, and on a CPU the kernels compiled for the shapes a run meets."""
 
@@ -36,8 +35,11 @@ class MemoryEstimate:
     source: str
 
 
-def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> MemoryEstimate:
-    """Memory of a run of this recipe; `sides` are the responses of one row that are computed together."""
+def memory_at_most(base_model: str, recipe: Recipe, sides: int, *, least: bool = False) -> MemoryEstimate:
+    """Memory of a run of this recipe; `sides` are the responses of one row that are computed together.
+
+    least: of the run cut to one row at a time, with gradient checkpointing.
+    """
     folder = base_folder(base_model)
     if folder is None:
         return MemoryEstimate(
@@ -53,25 +55,22 @@ def memory_estimate(base_model: str, recipe: dict[str, Any], sides: int) -> Memo
         middle=int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden),
         vocabulary=int(config["vocab_size"]),
     )
-    parts = _parts(shape, recipe, sides, BYTES)
-    tokens = _rows(recipe) * sides * int(recipe["max_length"])
+    rows = 1 if least else int(recipe.as_dict().get("mini_batch_size") or recipe.batch_size)
+    size = NF4_BYTES if recipe.quantization == "4bit" else BYTES
+    sparing = least or recipe.gradient_checkpointing
+    parts = (
+        weights_bytes(
+            shape, recipe, size, judges=reward_models_named(str(recipe.as_dict().get("reward", "")))
+        ),
+        trained_bytes(shape, recipe),
+        kept_bytes(shape, recipe, rows * sides, BYTES, sparing=sparing),
+    )
+    tokens = rows * sides * recipe.max_length
     return MemoryEstimate(
         round(sum(parts) / GB + PROCESS_GB, 2),
         f"at most: {parts[0] / GB:.2f} GB weights, {parts[1] / GB:.2f} adapter and optimiser, {parts[2] / GB:.2f} of a "
         f"micro-batch at full length ({tokens:,} tokens), {PROCESS_GB:g} the process itself",
     )
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Numbers of a model that decide its memory."""
-
-    parameters: int
-    hidden_size: int
-    layers: int
-    middle: int
-    """Width within an MLP."""
-    vocabulary: int
 
 
 SIZES = {
@@ -97,54 +96,22 @@ class Fit:
 
 
 def sizes_that_fit(
-    memory_gb: float, recipe: dict[str, Any], *, on_accelerator: bool, supports_4bit: bool
+    memory_gb: float, recipe: Recipe, *, on_accelerator: bool, supports_4bit: bool
 ) -> list[Fit]:
     """Every size of SIZES, as it is and in 4 bits, trained on pairs by a recipe, one pair at a time.
 
     A tenth of `memory_gb` is left to others.
     """
     found = []
-    one_row = {**recipe, "batch_size": 1, "gradient_checkpointing": True}
+    number = 2 if on_accelerator else BYTES
     for size, shape in SIZES.items():
+        # the least that a run can be cut to: micro-batches are cut where memory runs out
+        rest = trained_bytes(shape, recipe) + kept_bytes(shape, recipe, 2, number, sparing=True)
         for quantization in ("none", *(["4bit"] if supports_4bit else [])):
-            # the least that a run can be cut to: micro-batches are cut where memory runs out
-            parts = _parts(
-                shape, {**one_row, "quantization": quantization}, 2, 2 if on_accelerator else BYTES
-            )
-            gb = round(sum(parts) / GB + PROCESS_GB, 1)
+            weights = weights_bytes(shape, recipe, NF4_BYTES if quantization == "4bit" else number)
+            gb = round((weights + rest) / GB + PROCESS_GB, 1)
             found.append(Fit(size, quantization, gb, gb <= 0.9 * memory_gb))
     return found
-
-
-def _rows(recipe: dict[str, Any]) -> int:
-    return int(recipe.get("mini_batch_size") or recipe["batch_size"])
-
-
-def _parts(shape: ModelShape, recipe: dict[str, Any], sides: int, size: int) -> tuple[float, float, float]:
-    """Bytes of the weights, of the adapter with its optimiser, and of what a micro-batch keeps; `size` of a number."""
-    weights = shape.parameters * (0.65 if recipe.get("quantization") == "4bit" else size)
-    # a warm-up is trained on a base of its own, beside the run's
-    weights *= 2 if recipe.get("warm_up_steps") else 1
-    rank = int(recipe["lora_r"])
-    trained = (
-        shape.layers * rank * (8 * shape.hidden_size + 3 * (shape.hidden_size + shape.middle))
-        if rank
-        else shape.parameters
-    )
-    # float32 weight, gradient, two moments, twice where PPO's value has its own; at rank 0 copies beside the original
-    lora = trained * 16 * (2 if recipe.get("value_backbone") == "adapter" else 1)
-    if not rank:
-        # of the policy training starts from, where that is the reference; and reward models that do not share the base
-        has_reference = recipe.get("start_from", BASE) != BASE and recipe.get("reference") == START
-        lora += trained * 4 * has_reference
-        weights *= 1 + sum(
-            spec.strip().startswith((MODEL, AUTO)) for spec in str(recipe.get("reward", "")).split(",")
-        )
-    rows = _rows(recipe)
-    per_layer = rows * sides * int(recipe["max_length"]) * (10 * shape.hidden_size + 3 * shape.middle) * size
-    saved = per_layer if recipe.get("gradient_checkpointing") else shape.layers * per_layer
-    logits = rows * sides * int(recipe.get("max_new_tokens") or recipe["max_completion_length"])
-    return weights, lora, saved + logits * shape.vocabulary * size
 
 
 def base_parameters(base_model: str) -> int | None:

@@ -12,7 +12,7 @@ from rl.bundled_models import BUNDLED
 from rl.datasets import PreparedDataset
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
-from rl.jobs.memory_estimate import base_parameters, memory_estimate
+from rl.jobs.memory_estimate import base_parameters, memory_at_most
 from rl.jobs.method_selection import REWARD_MODEL, method_chosen
 from rl.jobs.stages import SFT_SHARE, STAGE_SHARE
 from rl.jobs.trainer import base_measured, import_reference
@@ -191,8 +191,8 @@ def _with_whole_rates(recipe: Recipe, named: Collection[str]) -> Recipe:
 def _memory_check(order: TrainOrder, recipe: Recipe, hardware: Hardware) -> None:
     """Raises RunRefused for full fine-tuning of a base model that the machine has no memory for, one row at a time."""
     base_model = base_model_for(order)
-    least = recipe.as_dict() | {"batch_size": 1, "mini_batch_size": 1, "gradient_checkpointing": True}
-    needed = memory_estimate(base_model, least, 2 if METHODS[order.method].kind in ("pairs", "labels") else 1)
+    sides = 2 if METHODS[order.method].kind in ("pairs", "labels") else 1
+    needed = memory_at_most(base_model, recipe, sides, least=True)
     if needed.gb is not None and needed.gb > MOST_OF_MEMORY * hardware.memory_gb:
         raise RunRefused(
             f"--lora-r 0 trains every weight of {base_model}, which takes {needed.gb:g} GB ({needed.source}); this "

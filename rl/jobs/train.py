@@ -56,7 +56,7 @@ from rl.rewards.catalogue import RewardRefused
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
-    from rl.training.processes import Processes
+    from rl.training.run import Processes
 
 Status = TrainingRun.Status
 
@@ -121,7 +121,7 @@ def _train_entered(
 
 def _train_follower(launch: Launch, hardware: Hardware) -> NoReturn:
     """A further process of a launch: its share of the arithmetic, and not a word to database, log or screen."""
-    from rl.training.progress import Silent
+    from rl.training.result import Silent
 
     more = True
     while more:
@@ -136,7 +136,7 @@ def _launch_of(hardware: Hardware | None) -> AbstractContextManager[Launch]:
 
 
 def _processes(hardware: Hardware) -> Processes:
-    from rl.training.processes import Processes
+    from rl.training.run import Processes
 
     return Processes(cpu=hardware.device == "cpu")
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from rl.training.hardware import Hardware
     from rl.training.preflight import AnswerCheck
     from rl.training.profiler import MeasuredBase
-    from rl.training.progress import TrainListener
-    from rl.training.result import TrainResult
+    from rl.training.result import TrainListener, TrainResult
 
 LOOKED_AT = 500
 """Prompts of each split that the base's answers are looked for among."""
@@ -47,8 +46,7 @@ def trainer_run(
 ) -> TrainResult:
     """Train one run. Writes nothing but files below the run's folder. `began` is when its minutes began to count, on
     the monotonic clock; now where it is left out."""
-    from rl.training.hardware import threads_settle
-    from rl.training.memory import allocator_settle
+    from rl.training.hardware import allocator_settle, threads_settle
     from rl.training.preflight import train_with_checks
     from rl.training.result import TrainingRefused
     from rl.training.search import SearchTrainer

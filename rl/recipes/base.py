@@ -128,7 +128,7 @@ class Recipe(BasicRecipe):
     """Optimiser steps between evaluations on the eval split; 0 evaluates once, at the end."""
     patience: int = 0
     """Training stops after this many evaluations without improvement and keeps the best weights. 0 makes every step and
-    keeps the last weights, as does an eval split that is too small (`rl.training.early_stopping`)."""
+    keeps the last weights, as does an eval split that is too small (`rl.training.adapter_trainer`)."""
     checkpoints: str = "newest"
     """`newest` keeps the checkpoint to resume from; `epoch` also keeps each epoch's adapter for `export_model
     --checkpoint`."""
@@ -314,8 +314,8 @@ class AdapterRecipe(Recipe):
     generations cannot drift from it unnoticed."""
     warm_up_steps: int = 0
     """Steps of supervised fine-tuning on all judged responses, liked or not, before a preference loss (DPO, KTO), in at
-    most six passes. Its result replaces the base as reference (`rl.training.warm_up`). For answers that the base model
-    would not write by itself."""
+    most six passes. Its result replaces the base as reference (`rl.training.preference`). For answers that the base
+    model would not write by itself."""
     warm_up_learning_rate: float = 0.0
     """Learning rate of the warm-up; 0 uses `learning_rate`."""
     search: int = 0

@@ -173,7 +173,7 @@ METHOD = Method(
     "prompts",
     GRPO_CONFIG,
     "rl.training.grpo:GRPOTrainer",
-    "rl.training.ppo.estimate:grpo",
+    "rl.training.estimates:grpo",
     help="Train a policy by group relative policy optimisation (GRPO): sample several responses per "
     "prompt, reward them, and favour those above their group's mean; register it. Example: manage.py "
     "train_grpo --agent filer --reward agent",

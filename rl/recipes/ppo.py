@@ -210,7 +210,7 @@ METHOD = Method(
     "prompts",
     PPO_CONFIG,
     "rl.training.ppo:PPOTrainer",
-    "rl.training.ppo.estimate:ppo",
+    "rl.training.estimates:ppo",
     help="Train a policy by proximal policy optimisation (PPO): sample responses, reward them, and update "
     "towards higher reward; register it. Example: manage.py train_ppo --agent filer --reward agent",
     options={

@@ -27,6 +27,11 @@ AUTO = "auto"
 """The agent's reward model: the registered one if it is still valid, else one trained when the run begins."""
 
 
+def reward_models_named(specs: str) -> int:
+    """How many of the named rewards are reward models."""
+    return sum(spec.strip().startswith((MODEL, AUTO)) for spec in specs.split(","))
+
+
 def opened_in_training(spec: str) -> bool:
     """True if a spec is a trained model, which only the training package can open."""
     return spec in (LEARNED_REWARD, AUTO) or spec.startswith((MODEL, f"{LEARNED_REWARD}:"))

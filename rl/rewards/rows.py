@@ -8,7 +8,7 @@ A row holds `prompt` (chat messages) and, if known, `state` and `facts`: what a 
 
 A reward function may have two more methods: `inapplicable(sample)`, why no sampled answer to its prompt can be judged,
 and `constant(sample)`, why every valid answer earns the same; both return "" otherwise. They detect rewards that cannot
-teach before a model is loaded. Functions without them are tried on sampled answers (`rl.training.probe`).
+teach before a model is loaded. Functions without them are tried on sampled answers (`rl.training.rewarding`).
 """
 
 from __future__ import annotations

@@ -174,9 +174,12 @@ class TrainingTemplate:
     def raw(self, turns: Sequence[Any], tools: Sequence[Any] = (), *, add_generation_prompt: bool) -> str:
         return str(
             self.tokenizer.apply_chat_template(
-                list(turns), tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
+                list(turns),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
             )
-        )  # fmt: skip
+        )
 
     def _turns(self, messages: Sequence[Any]) -> list[dict[str, Any]]:
         """Messages as templates take them: text, calls with their arguments as an object, no reasoning."""

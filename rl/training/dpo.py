@@ -1,36 +1,43 @@
-"""Direct preference optimisation: recipe -> TRL's DPOTrainer -> TrainResult. Pairs in, an adapter out."""
+"""Direct preference optimisation (Rafailov et al. 2023): pairs in, an adapter out. Our batches, TRL's loss."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Unpack
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import torch
 import trl
+from accelerate.utils import send_to_device
 from datasets import Dataset
+from scipy.optimize import minimize_scalar
 
-from rl.recipes import AdapterRecipe, DPORecipe
+from packed_forward.compile_choice import CompileChoice, compile_choose
+from packed_forward.forward import packed_logps, strategy_of
+from packed_forward.lazy_metrics import LazyMetrics
+from packed_forward.logps import causal_model
+from packed_forward.micro_batches import MicroBatcher, UncollatedRows
+from packed_forward.preference_collator import PreferenceCollator
+from packed_forward.selection import StrategyChoice, first_strategy
+from rl.recipes import DPORecipe
+from rl.training.adapter_trainer import TrainRows, common_arguments
 from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder, reasoning_check
-from rl.training.folder import folder_prepare, same_run_check
-from rl.training.pair_trainer import PairCollator, PairTrainer, reference_logps, trl_losses
-from rl.training.policy import LoadedPolicy, matmul
-from rl.training.result import TrainingRefused, TrainResult
-from rl.training.run_context import RunOptions, base_load, reference_cache, run_context
-from rl.training.scoring import head_check
-from rl.training.trl_runs import (
-    common_arguments,
-    lora_config_of,
-    one_gpu,
-    result_of,
-    rows_ordered,
-    run_facts,
-    special_tokens_settle,
-    train_stoppable,
-    weights_begin,
+from rl.training.policy import LoadedPolicy
+from rl.training.preference import PreferenceTrainer
+from rl.training.result import TrainingRefused
+from rl.training.run import Processes, RunContext
+from rl.training.trl_trainer import (
+    RANKING_LOSS,
+    TokenizedTrainerMixin,
+    forward_settle,
+    strategy_apply,
+    trainer_settle,
 )
-from rl.training.warm_up import WarmUp, warm_up
 
 
 def pairs_encoded(
@@ -50,139 +57,78 @@ def pairs_encoded(
     return pairs
 
 
-class DPOTrainer:
+class DPOTrainer(PreferenceTrainer[DPORecipe, EncodedPairs]):
     """Train a LoRA adapter on preference pairs.
 
     Rows are {"prompt": messages, "chosen": text or messages, "rejected": likewise, "weight": above 0, optional,
-    "tools": that the prompt offers, optional},
-    in a list or a Hugging Face Dataset. A weight multiplies that pair's gradient (weights are scaled to mean 1);
-    the loss shown stays unweighted. Everything is written below `output_dir`: `checkpoints/` while it works, the
-    finished adapter in `adapter/`. With `resume`, the newest whole checkpoint there is continued.
+    "tools": that the prompt offers, optional}, in a list or a Hugging Face Dataset. A weight multiplies that pair's
+    gradient (weights are scaled to mean 1); the loss shown stays unweighted.
     """
 
-    def __init__(
-        self,
-        recipe: DPORecipe,
-        base_model: str = "bundled",
-        **options: Unpack[RunOptions],
-    ) -> None:
-        self.context = run_context(recipe, base_model, **options)
-        self.recipe = recipe
-        self.policy: LoadedPolicy | None = None
-        self.warm_up: WarmUp | None = None
+    method = "dpo"
+    needs = "preference pair"
 
-    def load_base_model(self) -> LoadedPolicy:
-        """Load base model and tokenizer, once. Raises PolicyLoadError."""
-        if self.policy is None:
-            self.policy = base_load(self.context)
-        return self.policy
-
-    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
-        """Train and return the result; a run stopped by its listener has the status `cancelled`.
-
-        Raises TrainingRefused (nothing to train on, nothing to resume, a folder in use or not writable) before any
-        work, and TrainingFailed when training cannot go on (divergence, memory, disk).
-        """
-        start = time.monotonic()
-        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
-        if not train_rows:
-            raise TrainingRefused("expected at least one preference pair to train on, found none")
-        checkpoint, notes = folder_prepare(self.context)
-        self.context.note_all(notes)
-        arguments = self._arguments(len(train_rows), len(eval_rows))
-        self.context.main_process = arguments.process_index == 0
-        policy = self.load_base_model()
-        self.context.note_all(policy.notes)
-        head_check(policy)
+    def encode(
+        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+    ) -> TrainRows[EncodedPairs]:
         train = pairs_encoded(policy.encoder, train_rows, self.recipe)
         held_out = pairs_encoded(policy.encoder, eval_rows, self.recipe, needed=False)
-        self._report_cuts(train)
-        now = run_facts(self.recipe, policy, train.rows, arguments.world_size)
-        same_run_check(self.context, now, resumed=checkpoint is not None)
-        with matmul(self.context.hardware):
-            self._warm_up(train_rows)
-            trainer = self._trainer(policy, arguments, train, held_out)
-            train_stoppable(trainer, self.context, checkpoint)
-            metrics = trainer.evaluate_at_end() if held_out.rows else {}
-        result = result_of(
-            "dpo",
-            trainer,
-            policy,
-            context=self.context,
-            seconds=time.monotonic() - start,
+        self.judged = [
+            {"prompt": row["prompt"], "completion": row[side], "tools": row.get("tools")}
+            for row in train_rows
+            for side in ("chosen", "rejected")
+        ]
+        notes = train.left_out.notes("pairs")
+        if any(train.truncated.values()):
+            notes.insert(
+                0,
+                f"truncated to max_length {self.recipe.max_length} and max_completion_length "
+                f"{self.recipe.max_completion_length}: {train.truncated['prompts']} prompts (oldest tokens), "
+                f"{train.truncated['completions']} responses (end)",
+            )
+        return TrainRows(
+            train,
+            held_out,
+            facts=train.rows,
             samples={"train": len(train.rows), "eval": len(held_out.rows)},
             truncated=train.truncated,
             left_out=train.left_out.counts,
-            metrics=metrics,
+            notes=notes,
         )
-        if self.warm_up is not None and self.context.main_process and result.status == "succeeded":
-            self.warm_up.store(Path(result.checkpoint))
-        return result
 
-    def _warm_up(self, rows: Sequence[Any]) -> None:
-        responses = [
-            {"prompt": row["prompt"], "completion": row[side], "tools": row.get("tools")}
-            for row in rows
-            for side in ("chosen", "rejected")
-        ]
-        self.warm_up = warm_up(self.context, responses)
-        if self.warm_up is not None:
-            self.context.note(self.warm_up.note)
-
-    def _report_cuts(self, pairs: EncodedPairs) -> None:
-        if any(pairs.truncated.values()):
-            self.context.note(
-                f"truncated to max_length {self.recipe.max_length} and max_completion_length "
-                f"{self.recipe.max_completion_length}: {pairs.truncated['prompts']} prompts (oldest tokens), "
-                f"{pairs.truncated['completions']} responses (end)"
-            )
-        self.context.note_all(pairs.left_out.notes("pairs"))
-
-    def _arguments(self, rows: int, eval_rows: int) -> trl.DPOConfig:
+    def arguments(self, rows: TrainRows[EncodedPairs]) -> trl.DPOConfig:
         losses, weights = trl_losses(self.recipe)
-        arguments = trl.DPOConfig(
-            **common_arguments(
-                self.context,
-                rows=rows,
-                eval_rows=eval_rows,
-            ),
+        return trl.DPOConfig(
+            **common_arguments(self.context, rows=len(rows.train.rows), eval_rows=len(rows.held_out.rows)),
             beta=self.recipe.beta,
             loss_type=losses,
             loss_weights=weights,
             label_smoothing=self.recipe.label_smoothing,
             max_length=None,  # cut by us, before TRL would drop pairs
         )
-        self.context.note_all(one_gpu(arguments))
-        return arguments
 
-    def _trainer(
-        self, policy: LoadedPolicy, arguments: trl.DPOConfig, train: EncodedPairs, held_out: EncodedPairs
+    def build(
+        self, policy: LoadedPolicy, arguments: trl.DPOConfig, rows: TrainRows[EncodedPairs]
     ) -> PairTrainer:
-        def dataset(pairs: EncodedPairs) -> Dataset | None:
-            return self._dataset(policy, arguments, pairs) if pairs.rows else None
-
-        weights = [row["weight"] for row in train.rows]
+        train, held_out = (
+            self._dataset(policy, arguments, pairs) if pairs.rows else None
+            for pairs in (rows.train, rows.held_out)
+        )
+        weights = [row["weight"] for row in rows.train.rows]
         collator = PairCollator(policy.tokenizer.pad_token_id, weight_scale=len(weights) / math.fsum(weights))
-        special_tokens_settle(policy)
-        recipe: AdapterRecipe = self.recipe
-        train_rows, eval_rows = dataset(train), dataset(held_out)
-        if self.warm_up is not None:
-            recipe = self.warm_up.start_recipe(recipe)
-            self.warm_up.release()
         trainer = PairTrainer(
-            model=policy.model,
-            args=arguments,
-            train_dataset=train_rows,
-            eval_dataset=eval_rows,
-            processing_class=policy.tokenizer,
+            train_dataset=train,
+            eval_dataset=held_out,
             data_collator=collator,
-            peft_config=lora_config_of(recipe, policy),
+            **self.trl_arguments(policy, arguments),
         )
         trainer.settle(self.context, policy)
-        self.context.note_all(weights_begin(recipe, trainer.model))
+        return trainer
+
+    def begin(self, trainer: PairTrainer, *, resumed: bool) -> None:
+        super().begin(trainer, resumed=resumed)
         self.context.detail(trainer.choice.summary)
         self.context.detail(trainer.compile_choice.summary)
-        return trainer
 
     def _dataset(self, policy: LoadedPolicy, arguments: trl.DPOConfig, pairs: EncodedPairs) -> Dataset:
         columns: dict[str, list[Any]] = {
@@ -196,18 +142,328 @@ class DPOTrainer:
                 for row in pairs.rows
                 for side in ("chosen_ids", "rejected_ids")
             ]
-            reference, cache = policy, reference_cache(self.context)
-            if self.warm_up is not None:
-                assert self.warm_up.reference is not None  # until the rows of all splits are made
-                reference, cache = self.warm_up.reference, self.warm_up.cache
-            self.context.phase("reference pass")
-            logps, computed = reference_logps(
-                reference, arguments, items, 2 * self.recipe.batch_size, cache, self.context.phase
-            )
-            if cache is not None:
-                self.context.detail(
-                    f"reference log-probabilities: {computed:,} computed, "
-                    f"{len(items) - computed:,} from the cache"
-                )
+            logps = self.reference(policy, arguments, items)
             columns["ref_chosen_logps"], columns["ref_rejected_logps"] = logps[::2], logps[1::2]
         return Dataset.from_dict(columns)
+
+
+class LengthGroupedSampler(torch.utils.data.Sampler[int]):
+    """Each epoch's order, a function of seed and epoch only: shuffled, then pairs of like length put side by side.
+
+    Sorting happens within windows of `WINDOW` batches and the batches are shuffled again, so that padding is saved
+    while batches still differ from epoch to epoch. Nothing is remembered between epochs: a resumed run repeats it.
+    """
+
+    WINDOW = 8
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        batch_size: int,
+        seed: int,
+        epoch: Any,
+        groups: Sequence[int] | None = None,
+        *,
+        shuffled: bool = True,
+    ) -> None:
+        """`epoch`: a function that says which epoch is about to start. Rows of one of the `groups` (pairs of one
+        prompt) stay together, so that what they share is computed once; without them every row stands alone. Not
+        `shuffled`, the rows come as they are in every epoch (easy to hard, say), a group where its first row stands.
+        """
+        self.shuffled = shuffled
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
+        members: dict[int, list[int]] = {}
+        for row in range(len(lengths)):
+            members.setdefault(groups[row] if groups is not None else row, []).append(row)
+        self.groups = list(members.values())
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.shuffled:
+            yield from (row for group in self.groups for row in group)
+            return
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.epoch()))
+        place: dict[int, int] = {}
+        shuffled = torch.randperm(len(self.groups), generator=generator).tolist()
+        for number, group in enumerate(shuffled):
+            place.update(dict.fromkeys(self.groups[group], number))
+        order = [row for group in shuffled for row in self.groups[group]]
+        longest = [max(self.lengths[row] for row in self.groups[group]) for group in shuffled]
+        window = self.WINDOW * self.batch_size
+        for start in range(0, len(order), window):
+            order[start : start + window] = sorted(
+                order[start : start + window], key=lambda i: (-longest[place[i]], place[i])
+            )
+        batches = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        whole = [batch for batch in batches if len(batch) == self.batch_size]
+        short = [batch for batch in batches if len(batch) < self.batch_size]
+        for i in torch.randperm(len(whole), generator=generator).tolist():
+            yield from whole[i]
+        for batch in short:  # last, or every later batch would straddle two groups
+            yield from batch
+
+
+def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:
+    """TRL's loss_type and loss_weights for a recipe.
+
+    TRL 1.16 ignores label smoothing in `sigmoid`. Conservative DPO, -(1-e) log s(x) - e log s(-x), is the sum
+    (2-2e) sigmoid - (1-2e) robust, because robust is (-(1-e) log s(x) + e log s(-x)) / (1-2e).
+    """
+    losses, weights = [recipe.loss], [1.0]
+    if recipe.loss == "sigmoid" and recipe.label_smoothing > 0:
+        e = recipe.label_smoothing
+        losses, weights = ["sigmoid", "robust"], [2 - 2 * e, -(1 - 2 * e)]
+    if recipe.sft_weight > 0:
+        losses, weights = [*losses, "sft"], [*weights, recipe.sft_weight]
+    return losses, weights
+
+
+@dataclass
+class PairCollator(PreferenceCollator):
+    """A batch of B pairs with their weights; or, where the trainer cuts micro-batches first, its rows as they are."""
+
+    weight_scale: float = 1.0
+    uncollated: bool = False
+    """Leave the rows as they are: the trainer cuts them into micro-batches first (`packed.micro_batches`)."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"rows": UncollatedRows(examples)} if self.uncollated else self.batch(examples)
+
+    def batch(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """The tensors of these rows."""
+        batch = super().torch_call(examples)
+        if "weight" in examples[0]:
+            weights = [example["weight"] * self.weight_scale for example in examples]
+            batch["pair_weights"] = torch.tensor(weights)
+        return batch
+
+
+class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
+    """TRL's trainer on pairs that are already tokens. Loss, metrics, optimiser and checkpoints stay TRL's."""
+
+    method = "dpo"
+
+    context: RunContext[DPORecipe]
+    policy: LoadedPolicy
+    data_collator: PairCollator
+    choice: StrategyChoice
+    """Forward strategy of rows that share a prompt, and its reason."""
+    compile_choice: CompileChoice
+    """Decision to compile the layers, with the reason."""
+    _differences: list[float] | None = None
+    """log p(chosen) - log p(rejected) of the eval pairs so far, nats; None while it is not evaluated."""
+    defer_metrics: bool | None = None
+    """True if metrics stay on the device until they are logged; None: where the device is not the CPU."""
+
+    def settle(self, context: RunContext[DPORecipe], policy: LoadedPolicy) -> None:
+        """Apply the settings that TRL's constructor has no arguments for."""
+        self.context = context
+        self.precompute_ref_logps = context.recipe.precompute_reference
+        trainer_settle(self, policy, context)
+        forward_settle(self)
+        items = self.token_rows("chosen_ids", "rejected_ids")
+        self.choice = self._select_strategy(items)
+        self.compile_choice = self._compile(items)
+        self._busy_s, self._busy_tokens = 0.0, 0
+        later = policy.device.type != "cpu" if self.defer_metrics is None else self.defer_metrics
+        self.lazy_metrics = LazyMetrics(self.args.world_size) if later else None
+        self._share = 1.0
+        self._micro = MicroBatcher(
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            context.recipe.micro_tokens,
+            self._checkpoint,
+            context.note,
+            Processes(cpu=policy.device.type == "cpu").maximum if self.args.world_size > 1 else None,
+        )
+
+    def _select_strategy(self, items: list[EncodedResponse]) -> StrategyChoice:
+        """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
+        first = first_strategy(self.context.recipe.attention, self.policy.device.type, items)
+        choice = strategy_apply(self, items, first=first)
+        self.data_collator.strategy = choice.strategy
+        return choice
+
+    def _compile(self, items: list[EncodedResponse]) -> CompileChoice:
+        """Find whether the layers are compiled, and batch for it."""
+        recipe = self.context.recipe
+        steps = recipe.steps(len(self.train_dataset)) * recipe.gradient_accumulation // self.args.world_size
+        choice = compile_choose(
+            self.policy,
+            self.choice.strategy,
+            items,
+            wish=recipe.compile,
+            steps=steps,
+            step_s=self._step_time,
+            autocast=self._autocast,
+        )
+        self.data_collator.fit = choice.buckets.fit if choice.buckets else None
+        return choice
+
+    def _autocast(self) -> torch.autocast:
+        """Autocast context of the run; accelerate wraps the model's forward in it."""
+        half = torch.bfloat16 if self.args.bf16 else torch.float16
+        return torch.autocast(
+            self.policy.device.type, dtype=half, enabled=bool(self.args.bf16 or self.args.fp16)
+        )
+
+    def _step_time(self) -> float:
+        """Seconds that a micro-batch takes, forward and backward, uncompiled; the second of two."""
+        model = causal_model(self.model)
+        rows = self.train_dataset.select(range(min(self.context.recipe.batch_size, len(self.train_dataset))))
+        packed = self.data_collator.batch(list(rows))["packed"].to(self.args.device)
+        seconds = 0.0
+        for _ in range(2):
+            began = time.perf_counter()
+            with self._autocast():
+                logps = packed_logps(model, packed, strategy_of(model))[0]
+            logps.sum().backward()
+            if self.args.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - began
+        self.model.zero_grad(set_to_none=True)
+        return seconds
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        data = train_dataset if train_dataset is not None else self.train_dataset
+        lengths = [
+            len(p) + max(len(c), len(r))
+            for p, c, r in zip(data["prompt_ids"], data["chosen_ids"], data["rejected_ids"], strict=True)
+        ]
+        groups = (
+            [hash(tuple(prompt)) for prompt in data["prompt_ids"]]
+            if self.context.recipe.group_prompts
+            else None
+        )
+        # trainer.state survives a resume, so the sampler reads it at each epoch
+        # accelerate deals whole batches to the processes in turn: rows of one step lie together
+        rows_at_once = self.args.train_batch_size * self.args.world_size
+        return LengthGroupedSampler(
+            lengths,
+            rows_at_once,
+            self.args.data_seed,
+            lambda: self.state.epoch or 0,
+            groups,
+            shuffled=self.context.recipe.curriculum == "none",
+        )
+
+    def get_train_dataloader(self) -> Any:
+        own = self.data_collator
+        self.data_collator = dataclasses.replace(own, uncollated=True)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = own
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        began = time.perf_counter()
+
+        def compute(rows: list[dict[str, Any]], share: float) -> torch.Tensor:
+            lengths = {name: len(values) for name, values in self._metrics["train"].items()}
+            batch = self.data_collator.batch(rows)
+            self._busy_tokens += int(batch["attention_mask"].sum()) * self.args.world_size
+            # the loader moves what it makes; this was made here
+            if self.args.device.type == "cuda":
+                batch = {name: value.pin_memory() for name, value in batch.items()}
+            batch = send_to_device(batch, self.args.device, non_blocking=True)
+            self._share = share
+            try:
+                loss: torch.Tensor = super(PairTrainer, self).training_step(model, batch, *args, **kwargs)
+            except torch.OutOfMemoryError:
+                for name, values in self._metrics["train"].items():
+                    del values[lengths.get(name, 0) :]
+                raise
+            return loss
+
+        loss = self._micro.run(inputs["rows"].rows, compute)
+        self._busy_s += time.perf_counter() - began
+        return loss
+
+    def _checkpoint(self) -> bool:
+        if self.model.is_gradient_checkpointing:
+            return False
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        return True
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        with (
+            contextlib.nullcontext()
+            if self.lazy_metrics is None
+            else self.lazy_metrics.gather_on_device(self)
+        ):
+            recorded = self._read_later(model) if self.model.training else self._read_differences(model)
+            loss = super()._compute_loss(recorded, inputs, return_outputs)
+            tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()
+        mode = "train" if self.model.training else "eval"
+        self.loss_check(loss[0] if return_outputs else loss, f" or raise beta (now {self.beta:g})")
+        metrics = self._metrics[mode]
+        pairs = inputs["input_ids"].size(0) / 2 * self.args.world_size
+        logratio = (metrics["rewards/chosen"][-1] + metrics["rewards/rejected"][-1]) / self.beta * pairs
+        metrics["log_ratio"].append(logratio / tokens)
+        if mode == "eval":
+            return loss
+        # a micro-batch is a share of its step
+        return (loss[0] * self._share, *loss[1:]) if return_outputs else loss * self._share
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with the ranking loss of the pairs beside its metrics."""
+        self._differences = []
+        output = super().evaluation_loop(*args, **kwargs)
+        differences, self._differences = self._differences, None
+        output.metrics[RANKING_LOSS] = ranking_loss(differences)
+        return output
+
+    def _read_differences(self, model: Any) -> Any:
+        """The model, whose log-probabilities of the pairs are noted."""
+
+        def forward(**inputs: Any) -> Any:
+            output = model(**inputs)
+            if self._differences is not None:
+                chosen, rejected = output.log_probs.detach().float().sum(-1).chunk(2)
+                self._differences += self.accelerator.gather_for_metrics(chosen - rejected).tolist()
+            return output
+
+        return forward
+
+    def _read_later(self, model: Any) -> Any:
+        """The model, whose mean logits TRL selects by a mask to average them."""
+        if self.lazy_metrics is None:
+            return model
+
+        def forward(**inputs: Any) -> Any:
+            assert self.lazy_metrics is not None
+            output = model(**inputs)
+            if isinstance(output.get("mean_logits"), torch.Tensor):
+                output.mean_logits = self.lazy_metrics.wrap(output.mean_logits)
+            return output
+
+        return forward
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        began = time.perf_counter()
+        self.metrics_read()
+        self._busy_s += time.perf_counter() - began  # reading waits for the steps to end
+        if "loss" in logs and self._busy_s > 0:
+            self._metrics["train"]["tokens_per_second"] = [self._busy_tokens / self._busy_s]
+            self._busy_s, self._busy_tokens = 0.0, 0
+        super().log(logs, start_time)
+
+
+SCALES = (-9.0, 6.0)
+"""Bounds of the natural logarithm of the scale that `ranking_loss` looks for."""
+
+
+def ranking_loss(differences: Sequence[float]) -> float:
+    """Log-loss of pairs, in nats, at the scale a >= 0 that makes it least: mean of log(1 + exp(-a d)).
+
+    differences: log p(chosen) - log p(rejected) of each pair, nats. What is chosen among candidates does not depend on
+    the scale, so a policy that is as right but surer of itself is as good; a coin has ln 2, and none is worse.
+    """
+    found = np.asarray(differences, dtype=float)
+
+    def loss(log_scale: float) -> float:
+        return float(np.logaddexp(0.0, -math.exp(log_scale) * found).mean())
+
+    least = float(minimize_scalar(loss, bounds=SCALES, method="bounded").fun)
+    return min(math.log(2), round(least, 4))  # what the search leaves open decides nothing

@@ -14,13 +14,7 @@ from packed_forward.row_cache import RowCache, row_key
 from rl.agents.base import Message
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, TEMPLATE_ERRORS
 from rl.recipes.base import KEEP, AdapterRecipe, AnswerRecipe
-from rl.training.chat_template import (
-    Answer,
-    NotRenderable,
-    ToolPrompt,
-    TrainingTemplate,
-    tools_of,
-)
+from rl.training.chat_template import Answer, NotRenderable, ToolPrompt, TrainingTemplate, tools_of
 from rl.training.result import TrainingRefused
 
 PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
@@ -148,9 +142,11 @@ class Encoder:
         return cut, sum(len(a) < len(b) for a, b in zip(cut, ids, strict=True))
 
     def responses(
-        self, items: Sequence[tuple[Sequence[Message], Answer]], max_length: int | None = None,
+        self,
+        items: Sequence[tuple[Sequence[Message], Answer]],
+        max_length: int | None = None,
         max_response_length: int | None = None,
-    ) -> list[EncodedResponse]:  # fmt: skip
+    ) -> list[EncodedResponse]:
         """Prompt and response ids of each item, cut to fit. Lengths in tokens; None means the model's context.
 
         Raises NotRenderable for an item that the template cannot write, or that takes several turns.
@@ -381,9 +377,13 @@ class Encoder:
         return answers
 
     def _fit(
-        self, messages: Sequence[Message], prompt: list[int], responses: list[list[int]], max_length: int | None,
+        self,
+        messages: Sequence[Message],
+        prompt: list[int],
+        responses: list[list[int]],
+        max_length: int | None,
         max_response_length: int | None,
-    ) -> tuple[list[int], list[list[int]]]:  # fmt: skip
+    ) -> tuple[list[int], list[list[int]]]:
         """Cut responses at their end and the prompt at its start until prompt + longest response fit.
 
         A prompt that needs it keeps at least half of `max_length`, whatever the responses' own limit.

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rl.bundled_models import BUNDLED
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
-from rl.recipes import AdapterRecipe, DPORecipe, KTORecipe, Recipe, RewardModelRecipe
+from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, RewardModelRecipe
 from rl.recipes.base import AnswerRecipe
 from rl.recipes.fit import Speed
-from rl.training.early_stopping import evaluation_interval, stops_early
-from rl.training.encoding import EncodedResponse, Encoder
+from rl.recipes.memory import GB, NF4_BYTES, ModelShape, trained_bytes, weights_bytes
+from rl.rewards.catalogue import reward_models_named
+from rl.training.adapter_trainer import evaluation_interval, stops_early
+from rl.training.constrained_generation import AnswerForms
+from rl.training.dpo import LengthGroupedSampler
+from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
-from rl.training.machine import GB
+from rl.training.policy import LoadedPolicy
 from rl.training.profiler import (
     ASKABLE,
-    GenerationLoad,
     MeasuredBase,
     MicroBatchProfile,
+    SampledBatches,
+    answers_sampled,
     profile_base,
     profile_micro_batches,
 )
 from rl.training.reward_model import SCALE_ROWS
-from rl.training.run_context import training_hardware
-from rl.training.sampling import LengthGroupedSampler
+from rl.training.rewarding import Prompts, answer_forms
+from rl.training.run import training_hardware
 
 T = TypeVar("T")
 
@@ -80,25 +84,19 @@ def estimate_from_profile(
     *,
     packed: bool,
     causal: bool = True,
-    generation: GenerationLoad | None = None,
-    sample_s: float | None = None,
+    answers: SampledBatches | None = None,
     base: MeasuredBase | None = None,
 ) -> Estimate:
     """Time and memory of some work, from a profile of its micro-batches: on the `base`, where it is given and small
     enough to be loaded, else on random layers of its shape.
 
-    `sample_s` are the seconds of a sampling where they are known; else `generation` is sampled while profiling.
+    `answers` are those that were sampled; where their seconds are not known, they are sampled while profiling.
     """
     config, encoder, parameters = shape
+    sample_s = None if answers is None else answers.sample_s
+    generation = answers.generation if answers is not None and sample_s is None else None
     hardware = training_hardware(hardware, recipe)
-    if (
-        base is not None
-        and causal
-        and not recipe.whole
-        and generation is None
-        and parameters <= ASKABLE
-        and base.base_model != BUNDLED
-    ):
+    if base is not None and causal and not recipe.whole and generation is None and parameters <= ASKABLE:
         profile = profile_base(base, recipe, micros, packed=packed)
     else:
         profile = profile_micro_batches(
@@ -114,10 +112,15 @@ def estimate_from_profile(
         + work.steps * profile.train_s * general_share(recipe, micros)
         + profile.setup_s
     )
-    memory, memory_note = memory_estimate(
-        config.get_text_config(), recipe, hardware, parameters, profile,
-        packed=packed or work.scores_packed, rehearsed=general_share(recipe, micros),
-    )  # fmt: skip
+    memory, memory_note = memory_measured(
+        config.get_text_config(),
+        recipe,
+        hardware,
+        parameters,
+        profile,
+        packed=packed or work.scores_packed,
+        rehearsed=general_share(recipe, micros),
+    )
     tokens = sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
     parts = [
         f"{micro_count:,.0f} micro-batches of {len(micros[0])} responses, {tokens:,.0f} tokens before anything is "
@@ -156,22 +159,17 @@ def general_share(recipe: Recipe, micros: Sequence[Sequence[EncodedResponse]]) -
 
 
 def evaluations(recipe: Recipe, steps: int, rows: int) -> int:
-    """Largest number of evaluations in a run of so many steps on so many rows: see `rl.training.early_stopping`."""
+    """Largest number of evaluations in a run of so many steps on so many rows: see `rl.training.trl_trainer`."""
     if not stops_early(recipe, round(rows * HELD_OUT_SHARE)) and recipe.eval_steps == 0:
         return 1
     return -(-steps // evaluation_interval(recipe, steps))
-
-
-def warm_up_forwards(recipe: AdapterRecipe, responses: int) -> float:
-    """The steps of a warm-up on so many responses, each as long as three passes forward."""
-    return 3.0 * recipe.warm_up(responses)
 
 
 def estimate_zero(what: str) -> Estimate:
     return Estimate(0, 0.0, 0.0, {"steps": f"no {what} is left to train on"})
 
 
-def memory_estimate(
+def memory_measured(
     text: Any,
     recipe: Recipe,
     hardware: Hardware,
@@ -185,16 +183,11 @@ def memory_estimate(
     rehearsed: share of it that the general prompts keep beside it."""
     hidden, layers = int(text.hidden_size), int(text.num_hidden_layers)
     middle = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * hidden
-    number = 4 if hardware.dtype == "float32" else 2
+    shape = ModelShape(parameters, hidden, layers, middle)
     four_bit = recipe.quantization == "4bit" and hardware.supports_4bit
-    # NF4 with double quantisation takes 4.127 bits a weight (Dettmers et al. 2023); embeddings stay as they are
-    bases = (
-        2 if isinstance(recipe, AdapterRecipe) and recipe.warm_up_steps else 1
-    )  # a warm-up is trained on its own
-    weights = bases * parameters * (0.65 if four_bit else number)
-    trained = parameters if recipe.whole else layers * recipe.lora_r * (8 * hidden + 3 * (hidden + middle))
-    # float32 weight, gradient, two moments; of a reference the weight alone
-    lora = trained * (16 * recipe.trained_copies + 4 * recipe.has_adapter_reference)
+    size = NF4_BYTES if four_bit else 4 if hardware.dtype == "float32" else 2
+    judges = reward_models_named(str(recipe.as_dict().get("reward", "")))
+    weights, lora = weights_bytes(shape, recipe, size, judges=judges), trained_bytes(shape, recipe)
     what = "LoRA" if not recipe.whole else "trained copy" if recipe.trained_copies == 1 else "trained copies"
     saved_bytes = found.checkpoint_bytes if recipe.gradient_checkpointing else found.saved_bytes
     # one layer's gradients on the way back are about what it kept
@@ -260,7 +253,7 @@ def dpo(
     reference = (
         once + held_out if recipe.precompute_reference else steps * recipe.gradient_accumulation + looked
     )
-    warm_up = warm_up_forwards(recipe, 2 * count)
+    warm_up = 3.0 * recipe.warm_up(2 * count)  # its steps take as long as three passes forward
     work = ExtraWork(
         count,
         steps,
@@ -298,7 +291,7 @@ def kto(
     cut = zip(batches(items, recipe.batch_size), batches(mismatched, recipe.batch_size), strict=True)
     micros = [[*own, *others] for own, others in cut]
     once = len(rows) / recipe.batch_size
-    warm_up = warm_up_forwards(recipe, len(rows))
+    warm_up = 3.0 * recipe.warm_up(len(rows))  # its steps take as long as three passes forward
     reference = once * (1 + HELD_OUT_SHARE)
     looked = evaluations(recipe, steps, len(rows)) * once * HELD_OUT_SHARE
     work = ExtraWork(
@@ -308,7 +301,7 @@ def kto(
         once=reference + warm_up,
         warm_up=warm_up,
         note="the reference counted in full: what earlier runs computed is kept",
-    )  # fmt: skip
+    )
     return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True, base=base)
 
 
@@ -388,3 +381,138 @@ def _sample(rows: Sequence[T], recipe: Recipe) -> list[T]:
 def batches(items: Sequence[T], size: int) -> list[list[T]]:
     """Whole batches of the items; one of all of them where there are fewer."""
     return [list(items[start : start + size]) for start in range(0, max(len(items) - size, 0) + 1, size)]
+
+
+def ppo(
+    base_model: str,
+    recipe: PPORecipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    agent: str = "",
+    base: MeasuredBase | None = None,
+) -> Estimate:
+    """Steps, minutes and peak memory of `PPOTrainer.train(rows)`, training nothing.
+
+    A base of at most ASKABLE parameters is loaded and answers one step's prompts; of a larger one nothing is loaded and
+    half of `max_new_tokens` taken for an answer. What rewards take that are not models is not counted. Raises
+    PolicyLoadError, ValueError for rows of another shape.
+    """
+    hardware = training_hardware(hardware or detect(), recipe)
+    shape = load_shape(base_model)
+    prompts = _prompts(shape[1], rows, recipe)
+    if not prompts.ids:
+        return estimate_zero("prompt")
+    samples = recipe.samples_per_prompt
+    answers = answers_sampled(
+        base_model,
+        shape,
+        recipe,
+        prompts.ids,
+        recipe.batch_size // samples,
+        samples,
+        hardware,
+        base,
+        _forms(recipe, agent, prompts),
+    )
+    size = recipe.mini_batch_size // recipe.gradient_accumulation
+    micros = batches(answers.items, size)
+    steps = recipe.steps(len(rows))
+    networks = 2 if recipe.value_backbone == "adapter" else 1
+    per_step = recipe.batch_size / size
+    looked_at = _held_out_answers(recipe, len(rows), steps)
+    models = reward_models_named(recipe.reward)
+    work = ExtraWork(
+        rows=len(rows),
+        steps=steps,
+        micros=steps * per_step * recipe.ppo_epochs * networks,
+        forwards=steps * per_step * (networks + 1 + models) + looked_at / size * (2 + models),
+        samplings=steps + looked_at / recipe.batch_size,
+        note="rewards that are no models not counted",
+    )
+    return estimate_from_profile(
+        shape, recipe, hardware, micros, work, packed=True, answers=answers, base=base
+    )
+
+
+def grpo(
+    base_model: str,
+    recipe: GRPORecipe,
+    rows: Sequence[Any],
+    *,
+    hardware: Hardware | None = None,
+    agent: str = "",
+    base: MeasuredBase | None = None,
+) -> Estimate:
+    """The same of `GRPOTrainer.train(rows)`, of both modes."""
+    hardware = training_hardware(hardware or detect(), recipe)
+    shape = load_shape(base_model)
+    prompts = _prompts(shape[1], rows, recipe)
+    if not prompts.ids:
+        return estimate_zero("prompt")
+    steps = recipe.steps(len(rows))
+    micro_count = steps * recipe.gradient_accumulation
+    if recipe.mode == "logged":
+        sample, _ = shape[1].written(list(rows)[:SAMPLE])
+        texts = [
+            [(prompt_messages(row, n), response_text({"a": said}, "a", n)) for said in row["completions"]]
+            for n, row in enumerate(sample)
+        ]
+        encoded = [
+            shape[1].responses(group, recipe.max_length, recipe.max_completion_length) for group in texts
+        ]
+        micros = [[item for group in batch for item in group] for batch in batches(encoded, recipe.groups)]
+        # the base's pass, once for each micro-batch
+        return estimate_from_profile(
+            shape, recipe, hardware, micros, ExtraWork(len(rows), steps, micro_count), packed=True, base=base
+        )
+    at_once = recipe.groups * recipe.gradient_accumulation
+    answers = answers_sampled(
+        base_model,
+        shape,
+        recipe,
+        prompts.ids,
+        at_once,
+        recipe.num_generations,
+        hardware,
+        base,
+        _forms(recipe, agent, prompts),
+    )
+    micros = batches(answers.items, recipe.batch_size)
+    looked_at = _held_out_answers(recipe, len(rows), steps)
+    models = reward_models_named(recipe.reward)
+    fresh = micro_count / recipe.num_iterations
+    alone = sum(len(i.prompt_ids) + len(i.response_ids) for i in micros[0])
+    packed = sum(map(len, {tuple(i.prompt_ids) for i in micros[0]})) + sum(
+        len(i.response_ids) for i in micros[0]
+    )
+    work = ExtraWork(
+        rows=len(rows),
+        steps=steps,
+        forwards=fresh * ((recipe.beta > 0) + (recipe.num_iterations > 1) + models * alone / packed)
+        + looked_at / recipe.batch_size * (2 + models) * alone / packed,
+        samplings=steps / recipe.num_iterations
+        + looked_at / (recipe.batch_size * recipe.gradient_accumulation),
+        note="rewards that are no models not counted",
+    )
+    return estimate_from_profile(
+        shape, recipe, hardware, micros, work, packed=True, answers=answers, base=base
+    )
+
+
+def _held_out_answers(recipe: PPORecipe | GRPORecipe, rows: int, steps: int) -> float:
+    """Held-out prompts answered over a run: before the first step too."""
+    return (1 + evaluations(recipe, steps, rows)) * min(recipe.eval_prompts, rows * HELD_OUT_SHARE)
+
+
+def _prompts(encoder: Encoder, rows: Sequence[Any], recipe: PPORecipe | GRPORecipe) -> Prompts:
+    some, _ = encoder.written(list(rows)[:SAMPLE])
+    messages = [prompt_messages(row, number) for number, row in enumerate(some)]
+    ids = encoder.prompts(messages, recipe.max_new_tokens, recipe.max_length)[0] if messages else []
+    return Prompts(some, ids, truncated=0, duplicates=0)
+
+
+def _forms(
+    recipe: PPORecipe | GRPORecipe, agent: str, prompts: Prompts
+) -> Callable[[LoadedPolicy], AnswerForms] | None:
+    return (lambda policy: answer_forms(policy, agent, prompts)) if recipe.constrains else None

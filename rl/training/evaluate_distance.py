@@ -30,7 +30,7 @@ def kl_to_reference(
     without adapter or answer. Measured on KL_ANSWERS of the answers at most. forms: of the answers, one each; none,
     and one that forbids its answer: free text.
 
-    The reference is the base model, or what a warm-up made of it (`rl.training.warm_up`): how far a policy went for
+    The reference is the base model, or what a warm-up made of it (`rl.training.sft`): how far a policy went for
     the sake of what people prefer is told by the latter. Exact at each token of the answers (`scoring.kl_next_token`):
     the answers are greedy or chosen, and an estimator that takes them for draws (k3) was carried by single tokens of
     which the policy is less sure than its reference (14 nats per token for 6.6).

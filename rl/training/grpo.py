@@ -1,154 +1,97 @@
-"""Group relative policy optimisation: recipe -> TRL's GRPOTrainer -> TrainResult. Answers to one prompt compete."""
+"""Group relative policy optimisation (Shao et al. 2024): answers to one prompt compete."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any
 
 import trl
 from datasets import Dataset
+from peft import set_peft_model_state_dict
+from safetensors.torch import load_file
 from trl.import_utils import is_vllm_available
 
 from rl.recipes import GRPORecipe
-from rl.rewards.base import RewardFunction
+from rl.training.adapter_trainer import TrainRows, common_arguments
 from rl.training.encoding import prompt_messages, response_text
-from rl.training.folder import folder_prepare, same_run_check
 from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
-from rl.training.policy import LoadedPolicy, matmul
-from rl.training.ppo.judge import Judge
-from rl.training.ppo.probing import rewardable_prompts
-from rl.training.ppo.prompts import Prompts, prompts_encoded
-from rl.training.ppo.reward_specs import rewards_of
-from rl.training.result import TrainingRefused, TrainResult
-from rl.training.run_context import RunOptions, base_load, run_context
-from rl.training.scoring import head_check
-from rl.training.trl_runs import (
-    common_arguments,
-    last_good_restore,
-    lora_config_of,
-    one_gpu,
-    reference_add,
-    result_of,
-    rows_ordered,
-    run_facts,
-    special_tokens_settle,
-    train_stoppable,
-    weights_begin,
-)
+from rl.training.loading import ADAPTER_FILES
+from rl.training.policy import LoadedPolicy
+from rl.training.result import TrainingFailed, TrainingRefused, checkpoint_last
+from rl.training.rewarding import Judge, Prompts, RewardedTrainer, rewards_of
+from rl.training.shared_base import reference_add
 
 
-class GRPOTrainer:
+class GRPOTrainer(RewardedTrainer[GRPORecipe, Any]):
     """Train an adapter on groups of answers to one prompt, each rewarded against the mean of its group.
 
-    `mode="online"` rows are {"prompt": messages, "state": what rewards may need, optional}: the policy answers each
-    prompt `num_generations` times, and rewards (given, or named in the recipe) judge. `mode="logged"` rows are
-    {"prompt", "completions": [text or [message], ...], "rewards": [number, ...]}, at least two of each: answers that
-    were given and rated before. Everything else as `rl.training.dpo.DPOTrainer`.
+    `mode="online"` rows are prompts: the policy answers each one `num_generations` times, and rewards judge.
+    `mode="logged"` rows are {"prompt", "completions": [text or [message], ...], "rewards": [number, ...]}, at least two
+    of each: answers that were given and rated before.
     """
 
-    def __init__(
-        self,
-        recipe: GRPORecipe,
-        base_model: str = "bundled",
-        *,
-        rewards: Sequence[RewardFunction] = (),
-        **options: Unpack[RunOptions],
-    ) -> None:
-        self.context = run_context(recipe, base_model, **options)
-        self.recipe = recipe
-        self.rewards = list(rewards)
-        self.policy: LoadedPolicy | None = None
+    method = "grpo"
 
-    def load_base_model(self) -> LoadedPolicy:
-        """Load base model and tokenizer, once. Raises PolicyLoadError."""
-        if self.policy is None:
-            self.policy = base_load(self.context)
-        return self.policy
+    @property
+    def logged(self) -> bool:
+        return self.recipe.mode == "logged"
 
-    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
-        """Train and return what came of it; refusals and failures as DPOTrainer's and PPOTrainer's."""
-        start = time.monotonic()
-        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
-        if not train_rows:
-            raise TrainingRefused("expected at least one prompt to train on, found none")
+    @property
+    def evaluated(self) -> str:  # type: ignore[override]
+        return "eval_loss" if self.logged else "eval_reward"
+
+    def check(self, rows: Sequence[Any]) -> None:
+        super().check(rows)
         if self.recipe.vllm != "off" and not is_vllm_available():
             raise TrainingRefused(
                 f"vllm={self.recipe.vllm} needs vLLM, which is not installed here: `pip install trl[vllm]`, or vllm=off"
             )
-        checkpoint, notes = folder_prepare(self.context)
-        policy = self.load_base_model()
-        head_check(policy)
-        arguments = self._arguments()
-        self.context.main_process = arguments.process_index == 0
-        self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
-        with matmul(self.context.hardware):
-            special_tokens_settle(policy)
-            build = self._online if self.recipe.mode == "online" else self._log_trainer
-            trainer, facts, counts = build(policy, arguments, train_rows, eval_rows)
-            now = run_facts(self.recipe, policy, facts, arguments.world_size)
-            same_run_check(self.context, now, resumed=checkpoint is not None)
-            trainer.settle(self.context, policy)
-            self.context.note_all(weights_begin(self.recipe, trainer.model))
-            if self.recipe.has_adapter_reference:
-                reference_add(trainer.model)
-            self.context.detail(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
-            if checkpoint is None and isinstance(trainer, OnlineTrainer):
-                trainer.probe_rewards()
-            train_stoppable(trainer, self.context, checkpoint)
-            stopped_early = ""
-            if reason := trainer.watch.reason:
-                step = last_good_restore(trainer, self.context.output_dir, reason)
-                stopped_early = f"{reason}; the policy is that of step {step}"
-                self.context.note(f"stopped early: {stopped_early}")
-            logged = self.recipe.mode == "logged" and trainer.eval_dataset is not None
-            metrics = trainer.evaluate_at_end() if logged else {}
-        result = result_of(
-            "grpo",
-            trainer,
-            policy,
-            context=self.context,
-            seconds=time.monotonic() - start,
-            metrics=metrics,
-            evaluated="eval_loss" if self.recipe.mode == "logged" else "eval_reward",
-            stopped_early=stopped_early,
-            **counts,
-        )
-        if before := result.history.get("eval_reward"):
-            result.metrics["eval_reward_before"] = before[0]
-        return result
 
-    # --- Groups the policy samples ----------------------------------------------------------------------------
+    def encode(
+        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+    ) -> TrainRows[Any]:
+        if self.logged:
+            return self._encode_groups(policy, train_rows, eval_rows)
+        self.rewards = self.rewards or rewards_of(self.recipe.reward)
+        return self.encode_prompts(policy, train_rows, eval_rows)
 
-    def _online(
-        self, policy: LoadedPolicy, arguments: trl.GRPOConfig, rows: Sequence[Any], eval_rows: Sequence[Any]
-    ) -> tuple[GroupTrainer, list[Any], dict[str, Any]]:
-        recipe = self.recipe
-        if not self.rewards:
-            self.rewards = rewards_of(recipe.reward)
-        prompts, held_out = (
-            rewardable_prompts(
-                prompts_encoded(policy.encoder, some, recipe, self.context.note, most),
-                self.rewards, self.context.agent, self.context.note, held_out=most is not None,
+    def build(self, policy: LoadedPolicy, arguments: trl.GRPOConfig, rows: TrainRows[Any]) -> GroupTrainer:
+        given = self.trl_arguments(policy, arguments)
+        trainer: GroupTrainer
+        if self.logged:
+            trainer = LoggedTrainer(
+                reward_funcs=[_no_reward],
+                train_dataset=Dataset.from_list(rows.train),
+                eval_dataset=Dataset.from_list(rows.held_out) if rows.held_out else None,
+                **given,
             )
-            for some, most in ((rows, None), (eval_rows, recipe.eval_prompts))
-        )  # fmt: skip
-        trainer = OnlineTrainer(
-            model=policy.model,
-            args=arguments,
-            train_dataset=self._numbers(prompts, arguments),
-            processing_class=policy.tokenizer,
-            peft_config=lora_config_of(recipe, policy),
-            prompts=prompts,
-            eval_prompts=held_out,
-            judge=Judge(self.rewards, agent=self.context.agent),
-        )
-        counts = {
-            "samples": {"train": len(prompts.ids), "eval": len(held_out.ids)},
-            "truncated": {"prompts": prompts.truncated, "completions": 0},
-            "left_out": prompts.left_out,
-        }
-        return trainer, [prompts.ids, held_out.ids], counts
+        else:
+            trainer = OnlineTrainer(
+                train_dataset=self._numbers(rows.train, arguments),
+                prompts=rows.train,
+                eval_prompts=rows.held_out,
+                judge=Judge(self.rewards, agent=self.context.agent),
+                **given,
+            )
+        trainer.settle(self.context, policy)
+        return trainer
+
+    def begin(self, trainer: GroupTrainer, *, resumed: bool) -> None:
+        super().begin(trainer, resumed=resumed)
+        if self.recipe.has_adapter_reference:
+            reference_add(trainer.model)
+        self.context.detail(f"forward {trainer.choice.strategy}: {trainer.choice.reason}")
+        if not resumed and isinstance(trainer, OnlineTrainer):
+            trainer.probe_rewards()
+
+    def end(self, trainer: GroupTrainer) -> str:
+        if not (reason := trainer.watch.reason):
+            return ""
+        step = last_good_restore(trainer, self.context.output_dir, reason)
+        stopped_early = f"{reason}; the policy is that of step {step}"
+        self.context.note(f"stopped early: {stopped_early}")
+        return stopped_early
 
     def _numbers(self, prompts: Prompts, arguments: trl.GRPOConfig) -> Dataset:
         """The prompts by number. TRL drops what does not fill a batch: the first ones are asked again to fill it."""
@@ -156,11 +99,9 @@ class GRPOTrainer:
         size = -(-len(prompts.ids) // share) * share
         return Dataset.from_dict({"prompt": [str(i % len(prompts.ids)) for i in range(size)]})
 
-    # --- Groups that were rated before ------------------------------------------------------------------------
-
-    def _log_trainer(
-        self, policy: LoadedPolicy, arguments: trl.GRPOConfig, rows: Sequence[Any], eval_rows: Sequence[Any]
-    ) -> tuple[GroupTrainer, list[Any], dict[str, Any]]:
+    def _encode_groups(
+        self, policy: LoadedPolicy, rows: Sequence[Any], eval_rows: Sequence[Any]
+    ) -> TrainRows[Any]:
         train, cut, left_out = self._groups(policy, rows)
         held_out, _, _ = self._groups(policy, eval_rows)
         if not train:
@@ -168,21 +109,8 @@ class GRPOTrainer:
                 f"expected prompts with two answers of different reward, found none among {len(rows)} rows: rate "
                 "several answers to one prompt, or let the policy sample its own (mode=online)"
             )
-        trainer = LoggedTrainer(
-            model=policy.model,
-            reward_funcs=[_no_reward],
-            args=arguments,
-            train_dataset=Dataset.from_list(train),
-            eval_dataset=Dataset.from_list(held_out) if held_out else None,
-            processing_class=policy.tokenizer,
-            peft_config=lora_config_of(self.recipe, policy),
-        )
-        counts = {
-            "samples": {"train": len(train), "eval": len(held_out)},
-            "truncated": cut,
-            "left_out": left_out,
-        }
-        return trainer, train, counts
+        samples = {"train": len(train), "eval": len(held_out)}
+        return TrainRows(train, held_out, facts=train, samples=samples, truncated=cut, left_out=left_out)
 
     def _groups(
         self, policy: LoadedPolicy, rows: Sequence[Any]
@@ -233,7 +161,7 @@ class GRPOTrainer:
             )
         return groups, cut, left
 
-    def _arguments(self) -> trl.GRPOConfig:
+    def arguments(self, rows: TrainRows[Any]) -> trl.GRPOConfig:
         recipe = self.recipe
         is_logged = recipe.mode == "logged"
         vllm = {} if recipe.vllm == "off" else {"use_vllm": True, "vllm_mode": recipe.vllm}
@@ -258,3 +186,22 @@ class GRPOTrainer:
 def _no_reward(**_: Any) -> list[float]:
     """TRL wants a reward function; logged groups come with their rewards."""
     raise AssertionError("logged groups are not rewarded again")
+
+
+def last_good_restore(trainer: Any, output_dir: Path, reason: str) -> int:
+    """Put the newest checkpoint's adapter, from before a run diverged, back into its model; returns its step.
+
+    Raises TrainingFailed where there is none.
+    """
+    path, _ = checkpoint_last(output_dir / "checkpoints")
+    if path is None:
+        raise TrainingFailed(
+            f"{reason}, before a checkpoint was written. Lower learning_rate (now {trainer.args.learning_rate:g}), "
+            "raise beta, or lower save_steps to have something to go back to"
+        )
+    set_peft_model_state_dict(
+        trainer.accelerator.unwrap_model(trainer.model), load_file(path / ADAPTER_FILES[1])
+    )
+    step = int(path.name.removeprefix("checkpoint-"))
+    trainer.state.global_step = step
+    return step

@@ -25,17 +25,14 @@ from rl.recipes import BASE, GRPORecipe
 from rl.rewards.engine import group_advantages
 from rl.training.constrained_generation import AnswerForms, Sampling, generate_tokens
 from rl.training.encoding import EncodedResponse
-from rl.training.pair_trainer import forward_settle
 from rl.training.policy import LoadedPolicy
-from rl.training.ppo.formulas import kl_k3
-from rl.training.ppo.judge import Judge
-from rl.training.ppo.probing import rewards_probe, valid_share
-from rl.training.ppo.prompts import Prompts, answer_forms
-from rl.training.ppo.rollout import Rollout, draw_seed, responses_cut, rollout_of, sample_responses
+from rl.training.ppo_formulas import kl_k3
 from rl.training.result import TrainingRefused
-from rl.training.run_context import RunContext
+from rl.training.rewarding import Judge, Prompts, answer_forms, rewards_probe, valid_share
+from rl.training.rollout import Rollout, draw_seed, responses_cut, rollout_of, sample_responses
+from rl.training.run import RunContext
 from rl.training.scoring import kl_encoded
-from rl.training.trl_runs import TokenizedTrainerMixin, strategy_apply, trainer_settle
+from rl.training.trl_trainer import TokenizedTrainerMixin, forward_settle, strategy_apply, trainer_settle
 from rl.training.watch import Watch, repetition_of
 
 Tensors = dict[str, Any]
@@ -98,9 +95,15 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
             if self.forms:
                 return self._constrained_logps(model, input_ids, attention_mask, logits_to_keep)
             found = super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss,
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                batch_size,
+                compute_entropy,
+                compute_aux_loss,
                 **others,
-            )  # fmt: skip
+            )
             return found
         size = batch_size or len(input_ids)
         logps, entropies = [], []
@@ -108,9 +111,11 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
             part = slice(start, start + size)
             items = _items(input_ids[part], attention_mask[part], logits_to_keep)
             packed = pack(
-                [item.prompt_ids for item in items], [item.response_ids for item in items],
-                pad_token_id=self.policy.tokenizer.pad_token_id, allowed=self.forms.allowed_tokens(items),
-            ).to(input_ids.device)  # fmt: skip
+                [item.prompt_ids for item in items],
+                [item.response_ids for item in items],
+                pad_token_id=self.policy.tokenizer.pad_token_id,
+                allowed=self.forms.allowed_tokens(items),
+            ).to(input_ids.device)
             with self.accelerator.autocast():
                 out = model(input_ids=packed.targets, packed=packed, fused_lm_head=True)
             missing = logits_to_keep - out.log_probs.shape[1]
@@ -260,10 +265,15 @@ class OnlineTrainer(GroupTrainer):
             was_training = model.training
             model.eval()  # gradient checkpointing would leave out the KV cache
             tokens = generate_tokens(
-                causal_model(model), prompts, samples, self.sampling, encoder.stop_ids,
-                encoder.tokenizer.pad_token_id, self._generator("sample", self.state.global_step),
+                causal_model(model),
+                prompts,
+                samples,
+                self.sampling,
+                encoder.stop_ids,
+                encoder.tokenizer.pad_token_id,
+                self._generator("sample", self.state.global_step),
                 self.forms.start([ids for ids in prompts for _ in range(samples)]) if self.forms else None,
-            )  # fmt: skip
+            )
             model.train(was_training)
         return responses_cut(tokens, encoder), None
 

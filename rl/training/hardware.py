@@ -1,11 +1,13 @@
-"""Detection of the machine and the settings that follow from it: device, dtype, 4-bit, preset, each with its reason."""
+"""The machine: processor, cores, memory, GPUs, and how a training uses them."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import platform
 import time
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rl.training import machine
+import psutil
 
 PROBE_VERSION = 1
 """Version of the probe; a change invalidates cached results."""
@@ -88,22 +90,22 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
     reasons: dict[str, str] = {}
     speeds: dict[str, float] = {}
     matmul_precision, threads = "highest", 0
-    gpus = machine.gpus()
-    if profile == "gpu" and not gpus:
+    cards = gpus_seen()
+    if profile == "gpu" and not cards:
         raise HardwareRefused(
             f"profile gpu needs an accelerator, and PyTorch {torch.__version__} sees none: install its build for "
             "CUDA or ROCm, look at CUDA_VISIBLE_DEVICES, or take another profile"
         )
-    profile, reasons["profile"] = _profile(profile, gpus)
-    cpu, ram = machine.cpu_model(), machine.ram_gb()
-    card = gpus[0] if profile == "gpu" else None
+    profile, reasons["profile"] = _profile(profile, cards)
+    cpu, ram = cpu_model(), ram_gb()
+    card = cards[0] if profile == "gpu" else None
     if card is None:
         device, name, memory_gb = "cpu", cpu, ram
-        left = f"; {gpus[0]['name']} is not used" if gpus else ""
+        left = f"; {cards[0]['name']} is not used" if cards else ""
         reasons["device"] = (
-            f"no CUDA or MPS seen by PyTorch {torch.__version__}" if not gpus else f"{profile}{left}"
+            f"no CUDA or MPS seen by PyTorch {torch.__version__}" if not cards else f"{profile}{left}"
         )
-        threads, reasons["threads"] = machine.threads_fit(torch.get_num_threads())
+        threads, reasons["threads"] = threads_fit(torch.get_num_threads())
         speeds = _probe(cache_dir)
         dtype, reasons["dtype"] = _cpu_dtype(speeds)
         matmul_precision, reasons["matmul_precision"] = _cpu_matmul_precision(speeds)
@@ -114,7 +116,7 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
     else:
         device, name, memory_gb = "cuda", card["name"], card["memory_gb"]
         kind = "ROCm" if card["kind"] == "rocm" else "CUDA"
-        more = f"; {len(gpus)} cards in all" if len(gpus) > 1 else ""
+        more = f"; {len(cards)} cards in all" if len(cards) > 1 else ""
         reasons["device"] = f"PyTorch {torch.__version__} sees {kind}: {name}, {memory_gb} GB{more}"
         # emulated bf16 is reported as supported too, and is slower than fp16
         if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -136,7 +138,7 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
         device_name=name,
         memory_gb=memory_gb,
         ram_gb=ram,
-        cores=machine.cores_usable(),
+        cores=cores_usable(),
         cpu_model=cpu,
         dtype=dtype,
         matmul_precision=matmul_precision,
@@ -146,9 +148,9 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
         measured=speeds,
         profile=profile,
         threads=threads,
-        physical_cores=machine.cores_physical(),
-        instruction_sets=list(machine.instruction_sets()),
-        gpus=gpus,
+        physical_cores=cores_physical(),
+        instruction_sets=list(instruction_sets()),
+        gpus=cards,
     )
 
 
@@ -158,7 +160,7 @@ def _profile(asked: str, seen: list[dict[str, Any]]) -> tuple[str, str]:
         return asked, "asked for"
     if seen:
         return "gpu", f"auto: {seen[0]['name']} found"
-    physical = machine.cores_physical()
+    physical = cores_physical()
     if physical >= MANY_CORES:
         return "desktop_cpu", f"auto: no accelerator and {physical} physical cores, at least {MANY_CORES}"
     return "cpu_only", f"auto: no accelerator and {physical} physical cores, below {MANY_CORES}"
@@ -226,8 +228,8 @@ def _probe(cache_dir: str | Path | None) -> dict[str, float]:
     import torch
 
     facts = (
-        machine.cpu_model(),
-        machine.cores_usable(),
+        cpu_model(),
+        cores_usable(),
         torch.get_num_threads(),
         torch.__version__,
         PROBE_VERSION,
@@ -300,3 +302,149 @@ def measure_products(rows: int = 512, width: int = 512, budget_s: float = 0.15) 
     finally:
         torch.set_float32_matmul_precision(precision)
     return {"float32": plain, "float32_medium": medium, "bfloat16": half, "medium_relative_error": error}
+
+
+GB = 1e9
+"""Bytes; decimal, so that a card sold as 24 GB counts as 24."""
+
+INSTRUCTIONS = (
+    "sse4_2",
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "sve",
+    "sve2",
+    "bf16",
+    "svebf16",
+    "i8mm",
+)
+"""Instruction sets that matter for products of matrices, as the kernel calls them."""
+
+CPUINFO = Path("/proc/cpuinfo")
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CFS = Path("/sys/fs/cgroup/cpu")
+
+
+def cpu_model() -> str:
+    """The processor's own name, as far as the system tells it."""
+    for line in _cpuinfo():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Instruction sets among INSTRUCTIONS that the processor has; elsewhere than on Linux what PyTorch was
+    built to find."""
+    for line in _cpuinfo():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            found = set(value.split())
+            return tuple(name for name in INSTRUCTIONS if name in found)
+    import torch
+
+    return (str(torch.backends.cpu.get_cpu_capability()).lower(),)
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return CPUINFO.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []  # not Linux
+
+
+def cores_usable() -> int:
+    """Logical cores this process may use (a container's or taskset's share), not those of the whole machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cores_physical() -> int:
+    """Of the cores this process may use, how many are not the second thread of another; at least 1."""
+    logical, physical = psutil.cpu_count() or 1, psutil.cpu_count(logical=False)
+    if not physical:
+        return cores_usable()  # the system does not say
+    return max(1, round(cores_usable() * physical / max(logical, physical)))
+
+
+def cores_quota() -> float | None:
+    """Cores' worth of time that a control group allows this process, or None where nothing limits it."""
+    try:
+        quota, period = CPU_MAX.read_text("utf-8").split()
+    except (OSError, ValueError):
+        try:  # the first version of control groups
+            quota = (CFS / "cpu.cfs_quota_us").read_text("utf-8").strip()
+            period = (CFS / "cpu.cfs_period_us").read_text("utf-8").strip()
+        except OSError:
+            return None
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None  # "max", or -1
+    return int(quota) / int(period)
+
+
+def threads_fit(asked: int) -> tuple[int, str]:
+    """Threads for products on a CPU, and why: PyTorch's number, cut to the physical cores and the time allowed."""
+    physical, quota = cores_physical(), cores_quota()
+    limits = {"PyTorch's own number": asked, "physical cores this process may use": physical}
+    if quota is not None:
+        limits[f"the {quota:g} cores' worth of time its control group allows"] = max(1, math.ceil(quota))
+    why = min(limits, key=lambda name: limits[name])
+    threads = max(1, limits[why])
+    return threads, f"{why}, of {cores_usable()} logical cores: two threads of one core share its multipliers"
+
+
+def gpus_seen() -> list[dict[str, Any]]:
+    """Each accelerator PyTorch sees: name, kind (cuda, rocm, mps), memory_gb; for cards their capability."""
+    import torch
+
+    if torch.cuda.is_available():
+        kind = "rocm" if torch.version.hip else "cuda"
+        cards = [torch.cuda.get_device_properties(i) for i in range(max(1, torch.cuda.device_count()))]
+        return [
+            {
+                "name": card.name,
+                "kind": kind,
+                "memory_gb": round(card.total_memory / GB, 1),
+                "capability": f"{card.major}.{card.minor}",
+            }
+            for card in cards
+        ]
+    if torch.backends.mps.is_available():
+        memory = round(torch.mps.recommended_max_memory() / GB, 1)
+        return [{"name": cpu_model(), "kind": "mps", "memory_gb": memory}]
+    return []
+
+
+def ram_gb() -> float:
+    return round(psutil.virtual_memory().total / GB, 1)
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+"""Parameters of glibc's mallopt(3)."""
+
+
+def allocator_settle() -> bool:
+    """Keep freed memory in the process instead of giving it back to the system after every tensor.
+
+    By default glibc maps each block above 32 MB anew and unmaps it when freed, so that every layer of every step
+    pays for fresh pages: half of TRL's time on a CPU was that. For a process that trains and then ends. Returns
+    whether it was done; only glibc is known.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    library = ctypes.CDLL(None)
+    settings = ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, (1 << 31) - 1), (M_TOP_PAD, 256 << 20))
+    taken = [library.mallopt(parameter, value) == 1 for parameter, value in settings]
+    return all(taken)

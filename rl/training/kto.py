@@ -1,14 +1,11 @@
-"""Kahneman-Tversky optimisation: recipe -> TRL's KTOTrainer -> TrainResult. Good and bad responses in, an adapter
-out."""
+"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024): good and bad responses in, an adapter out."""
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 import trl
@@ -18,29 +15,14 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from packed_forward.packing import completion_batch, pack
 from packed_forward.strategies import Strategy
-from rl.recipes import AdapterRecipe, KTORecipe
+from rl.recipes import KTORecipe
+from rl.training.adapter_trainer import TrainRows, common_arguments
 from rl.training.encoding import EMPTY, EncodedResponse, Encoder, LeftOut, reasoning_check
-from rl.training.folder import folder_prepare, same_run_check
-from rl.training.pair_trainer import forward_settle, reference_logps
-from rl.training.policy import LoadedPolicy, matmul
-from rl.training.result import TrainingRefused, TrainResult
-from rl.training.run_context import RunContext, RunOptions, base_load, reference_cache, run_context
-from rl.training.scoring import head_check
-from rl.training.trl_runs import (
-    TokenizedTrainerMixin,
-    common_arguments,
-    lora_config_of,
-    one_gpu,
-    result_of,
-    rows_ordered,
-    run_facts,
-    special_tokens_settle,
-    strategy_apply,
-    train_stoppable,
-    trainer_settle,
-    weights_begin,
-)
-from rl.training.warm_up import WarmUp, warm_up
+from rl.training.policy import LoadedPolicy
+from rl.training.preference import PreferenceTrainer
+from rl.training.result import TrainingRefused
+from rl.training.run import RunContext
+from rl.training.trl_trainer import TokenizedTrainerMixin, forward_settle, strategy_apply, trainer_settle
 
 BALANCE = (1.0, 4.0 / 3.0)
 """Bounds of (weight x number of good) / (weight x number of bad): Ethayarajh et al. 2024, eq. 9."""
@@ -92,116 +74,81 @@ def labels_encoded(
     return items, column.left_out
 
 
-class KTOTrainer:
+Labelled = list[tuple[EncodedResponse, bool]]
+"""Responses as tokens, and whether each was good."""
+
+
+class KTOTrainer(PreferenceTrainer[KTORecipe, Labelled]):
     """Train a LoRA adapter on single responses that were liked or not.
 
-    Rows are {"prompt": messages, "completion": text or [message], "label": whether it was good}. Everything else as
-    `rl.training.dpo.DPOTrainer`.
+    Rows are {"prompt": messages, "completion": text or [message], "label": whether it was good}.
     """
 
-    def __init__(
-        self,
-        recipe: KTORecipe,
-        base_model: str = "bundled",
-        **options: Unpack[RunOptions],
-    ) -> None:
-        self.context = run_context(recipe, base_model, **options)
-        self.recipe = recipe
-        self.policy: LoadedPolicy | None = None
-        self.warm_up: WarmUp | None = None
+    method = "kto"
+    weights = (1.0, 1.0)
+    """Weights of good and of bad responses, from how many of each are trained on."""
 
-    def load_base_model(self) -> LoadedPolicy:
-        """Load base model and tokenizer, once. Raises PolicyLoadError."""
-        if self.policy is None:
-            self.policy = base_load(self.context)
-        return self.policy
+    def check(self, rows: Sequence[Any]) -> None:
+        good = sum(bool(row.get("label")) for row in rows)
+        kto_weights(good, len(rows) - good)
 
-    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
-        """Train and return the result; refusals and failures as DPOTrainer's."""
-        start = time.monotonic()
-        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
-        good = sum(bool(row.get("label")) for row in train_rows)
-        kto_weights(good, len(train_rows) - good)
-        checkpoint, notes = folder_prepare(self.context)
-        policy = self.load_base_model()
-        head_check(policy)
+    def encode(
+        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+    ) -> TrainRows[Labelled]:
+        self.judged = train_rows
         items, left_out = labels_encoded(policy.encoder, train_rows, self.recipe)
-        good = sum(label for _, label in items)
-        weights = kto_weights(good, len(items) - good)
-        # the reference point needs a second prompt; one held-out row alone has none
         held_out, _ = labels_encoded(policy.encoder, eval_rows, self.recipe, needed=False)
-        held_out = held_out if len(held_out) > 1 else []
-        arguments = self._arguments(len(items), len(held_out), weights)
-        self.context.main_process = arguments.process_index == 0
-        truncation = {
-            "prompts": sum(item.prompt_cut for item, _ in items),
-            "completions": sum(item.response_cut for item, _ in items),
-        }
-        self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
-        self.context.note(
-            f"{good:,} good and {len(items) - good:,} bad responses: weights {arguments.desirable_weight:.3g} and "
-            f"{arguments.undesirable_weight:.3g}"
+        if len(held_out) < 2:  # the reference point needs a second prompt
+            held_out = []
+        good = sum(label for _, label in items)
+        found = kto_weights(good, len(items) - good)
+        self.weights = (
+            self.recipe.desirable_weight or found[0],
+            self.recipe.undesirable_weight or found[1],
         )
-        self.context.note_all(left_out.notes("responses"))
-        rows = [[item.prompt_ids, item.response_ids, label] for item, label in items]
-        now = run_facts(self.recipe, policy, rows, arguments.world_size)
-        same_run_check(self.context, now, resumed=checkpoint is not None)
-        with matmul(self.context.hardware):
-            self.warm_up = warm_up(self.context, train_rows)
-            recipe: AdapterRecipe = self.recipe
-            if self.warm_up is not None:
-                self.context.note(self.warm_up.note)
-                recipe = self.warm_up.start_recipe(recipe)
-            special_tokens_settle(policy)
-            train, evaluated = (
-                self._dataset(policy, arguments, rows) if rows else None for rows in (items, held_out)
-            )
-            if self.warm_up is not None:
-                self.warm_up.release()
-            trainer = _KTOTrainer(
-                model=policy.model,
-                args=arguments,
-                train_dataset=train,
-                eval_dataset=evaluated,
-                processing_class=policy.tokenizer,
-                data_collator=KTOCollator(policy.tokenizer.pad_token_id),
-                peft_config=lora_config_of(recipe, policy),
-            )
-            trainer.settle(self.context, policy)
-            self.context.note_all(weights_begin(recipe, trainer.model))
-            train_stoppable(trainer, self.context, checkpoint)
-            metrics = trainer.evaluate_at_end() if held_out else {}
-        result = result_of(
-            "kto",
-            trainer,
-            policy,
-            context=self.context,
-            seconds=time.monotonic() - start,
+        said = (
+            f"{good:,} good and {len(items) - good:,} bad responses: weights {self.weights[0]:.3g} and "
+            f"{self.weights[1]:.3g}"
+        )
+        return TrainRows(
+            items,
+            held_out,
+            facts=[[item.prompt_ids, item.response_ids, label] for item, label in items],
             samples={"train": len(items), "eval": len(held_out)},
-            truncated=truncation,
+            truncated={
+                "prompts": sum(item.prompt_cut for item, _ in items),
+                "completions": sum(item.response_cut for item, _ in items),
+            },
             left_out=left_out.counts,
-            metrics=metrics,
+            notes=[said, *left_out.notes("responses")],
         )
-        if self.warm_up is not None and self.context.main_process and result.status == "succeeded":
-            self.warm_up.store(Path(result.checkpoint))
-        return result
 
-    def _arguments(self, rows: int, eval_rows: int, weights: tuple[float, float]) -> trl.KTOConfig:
-        recipe = self.recipe
+    def arguments(self, rows: TrainRows[Labelled]) -> trl.KTOConfig:
         return trl.KTOConfig(
             # our order is shuffled already, see _dataset
-            **common_arguments(self.context, rows=rows, eval_rows=eval_rows)
+            **common_arguments(self.context, rows=len(rows.train), eval_rows=len(rows.held_out))
             | {"train_sampling_strategy": "sequential"},
-            beta=recipe.beta,
-            loss_type="apo_zero_unpaired" if recipe.loss == "logistic" else recipe.loss,
-            desirable_weight=recipe.desirable_weight or weights[0],
-            undesirable_weight=recipe.undesirable_weight or weights[1],
+            beta=self.recipe.beta,
+            loss_type="apo_zero_unpaired" if self.recipe.loss == "logistic" else self.recipe.loss,
+            desirable_weight=self.weights[0],
+            undesirable_weight=self.weights[1],
             max_length=None,
         )
 
-    def _dataset(
-        self, policy: LoadedPolicy, arguments: trl.KTOConfig, examples: list[tuple[EncodedResponse, bool]]
-    ) -> Dataset:
+    def build(self, policy: LoadedPolicy, arguments: trl.KTOConfig, rows: TrainRows[Labelled]) -> _KTOTrainer:
+        train, held_out = (
+            self._dataset(policy, arguments, some) if some else None for some in (rows.train, rows.held_out)
+        )
+        trainer = _KTOTrainer(
+            train_dataset=train,
+            eval_dataset=held_out,
+            data_collator=KTOCollator(policy.tokenizer.pad_token_id),
+            **self.trl_arguments(policy, arguments),
+        )
+        trainer.settle(self.context, policy)
+        return trainer
+
+    def _dataset(self, policy: LoadedPolicy, arguments: trl.KTOConfig, examples: Labelled) -> Dataset:
         """Token columns with the reference's log-probabilities, of each response and of one that answers another
         prompt.
 
@@ -217,20 +164,7 @@ class KTOTrainer:
             for item, other in zip(items, [*items[1:], items[0]], strict=True)
         ]
         has_reference_point = arguments.loss_type == "kto"  # the other losses have no reference point
-        score_items = [*items, *mismatches] if has_reference_point else items
-        reference, cache = policy, reference_cache(self.context)
-        if self.warm_up is not None:
-            assert self.warm_up.reference is not None  # until the rows of all splits are made
-            reference, cache = self.warm_up.reference, self.warm_up.cache
-        self.context.phase("reference pass")
-        logps, computed = reference_logps(
-            reference, arguments, score_items, 2 * self.recipe.batch_size, cache, self.context.phase
-        )
-        if cache is not None:
-            self.context.detail(
-                f"reference log-probabilities: {computed:,} computed, {len(score_items) - computed:,} "
-                "from the cache"
-            )
+        logps = self.reference(policy, arguments, [*items, *mismatches] if has_reference_point else items)
         return Dataset.from_dict(
             {
                 "prompt_ids": [item.prompt_ids for item in items],

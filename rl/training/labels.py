@@ -26,7 +26,7 @@ from packed_forward.logps import causal_model, collate
 from rl.agents.base import Message
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.traces import share_to_raw
-from rl.training.model_files import base_check
+from rl.training.loading import base_check
 from rl.training.policy import LoadedPolicy, load_policy, matmul
 from rl.training.result import TrainingRefused
 
@@ -175,9 +175,13 @@ def _fit(x: np.ndarray, good: np.ndarray, groups: np.ndarray, seed: int) -> Labe
     folds = _folds(x, good, groups, seed)
     scaled = StandardScaler().fit_transform(x)
     search = LogisticRegressionCV(
-        Cs=list(STRENGTHS), cv=folds, scoring="neg_log_loss", max_iter=400, l1_ratios=(0.0,),
+        Cs=list(STRENGTHS),
+        cv=folds,
+        scoring="neg_log_loss",
+        max_iter=400,
+        l1_ratios=(0.0,),
         use_legacy_attributes=False,
-    ).fit(scaled, good)  # fmt: skip
+    ).fit(scaled, good)
     pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=float(search.C_), max_iter=400))
     calibrated = CalibratedClassifierCV(pipeline, method="sigmoid", cv=folds, ensemble=False).fit(x, good)
     (whole,) = calibrated.calibrated_classifiers_

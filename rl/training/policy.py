@@ -17,9 +17,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors import SafetensorError
-from transformers import (
-    GenerationConfig,
-)
+from transformers import GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
 from packed_forward.logps import causal_model
@@ -41,16 +39,19 @@ from rl.training.constrained_generation import (
     vocabulary_of,
 )
 from rl.training.encoding import Encoder
-from rl.training.hardware import Hardware, detect
-from rl.training.loading import config_load, encoder_made, four_bit, model_load, tokenizer_load
-from rl.training.machine import cpu_model
-from rl.training.model_files import (
+from rl.training.hardware import Hardware, cpu_model, detect
+from rl.training.loading import (
     ADAPTER_FILES,
     FACTS,
     PolicyLoadError,
     adapter_read,
     base_check,
+    config_load,
+    encoder_made,
+    four_bit,
+    model_load,
     model_located,
+    tokenizer_load,
 )
 
 

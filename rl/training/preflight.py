@@ -2,8 +2,8 @@
 
 A training that begins with a policy whose answers the agent cannot act on mostly ends with one. The check takes
 seconds. PPO and GRPO, which sample within the form of the answer, are checked so, and what they sample is probed
-(`rl.training.probe`). An agent that chooses among listed responses is served by their probabilities, so that what it
-writes freely is only told.
+(`rl.training.rewarding`). An agent that chooses among listed responses is served by their probabilities: what it writes
+freely is only told.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch import distributed
 from packed_forward.row_cache import RowCache
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse
-from rl.bundled_models import BUNDLED
 from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.rewards.rows import INSIST
 from rl.statistics import wilson_interval
@@ -31,14 +30,16 @@ from rl.training.hardware import Hardware
 from rl.training.loading import load_encoder
 from rl.training.policy import TOKENS, LoadedPolicy, generate, load_policy
 from rl.training.profiler import ASKABLE, MeasuredBase
-from rl.training.progress import TrainListener
-from rl.training.result import TrainingRefused, TrainResult
+from rl.training.result import TrainingRefused, TrainListener, TrainResult
 
 PROMPTS = 24
 """Prompts that are answered, spread over the rows: none valid of so many means less than 14 % are (95 %, Wilson)."""
 
+QUICK = 50_000_000
+"""Parameters up to which a plan asks a base model as many prompts as a training does."""
+
 PLAN_PROMPTS = 8
-"""The same for a training that is only planned, of a base model other than the bundled one."""
+"""The same for a training that is only planned, of a larger base model."""
 
 LEAST_ROOM = 32
 """Fewest tokens that an answer is given."""
@@ -295,7 +296,7 @@ def plan_check(
         return None
     if base.parameters > ASKABLE:
         return None
-    prompts = PROMPTS if base.base_model == BUNDLED else PLAN_PROMPTS
+    prompts = PROMPTS if base.parameters <= QUICK else PLAN_PROMPTS
     start = str(recipe.as_dict().get("start_from", BASE))
     asked = json.dumps([rows, agent, repr(definition), start, recipe.constrains, prompts], default=str)
     key = base.key("answers", asked)
@@ -380,11 +381,12 @@ def train_with_checks(
     Both are stored in the result, and their warnings in its notes. Raises TrainingRefused as `refusal_of`, unless a run
     is gone on with.
     """
-    policy, asked_recipe = trainer.load_base_model(), recipe
+    asked_recipe = recipe
     check_rows = eval_rows if len(eval_rows) >= PROMPTS else [*eval_rows, *rows]
     checks: dict[str, AnswerCheck | None] = {"before": None, "after": None}
     notes = []
     if policy_method := not isinstance(recipe, RewardModelRecipe):
+        policy = trainer.load_base_model()
         listener.on_phase("asking the model a few prompts")
         with start_policy(policy, recipe):
             checks["before"] = answers_check(policy, check_rows, agent, within=recipe.constrains)

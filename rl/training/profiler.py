@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,12 +33,11 @@ from packed_forward.selection import strategy_select
 from packed_forward.selftest_cache import packed_code
 from packed_forward.strategies import Strategy
 from rl.checksums import base_hash
-from rl.recipes import Recipe
-from rl.training.constrained_generation import Sampling, generate_tokens
+from rl.recipes import GRPORecipe, PPORecipe, Recipe
+from rl.training.constrained_generation import AnswerForms, Sampling, generate_tokens
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
-from rl.training.loading import load_shape
-from rl.training.model_files import model_located
+from rl.training.loading import load_shape, model_located
 from rl.training.policy import FINDINGS, LoadedPolicy, load_policy, lora_config, matmul
 
 ASKABLE = 1_000_000_000
@@ -290,9 +291,14 @@ def _measure(
             prompts = [[token % vocabulary for token in prompt] for prompt in generation.prompts]
             began = _clock(hardware)
             generate_tokens(
-                causal_model(policy.model), prompts, generation.samples, generation.sampling, [],
-                encoder.tokenizer.pad_token_id % vocabulary, generator,
-            )  # fmt: skip
+                causal_model(policy.model),
+                prompts,
+                generation.samples,
+                generation.sampling,
+                [],
+                encoder.tokenizer.pad_token_id % vocabulary,
+                generator,
+            )
             sample_s = _clock(hardware) - began
     return MicroBatchProfile(
         train_s=statistics.fmean(train_times),
@@ -324,9 +330,14 @@ def _random_policy(
         lora.task_type = None
     model = get_peft_model(model, lora)
     return LoadedPolicy(
-        model=model.eval(), tokenizer=encoder.tokenizer, encoder=encoder, base_model="a profile", base_model_hash="",
-        device=torch.device(hardware.device), hardware=hardware,
-    )  # fmt: skip
+        model=model.eval(),
+        tokenizer=encoder.tokenizer,
+        encoder=encoder,
+        base_model="a profile",
+        base_model_hash="",
+        device=torch.device(hardware.device),
+        hardware=hardware,
+    )
 
 
 def _random_words(item: EncodedResponse, vocabulary: int) -> EncodedResponse:
@@ -415,3 +426,73 @@ def _clock(hardware: Hardware) -> float:
     if hardware.device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+ANSWER_SHARE = 0.5
+"""Share of `max_new_tokens` that an answer of a model too large to ask is taken to use."""
+
+TRIAL_BATCHES = 16
+"""Batches of prompts that are answered, at most: the longest answer decides how long a batch takes, and one is luck."""
+
+TRIED_S = 3.0
+"""Seconds after which no further batch is."""
+
+
+@dataclass(frozen=True)
+class SampledBatches:
+    """Answers to a few batches of prompts, as tokens, and the seconds of a batch; None: left to the profiler."""
+
+    items: list[EncodedResponse]
+    sample_s: float | None
+    generation: GenerationLoad
+
+
+def answers_sampled(
+    base_model: str,
+    shape: tuple[Any, Encoder, int],
+    recipe: PPORecipe | GRPORecipe,
+    asked: Sequence[list[int]],
+    at_once: int,
+    samples: int,
+    hardware: Hardware,
+    base: MeasuredBase | None,
+    forms_of: Callable[[LoadedPolicy], AnswerForms] | None,
+) -> SampledBatches:
+    """Answers of the base to `at_once` prompts at a time, `samples` to each, with an adapter as a run has it.
+
+    forms_of: of the answers, where they are sampled within them.
+    """
+    from rl.training.rollout import sample_responses
+
+    order = itertools.cycle(random.Random(recipe.seed).sample(asked, len(asked)))
+    batches = [list(itertools.islice(order, at_once)) for _ in range(TRIAL_BATCHES)]
+    sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
+    if shape[2] > ASKABLE:
+        length = max(1, round(ANSWER_SHARE * recipe.max_new_tokens))
+        items = [EncodedResponse(prompt, [0] * length) for prompt in batches[0] for _ in range(samples)]
+        half = Sampling(length, recipe.temperature, recipe.top_k, recipe.top_p)
+        return SampledBatches(items, None, GenerationLoad(batches[0], samples, half))
+    base = base or MeasuredBase(base_model, hardware, quantization=recipe.quantization)
+    policy = base.policy
+    if not isinstance(policy.model, PeftModel):
+        policy.model = get_peft_model(policy.model, lora_config(recipe, policy.model))
+    model = policy.model.eval()
+    forms = forms_of(policy) if forms_of is not None else None
+    generator = torch.Generator(policy.device).manual_seed(recipe.seed)
+    sampled_items: list[EncodedResponse] = []
+    seconds: list[float] = []
+    with matmul(hardware):
+        # the first one wakes it
+        sample_responses(causal_model(model), policy.encoder, batches[0], 1, sampling, generator, forms)
+        for prompts in batches:
+            began = time.perf_counter()
+            rollouts = sample_responses(
+                causal_model(model), policy.encoder, prompts, samples, sampling, generator, forms
+            )
+            seconds.append(time.perf_counter() - began)
+            sampled_items += [rollout.item for rollout in rollouts]
+            if sum(seconds) > TRIED_S:
+                break
+    return SampledBatches(
+        sampled_items, statistics.fmean(seconds), GenerationLoad(batches[0], samples, sampling)
+    )

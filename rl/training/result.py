@@ -1,4 +1,4 @@
-"""Result of a training run: one JSON file with everything, and the figure drawn from it. No torch here."""
+"""Result of a training run, the listener it reports to, and the checksums of its checkpoints. No torch here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+from rl.checksums import file_sum
 
 STATUSES = ("succeeded", "cancelled")
 
@@ -242,12 +245,28 @@ def _plot(result: TrainResult, path: Path) -> Path:
         if values and len(values) == len(steps):
             smooth = _smooth(values)
             alone = len(values) < 8
-            axis.plot(steps, values, color=_TRAIN, linewidth=1.8 if alone else 1.0, alpha=1.0 if alone else 0.3,
-                      marker="o" if alone else None, markersize=3.5, zorder=2)  # fmt: skip
+            axis.plot(
+                steps,
+                values,
+                color=_TRAIN,
+                linewidth=1.8 if alone else 1.0,
+                alpha=1.0 if alone else 0.3,
+                marker="o" if alone else None,
+                markersize=3.5,
+                zorder=2,
+            )
             if not alone:
                 axis.plot(steps, smooth, color=_TRAIN, linewidth=2.0, solid_capstyle="round", zorder=3)
-            axis.annotate(f"{smooth[-1]:.3g}", (steps[-1], smooth[-1]), xytext=(5, 0), textcoords="offset points",
-                          fontsize=9, color=_TRAIN, va="center", fontweight="bold")  # fmt: skip
+            axis.annotate(
+                f"{smooth[-1]:.3g}",
+                (steps[-1], smooth[-1]),
+                xytext=(5, 0),
+                textcoords="offset points",
+                fontsize=9,
+                color=_TRAIN,
+                va="center",
+                fontweight="bold",
+            )
         held_out = result.history.get(f"eval_{metric}", [])
         if held_out and len(held_out) == len(eval_steps):
             axis.plot(eval_steps, held_out, color=_EVAL, marker="D", markersize=5, linewidth=1.4, zorder=4)
@@ -270,8 +289,11 @@ def _plot(result: TrainResult, path: Path) -> Path:
     figure.suptitle(
         f"{result.method.upper()} on {name} · {result.samples.get('train', 0):,} {rows} · "
         f"{result.steps:,} of {result.total_steps:,} steps · {_duration(result.seconds)}{state}",
-        x=0.016, ha="left", fontsize=12.5, color=_INK,
-    )  # fmt: skip
+        x=0.016,
+        ha="left",
+        fontsize=12.5,
+        color=_INK,
+    )
     if eval_steps:
         figure.text(
             0.988, 0.988, "◆ held out", color=_EVAL, ha="right", va="top", fontsize=9.5, fontweight="bold"
@@ -298,3 +320,101 @@ def _duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+COMPLETE = "complete.json"
+"""Written last into a checkpoint: file name -> [bytes, SHA-256]. Without it, or where one differs, it is not whole."""
+
+
+class TrainListener(Protocol):
+    """Listener of a run: a progress bar, a database row, a test. Called on rank 0 only."""
+
+    def on_start(self, total_steps: int) -> None:
+        """Before the first step, with the optimiser steps the whole run takes."""
+
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """A row of metrics, every `logging_steps`; keys starting with `eval_` come from the eval split."""
+
+    def on_step(self, step: int, total: int) -> None:
+        """After each optimiser step."""
+
+    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        """Report the phase that begins, in words ("loading the model"); or how far it is, where a total is known."""
+
+    def on_note(self, text: str) -> None:
+        """Something a person should know (truncation, a checkpoint skipped, 4-bit not available)."""
+
+    def should_stop(self) -> bool:
+        """True once a stop was requested: the run keeps a checkpoint and ends as `cancelled`."""
+
+    def hold(self) -> None:
+        """Put off stop requests: a step is being written into weights, optimizer and checkpoint."""
+
+    def release(self) -> None:
+        """Let stop requests interrupt again, anywhere. Raises KeyboardInterrupt for one that was put off."""
+
+
+class Silent:
+    """A TrainListener that listens to nothing and never stops."""
+
+    def on_start(self, total_steps: int) -> None: ...
+
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def on_step(self, step: int, total: int) -> None: ...
+
+    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None: ...
+
+    def on_note(self, text: str) -> None: ...
+
+    def should_stop(self) -> bool:
+        return False
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+def checkpoint_seal(path: Path) -> None:
+    """Note size and sum of every file, so that a copy cut off later, or a flipped byte, is noticed too."""
+    sizes = {str(file.relative_to(path)): [file.stat().st_size, file_sum(file)] for file in _files(path)}
+    half = path / f".{COMPLETE}.{os.getpid()}"
+    half.write_text(json.dumps(sizes, indent=1), "utf-8")
+    half.replace(path / COMPLETE)
+
+
+def checkpoint_is_whole(path: Path) -> bool:
+    """True if a sealed checkpoint still holds every file as it was; of one sealed by sizes alone, at its
+    size."""
+    try:
+        sizes = json.loads((path / COMPLETE).read_text("utf-8"))
+        return bool(sizes) and all(_is_as_sealed(path / name, sealed) for name, sealed in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _is_as_sealed(file: Path, sealed: int | list[Any]) -> bool:
+    size, digest = sealed if isinstance(sealed, list) else (sealed, None)
+    return file.stat().st_size == size and (digest is None or file_sum(file) == digest)
+
+
+def checkpoint_last(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint-<step> in `folder`, and a note on each newer, half-written one it removed."""
+    found = sorted(
+        (path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()),
+        key=lambda path: int(path.name.removeprefix("checkpoint-")),
+        reverse=True,
+    )
+    notes: list[str] = []
+    for path in found:
+        if checkpoint_is_whole(path):
+            return path, notes
+        # left in place it would count as one of the checkpoints kept, and push a whole one out; every process of a
+        # launch comes here, and one is enough to remove it
+        shutil.rmtree(path, ignore_errors=True)
+        notes.append(f"{path.name} was only half-written or is damaged, and is not used")
+    return None, notes
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))

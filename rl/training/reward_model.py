@@ -1,54 +1,53 @@
-"""A model that scores responses as people would: base with LoRA and a score head, an encoder, or a linear one. Trains,
-judges, loads.
-
-Pairwise: Bradley & Terry 1952 as in Ouyang et al. 2022 (arXiv 2203.02155, eq. 1). Regression: squared error on
-scores in [0, 1]. Binary: cross-entropy on thumbs. The checkpoint is safetensors and is used by its path in later runs.
-"""
+"""Reward models (Ouyang et al. 2022): rows people judged in, a base with LoRA and a score head out."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 import statistics
-import time
+import types
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 import transformers
+from accelerate.utils import send_to_device
 from datasets import Dataset
 from peft import LoraConfig, TaskType, get_peft_model
+from torch.nn import functional
+from transformers.modeling_outputs import SequenceClassifierOutput
 
+from packed_forward.forward import packed_hidden, strategy_of
+from packed_forward.logps import causal_model
+from packed_forward.packing import PackedBatch, completion_with_end, pack
 from packed_forward.selftest import install
 from packed_forward.strategies import Strategy
 from rl.checksums import base_hash
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.recipes.reward_model import AUTO, CAUSAL, FACTS, LINEAR
-from rl.training.callbacks import history_columns
-from rl.training.encoding import rows_writable
-from rl.training.folder import folder_prepare, same_run_check
+from rl.training.adapter_trainer import AdapterTrainer, Outcome, TrainRows, common_arguments, rows_ordered
+from rl.training.encoding import EncodedResponse, LeftOut, rows_writable
 from rl.training.hardware import Hardware
-from rl.training.linear_reward import linear_reward_train
-from rl.training.loading import load_encoder
-from rl.training.model_files import model_located
-from rl.training.policy import LoadedPolicy, lora_config, matmul
-from rl.training.progress import Silent
-from rl.training.result import TrainingRefused, TrainResult
-from rl.training.reward_metrics import held_out_metrics, ranked_share
-from rl.training.reward_scores import HEADS, RewardModel, backbone_load
-from rl.training.run_context import RunContext, RunOptions, run_context, training_hardware
-from rl.training.score_trainer import ScoreCollator, ScoreTrainer
-from rl.training.trl_runs import (
-    LIBRARIES,
-    common_arguments,
-    rows_ordered,
-    run_facts,
-    train_stoppable,
-    versions,
+from rl.training.loading import load_encoder, model_located
+from rl.training.policy import LoadedPolicy, lora_config
+from rl.training.result import Silent, TrainingRefused, TrainResult
+from rl.training.reward_scores import (
+    HEADS,
+    RewardModel,
+    backbone_load,
+    held_out_metrics,
+    linear_reward_train,
+    pad_batch,
+    ranked_share,
 )
+from rl.training.run import RunContext, training_hardware
+from rl.training.trl_trainer import TokenizedTrainerMixin, strategy_apply, trainer_settle
 
 SCALE_ROWS = 256
 """Training rows, at most, whose scores set the scale of a finished model's."""
@@ -72,51 +71,60 @@ def train_reward_model(
     return RewardModel.load(result.checkpoint, trainer.context.hardware), result
 
 
-class RewardModelTrainer:
-    """Train a reward model; constructor, refusals and failures as `rl.training.dpo.DPOTrainer`.
+class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]):
+    """Train a reward model.
 
     Rows are pairs {"prompt", "chosen", "rejected"} (pairwise), {"prompt", "completion", "score"} with scores in [0, 1]
     (regression) or {"prompt", "completion", "label"} (binary).
     """
 
-    def __init__(
-        self,
-        recipe: RewardModelRecipe,
-        base_model: str = "bundled",
-        **options: Unpack[RunOptions],
-    ) -> None:
-        self.context = run_context(recipe, base_model, **options)
-        self.recipe = recipe
-        self.loaded: tuple[Any, Any] | None = None
-        self.left_out: dict[str, int] = {}
+    method = "reward_model"
+    left_out: LeftOut
+    facts: dict[str, Any]
+    """Facts stored beside the weights."""
 
-    def load_base_model(self) -> tuple[Any, Any]:
-        """Load the backbone with a fresh score head, and its encoder, once; a linear one has neither. Raises
-        PolicyLoadError."""
-        if self.recipe.is_linear:
-            return None, None
-        if self.loaded is None:
-            hardware = training_hardware(self.context.hardware, self.recipe)
-            self.loaded = backbone_load(self.context.base_model, self.recipe.architecture, hardware)
-        return self.loaded
+    def load_base_model(self) -> LoadedPolicy:
+        """Load the base with LoRA and a fresh score head, and its encoder, once. Raises PolicyLoadError."""
+        if self.policy is None:
+            torch.manual_seed(self.recipe.seed)  # the score head starts at random
+            context = self.context
+            hardware = training_hardware(context.hardware, self.recipe)
+            backbone, encoder = backbone_load(context.base_model, self.recipe.architecture, hardware)
+            model = get_peft_model(backbone, self._lora(backbone))
+            revision = getattr(model.config, "_commit_hash", None)
+            self.policy = LoadedPolicy(
+                model=model,
+                tokenizer=encoder.tokenizer,
+                encoder=encoder,
+                base_model=context.base_model,
+                base_model_hash=base_hash(model_located(context.base_model), revision),
+                device=model.device,
+                hardware=context.hardware,
+                notes=list(encoder.notes),
+            )
+        return self.policy
+
+    def check(self, rows: Sequence[Any]) -> None:
+        if not rows:
+            raise TrainingRefused(
+                f"expected at least one row of {self.recipe.objective} feedback, found none"
+            )
+
+    def check_model(self, policy: LoadedPolicy) -> None:
+        """Any will do: its head is replaced."""
 
     def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
         """Train and return what came of it; the checkpoint opens with `RewardModel.load`."""
         train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
-        if not train_rows:
-            raise TrainingRefused(
-                f"expected at least one row of {self.recipe.objective} feedback, found none"
-            )
+        self.check(train_rows)
         if self.recipe.is_linear:
             return self._train_linear(self.context, train_rows, eval_rows)
         encoder = load_encoder(self.context.base_model)
-        train_rows, left_out = rows_writable(encoder, train_rows)
+        train_rows, self.left_out = rows_writable(encoder, train_rows)
         eval_rows, _ = rows_writable(encoder, eval_rows, needed=False)
-        self.left_out = left_out.counts
-        self.context.note_all(left_out.notes("rows"))
         if self.recipe.architecture == AUTO:
             return self._train_better(train_rows, eval_rows)
-        return self._train_head(train_rows, eval_rows)
+        return super().train(train_rows, eval_rows)
 
     def _train_linear(
         self, context: RunContext[RewardModelRecipe], train_rows: list[Any], eval_rows: list[Any]
@@ -143,8 +151,8 @@ class RewardModelTrainer:
                 linear = self._train_linear(beside, train_rows, eval_rows)
             except TrainingRefused as refusal:
                 context.note(f"a linear reward model cannot learn from this feedback ({refusal})")
-            self.recipe = context.recipe = recipe.with_knobs(architecture=CAUSAL)
-            head = self._train_head(train_rows, eval_rows)
+            self.recipe = recipe.with_knobs(architecture=CAUSAL)
+            head = super().train(train_rows, eval_rows)
             result = head
             if linear is not None and head.status == "succeeded" and context.main_process:
                 result = self._better(linear, head, eval_rows)
@@ -190,43 +198,59 @@ class RewardModelTrainer:
         scores = model.row_scores(rows, self.recipe.max_completion_length)
         return ranked_share(scores, self._targets(rows), prompts)
 
-    def _train_head(self, train_rows: list[Any], eval_rows: list[Any]) -> TrainResult:
-        start = time.monotonic()
-        checkpoint, notes = folder_prepare(self.context)
-        torch.manual_seed(self.recipe.seed)  # the score head starts at random
-        backbone, encoder = self.load_base_model()
-        train, held_out = self._encode(encoder, train_rows), self._encode(encoder, eval_rows)
-        arguments = transformers.TrainingArguments(
-            **common_arguments(
-                self.context,
-                rows=len(train),
-                eval_rows=len(held_out),
-            )
+    def encode(
+        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+    ) -> TrainRows[list[dict[str, Any]]]:
+        train, held_out = (self._encode(policy.encoder, rows) for rows in (train_rows, eval_rows))
+        return TrainRows(
+            train,
+            held_out,
+            facts=train,
+            samples={"train": len(train), "eval": len(held_out)},
+            left_out=self.left_out.counts,
+            notes=self.left_out.notes("rows"),
         )
-        self.context.main_process = arguments.process_index == 0
-        self.context.note_all([*notes, *encoder.notes])
-        model = get_peft_model(backbone, self._lora(backbone))
-        policy = _as_policy(model, encoder, self.context.base_model, self.context.hardware)
-        now = run_facts(self.recipe, policy, train, arguments.world_size)
-        same_run_check(self.context, now, resumed=checkpoint is not None)
-        with matmul(self.context.hardware):
-            trainer = ScoreTrainer(
-                model=model,
-                args=arguments,
-                train_dataset=Dataset.from_list(train),
-                eval_dataset=Dataset.from_list(held_out) if held_out else None,
-                data_collator=ScoreCollator(encoder.tokenizer.pad_token_id),
-            )
-            trainer.objective = self.recipe.objective
-            trainer.settle(self.context, policy)
-            train_stoppable(trainer, self.context, checkpoint)
-            metrics = trainer.evaluate_at_end() if held_out else {}
-            facts = self._facts(trainer, train, held_out)
-            install(policy, Strategy.STOCK)
-        if facts is not None and trainer.is_world_process_zero():
-            self._save(model, encoder, facts)
-        counts = {"train": len(train), "eval": len(held_out)}
-        return self._result(trainer, facts, counts, metrics, time.monotonic() - start)
+
+    def arguments(self, rows: TrainRows[list[dict[str, Any]]]) -> transformers.TrainingArguments:
+        return transformers.TrainingArguments(
+            **common_arguments(self.context, rows=len(rows.train), eval_rows=len(rows.held_out))
+        )
+
+    def build(
+        self, policy: LoadedPolicy, arguments: Any, rows: TrainRows[list[dict[str, Any]]]
+    ) -> ScoreTrainer:
+        self.scorer = ScoreTrainer(
+            model=policy.model,
+            args=arguments,
+            train_dataset=Dataset.from_list(rows.train),
+            eval_dataset=Dataset.from_list(rows.held_out) if rows.held_out else None,
+            data_collator=ScoreCollator(policy.tokenizer.pad_token_id),
+        )
+        self.scorer.objective = self.recipe.objective
+        self.scorer.settle(self.context, policy)
+        return self.scorer
+
+    def begin(self, trainer: ScoreTrainer, *, resumed: bool) -> None:
+        """It starts from the base alone."""
+
+    def fit(
+        self, policy: LoadedPolicy, rows: TrainRows[list[dict[str, Any]]], checkpoint: Path | None
+    ) -> Outcome:
+        outcome = super().fit(policy, rows, checkpoint)
+        if not outcome.cancelled:
+            self.facts = self._facts(self.scorer, rows.train, rows.held_out)
+            held = self.facts.get("held_out", {})
+            outcome.metrics |= {name: value for name, value in held.items() if name != "curve"}
+        install(policy, Strategy.STOCK)
+        return outcome
+
+    def save(self, policy: LoadedPolicy, outcome: Outcome) -> Path:
+        if self.processes.main:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            policy.model.save_pretrained(self._folder)
+            policy.tokenizer.save_pretrained(self._folder)
+            (self._folder / FACTS).write_text(json.dumps(self.facts, indent=2) + "\n", "utf-8")
+        return self._folder
 
     def _lora(self, backbone: Any) -> LoraConfig:
         if self.recipe.whole:  # the score head is among its modules
@@ -287,10 +311,7 @@ class RewardModelTrainer:
 
     def _facts(
         self, trainer: ScoreTrainer, train: list[dict[str, Any]], held_out: list[dict[str, Any]]
-    ) -> dict[str, Any] | None:
-        """Facts stored beside the weights; None for a model that was stopped before it was finished."""
-        if trainer.state.global_step < trainer.state.max_steps and not trainer.stopped_early():
-            return None
+    ) -> dict[str, Any]:
         some = train[:: -(-len(train) // SCALE_ROWS)]
         scores = [score for pair in trainer.scores(some) for score in pair]
         facts: dict[str, Any] = {
@@ -313,62 +334,140 @@ class RewardModelTrainer:
     def _folder(self) -> Path:
         return self.context.output_dir / "reward_model"
 
-    def _save(self, model: Any, encoder: Any, facts: dict[str, Any]) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        model.save_pretrained(self._folder)
-        encoder.tokenizer.save_pretrained(self._folder)
-        (self._folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
 
-    def _result(
-        self,
-        trainer: ScoreTrainer,
-        facts: dict[str, Any] | None,
-        samples: dict[str, int],
-        metrics: dict[str, float],
-        seconds: float,
-    ) -> TrainResult:
-        state = trainer.state
-        history = history_columns(state.log_history)
-        checkpoint = self.context.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
-        if facts is not None:
-            held = facts.get("held_out", {})
-            metrics |= {name: value for name, value in held.items() if name != "curve"}
-        taken = trainer.best_step() or state.global_step
-        standing = history_columns([row for row in state.log_history if row.get("step", 0) <= taken])
-        last = {name: values[-1] for name, values in standing.items() if values and not name.endswith("step")}
-        return TrainResult(
-            method="reward_model",
-            status="cancelled" if facts is None else "succeeded",
-            checkpoint=str(checkpoint if facts is None else self._folder),
-            base_model=self.context.base_model,
-            base_model_hash=trainer.policy.base_model_hash,
-            steps=state.global_step,
-            total_steps=state.max_steps,
-            seconds=round(seconds, 2),
-            samples=samples,
-            left_out=self.left_out,
-            metrics={**last, **metrics},
-            history=history,
-            recipe=self.recipe.as_dict(),
-            hardware=dataclasses.asdict(self.context.hardware),
-            libraries=versions(LIBRARIES),
-            notes=self.context.notes,
-            details=self.context.details,
-            stopped_early=trainer.stopped_early(),
-            best_step=trainer.best_step(),
-        )
+@dataclass
+class ScoreCollator:
+    """Chosen and then rejected in one batch; of single responses only the first half is used."""
+
+    pad: int
+    strategy: Strategy = Strategy.STOCK
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        sides = [("ids", "prompt"), ("other_ids", "other_prompt")]
+        if all(row["ids"] == row["other_ids"] for row in rows):
+            sides = sides[:1]
+        texts = [row[ids] for ids, _ in sides for row in rows]
+        batch: dict[str, Any]
+        if self.strategy is Strategy.STOCK:
+            batch = pad_batch(texts, self.pad)
+        else:
+            starts = [row[prompt] for _, prompt in sides for row in rows]
+            prompts = [ids[:start] for ids, start in zip(texts, starts, strict=True)]
+            answers = [
+                completion_with_end(ids[start:], self.pad) for ids, start in zip(texts, starts, strict=True)
+            ]
+            batch = {"packed": pack(prompts, answers, pad_token_id=self.pad)}
+        batch["target"] = torch.tensor([row["target"] for row in rows])
+        return batch
 
 
-# --- The model ----------------------------------------------------------------------------------------------
+def scores_read(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The head's numbers for hidden states [n, width] of the transformers classifier itself: [n]."""
+    return torch.as_tensor(model.score(hidden)[:, 0])
 
 
-def _as_policy(model: Any, encoder: Any, base_model: str, hardware: Hardware) -> LoadedPolicy:
-    return LoadedPolicy(
-        model=model,
-        tokenizer=encoder.tokenizer,
-        encoder=encoder,
-        base_model=base_model,
-        base_model_hash=base_hash(model_located(base_model), getattr(model.config, "_commit_hash", None)),
-        device=model.device,
-        hardware=hardware,
-    )
+class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
+    """transformers' trainer with the three objectives."""
+
+    method = "reward_model"
+    objective: str
+
+    def settle(self, context: RunContext[RewardModelRecipe], policy: LoadedPolicy) -> None:
+        """Apply what the constructor has no arguments for, and pack rows where the model can compute them."""
+        self._noted: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        trainer_settle(self, policy, context)
+        if context.recipe.architecture != "causal":
+            return
+        items = [
+            EncodedResponse(row[ids][: row[prompt]], row[ids][row[prompt] :])
+            for data in (self.train_dataset, self.eval_dataset)
+            for row in data or ()
+            for ids, prompt in (("ids", "prompt"), ("other_ids", "other_prompt"))
+        ]
+        choice = strategy_apply(self, items, scores_read)
+        self.data_collator.strategy = choice.strategy
+        context.detail(choice.summary)
+        inner = causal_model(self.model)
+        stock = inner.forward
+
+        @functools.wraps(type(inner).forward)
+        def forward(_: Any, *args: Any, packed: PackedBatch | None = None, **kwargs: Any) -> Any:
+            if packed is None:
+                return stock(*args, **kwargs)
+            hidden = packed_hidden(inner, packed, strategy_of(inner))
+            scores = scores_read(inner, hidden.reshape(-1, hidden.shape[-1])[packed.ends()])
+            return SequenceClassifierOutput(logits=scores[:, None])
+
+        inner.forward = types.MethodType(forward, inner)
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        inputs = dict(inputs)
+        target = inputs.pop("target")
+        scores = model(**inputs).logits[:, 0].float()
+        loss = reward_loss(scores, target, self.objective)
+        self.loss_check(loss, "")
+        self._scores_note(scores.detach(), target)
+        return (loss, {"scores": scores.detach()}) if return_outputs else loss
+
+    def _scores_note(self, scores: torch.Tensor, target: torch.Tensor) -> None:
+        noted = self._noted["train" if self.model.training else "eval"]
+        noted["rewards/mean"].append(float(scores.mean()))
+        noted["rewards/std"].append(float(scores.std(correction=0)))
+        noted["rewards/accuracies"].append(float(row_accuracy(scores, target, self.objective).mean()))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for mode, first, prefix in (("train", "loss", ""), ("eval", "eval_loss", "eval_")):
+            if first in logs:
+                noted = self._noted.pop(mode, {})
+                logs |= {prefix + name: statistics.fmean(values) for name, values in noted.items()}
+        super().log(logs, start_time)
+
+    def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+    def scores(self, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+        """The head's numbers for each row's response and for the other of its pair, the same where there is none.
+
+        In batches and on packed rows, as they are trained.
+        """
+        pairs: list[tuple[float, float]] = [(0.0, 0.0)] * len(rows)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]["ids"]))
+        self.model.eval()
+        for start in range(0, len(order), self.args.per_device_eval_batch_size):
+            chosen = order[start : start + self.args.per_device_eval_batch_size]
+            batch = self.data_collator([rows[i] for i in chosen])
+            del batch["target"]
+            batch = send_to_device(batch, self.args.device)  # transformers' own moves no packed rows
+            with torch.no_grad():
+                outputs = self.model(**batch).logits[:, 0].float().tolist()
+            others = outputs[-len(chosen) :]  # the second half of pairs, all of single responses
+            for i, first, other in zip(chosen, outputs[: len(chosen)], others, strict=True):
+                pairs[i] = first, other
+        return pairs
+
+
+def row_accuracy(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:
+    """1 for each row scored as people judged it, else 0; the shapes are those of `reward_loss`.
+
+    A pair whose chosen response scores higher; a score on the same side of neutral as people's.
+    """
+    if objective == "pairwise":
+        chosen, rejected = scores.chunk(2)
+        return (chosen > rejected).float()
+    return ((scores > (0.5 if objective == "regression" else 0)) == (target > 0.5)).float()
+
+
+def reward_loss(scores: torch.Tensor, target: torch.Tensor, objective: str) -> torch.Tensor:
+    """The mean loss of a batch.
+
+    pairwise: -log sigmoid(s_chosen - s_rejected), `scores` [2B] with the chosen half first (Ouyang et al. 2022, eq. 1);
+    regression: (s - target)^2; binary: cross-entropy of sigmoid(s); `scores` and `target` [B].
+    """
+    if objective == "pairwise":
+        chosen, rejected = scores.chunk(2)
+        return -functional.logsigmoid(chosen - rejected).mean()
+    if objective == "regression":
+        return functional.mse_loss(scores, target.to(scores))
+    return functional.binary_cross_entropy_with_logits(scores, target.to(scores))

@@ -1,11 +1,16 @@
-"""A trained reward model, read from its folder: base with LoRA and a score head, an encoder, or a linear one. It scores
-responses."""
+"""Reward models in use, how they are measured, and the linear one."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
+import os
+import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +20,23 @@ from peft.utils.constants import DUMMY_TARGET_MODULES
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
+from rl.agents import get_agent
 from rl.agents.base import Message
 from rl.checksums import base_hash
+from rl.linear.fit import fit
 from rl.linear.model import LinearPolicy, LinearPolicyError
-from rl.linear.rows import single_text
+from rl.linear.rows import LinearRefused, single_text
+from rl.recipes import RewardModelRecipe
 from rl.recipes.reward_model import FACTS, LINEAR
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
+from rl.statistics import calibration_curve, concordance, expected_calibration_error
+from rl.training.adapter_trainer import versions
 from rl.training.encoding import EncodedResponse
 from rl.training.hardware import Hardware, detect
-from rl.training.loading import load_shape, without_bars
-from rl.training.model_files import PolicyLoadError, base_check, model_located
+from rl.training.loading import PolicyLoadError, base_check, load_shape, model_located, without_bars
 from rl.training.policy import matmul
-from rl.training.reward_metrics import sigmoid
-from rl.training.score_trainer import pad_batch
+from rl.training.result import TrainingRefused, TrainResult
+from rl.training.run import RunContext, folder_prepare
 
 HEADS = ("score", "classifier")
 """Names of a score head: in causal models, in encoders."""
@@ -200,3 +209,151 @@ def _quiet() -> Iterator[None]:
 
 def _collate(items: Sequence[EncodedResponse], pad: int) -> dict[str, torch.Tensor]:
     return pad_batch([item.prompt_ids + item.response_ids for item in items], pad)
+
+
+@dataclass(frozen=True)
+class HeldOutMetrics:
+    """Agreement of predicted and given feedback on held-out rows."""
+
+    accuracy: float
+    """Share of pairs ranked as people did, or of responses on the right side of neutral."""
+    brier: float
+    """Mean squared error of the stated probability (of the score, for regression); 0.25 is a coin."""
+    calibration_error: float
+    """Expected calibration error over ten bins."""
+    curve: list[dict[str, float]]
+    """Per bin that holds any: predicted and observed share, count."""
+
+
+def held_out_metrics(
+    scores: Sequence[tuple[float, float]], targets: Sequence[float], objective: str
+) -> HeldOutMetrics:
+    """Metrics from the head's numbers for each response and the other of its pair, and from what people said.
+
+    `targets` are the scores (regression) or thumbs (binary), in [0, 1]; of pairs (pairwise) people's choice is the
+    first and they are not looked at.
+    """
+    if objective == "pairwise":
+        chances = [sigmoid(first - other) for first, other in scores]
+        # people's choice is always the first: the model is asked how sure it is of its own choice, and whether it is
+        # right
+        sure = [max(p, 1 - p) for p in chances]
+        right = [float(p > 0.5) for p in chances]
+        brier = statistics.fmean((1 - p) ** 2 for p in chances)
+        curve = calibration_curve(sure, right)
+        return HeldOutMetrics(statistics.fmean(right), brier, expected_calibration_error(sure, right), curve)
+    alone = [first for first, _ in scores]
+    chances = [sigmoid(s) if objective == "binary" else min(1.0, max(0.0, s)) for s in alone]
+    decided = [(p, t) for p, t in zip(chances, targets, strict=True) if t != 0.5]
+    accuracy = statistics.fmean((p > 0.5) == (t > 0.5) for p, t in decided) if decided else math.nan
+    brier = statistics.fmean((p - t) ** 2 for p, t in zip(chances, targets, strict=True))
+    return HeldOutMetrics(
+        accuracy, brier, expected_calibration_error(chances, targets), calibration_curve(chances, targets)
+    )
+
+
+def ranked_share(
+    scores: Sequence[Sequence[float]], targets: Sequence[float], prompts: Sequence[str]
+) -> float | None:
+    """Share of feedback ranked as people did: of pairs (two scores a row, people's choice first), else of any two
+    responses that people valued differently, a tie counted half (concordance). None where nothing compares."""
+    if not scores:
+        return None
+    if len(scores[0]) == 2:
+        return statistics.fmean(first > other for first, other in scores)
+    return concordance(targets, [score for (score,) in scores], prompts).share.value
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+LIBRARIES = ("scikit-learn", "numpy", "scipy")
+
+
+def linear_reward_train(
+    context: RunContext[RewardModelRecipe],
+    rows: Sequence[Mapping[str, Any]],
+    targets: Sequence[float],
+    held_out: Sequence[Mapping[str, Any]],
+    held_out_targets: Sequence[float],
+) -> TrainResult:
+    """Fit a linear reward model into the run's folder; the checkpoint opens with `RewardModel.load`.
+
+    targets, held_out_targets: what people said of each row, in [0, 1]; 1 of pairs. Raises TrainingRefused.
+    """
+    began = time.monotonic()
+    _, notes = folder_prepare(context)
+    context.note_all(notes)
+    context.listener.on_start(1)
+    context.phase("fitting")
+    agent = get_agent(context.agent or "assistant")
+    try:
+        linear_fit = fit(_rows_with_targets(rows, targets), agent, seed=context.recipe.seed, judge=True)
+    except LinearRefused as refusal:
+        raise TrainingRefused(str(refusal)) from refusal
+    model = LinearRewardModel(linear_fit.policy, _facts(context), context.hardware)
+    own = [score for row in model.row_scores(rows) for score in row]
+    model.facts |= {"mean": statistics.fmean(own), "std": statistics.pstdev(own)}
+    metrics = dict(linear_fit.metrics)
+    if held_out:
+        scores = [(row[0], row[-1]) for row in model.row_scores(held_out)]
+        held = held_out_metrics(scores, held_out_targets, context.recipe.objective)
+        model.facts["held_out"] = dataclasses.asdict(held)
+        metrics |= {name: value for name, value in model.facts["held_out"].items() if name != "curve"}
+    folder = context.output_dir / "reward_model"
+    linear_fit.policy.save(folder)
+    half = folder / f".{FACTS}.{os.getpid()}"  # each process of a launch writes the same
+    half.write_text(json.dumps(model.facts, indent=2) + "\n", "utf-8")
+    half.replace(folder / FACTS)
+    context.detail(f"{len(linear_fit.policy.rows):,} features of a response, {linear_fit.words}")
+    context.listener.on_step(1, 1)  # no row of metrics: one fit draws no curve
+    return TrainResult(
+        method="reward_model",
+        status="succeeded",
+        checkpoint=str(folder),
+        base_model=context.base_model,
+        base_model_hash="",
+        steps=1,
+        total_steps=1,
+        seconds=round(time.monotonic() - began, 2),
+        samples={"train": len(rows), "eval": len(held_out)},
+        left_out=linear_fit.left_out,
+        metrics=metrics,
+        recipe=context.recipe.as_dict(),
+        hardware=dataclasses.asdict(context.hardware),
+        libraries=versions(LIBRARIES),
+        notes=context.notes,
+        details=context.details,
+    )
+
+
+def _rows_with_targets(
+    rows: Sequence[Mapping[str, Any]], targets: Sequence[float]
+) -> list[Mapping[str, Any]]:
+    """Rows with what people said where the fit looks for it, whatever else they hold."""
+    return [
+        row if "chosen" in row else {**row, "score": target}
+        for row, target in zip(rows, targets, strict=True)
+    ]
+
+
+def _facts(context: RunContext[RewardModelRecipe]) -> dict[str, Any]:
+    """Facts of the model's file but the scale of its scores, which is read off them."""
+    recipe = context.recipe
+    return {
+        "objective": recipe.objective,
+        "architecture": recipe.architecture,
+        "base_model": "",
+        "agent": context.agent,
+    }
+
+
+def pad_batch(rows: Sequence[Sequence[int]], pad: int) -> dict[str, torch.Tensor]:
+    """Right-padded ids and mask: the head reads each row's last real token (or an encoder's first)."""
+    longest = max(map(len, rows))
+    ids, mask = torch.full((len(rows), longest), pad), torch.zeros((len(rows), longest), dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = 1
+    return {"input_ids": ids, "attention_mask": mask}

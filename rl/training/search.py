@@ -20,11 +20,9 @@ from typing import Any
 from accelerate import PartialState
 
 from rl.recipes import AdapterRecipe, DPORecipe, KTORecipe
-from rl.training.early_stopping import LOSS, RANKING_LOSS
 from rl.training.policy import LoadedPolicy, load_policy
-from rl.training.progress import TrainListener
-from rl.training.result import ResultError, TrainingFailed, TrainingRefused, TrainResult
-from rl.training.trl_runs import EPOCHS
+from rl.training.result import ResultError, TrainingFailed, TrainingRefused, TrainListener, TrainResult
+from rl.training.trl_trainer import EPOCHS, LOSS, RANKING_LOSS
 
 FACTORS: dict[str, tuple[float, ...]] = {
     "learning_rate": (0.25, 0.5, 1.0, 2.0, 4.0),
@@ -156,9 +154,13 @@ class SearchTrainer:
             except ResultError:
                 pass  # this one was not finished
         trainer = self.kind(
-            recipe, self.base_model, output_dir=folder, listener=progress, resume=self.resume and folder.exists(),
+            recipe,
+            self.base_model,
+            output_dir=folder,
+            listener=progress,
+            resume=self.resume and folder.exists(),
             **self.facts,
-        )  # fmt: skip
+        )
         result: TrainResult = trainer.train(rows, eval_rows)
         if result.status == "succeeded":
             result.save(folder / "result.json")
@@ -180,9 +182,12 @@ class SearchTrainer:
             figures = dict(zip(columns, row, strict=True))
             self.listener.on_metrics(int(figures.pop("step")), figures)
         self.policy = load_policy(
-            self.base_model, checkpoint, hardware=self.facts["hardware"], quantization=self.recipe.quantization,
+            self.base_model,
+            checkpoint,
+            hardware=self.facts["hardware"],
+            quantization=self.recipe.quantization,
             cache_dir=self.facts["cache_dir"],
-        )  # fmt: skip
+        )
         for one in shown:
             one["kept"] = one["try"] == number
         note = (

@@ -1,36 +1,21 @@
-"""Supervised fine-tuning: recipe -> TRL's SFTTrainer -> TrainResult. Demonstrations in, an adapter out."""
+"""Supervised fine-tuning: demonstrations in, an adapter out."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 import trl
 from datasets import Dataset
 
 from rl.recipes import SFTRecipe
+from rl.training.adapter_trainer import AdapterTrainer, TrainRows, common_arguments
 from rl.training.encoding import EMPTY, EncodedColumn, EncodedResponse, Encoder, reasoning_check
-from rl.training.folder import folder_prepare, same_run_check
-from rl.training.pair_trainer import forward_settle, reference_logps
-from rl.training.policy import LoadedPolicy, matmul
-from rl.training.result import TrainingRefused, TrainResult
-from rl.training.run_context import RunContext, RunOptions, base_load, reference_cache, run_context
-from rl.training.scoring import head_check
-from rl.training.trl_runs import (
-    TokenizedTrainerMixin,
-    common_arguments,
-    lora_config_of,
-    one_gpu,
-    result_of,
-    rows_ordered,
-    run_facts,
-    special_tokens_settle,
-    train_stoppable,
-    trainer_settle,
-    weights_begin,
-)
+from rl.training.policy import LoadedPolicy
+from rl.training.result import TrainingRefused
+from rl.training.run import reference_cache
+from rl.training.trl_trainer import TokenizedTrainerMixin, forward_settle, trainer_settle
 
 Reference = dict[tuple[int, ...], float]
 """Tokens of a prompt and its demonstration -> the base's log-probability of the demonstration, nats."""
@@ -62,105 +47,68 @@ def demonstrations_encoded(
     return encoded
 
 
-class SFTTrainer:
+class SFTTrainer(AdapterTrainer[SFTRecipe, list[EncodedResponse]]):
     """Train a LoRA adapter on demonstrations.
 
     Rows are {"prompt": messages, "completion": text or messages, "tools"?}; the loss is on the completion's tokens
     alone, the one that ends the turn included. A completion of several turns (a call, its result, a text) is a
-    demonstration for each turn of the assistant. Everything else as `rl.training.dpo.DPOTrainer`.
+    demonstration for each turn of the assistant.
     """
 
-    def __init__(
-        self,
-        recipe: SFTRecipe,
-        base_model: str = "bundled",
-        **options: Unpack[RunOptions],
-    ) -> None:
-        self.context = run_context(recipe, base_model, **options)
-        self.recipe = recipe
-        self.policy: LoadedPolicy | None = None
-        self.measures_distance = True
-        """Log the distance to the base, for which its log-probabilities are computed first."""
+    method = "sft"
+    needs = "demonstration"
+    measures_distance = True
+    """Log the distance to the base, for which its log-probabilities are computed first."""
 
-    def load_base_model(self) -> LoadedPolicy:
-        """Load base model and tokenizer, once. Raises PolicyLoadError."""
-        if self.policy is None:
-            self.policy = base_load(self.context)
-        return self.policy
-
-    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
-        """Train and return the result; refusals and failures as DPOTrainer's."""
-        start = time.monotonic()
-        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
-        if not train_rows:
-            raise TrainingRefused("expected at least one demonstration to train on, found none")
-        checkpoint, notes = folder_prepare(self.context)
-        policy = self.load_base_model()
-        head_check(policy)
+    def encode(
+        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+    ) -> TrainRows[list[EncodedResponse]]:
         encoded = demonstrations_encoded(policy.encoder, train_rows, self.recipe)
-        train = encoded.items
         held_out = demonstrations_encoded(policy.encoder, eval_rows, self.recipe, needed=False).items
-        self.context.note_all(encoded.left_out.notes("demonstrations"))
-        arguments = trl.SFTConfig(
-            **common_arguments(
-                self.context,
-                rows=len(train),
-                eval_rows=len(held_out),
-            ),
-            max_length=None,
-        )
-        self.context.main_process = arguments.process_index == 0
-        self.context.note_all([*notes, *policy.notes, *one_gpu(arguments)])
-        rows = [[item.prompt_ids, item.response_ids] for item in train]
-        now = run_facts(self.recipe, policy, rows, arguments.world_size)
-        same_run_check(self.context, now, resumed=checkpoint is not None)
-        with matmul(self.context.hardware):
-            known = None
-            if self.measures_distance:
-                known = self._reference(policy, arguments, [*train, *held_out])
-            special_tokens_settle(policy)
-            trainer = _SFTTrainer(
-                model=policy.model,
-                args=arguments,
-                train_dataset=self._dataset(train),
-                eval_dataset=self._dataset(held_out) if held_out else None,
-                processing_class=policy.tokenizer,
-                peft_config=lora_config_of(self.recipe, policy),
-            )
-            trainer.settle(self.context, policy, known)
-            self.context.note_all(weights_begin(self.recipe, trainer.model))
-            train_stoppable(trainer, self.context, checkpoint)
-            metrics = trainer.evaluate_at_end() if held_out else {}
-        return result_of(
-            "sft",
-            trainer,
-            policy,
-            context=self.context,
-            seconds=time.monotonic() - start,
-            samples={"train": len(train), "eval": len(held_out)},
+        return TrainRows(
+            encoded.items,
+            held_out,
+            facts=[[item.prompt_ids, item.response_ids] for item in encoded.items],
+            samples={"train": len(encoded.items), "eval": len(held_out)},
             truncated=encoded.truncated,
             left_out=encoded.left_out.counts,
-            metrics=metrics,
+            notes=encoded.left_out.notes("demonstrations"),
         )
 
-    def _reference(
-        self, policy: LoadedPolicy, arguments: trl.SFTConfig, items: Sequence[EncodedResponse]
-    ) -> Reference:
-        """Log-probabilities of the demonstrations under the base, which the distance of training is measured from."""
-        cache = reference_cache(self.context)
-        self.context.phase("reference pass")
-        logps, _ = reference_logps(
-            policy, arguments, items, 2 * self.recipe.batch_size, cache, self.context.phase
+    def arguments(self, rows: TrainRows[list[EncodedResponse]]) -> trl.SFTConfig:
+        return trl.SFTConfig(
+            **common_arguments(self.context, rows=len(rows.train), eval_rows=len(rows.held_out)),
+            max_length=None,
         )
-        return {(*item.prompt_ids, *item.response_ids): logp for item, logp in zip(items, logps, strict=True)}
 
-    def _dataset(self, items: Sequence[EncodedResponse]) -> Dataset:
-        return Dataset.from_dict(
-            {
-                "input_ids": [item.prompt_ids + item.response_ids for item in items],
-                "labels": [[-100] * len(item.prompt_ids) + item.response_ids for item in items],
-            }
+    def build(
+        self, policy: LoadedPolicy, arguments: trl.SFTConfig, rows: TrainRows[list[EncodedResponse]]
+    ) -> _SFTTrainer:
+        reference: Reference | None = None
+        if self.measures_distance:
+            items = [*rows.train, *rows.held_out]
+            logps = self.reference_logps(policy, arguments, items, reference_cache(self.context))
+            tokens = [(*item.prompt_ids, *item.response_ids) for item in items]
+            reference = dict(zip(tokens, logps, strict=True))
+        trainer = _SFTTrainer(
+            train_dataset=demonstrations_dataset(rows.train),
+            eval_dataset=demonstrations_dataset(rows.held_out) if rows.held_out else None,
+            **self.trl_arguments(policy, arguments),
         )
+        trainer.reference = reference
+        trainer_settle(trainer, policy, self.context)
+        forward_settle(trainer)
+        return trainer
+
+
+def demonstrations_dataset(items: Sequence[EncodedResponse]) -> Dataset:
+    """Token columns, the prompt's without a label."""
+    return Dataset.from_dict(
+        {
+            "input_ids": [item.prompt_ids + item.response_ids for item in items],
+            "labels": [[-100] * len(item.prompt_ids) + item.response_ids for item in items],
+        }
+    )
 
 
 class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
@@ -168,12 +116,8 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
 
     method = "sft"
 
-    def settle(
-        self, context: RunContext[SFTRecipe], policy: LoadedPolicy, reference: Reference | None
-    ) -> None:
-        trainer_settle(self, policy, context)
-        forward_settle(self)
-        self.reference = reference
+    reference: Reference | None = None
+    """Log-probabilities that the distance is measured from; None: it is not logged."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         rows = inputs["input_ids"], inputs["attention_mask"].bool(), inputs["labels"] != -100

@@ -21,8 +21,8 @@ from rl.reward_models.service import fault_of
 from rl.serving import files
 from rl.serving.base import BASE, Model
 from rl.serving.preparation import model_of
-from rl.training.model_files import PolicyLoadError, model_located
-from rl.training.progress import checkpoint_is_whole, checkpoint_seal
+from rl.training.loading import PolicyLoadError, model_located
+from rl.training.result import checkpoint_is_whole, checkpoint_seal
 from tests.support.campaign_scale import scaled
 from tests.test_backup import lite, write  # noqa: F401
 from tests.test_erasure import world

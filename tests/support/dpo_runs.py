@@ -13,7 +13,7 @@ from rl.agents.base import ChoiceAgent
 from rl.recipes import DPORecipe
 from rl.training.dpo import DPOTrainer
 from rl.training.hardware import Hardware
-from rl.training.progress import Silent
+from rl.training.result import Silent
 from tests.support.tiny_models import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")

@@ -57,9 +57,22 @@ TEXTS = 12_000
 BLANK = "\u0120"
 """Sign for a blank in byte-level BPE."""
 JSON_SIGNS = (
-    ("{", '"'), ('"', ":"), (BLANK, '"'), ('"', "}"), ('"', ","), ("[", '"'), (BLANK, '["'), ('"', "]"), ('"]', "}"),
-    (BLANK, "{"), (BLANK + "{", '"'), ("}", "}"), ('"}', "}"), (BLANK, "["), ('"]', ","),
-)  # fmt: skip
+    ("{", '"'),
+    ('"', ":"),
+    (BLANK, '"'),
+    ('"', "}"),
+    ('"', ","),
+    ("[", '"'),
+    (BLANK, '["'),
+    ('"', "]"),
+    ('"]', "}"),
+    (BLANK, "{"),
+    (BLANK + "{", '"'),
+    ("}", "}"),
+    ('"}', "}"),
+    (BLANK, "["),
+    ('"]', ","),
+)
 """Pairs of signs that are one token, in the order in which they are joined."""
 ASKING, OPENING = (' "', '["', ' ["'), ("\n", '["', ' ["', ' "')
 """Tokens after which an answer names an option, and after which prompts list one."""

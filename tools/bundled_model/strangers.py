@@ -206,8 +206,15 @@ def _one_schema(random: Random, key: str, task: str, options: Sequence[str]) -> 
 
 
 ASKS = (
-    _one_sentence, _one_sentence, _one_key, _one_like, _one_schema, _one_foreign, _one_invented, _one_within,
-)  # fmt: skip
+    _one_sentence,
+    _one_sentence,
+    _one_key,
+    _one_like,
+    _one_schema,
+    _one_foreign,
+    _one_invented,
+    _one_within,
+)
 """Ways to ask for one option under a key."""
 
 

@@ -21,12 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rl.training.hardware import Hardware, detect
-from tools.bundled_model.corpus import (
-    MIXTURE,
-    MIXTURE_OF_DRILLS,
-    Mixture,
-    example_random,
-)
+from tools.bundled_model.corpus import MIXTURE, MIXTURE_OF_DRILLS, Mixture, example_random
 from tools.bundled_model.examples import BaseExample, TargetAnswer
 
 BATCHES = 8

@@ -37,9 +37,15 @@ def block_mask(flat: Flat, at: torch.Tensor | None = None) -> BlockMask:
     length = flat.documents.shape[0]
     device = flat.documents.device
     return create_block_mask(
-        sees(flat, at), None, None, length if at is None else at.shape[0], length, device=str(device),
-        BLOCK_SIZE=FLEX_BLOCK, _compile=device.type == "cuda",
-    )  # fmt: skip
+        sees(flat, at),
+        None,
+        None,
+        length if at is None else at.shape[0],
+        length,
+        device=str(device),
+        BLOCK_SIZE=FLEX_BLOCK,
+        _compile=device.type == "cuda",
+    )
 
 
 def attend(

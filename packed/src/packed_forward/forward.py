@@ -106,9 +106,13 @@ def _common_hidden(
     seen_by_last = (torch.arange(ids.shape[1])[None] <= last)[:, None, None]
     in_last = strategy is Strategy.LAST_LAYER
     prefix = Prefix(
-        prompt - common, suffix_mask, index if in_last else None,
-        torch.cat([seen_by_last, suffix_mask], 2) if in_last else None, common=common, rows=rows,
-    )  # fmt: skip
+        prompt - common,
+        suffix_mask,
+        index if in_last else None,
+        torch.cat([seen_by_last, suffix_mask], 2) if in_last else None,
+        common=common,
+        rows=rows,
+    )
     hidden = model.base_model(
         input_ids=lay_out(ids),
         position_ids=lay_out(packed.positions()),
@@ -125,9 +129,12 @@ def _flat_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.T
     row = packed.flat or flatten(packed)
     output_index = row.state_index if strategy is Strategy.FLEX_LAST_LAYER else None
     prefix = Prefix(
-        0, None, output_positions=output_index, blocks=flex.block_mask(row),
+        0,
+        None,
+        output_positions=output_index,
+        blocks=flex.block_mask(row),
         output_blocks=None if output_index is None else flex.block_mask(row, output_index[0]),
-    )  # fmt: skip
+    )
     hidden = model.base_model(
         input_ids=row.ids,
         position_ids=row.positions,

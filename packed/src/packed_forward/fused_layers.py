@@ -92,9 +92,21 @@ class GatedMlpFunction(torch.autograd.Function):
         active = functional.silu(gate)
         out, down_low = lora_product(active * up, down_w, None, down_a, down_b, scales[2])
         ctx.save_for_backward(
-            flat, gate, up, active, near_low, down_low,
-            near_a, gate_w, gate_b, up_w, up_b, down_w, down_a, down_b,
-        )  # fmt: skip
+            flat,
+            gate,
+            up,
+            active,
+            near_low,
+            down_low,
+            near_a,
+            gate_w,
+            gate_b,
+            up_w,
+            up_b,
+            down_w,
+            down_a,
+            down_b,
+        )
         ctx.scales, ctx.shape, ctx.kept_dtype = scales, x.shape, weights[1].dtype
         return out.view(x.shape)
 
@@ -122,11 +134,19 @@ class GatedMlpFunction(torch.autograd.Function):
         dtype = ctx.kept_dtype
         return (
             x_grad,
-            None, near_a_grad[:rank].to(dtype), gate_b_grad.to(dtype),
-            None, near_a_grad[rank:].to(dtype), up_b_grad.to(dtype),
-            None, down_a_grad.to(dtype), down_b_grad.to(dtype),
-            None, None, None,
-        )  # fmt: skip
+            None,
+            near_a_grad[:rank].to(dtype),
+            gate_b_grad.to(dtype),
+            None,
+            near_a_grad[rank:].to(dtype),
+            up_b_grad.to(dtype),
+            None,
+            down_a_grad.to(dtype),
+            down_b_grad.to(dtype),
+            None,
+            None,
+            None,
+        )
 
 
 class RmsNormFunction(torch.autograd.Function):
@@ -194,8 +214,13 @@ def _linear_forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> An
         return self.ratchet_own_forward(x, *args, **kwargs)
     base = self.base_layer
     return LoraFunction.apply(
-        x, base.weight, base.bias, self.lora_A[adapter].weight, self.lora_B[adapter].weight, self.scaling[adapter]
-    )  # fmt: skip
+        x,
+        base.weight,
+        base.bias,
+        self.lora_A[adapter].weight,
+        self.lora_B[adapter].weight,
+        self.scaling[adapter],
+    )
 
 
 def _mlp_forward(self: Any, x: torch.Tensor) -> Any:
@@ -212,10 +237,8 @@ def _mlp_forward(self: Any, x: torch.Tensor) -> Any:
     parts = [
         weight
         for layer, adapter in zip(layers, adapters, strict=True)
-        for weight in (
-            layer.base_layer.weight, layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-        )
-    ]  # fmt: skip
+        for weight in (layer.base_layer.weight, layer.lora_A[adapter].weight, layer.lora_B[adapter].weight)
+    ]
     scales = [layer.scaling[adapter] for layer, adapter in zip(layers, adapters, strict=True)]
     return GatedMlpFunction.apply(x, *parts, *scales)
 

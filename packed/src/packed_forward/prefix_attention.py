@@ -105,13 +105,22 @@ def prefix_attention(
     grouped = groups > 1 and query.device.type == "cuda"
     near_keys, near_values = (key, value) if grouped else (all_keys, all_values)
     prompt = functional.scaled_dot_product_attention(
-        query[:, :, :split], near_keys[:, :, :split], near_values[:, :, :split],
-        dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped,
-    )  # fmt: skip
+        query[:, :, :split],
+        near_keys[:, :, :split],
+        near_values[:, :, :split],
+        dropout_p=dropout,
+        is_causal=True,
+        scale=scale,
+        enable_gqa=grouped,
+    )
     suffix = functional.scaled_dot_product_attention(
-        query[:, :, split:], all_keys, all_values,
-        attn_mask=prefix.suffix_mask, dropout_p=dropout, scale=scale,
-    )  # fmt: skip
+        query[:, :, split:],
+        all_keys,
+        all_values,
+        attn_mask=prefix.suffix_mask,
+        dropout_p=dropout,
+        scale=scale,
+    )
     return torch.cat([prompt, suffix], 2).transpose(1, 2).contiguous(), None
 
 
@@ -125,9 +134,14 @@ def _common_attention(
         query[:, :, :common], key[:, :, :common], value[:, :, :common], common, None, scale, 0
     )
     own = BlockAttention.apply(
-        prefix.by_row(query[:, :, common:].contiguous()), prefix.with_common(key), prefix.with_common(value),
-        prefix.prompt, prefix.suffix_mask, scale, common,
-    )  # fmt: skip
+        prefix.by_row(query[:, :, common:].contiguous()),
+        prefix.with_common(key),
+        prefix.with_common(value),
+        prefix.prompt,
+        prefix.suffix_mask,
+        scale,
+        common,
+    )
     return torch.cat([shared, own.view(1, -1, *own.shape[2:])], 1)
 
 
@@ -212,8 +226,11 @@ class BlockAttention(torch.autograd.Function):
             query_grad.view(rows, shared * group, length, width),
             key_grad.view(rows, shared, -1, width),
             value_grad.view(rows, shared, -1, width),
-            None, None, None, None,
-        )  # fmt: skip
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _slices(split: int, length: int, width: int, offset: int) -> Iterator[tuple[int, int, int]]:

@@ -41,8 +41,15 @@ ROUNDINGS = 3
 """Repetitions of the reference with its input rounded otherwise, where half precision leaves a doubt."""
 
 FORWARD_ERRORS = (
-    RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError, AssertionError,
-)  # fmt: skip
+    RuntimeError,
+    TypeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    NotImplementedError,
+    AssertionError,
+)
 """Errors that a forward which was not made for packed rows may raise."""
 
 Head = Callable[[Any, torch.Tensor], torch.Tensor]

@@ -18,9 +18,18 @@ from packed_forward.row_cache import RowCache, row_key
 LIBRARIES = ("torch", "transformers", "peft", "trl")
 
 SOURCES = (
-    "flex.py", "forward.py", "frozen_head.py", "fused_layers.py", "layer_compilation.py", "logps.py", "packing.py",
-    "prefix_attention.py", "selection.py", "selftest.py", "strategies.py",
-)  # fmt: skip
+    "flex.py",
+    "forward.py",
+    "frozen_head.py",
+    "fused_layers.py",
+    "layer_compilation.py",
+    "logps.py",
+    "packing.py",
+    "prefix_attention.py",
+    "selection.py",
+    "selftest.py",
+    "strategies.py",
+)
 """Files beside this one that decide how a packed row is computed."""
 
 

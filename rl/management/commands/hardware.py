@@ -34,7 +34,7 @@ class Command(RatchetCommand):
         found = hardware_detect(options["profile"])
         fits = sizes_that_fit(
             found.memory_gb,
-            recipe_named("dpo", found.preset).as_dict(),
+            recipe_named("dpo", found.preset),
             on_accelerator=found.device != "cpu",
             supports_4bit=found.supports_4bit,
         )

@@ -6,143 +6,94 @@ temperature 1, so that KL and ratio describe the policy as it is served. Read `_
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import importlib.metadata
-import json
 import math
 import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import get_scheduler
 
 from rl.recipes import BASE, PPORecipe
-from rl.rewards.base import RewardFunction
-from rl.training.callbacks import TRAINING, history_columns, is_over, limit_reason
+from rl.training.adapter_trainer import Outcome, TrainRows
 from rl.training.constrained_generation import Sampling
-from rl.training.folder import failures_explained, folder_prepare, same_run_check
-from rl.training.policy import LoadedPolicy, adapter_save, load_policy, matmul
-from rl.training.ppo.checkpoint import State, StepStart, checkpoint_read, checkpoint_write
-from rl.training.ppo.formulas import kl_coef_adapted
-from rl.training.ppo.judge import Judge, Judgement
-from rl.training.ppo.probing import rewardable_prompts, rewards_probe, valid_share
-from rl.training.ppo.prompts import answer_forms, prompts_encoded
-from rl.training.ppo.reward_specs import rewards_of
-from rl.training.ppo.rollout import Rollout, draw_seed, sample_responses
-from rl.training.ppo.shared_base import POLICY, VALUE, SharedBase
-from rl.training.ppo.step import (
-    experience_gather,
-    experience_metrics,
-    kl_of_rollouts,
-    update,
+from rl.training.policy import LoadedPolicy
+from rl.training.ppo_formulas import kl_coef_adapted
+from rl.training.ppo_step import experience_gather, experience_metrics, kl_of_rollouts, update
+from rl.training.result import TrainingFailed, TrainingRefused, checkpoint_is_whole, checkpoint_last
+from rl.training.rewarding import (
+    Judge,
+    Judgement,
+    Prompts,
+    RewardedTrainer,
+    answer_forms,
+    rewards_of,
+    rewards_probe,
+    valid_share,
 )
-from rl.training.ppo.vllm_server import VllmServer
-from rl.training.processes import Processes
-from rl.training.progress import checkpoint_is_whole, checkpoint_last
-from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
-from rl.training.run_context import RunOptions, run_context, training_hardware
-from rl.training.scoring import head_check
-from rl.training.trl_runs import rows_ordered
+from rl.training.rollout import Rollout, VllmServer, draw_seed, sample_responses
+from rl.training.run import base_load, failures_explained
+from rl.training.shared_base import (
+    POLICY,
+    VALUE,
+    SharedBase,
+    State,
+    StepStart,
+    checkpoint_read,
+    checkpoint_write,
+)
+from rl.training.trl_trainer import TRAINING, is_over, limit_reason
 from rl.training.watch import Watch, repetition_of
 
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "safetensors")
+PPOConfig = PPORecipe
+"""The recipe by the name that other trainers of this method give theirs."""
 
 
-class PPOTrainer:
+class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
     """Train an adapter by proximal policy optimisation on prompts and rewards.
 
-    Rows are {"prompt": messages, "state": what rewards may need, optional}; other keys, such as the answers of
-    preference pairs, are not looked at. Rewards are given as functions (a reward model is one), or named in the
-    recipe. Everything is written below `output_dir`: `checkpoints/` while it works, the finished adapter in
-    `adapter/`. With `resume`, the newest whole checkpoint there is continued, with the same steps as if it had never
-    stopped.
+    Rows are prompts; other keys, such as the answers of preference pairs, are not looked at. A resumed run makes the
+    same steps as if it had never stopped.
     """
 
-    def __init__(
-        self,
-        recipe: PPORecipe,
-        base_model: str = "bundled",
-        *,
-        rewards: Sequence[RewardFunction] = (),
-        **options: Unpack[RunOptions],
-    ) -> None:
-        self.context = run_context(recipe, base_model, **options)
-        self.recipe = recipe
-        self.rewards = list(rewards)
-        self.policy: LoadedPolicy | None = None
-        self.stopped_early = ""
+    method = "ppo"
+    stopped_early = ""
+
+    def load_base_model(self) -> LoadedPolicy:
+        if self.policy is None:
+            # gradients below 6e-8 vanish in float16, and nothing here scales the loss
+            self.policy = base_load(self.context, half=False)
+        return self.policy
+
+    def encode(
+        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+    ) -> TrainRows[Prompts]:
+        self.base = SharedBase(policy, self.recipe)
+        self.context.note_all(self.base.notes)
+        self.rewards = self.rewards or rewards_of(self.recipe.reward, self.base)
+        rows = self.encode_prompts(policy, train_rows, eval_rows)
+        if self.recipe.constrains:
+            self.base.forms = answer_forms(policy, self.context.agent, rows.train, rows.held_out)
+            self.context.note_all(note for note in policy.notes if note not in self.context.notes)
+        return rows
+
+    def fit(self, policy: LoadedPolicy, rows: TrainRows[Prompts], checkpoint: Path | None) -> Outcome:
+        recipe = self.recipe
+        self.train_prompts, self.eval_prompts = rows.train, rows.held_out
         self.watch = Watch(recipe.max_kl, recipe.start_from == BASE or recipe.has_adapter_reference)
         self._order: tuple[int, list[int]] = (-1, [])
         self._step_start: StepStart | None = None
-
-    def load_base_model(self) -> LoadedPolicy:
-        """Load base model and tokenizer, once. Raises PolicyLoadError."""
-        if self.policy is None:
-            self.context.phase("loading the model")
-            hardware = training_hardware(self.context.hardware, self.recipe)
-            if hardware.dtype == "float16":
-                # gradients below 6e-8 vanish in float16, and nothing here scales the loss
-                hardware = dataclasses.replace(hardware, dtype="float32")
-                self.context.detail("float16 would lose small gradients: the base is loaded in float32")
-            elif hardware.dtype != self.context.hardware.dtype:
-                self.context.detail("full fine-tuning trains float32 weights: the base is loaded in float32")
-            self.policy = load_policy(
-                self.context.base_model,
-                hardware=hardware,
-                quantization=self.recipe.quantization,
-                cache_dir=self.context.cache_dir,
-            )
-        return self.policy
-
-    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
-        """Train and return what came of it; a run stopped by its listener comes back as `cancelled`.
-
-        Raises TrainingRefused (no prompts, no rewards, nothing to resume, a folder in use) before any work, and
-        TrainingFailed when training cannot go on (divergence, a reward that breaks, memory, disk).
-        """
-        start = time.monotonic()
-        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
-        if not train_rows:
-            raise TrainingRefused("expected at least one prompt to train on, found none")
-        checkpoint, said = folder_prepare(self.context)
-        self.processes = Processes(cpu=self.context.hardware.device == "cpu")
-        self.context.main_process = self.processes.main
-        policy = self.load_base_model()
-        self.context.note_all((*said, *policy.notes))
-        head_check(policy)
-        self.train_prompts = prompts_encoded(policy.encoder, train_rows, self.recipe, self.context.note)
-        self.eval_prompts = prompts_encoded(
-            policy.encoder,
-            eval_rows,
-            self.recipe,
-            self.context.note,
-            self.recipe.eval_prompts,
-        )
-        self.base = SharedBase(policy, self.recipe)
-        self.context.note_all(self.base.notes)
-        if not self.rewards:
-            self.rewards = rewards_of(self.recipe.reward, self.base)
-        self.train_prompts = rewardable_prompts(
-            self.train_prompts, self.rewards, self.context.agent, self.context.note, held_out=False
-        )
-        self.eval_prompts = rewardable_prompts(
-            self.eval_prompts, self.rewards, self.context.agent, self.context.note, held_out=True
-        )
-        if self.recipe.constrains:
-            self.base.forms = answer_forms(policy, self.context.agent, self.train_prompts, self.eval_prompts)
-            self.context.note_all(note for note in policy.notes if note not in self.context.notes)
-        self._check_same_run(policy, resumed=checkpoint is not None)
         self.judge = Judge(self.rewards, agent=self.context.agent)
         self.server = self._server(policy)
         self.optimizer = self._optimizer()
-        self.state = State(kl_coef=self.recipe.init_kl_coef)
+        self.state = State(kl_coef=recipe.init_kl_coef)
         if checkpoint is not None:
             self.state = checkpoint_read(checkpoint, self.base, self.optimizer)
-        with matmul(self.context.hardware), failures_explained(self.context):
+        with failures_explained(self.context):
             try:
                 cancelled = self._loop()
             except KeyboardInterrupt:
@@ -151,7 +102,10 @@ class PPOTrainer:
                 cancelled = True
             if not cancelled:
                 self.context.listener.release()
-            return self._result(cancelled, time.monotonic() - start)
+        state = self.state
+        return Outcome(
+            state.step, self.total_steps, cancelled, log=state.rows, stopped_early=self.stopped_early
+        )
 
     # --- The loop ---------------------------------------------------------------------------------------------
 
@@ -240,9 +194,12 @@ class PPOTrainer:
         state.optimiser_steps += int(row["optimiser_steps"])
         if recipe.kl_controller == "adaptive":
             state.kl_coef = kl_coef_adapted(
-                state.kl_coef, row["kl"], recipe.target_kl, recipe.kl_horizon,
+                state.kl_coef,
+                row["kl"],
+                recipe.target_kl,
+                recipe.kl_horizon,
                 recipe.batch_size * self.processes.count,
-            )  # fmt: skip
+            )
         now = time.perf_counter()
         row |= self._parts(judgement, rollouts)
         row["valid"] = valid_share(rollouts, rows, self.context.agent)
@@ -375,16 +332,6 @@ class PPOTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * factor
 
-    def _check_same_run(self, policy: LoadedPolicy, *, resumed: bool) -> None:
-        prompts = hashlib.sha256(json.dumps([self.train_prompts.ids, self.eval_prompts.ids]).encode())
-        now = {
-            "recipe": self.recipe.as_dict(),
-            "base_model_hash": policy.base_model_hash,
-            "prompts": prompts.hexdigest(),
-            "processes": self.processes.count,
-        }
-        same_run_check(self.context, now, resumed=resumed)
-
     def _probe(self) -> None:
         """Raises TrainingRefused for rewards that tell no sampled answer from another."""
         if self.recipe.allow_constant_reward:
@@ -451,40 +398,3 @@ class PPOTrainer:
                 agent=self.context.agent,
             )
         self.processes.wait()
-
-    def _result(self, cancelled: bool, seconds: float) -> TrainResult:
-        state, policy = self.state, self.load_base_model()
-        history = history_columns(state.rows, "eval_reward")
-        path = self.context.output_dir / "checkpoints" / f"checkpoint-{state.step}"
-        if not cancelled:
-            path = self.context.output_dir / "adapter"
-            if self.processes.main:
-                adapter_save(policy, path, agent=self.context.agent, method="ppo")
-            self.processes.wait()
-        standing = history_columns([row for row in state.rows if row["step"] <= state.step], "eval_reward")
-        metrics = {
-            name: values[-1] for name, values in standing.items() if values and not name.endswith("step")
-        }
-        if history.get("eval_reward"):
-            metrics["eval_reward_before"] = history["eval_reward"][0]
-        return TrainResult(
-            method="ppo",
-            status="cancelled" if cancelled else "succeeded",
-            checkpoint=str(path),
-            base_model=self.context.base_model,
-            base_model_hash=policy.base_model_hash,
-            steps=state.step,
-            total_steps=self.total_steps,
-            seconds=round(seconds, 2),
-            samples={"train": len(self.train_prompts.ids), "eval": len(self.eval_prompts.ids)},
-            truncated={"prompts": self.train_prompts.truncated, "completions": 0},
-            left_out=self.train_prompts.left_out,
-            metrics=metrics,
-            history=history,
-            recipe=self.recipe.as_dict(),
-            hardware=self.context.hardware.as_dict(),
-            libraries={name: importlib.metadata.version(name) for name in LIBRARIES},
-            notes=self.context.notes,
-            details=self.context.details,
-            stopped_early=self.stopped_early,
-        )

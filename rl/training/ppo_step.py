@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl.recipes import PPORecipe
-from rl.training.ppo.formulas import (
+from rl.training.ppo_formulas import (
     KL_ESTIMATORS,
     explained_variance,
     gae,
@@ -24,10 +24,10 @@ from rl.training.ppo.formulas import (
     rewards_per_token,
     value_loss_clipped,
 )
-from rl.training.ppo.rollout import Rollout
-from rl.training.ppo.shared_base import POLICY, VALUE, MicroBatch, SharedBase
-from rl.training.processes import Processes
 from rl.training.result import TrainingFailed
+from rl.training.rollout import Rollout
+from rl.training.run import Processes
+from rl.training.shared_base import POLICY, VALUE, MicroBatch, SharedBase
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,15 @@ def mini_batches(
 
 
 STEP_FIGURES = (
-    "policy_loss", "value_loss", "entropy", "clip_fraction", "value_clip_fraction", "ratio", "policy_kl",
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "clip_fraction",
+    "value_clip_fraction",
+    "ratio",
+    "policy_kl",
     "value_error",
-)  # fmt: skip
+)
 """Averages over the update's optimiser steps, in the order in which `_backward` adds them up."""
 
 

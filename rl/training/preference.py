@@ -1,4 +1,4 @@
-"""Supervised fine-tuning before a preference loss: the estimate of the policy that wrote the responses people judged.
+"""What preference losses are measured against: the base, or the base warmed up on the responses that were judged.
 
 Preference losses measure a response against a reference, which is meant to be the policy that wrote it. Responses that
 were recorded elsewhere were not written by the base model, which may put dozens of nats between two of them for no
@@ -16,19 +16,65 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from accelerate import PartialState
 
 from packed_forward.row_cache import RowCache
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
 from rl.recipes.base import DROP
-from rl.training.callbacks import TRAINING
-from rl.training.model_files import ADAPTER_FILES
+from rl.training.adapter_trainer import AdapterTrainer, Outcome, SplitT, TrainRows
+from rl.training.encoding import EncodedResponse
+from rl.training.loading import ADAPTER_FILES
 from rl.training.policy import REFERENCE, LoadedPolicy, load_policy
-from rl.training.progress import Silent, TrainListener
-from rl.training.run_context import RunContext
+from rl.training.result import Silent, TrainListener
+from rl.training.run import RecipeT, RunContext, RunOptions, reference_cache
 from rl.training.sft import SFTTrainer
+from rl.training.trl_trainer import TRAINING
+
+
+class PreferenceTrainer(AdapterTrainer[RecipeT, SplitT]):
+    """A training whose loss has a reference."""
+
+    judged: Sequence[Mapping[str, Any]] = ()
+    """The responses that were judged, which a warm-up shows: rows {"prompt", "completion"}."""
+
+    def __init__(self, recipe: RecipeT, base_model: str = "bundled", **options: Unpack[RunOptions]) -> None:
+        super().__init__(recipe, base_model, **options)
+        self.warm_up: WarmUp | None = None
+
+    def fit(self, policy: LoadedPolicy, rows: TrainRows[SplitT], checkpoint: Path | None) -> Outcome:
+        self.warm_up = warm_up(self.context, self.judged)
+        if self.warm_up is not None:
+            self.context.note(self.warm_up.note)
+        return super().fit(policy, rows, checkpoint)
+
+    @property
+    def start_recipe(self) -> Any:
+        recipe: Any = self.recipe
+        return recipe if self.warm_up is None else self.warm_up.start_recipe(recipe)
+
+    def reference(
+        self, policy: LoadedPolicy, arguments: Any, items: Sequence[EncodedResponse]
+    ) -> list[float]:
+        """Log-probabilities under the reference, nats: the base, or its warm-up until that is released."""
+        cache = reference_cache(self.context)
+        if self.warm_up is not None:
+            assert self.warm_up.reference is not None  # until the rows of both splits are made
+            policy, cache = self.warm_up.reference, self.warm_up.cache
+        return self.reference_logps(policy, arguments, items, cache)
+
+    def trl_arguments(self, policy: LoadedPolicy, arguments: Any) -> dict[str, Any]:
+        if self.warm_up is not None:
+            self.warm_up.release()  # the rows of both splits are made
+        return super().trl_arguments(policy, arguments)
+
+    def save(self, policy: LoadedPolicy, outcome: Outcome) -> Path:
+        path = super().save(policy, outcome)
+        if self.warm_up is not None and self.processes.main:
+            self.warm_up.store(path)
+        return path
+
 
 PHASE = "warm-up on the responses that were judged"
 
@@ -154,6 +200,11 @@ def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
     knobs["reasoning"] = getattr(recipe, "reasoning", DROP)
     knobs["general_weight"] = getattr(recipe, "general_weight", 0.0)
     knobs["learning_rate"] = recipe.warm_up_learning_rate or recipe.learning_rate
-    knobs |= {"max_steps": steps, "patience": 0, "eval_steps": 0, "curriculum": "none",
-              "checkpoints": "newest"}  # fmt: skip
+    knobs |= {
+        "max_steps": steps,
+        "patience": 0,
+        "eval_steps": 0,
+        "curriculum": "none",
+        "checkpoints": "newest",
+    }
     return SFTRecipe(**knobs)

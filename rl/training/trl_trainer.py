@@ -1,109 +1,204 @@
-"""Common parts of the runs over TRL's trainers: arguments, settings after construction, checkpoints, the result."""
+"""TRL's trainers as ours extend them: callbacks, early stopping, checkpoints, stopping within a step."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import importlib.metadata
-import json
 import math
-from collections.abc import Iterator, Sequence
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from peft import LoraConfig, set_peft_model_state_dict
-from safetensors.torch import load_file
-from transformers import PrinterCallback, TrainerCallback
+from accelerate.utils import broadcast_object_list
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from packed_forward.lazy_metrics import LazyMetrics, LazyScalar
+from packed_forward.logps import causal_model
 from packed_forward.selection import StrategyChoice, strategy_select
 from packed_forward.selftest import Head, install
 from packed_forward.strategies import Strategy
-from packed_forward.trl_forward import is_sharded
-from rl.recipes import BASE, AdapterRecipe, Recipe
-from rl.recipes.base import AnswerRecipe, curriculum_order
-from rl.training.callbacks import (
-    EVALUATING,
-    ListenerCallback,
-    Randomness,
-    TimeLimit,
-    history_columns,
-    randomness_restore,
-)
-from rl.training.early_stopping import EarlyStopping, best_evaluation, stopping_arguments
+from packed_forward.trl_forward import install_forward, is_sharded
+from rl.recipes.base import AnswerRecipe
 from rl.training.encoding import EncodedResponse
-from rl.training.folder import failures_explained
 from rl.training.general import Rehearsal
-from rl.training.model_files import ADAPTER_FILES, PolicyLoadError, adapter_read
-from rl.training.policy import LoadedPolicy, adapter_check, adapter_describe, adapter_save, lora_config
-from rl.training.progress import TrainListener, checkpoint_is_whole, checkpoint_last, checkpoint_seal
-from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
-from rl.training.run_context import RunContext
+from rl.training.policy import LoadedPolicy, adapter_describe, adapter_save
+from rl.training.result import TrainingFailed, TrainListener, checkpoint_is_whole, checkpoint_seal
+from rl.training.run import RunContext, failures_explained
 
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
+TRAINING = "training"
+"""Name of the phase in which optimiser steps are made."""
 
+EVALUATING = "measuring on the eval split"
+"""Name of the phase in which the eval split is measured."""
 
-def common_arguments(context: RunContext[Any], *, rows: int = 0, eval_rows: int = 0) -> dict[str, Any]:
-    """Keyword arguments that every one of TRL's configs is given, for a run on so many rows; without `eval_rows` it is
-    never evaluated."""
-    recipe, hardware = context.recipe, context.hardware
-    on_gpu = hardware.device == "cuda"
-    steps = eval_rows > 0 and recipe.eval_steps > 0
-    return {
-        "output_dir": str(context.output_dir / "checkpoints"),
-        "use_cpu": hardware.device == "cpu",
-        "num_train_epochs": recipe.epochs,
-        "max_steps": recipe.max_steps,
-        "per_device_train_batch_size": recipe.batch_size,
-        "per_device_eval_batch_size": recipe.batch_size,
-        "gradient_accumulation_steps": recipe.gradient_accumulation,
-        "learning_rate": recipe.learning_rate,
-        "warmup_steps": recipe.warmup_ratio,
-        "lr_scheduler_type": recipe.lr_scheduler,
-        "weight_decay": recipe.weight_decay,
-        "max_grad_norm": recipe.max_grad_norm,
-        "gradient_checkpointing": recipe.gradient_checkpointing,
-        # Weights are loaded in the dtype the machine is quick with. Autocast on top is for GPUs, where it lets
-        # the LoRA matrices (kept in float32) multiply in half precision; on a CPU it would only add casts.
-        "bf16": on_gpu and hardware.dtype == "bfloat16",
-        "fp16": on_gpu and hardware.dtype == "float16",
-        "seed": recipe.seed,
-        "data_seed": recipe.seed,
-        "train_sampling_strategy": "random" if recipe.curriculum == "none" else "sequential",
-        "logging_steps": recipe.logging_steps,
-        "logging_nan_inf_filter": False,
-        "save_strategy": "steps",
-        "save_steps": recipe.save_steps,
-        "save_total_limit": 2,
-        "eval_strategy": "steps" if steps else "no",
-        "eval_steps": recipe.eval_steps if steps else None,
-        "report_to": [],
-        "disable_tqdm": True,
-        "dataloader_num_workers": 0,
-        "dataloader_pin_memory": on_gpu,
-        "ddp_find_unused_parameters": False,
-        "remove_unused_columns": False,
-        **stopping_arguments(recipe, recipe.steps(rows), eval_rows),
-    }
+SHOWN_AFTER_S = 3.0
+"""Seconds after which an evaluation between two steps is shown as a phase of its own."""
 
 
-def rows_ordered(rows: Sequence[Any], recipe: Recipe) -> list[Any]:
-    """Training rows easy to hard where the recipe asks for it, else as they are. Raises TrainingRefused."""
-    try:
-        return [rows[i] for i in curriculum_order(rows, recipe.curriculum)]
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
+class ListenerCallback(TrainerCallback):
+    """Reports a run to its listener, and passes the listener's request to stop to the run. Rank 0 decides for all."""
+
+    def __init__(self, trainer: Trainer, listener: TrainListener) -> None:
+        self.trainer, self.listener = trainer, listener
+        self.evaluated = 0
+        """Batches of the present evaluation; 0 outside one."""
+        self.evaluation_start = 0.0
+        self.evaluation_shown = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.listener.on_start(state.max_steps)
+            self.listener.on_phase(TRAINING)
+        if args.world_size > 1:
+            self.listener.hold()  # one process alone must not leave a step: all stop together, after one
+        elif _evaluation_missing(args, state):
+            self.trainer._determine_best_metric(self.trainer._evaluate(None, None), None)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.world_size == 1:
+            self.listener.release()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.listener.hold()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.evaluated:
+            self.evaluation_start = time.monotonic()
+        self.evaluated += 1
+        loader = kwargs.get("eval_dataloader")
+        late = self.evaluation_shown or time.monotonic() - self.evaluation_start > SHOWN_AFTER_S
+        if state.is_world_process_zero and loader is not None and late:
+            self.evaluation_shown = True
+            self.listener.on_phase(EVALUATING, self.evaluated, max(self.evaluated, len(loader)))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.evaluation_shown and state.global_step < state.max_steps:
+            self.listener.on_phase(TRAINING)
+        self.evaluated, self.evaluation_shown = 0, False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.step_randomness = randomness()
+        stop = [False]
+        if state.is_world_process_zero:
+            self.listener.on_step(state.global_step, state.max_steps)
+            stop = [self.listener.should_stop()]
+        if args.world_size > 1:
+            broadcast_object_list(stop)
+        if state.global_step >= state.max_steps or stop[0]:
+            control.should_log = True
+            control.should_save = True
+        if stop[0]:
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+        if state.is_world_process_zero and {"loss", "eval_loss", "eval_reward"} & set(row):
+            self.listener.on_metrics(state.global_step, row)
 
 
-def one_gpu(arguments: Any) -> list[str]:
-    """TRL has no DataParallel: of several GPUs one is used, and the note returned says what uses all."""
-    if arguments.n_gpu <= 1:
-        return []
-    seen = arguments.n_gpu
-    arguments._n_gpu = 1
-    return [f"{seen} GPUs seen, one is used: `accelerate launch` uses all"]
+def _evaluation_missing(args: Any, state: Any) -> bool:
+    """True if a resumed run was stopped in the evaluation that its newest step was to have."""
+    due = args.eval_strategy == "steps" and state.global_step and state.global_step % args.eval_steps == 0
+    return bool(due) and not any(
+        "eval_loss" in row and row["step"] == state.global_step for row in state.log_history
+    )
+
+
+Randomness = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
+"""States of the generators of Python, numpy, torch and each CUDA device."""
+
+
+def randomness() -> Randomness:
+    """The states that a step leaves behind."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def randomness_restore(states: Randomness) -> None:
+    """Put the generators where the last whole step left them: an interrupted one has drawn from them."""
+    python, of_numpy, of_torch, cuda = states
+    random.setstate(python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    if cuda:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+class TimeLimit(TrainerCallback):
+    """Ends a run before the step that would pass its deadline, with the weights it has. Rank 0 decides for all."""
+
+    def __init__(self, deadline: float, minutes: float) -> None:
+        self.deadline, self.minutes = deadline, minutes
+        self.step_began = time.monotonic()
+        self.reason = ""
+        """Reason why the run was ended; empty while it was not."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.step_began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        over = [is_over(self.deadline, self.step_began)]
+        if args.world_size > 1:
+            broadcast_object_list(over)
+        if over[0] and state.global_step < state.max_steps and not control.should_training_stop:
+            self.reason = limit_reason(state.global_step, state.max_steps, self.minutes)
+            control.should_log = control.should_save = control.should_training_stop = True
+            control.should_evaluate = args.eval_strategy != "no"
+
+
+def is_over(deadline: float | None, step_began: float) -> bool:
+    """True if another step as long as the present one would pass the deadline."""
+    now = time.monotonic()
+    return deadline is not None and 2 * now - step_began > deadline
+
+
+def limit_reason(step: int, steps: int, minutes: float) -> str:
+    """Words for a run that its minutes ended."""
+    return f"at step {step} of {steps}: its {minutes:g} minutes were over"
+
+
+LOSS, RANKING_LOSS = "eval_loss", "eval_ranking_loss"
+"""Metrics that are least in the best checkpoint: of DPO the ranking loss, of the others the loss itself.
+DPO's loss adds the chosen responses' likelihood and is raised by overconfidence, and neither changes which
+response comes first."""
+
+
+def best_evaluation(log: Sequence[Mapping[str, Any]], metric: str = LOSS) -> tuple[int, int]:
+    """The step of the first of the best evaluations in a log, and how many evaluations followed it; (0, 0) without
+    any. A later evaluation of the same step stands for it."""
+    values = {int(row["step"]): float(row[metric]) for row in log if metric in row}
+    if not values:
+        return 0, 0
+    steps = sorted(values)
+    # a value that is not a number is never the best
+    best = min(steps, key=lambda step: (math.isnan(values[step]), values[step], step))
+    return best, len(steps) - 1 - steps.index(best)
+
+
+class EarlyStopping(TrainerCallback):
+    """Ends a run after `patience` evaluations without a better one, and evaluates its last step too."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.reason = ""
+        """Reason why the run was ended early; empty while it was not."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        best, since = best_evaluation(state.log_history, args.metric_for_best_model)
+        if since >= self.patience and state.global_step < state.max_steps:
+            self.reason = (
+                f"at step {state.global_step} of {state.max_steps}: {since} evaluations without an "
+                f"improvement on the eval split, best at step {best}"
+            )
+            control.should_training_stop = True
+            control.should_save = True
 
 
 def head_compact(trainer: Any, policy: LoadedPolicy) -> bool:
@@ -133,67 +228,6 @@ def strategy_apply(
     policy.strategy = choice.strategy
     policy.strategy_max_tokens = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
     return choice
-
-
-def special_tokens_settle(policy: LoadedPolicy) -> None:
-    """Set the special tokens as TRL and transformers would, without their warning."""
-    for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
-        setattr(policy.model.config, name, getattr(policy.tokenizer, name))
-
-
-def lora_config_of(recipe: AdapterRecipe, policy: LoadedPolicy) -> LoraConfig:
-    """The LoRA to train: the recipe's, or of the shape of the adapter it starts from.
-
-    Raises TrainingRefused for a folder that holds no adapter, or one of another base model.
-    """
-    if recipe.start_from == BASE:
-        return lora_config(recipe, policy.model)
-    folder = Path(recipe.start_from)
-    try:
-        adapter_check(policy, folder, adapter_read(folder))
-        config = LoraConfig.from_pretrained(str(folder))
-    except (PolicyLoadError, TypeError, ValueError) as error:
-        raise TrainingRefused(f"training cannot start from {folder}: {error}") from error
-    config.inference_mode, config.lora_dropout = False, recipe.lora_dropout
-    return config
-
-
-def weights_begin(recipe: AdapterRecipe, model: Any) -> list[str]:
-    """Put the weights of the adapter that training starts from into the fresh one; returns what to note.
-
-    Raises TrainingRefused where one does not fit.
-    """
-    if recipe.start_from == BASE:
-        return []
-    folder = Path(recipe.start_from)
-    given = load_file(folder / ADAPTER_FILES[1])
-    found = set_peft_model_state_dict(model, given)
-    unset = [name for name in found.missing_keys if "lora_" in name]
-    if found.unexpected_keys or unset:
-        raise TrainingRefused(
-            f"the adapter {folder} does not fit: {len(unset)} weights are not in it, {len(found.unexpected_keys)} are "
-            "too many; start from base instead"
-        )
-    shape = "whole weights" if recipe.whole else "its own LoRA rank"
-    return [f"starts from the weights of {folder.name}: {len(given)} matrices, {shape}"]
-
-
-REFERENCE = "ref"
-"""Adapter of a reference that is not the base; TRL's own name for it."""
-
-
-def reference_add(model: Any, policy_adapter: str = "default") -> None:
-    """Give a PEFT model a frozen copy of its policy's adapter, as the policy's own weights go on to change."""
-    with torch.random.fork_rng():  # its first weights are drawn, and then replaced
-        model.add_adapter(REFERENCE, model.peft_config[policy_adapter])
-    for name, parameter in model.named_parameters():
-        if f".{policy_adapter}." in name:
-            copy = model.get_parameter(name.replace(f".{policy_adapter}.", f".{REFERENCE}."))
-            copy.data = parameter.data.clone()
-    model.set_adapter(policy_adapter)
-    for name, parameter in model.named_parameters():
-        if f".{REFERENCE}." in name:
-            parameter.requires_grad_(False)
 
 
 def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any]) -> None:
@@ -433,95 +467,6 @@ def train_stoppable(trainer: Any, context: RunContext[Any], checkpoint: Path | N
         context.listener.release()
 
 
-def run_facts(recipe: Recipe, policy: LoadedPolicy, rows: Sequence[Any], processes: int) -> dict[str, Any]:
-    """Facts that a resumed run must have in common with the one that began (`folder.same_run_check`)."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps(row).encode())
-    return {
-        "recipe": recipe.as_dict(),
-        "base_model_hash": policy.base_model_hash,
-        "pairs": digest.hexdigest(),
-        "processes": processes,
-    }
-
-
-def last_good_restore(trainer: Any, output_dir: Path, reason: str) -> int:
-    """Put the newest checkpoint's adapter, from before a run diverged, back into its model; returns its step.
-
-    Raises TrainingFailed where there is none.
-    """
-    path, _ = checkpoint_last(output_dir / "checkpoints")
-    if path is None:
-        raise TrainingFailed(
-            f"{reason}, before a checkpoint was written. Lower learning_rate (now {trainer.args.learning_rate:g}), "
-            "raise beta, or lower save_steps to have something to go back to"
-        )
-    set_peft_model_state_dict(
-        trainer.accelerator.unwrap_model(trainer.model), load_file(path / ADAPTER_FILES[1])
-    )
-    step = int(path.name.removeprefix("checkpoint-"))
-    trainer.state.global_step = step
-    return step
-
-
-def result_of(
-    method: str,
-    trainer: Any,
-    policy: LoadedPolicy,
-    *,
-    context: RunContext[Any],
-    seconds: float,
-    samples: dict[str, int],
-    truncated: dict[str, int],
-    left_out: dict[str, int],
-    metrics: dict[str, float],
-    evaluated: str = "eval_loss",
-    stopped_early: str = "",
-) -> TrainResult:
-    """The result of a run over TRL; the finished adapter is saved below the output folder by the main process."""
-    state = trainer.state
-    stopped_early = stopped_early or trainer.stopped_early()
-    is_cancelled = trainer.was_stopped and not stopped_early
-    history = history_columns(state.log_history, evaluated)
-    checkpoint = context.output_dir / "checkpoints" / f"checkpoint-{state.global_step}"
-    if not is_cancelled:
-        checkpoint = context.output_dir / "adapter"
-        # gathered by all processes together, before one of them writes
-        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded(trainer) else None
-        if trainer.is_world_process_zero():
-            adapter_save(policy, checkpoint, agent=context.agent, method=method, weights=weights)
-    taken = trainer.best_step() or state.global_step
-    standing = history_columns([row for row in state.log_history if row.get("step", 0) <= taken], evaluated)
-    last = {
-        name: values[-1]
-        for name, every in standing.items()
-        if not name.endswith("step") and (values := [value for value in every if math.isfinite(value)])
-    }
-    return TrainResult(
-        method=method,
-        status="cancelled" if is_cancelled else "succeeded",
-        checkpoint=str(checkpoint),
-        base_model=policy.base_model,
-        base_model_hash=policy.base_model_hash,
-        steps=state.global_step,
-        total_steps=state.max_steps,
-        seconds=round(seconds, 2),
-        samples=samples,
-        truncated=truncated,
-        left_out=left_out,
-        metrics={**last, **metrics},
-        history=history,
-        recipe=context.recipe.as_dict(),
-        hardware=dataclasses.asdict(context.hardware),
-        libraries=versions(LIBRARIES),
-        notes=context.notes,
-        details=context.details,
-        stopped_early=stopped_early,
-        best_step=trainer.best_step(),
-    )
-
-
-def versions(names: Sequence[str]) -> dict[str, str]:
-    """Installed versions, for a run's record."""
-    return {name: importlib.metadata.version(name) for name in names}
+def forward_settle(trainer: Any, temperature: float = 1.0) -> None:
+    """`install_forward` into the model of a settled trainer, as its device and its loss need it."""
+    install_forward(causal_model(trainer.model), head_compact(trainer, trainer.policy), temperature)

@@ -1,20 +1,21 @@
-"""One frozen base in memory and four roles on it, told apart by their adapters: policy, reference, value, reward model.
-
-An adapter is a LoRA or, in full fine-tuning, a copy of the weights; the base itself is never trained.
-"""
+"""Policy, value and reward model on one frozen base, and the checkpoint of their training."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from peft import get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from packed_forward.allowed_tokens import NO_CHOICE, AllowedTokens
@@ -24,9 +25,10 @@ from packed_forward.packing import PackedBatch, pack
 from packed_forward.selection import strategy_select
 from packed_forward.strategies import Strategy
 from rl.recipes import PPORecipe
+from rl.training.adapter_trainer import lora_config_of, weights_begin
 from rl.training.encoding import EncodedResponse
-from rl.training.policy import LoadedPolicy, lora_config
-from rl.training.trl_runs import REFERENCE, lora_config_of, reference_add, weights_begin
+from rl.training.policy import LoadedPolicy, adapter_save, lora_config
+from rl.training.result import TrainingRefused, checkpoint_seal
 
 POLICY = "default"
 """Adapter of the policy. PEFT's own name for the one that is written at the top of a saved folder."""
@@ -236,3 +238,119 @@ def silence_dropout(model: Any) -> None:
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
+
+
+TENSORS, STATE = "training.safetensors", "training.json"
+CHECKPOINTS = 2
+"""Checkpoints that stay; older ones go when a newer one is whole."""
+
+
+@dataclass
+class State:
+    """Progress of a run. What is drawn is a function of seed and step, so no random state needs keeping."""
+
+    step: int = 0
+    optimiser_steps: int = 0
+    kl_coef: float = 0.0
+    rows: list[dict[str, float]] = field(default_factory=list)
+    """The metrics of every step so far."""
+
+
+def checkpoint_write(
+    folder: Path, base: SharedBase, optimizer: torch.optim.Optimizer, state: State, *, agent: str
+) -> Path:
+    """Write `checkpoint-<step>` into `folder`, whole: adapter, value, optimiser and state; returns its path."""
+    path = adapter_save(base.policy, folder / f"checkpoint-{state.step}", agent=agent, method="ppo")
+    save_file(_tensors(base, optimizer), path / TENSORS)
+    (path / STATE).write_text(json.dumps(asdict(state)) + "\n", "utf-8")
+    checkpoint_seal(path)
+    older = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.removeprefix("checkpoint-")))
+    for old in older[:-CHECKPOINTS]:
+        shutil.rmtree(old)
+    return path
+
+
+def checkpoint_read(path: Path, base: SharedBase, optimizer: torch.optim.Optimizer) -> State:
+    """Put a checkpoint back into models and optimiser. Raises TrainingRefused for one that is not of this run."""
+    try:
+        tensors = load_file(path / TENSORS, device=str(base.policy.device))
+        state = State(**json.loads((path / STATE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainingRefused(f"cannot resume from {path}: {error}") from error
+    trained = _trainable_parameters(base)
+    found = {name.removeprefix("weight/") for name in tensors if name.startswith("weight/")}
+    if found != set(trained):
+        raise TrainingRefused(
+            f"cannot resume from {path}: expected the weights of this run's adapters, found others "
+            f"({len(found ^ set(trained))} names differ)"
+        )
+    _tensors_restore(tensors, base, optimizer)
+    return state
+
+
+@dataclass(frozen=True)
+class StepStart:
+    """Weights, optimiser and state before a step, to go back to where the step is interrupted."""
+
+    tensors: dict[str, torch.Tensor]
+    state: State
+
+    @classmethod
+    def of(cls, base: SharedBase, optimizer: torch.optim.Optimizer, state: State) -> StepStart:
+        tensors = {name: tensor.clone() for name, tensor in _tensors(base, optimizer).items()}
+        return cls(tensors, replace(state, rows=list(state.rows)))
+
+    def restore(self, base: SharedBase, optimizer: torch.optim.Optimizer) -> State:
+        """Put everything back; returns the state."""
+        _tensors_restore(self.tensors, base, optimizer)
+        return self.state
+
+
+def _tensors_restore(
+    tensors: dict[str, torch.Tensor], base: SharedBase, optimizer: torch.optim.Optimizer
+) -> None:
+    trained = _trainable_parameters(base)
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(tensors[f"weight/{name}"])
+    for name, parameter in trained.items():
+        moments = {
+            kind: tensors[f"{kind}/{name}"]
+            for kind in ("step", "exp_avg", "exp_avg_sq")
+            if f"{kind}/{name}" in tensors
+        }
+        if moments:
+            # Adam counts its steps on the CPU, and would be slowed down by a count elsewhere
+            optimizer.state[parameter] = {**moments, "step": moments["step"].cpu()}
+
+
+def _trainable_parameters(base: SharedBase) -> dict[str, torch.nn.Parameter]:
+    return base.parameters_of(POLICY) | base.parameters_of(VALUE)
+
+
+def _tensors(base: SharedBase, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in _trainable_parameters(base).items():
+        tensors[f"weight/{name}"] = parameter.detach().contiguous()
+        moments: dict[str, Any] = optimizer.state.get(parameter, {})
+        for kind, moment in moments.items():
+            tensors[f"{kind}/{name}"] = moment.detach().contiguous()
+    return tensors
+
+
+REFERENCE = "ref"
+"""Adapter of a reference that is not the base; TRL's own name for it."""
+
+
+def reference_add(model: Any, policy_adapter: str = "default") -> None:
+    """Give a PEFT model a frozen copy of its policy's adapter, as the policy's own weights go on to change."""
+    with torch.random.fork_rng():  # its first weights are drawn, and then replaced
+        model.add_adapter(REFERENCE, model.peft_config[policy_adapter])
+    for name, parameter in model.named_parameters():
+        if f".{policy_adapter}." in name:
+            copy = model.get_parameter(name.replace(f".{policy_adapter}.", f".{REFERENCE}."))
+            copy.data = parameter.data.clone()
+    model.set_adapter(policy_adapter)
+    for name, parameter in model.named_parameters():
+        if f".{REFERENCE}." in name:
+            parameter.requires_grad_(False)
