@@ -301,7 +301,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "DISABLE_DOCSTRING_DESCRIPTIONS": True,
     "SERVE_AUTHENTICATION": [],
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
-    "POSTPROCESSING_HOOKS": ["feedback.api.schemas.hook", "rl.api.schemas.hook"],
+    "POSTPROCESSING_HOOKS": [],
 }
 
 # --- Background work --------------------------------------------------------------------------------------
@@ -477,8 +477,8 @@ UNFOLD = {
     "SCRIPTS": [lambda request: static("rl/admin.js")],
     # Unfold writes the colours into every page as an inline style, which the Content-Security-Policy refuses; they lie
     # in static/rl/admin_colors.css
-    "GLOBAL_CALLBACK": "backend.facts_admin.page_context",
-    "DASHBOARD_CALLBACK": "backend.facts_admin.index_context",
+    "GLOBAL_CALLBACK": "backend.admin_navigation.page_context",
+    "DASHBOARD_CALLBACK": "backend.admin_navigation.index_context",
     # Django's log of edits stays empty where nothing can be edited; a policy's history are its events
     "SHOW_HISTORY": False,
     "SIDEBAR": {

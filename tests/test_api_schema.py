@@ -67,13 +67,6 @@ REFUSED = ["400", "401", "404", "405", "409", "413", "415"]
 """What bad input may be answered with; the library's own list takes 5xx for a refusal too."""
 
 
-@schemathesis.hook
-def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
-    """Drawing a thousand candidates of which no two are alike takes half of the time of the collection, in every
-    worker; `tests/test_decide.py` sends two that are alike."""
-    del raw_schema["components"]["schemas"]["DecideSent"]["properties"]["candidates"]["uniqueItems"]
-
-
 schema = schemathesis.openapi.from_wsgi(
     "/api/schema/",
     get_wsgi_application(),

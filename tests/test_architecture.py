@@ -97,7 +97,8 @@ LAYERS = {
         "agreement",
         "transfer",
         "agents",
-        "admin api management templatetags urls",
+        "admin api templatetags urls",
+        "management",
     ],
     "rl": [
         "bundled_models checksums statistics",

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import pytest
 from django.db import models
+from django.utils import timezone
 
-from feedback.admin import DecisionAdmin, RatingAdmin, other_fields
+from backend.rest.schema import BodySchema
+from feedback.api.bodies import Rating as RatingAnswer
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.rating import forms
 from feedback.recording.traces import trace_build
-from feedback.storage.bodies import Body, Field, PageInput
+from feedback.storage.bodies import Body, Later
 from feedback.storage.factories import (
     Subject,
     comparison_build,
@@ -31,7 +32,7 @@ from feedback.storage.facts import (
     TRACE,
     RatingFacts,
 )
-from feedback.storage.field_types import Choice, Integer, Number, Text
+from feedback.storage.fields import Share
 from feedback.storage.validation import Check, FeedbackRefused
 from feedback.transfer.formats.ratchet import READERS
 
@@ -49,10 +50,11 @@ TABLES = [
 class LaterFacts(RatingFacts):
     """A rating with a field that was added after ratings had been recorded."""
 
-    confidence: Annotated[float | None, Number(0, 1), "How sure the rater is"] = None
+    confidence: Annotated[Share | None, Later()] = None
+    """How sure the rater is."""
 
 
-LATER = Body(LaterFacts, first=RATING.names)
+LATER = Body(LaterFacts)
 
 # --- Columns ----------------------------------------------------------------------------------------------
 
@@ -61,14 +63,16 @@ LATER = Body(LaterFacts, first=RATING.names)
 def test_every_declared_field_has_a_column_that_takes_all_it_allows(
     body: Body, model: type[models.Model]
 ) -> None:
+    properties = body.sent("Sent", internal=True).model_json_schema()["properties"]
     for field in body:
         column: Any = model._meta.get_field(field.name)
-        assert isinstance(column, models.JSONField) == field.type.is_json, field.name
-        if isinstance(field.type, Text) and column.max_length is not None:
-            assert field.type.limit <= column.max_length, field.name
-        if isinstance(field.type, Choice):
-            assert [*field.type.words] == [word for word, _ in column.choices], field.name
-        if field.default is None and not getattr(field.type, "or_now", False):
+        described = properties[field.name]
+        assert isinstance(column, models.JSONField) == field.is_json, field.name
+        if field.kind is str and column.max_length is not None and "maxLength" in described:
+            assert described["maxLength"] <= column.max_length, field.name
+        if "enum" in described:
+            assert [word for word in described["enum"] if word] == [word for word, _ in column.choices]
+        if field.default is None and field.name != "at":
             assert column.null, field.name
 
 
@@ -146,7 +150,7 @@ def test_every_fault_of_every_field_is_told_at_once() -> None:
     }  # fmt: skip
     check = Check()
     LATER.validate(check, wrong)
-    assert list(check.fields) == list(wrong)
+    assert set(check.fields) == set(wrong)
 
 
 def test_what_was_sent_and_is_wrong_is_no_silence() -> None:
@@ -155,11 +159,10 @@ def test_what_was_sent_and_is_wrong_is_no_silence() -> None:
     assert set(refusal.value.fields) == {"tags"}
 
 
-def test_a_field_that_is_not_declared_is_a_mistake_of_the_caller() -> None:
-    with pytest.raises(TypeError, match="colour"):
-        RATING.validate(Check(), {"rater": "ada", "colour": "red"})
-    with pytest.raises(TypeError, match="preference"):
-        COMPARISON.validate(Check(), {"rater": "ada"})
+def test_a_field_that_is_not_declared_and_one_that_is_missing_are_faults() -> None:
+    check = Check()
+    assert COMPARISON.validate(check, {"rater": "ada", "colour": "red"}) == {}
+    assert check.fields == {"colour": "unknown field", "preference": "required"}
 
 
 def test_values_that_nobody_sent_are_not_shared_between_rows() -> None:
@@ -175,56 +178,19 @@ def test_values_that_nobody_sent_are_not_shared_between_rows() -> None:
 
 
 def test_a_field_may_be_null_in_a_request_and_in_an_answer_only_where_it_may_be_missing() -> None:
-    field = LATER["confidence"]
-    words = "How sure the rater is"
-    assert field.request_schema() == {
-        "type": ["number", "null"],
-        "minimum": 0,
-        "maximum": 1,
-        "description": words,
-    }
-    assert field.answer_schema() == {"type": ["number", "null"]}
-    assert RATING["notes"].answer_schema() == {"type": "string"}
-    assert COMPARISON["preference"].request_schema()["type"] == "string"
-    assert OUTCOME["at"].answer_schema()["type"] == "string"
+    sent, shown = LATER.sent("Sent"), LATER.answer("Shown", {}, {})
+    fields = sent.model_json_schema(schema_generator=BodySchema)["properties"]
+    share, null = {"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}
+    assert fields["confidence"] == {"anyOf": [share, null], "description": "How sure the rater is."}
+    answered = shown.model_json_schema(mode="serialization", schema_generator=BodySchema)["properties"]
+    assert answered["notes"] == {"type": "string"}
+    assert answered["thumb"]["anyOf"] == [{"enum": ["up", "down"], "type": "string"}, null]
 
 
 def test_a_thumb_that_was_not_given_is_answered_as_null() -> None:
-    assert RATING.represent(Rating(rater="ada", stars=4))["thumb"] is None
+    row = Rating(rater="ada", stars=4, decision_id=ONE, created_at=timezone.now())
+    assert RatingAnswer.of(row)["thumb"] is None
 
 
 def test_our_own_format_reads_every_type_of_field() -> None:
-    assert {type(field.type) for body in BODIES for field in body} <= READERS.keys()
-
-
-@pytest.mark.parametrize(
-    ("kind", "element"),
-    [
-        (Number(0, 1), '<input type="number" name="extra" value="0.5" min="0" max="1" step="any">'),
-        (Integer(1, 5), '<input type="number" name="extra" value="3" min="1" max="5">'),
-        (
-            Text(300),
-            '<textarea name="extra" rows="2" maxlength="300">\nso</textarea>',
-        ),
-    ],
-    ids=lambda one: type(one).__name__,
-)
-def test_the_rating_page_asks_for_a_field_by_its_type(
-    kind: Any, element: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    extra = Field("extra", kind, None, page_input=PageInput("How sure", "h"))
-    monkeypatch.setattr(forms, "PAGE_FIELDS", (extra,))
-    value = {"Number": 0.5, "Integer": 3, "Text": "so"}[type(kind).__name__]
-    assert [*forms.page_inputs({"extra": value})] == [("How sure", "h", element)]
-
-
-def test_a_field_that_has_no_place_in_the_admin_stands_among_the_others() -> None:
-    sets = [(None, {"fields": ["rater", "thumb"]}), ("Words", {"fields": ["notes", "correction"]})]
-    (others,) = other_fields(sets, LATER, {"tags"})
-    assert others == ("Other", {"fields": ["rater_kind", "stars", "score", "confidence"]})
-
-
-def test_the_admin_shows_every_field_of_a_decision_and_a_rating() -> None:
-    decision = {name for _, options in DecisionAdmin.fieldsets for name in options["fields"]}
-    assert decision | {"messages"} >= {*DECISION.names}
-    assert {*RatingAdmin.fields} >= {*RATING.names}
+    assert {field.kind for body in BODIES for field in body} <= READERS.keys()

@@ -97,7 +97,7 @@ def test_the_admin_has_one_word_for_each_list_and_leaves_none_out() -> None:
         ).lower()
         for model in admin.site._registry
     }
-    assert listed == registered
+    assert {link: title for link, title in listed.items() if link.startswith("/admin/")} == registered
 
 
 def test_the_admins_first_page_says_what_each_group_is_for(ada: Client) -> None:
@@ -113,7 +113,7 @@ def test_the_admins_first_page_lists_what_its_reader_may_see(client: Client) -> 
     client.force_login(person("ann", "operator"))
     page = client.get("/admin/").text
     assert "Who may sign in" not in page
-    assert "Jobs that turn feedback into policies" in page
+    assert "What an operator sets for an agent" in page
 
 
 @pytest.mark.parametrize("address", ["/admin/", "/admin/rl/policy/", "/admin/auth/user/add/", "/api/docs/"])

@@ -326,7 +326,7 @@ PAGES = [
     "/", "/policies/", f"/policies/?agent={AGENT}", "/policies/bikes-app/", "/policies/bikes-app/answers/",
     "/policies/compare/?left=bikes-app&right=bikes-v9", f"/agents/{AGENT}/", f"/agents/{AGENT}/playground/",
     f"/agents/{AGENT}/playground/?policy=bikes-app", "/start/", f"/start/?agent={AGENT}", "/experiments/",
-    "/policies/bikes-v9/", "/admin/rl/policy/", "/admin/rl/policy/{pk}/change/", "/admin/rl/policyevent/",
+    "/policies/bikes-v9/", "/admin/rl/policy/", "/admin/rl/policy/{pk}/change/",
 ]  # fmt: skip
 
 

@@ -12,10 +12,11 @@ from django.conf import settings as django_settings
 from jsonschema import Draft202012Validator
 
 from backend import limits
+from backend.bodies import Sent
 from backend.limits import LIMITS
 from backend.rest import reading
 from backend.rest.errors import BodyTooLarge, RequestRefused
-from backend.rest.reading import StrictJSONParser, object_in, values_in
+from backend.rest.reading import StrictJSONParser, fields_in, values_in
 from feedback.transfer import formats
 from feedback.transfer.formats import files
 from feedback.transfer.formats.columns import ColumnMap
@@ -94,13 +95,17 @@ def test_a_body_of_too_many_bytes_is_not_parsed(settings: Any) -> None:
         parsed(b'"' + b"x" * 99 + b'"')
 
 
+class AgentSent(Sent):
+    agent: str = ""
+
+
 def test_of_many_unknown_fields_twenty_are_named() -> None:
     sent = {f"field{n}": 0 for n in range(limits.FAULTS_NAMED)}
     with pytest.raises(RequestRefused) as at:
-        object_in(sent, required=(), optional=("agent",))
+        fields_in(AgentSent, sent)
     assert len(at.value.fields) == 20
     with pytest.raises(RequestRefused) as above:
-        object_in({**sent, **{f"more{n}": 0 for n in range(100_000)}}, required=(), optional=("agent",))
+        fields_in(AgentSent, {**sent, **{f"more{n}": 0 for n in range(100_000)}})
     assert len(above.value.fields) == 21
     assert above.value.fields["..."] == "and 100,000 more unknown fields"
 

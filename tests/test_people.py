@@ -203,7 +203,7 @@ def test_the_list_of_guarded_pages_is_not_empty() -> None:
     )
 
 
-@pytest.mark.parametrize("address", ["/admin/", "/admin/rl/policy/", "/admin/feedback/rating/"])
+@pytest.mark.parametrize("address", ["/admin/", "/admin/rl/policy/", "/admin/feedback/apikey/"])
 def test_the_admin_asks_who_you_are(client: Client, address: str) -> None:
     assert client.get(address)["Location"].startswith("/admin/login/")
 

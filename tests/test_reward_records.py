@@ -370,7 +370,7 @@ def test_an_agent_whose_settings_cannot_work_does_not_hold_up_the_others() -> No
 
 
 @pytest.mark.django_db
-def test_an_operator_reads_every_reward_suggestion_and_label_model_in_the_admin(client: Client) -> None:
+def test_an_operator_reads_label_models_and_sets_rewards_in_the_admin(client: Client) -> None:
     row = decide()
     rewards_calculate()
     suggestions_record({row.pk: 0.7}, "support-labels-1")
@@ -379,15 +379,8 @@ def test_an_operator_reads_every_reward_suggestion_and_label_model_in_the_admin(
     user.is_staff = True
     user.save()
     client.force_login(user)
-    for page in (
-        "rl/rewardrecord",
-        "rl/labelrun",
-        "feedback/suggestion",
-        "rl/rewardsettings",
-        "rl/agentdefinition",
-    ):
+    for page in ("rl/labelrun", "rl/rewardsettings", "rl/agentdefinition"):
         assert client.get(f"/admin/{page}/").status_code == 200, page
-    assert client.get(f"/admin/rl/rewardrecord/{RewardRecord.objects.get().pk}/change/").status_code == 200
 
 
 @pytest.mark.django_db

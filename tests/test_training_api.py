@@ -141,7 +141,7 @@ def test_rlhf_is_planned_as_its_two_stages(operator: ApiClient) -> None:
     assert plan["estimatedSteps"] == sum(stage["estimatedSteps"] for stage in plan["stages"])
     assert (plan["method"], plan["modelConfig"]["reward"], plan["rewardModel"]) == ("ppo", "auto", None)
     run = operator.post(TRAIN, {"method": "rlhf"}).json()
-    assert (run["method"], run["reward"], run["follow_up"]) == ("ppo", "auto", "wanted")
+    assert (run["method"], run["reward"], run["followUp"]) == ("ppo", "auto", "wanted")
 
 
 @pytest.mark.parametrize("method", ["banana", ""])
@@ -149,7 +149,7 @@ def test_an_unknown_method_is_refused_with_those_there_are(operator: ApiClient, 
     rate(12)
     response = operator.post(TRAIN, {"method": method})
     assert response.status_code == 400
-    assert f"no method {method!r}" in error_of(response)["message"]
+    assert "'dpo'" in error_of(response)["fields"]["method"]
 
 
 @pytest.mark.parametrize(

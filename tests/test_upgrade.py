@@ -70,7 +70,6 @@ names["Evaluation"].objects.create(
 call_command("migrate", verbosity=0)
 
 from django.contrib.auth.models import User
-from feedback.api.representations import decision_represent
 from feedback.transfer.export_views import Selection
 from feedback.transfer.export import ExportReport, export_stream
 from feedback.models import Decision, Rating

@@ -6,18 +6,29 @@ import base64
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
+from pydantic import Field
 from rest_framework.request import Request
 
+from backend.bodies import INT_TEXT, Query
 from backend.rest.errors import RequestRefused
 
 M = TypeVar("M", bound=Model)
 
+
 PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
-PARAMETERS = ("cursor", "page_size")
+
+
+class PageQuery(Query):
+    cursor: str = ""
+    """Where to go on: from `next` or `previous` of an answer."""
+    page_size: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE), INT_TEXT] = PAGE_SIZE
+    """Rows."""
+
+
 LOOK = 20_000
 """Rows looked through for one page, where what is asked for stands in no index."""
 
@@ -25,6 +36,7 @@ LOOK = 20_000
 def page_of(
     rows: QuerySet[M],
     request: Request,
+    page: PageQuery,
     shown: Callable[[M], dict[str, Any]],
     order: Sequence[str] = ("-created_at", "-id"),
     among: QuerySet[M] | None = None,
@@ -35,12 +47,12 @@ def page_of(
     by one field and an offset among equals of at most 1,000; an import gives ten thousand rows one time.
     among: where the rows are found by what stands in no index, those that an index narrows down; at most LOOK of them
     are looked through for a page, which may then hold fewer rows than asked for, or none, and still lead on.
-    Refuses (400) a cursor that is not one of ours and a page size outside 1 to MAX_PAGE_SIZE.
+    Refuses (400) a cursor that is not one of ours.
     """
-    size = _size(request.query_params.get("page_size", ""))
+    size = page.page_size
     names = [name.removeprefix("-") for name in order]
     descending = order[0].startswith("-")
-    backwards, position = _decode(rows.model, names, request.query_params.get("cursor", ""))
+    backwards, position = _decode(rows.model, names, page.cursor)
     onward, back = ("lt", "gt") if descending != backwards else ("gt", "lt")
     order_names = [("-" if onward == "lt" else "") + name for name in names]
     if position is not None:
@@ -56,7 +68,7 @@ def page_of(
             )
     fetched_rows = list(rows.order_by(*order_names)[: size + 1])
     has_more = len(fetched_rows) > size
-    page = fetched_rows[:size][::-1] if backwards else fetched_rows[:size]
+    rows_shown = fetched_rows[:size][::-1] if backwards else fetched_rows[:size]
 
     def place(row: M) -> list[Any]:
         return [getattr(row, name) for name in names]
@@ -75,19 +87,8 @@ def page_of(
     return {
         "next": link(following, False) if following is not None else None,
         "previous": link(preceding, True) if preceding is not None else None,
-        "results": [shown(row) for row in page],
+        "results": [shown(row) for row in rows_shown],
     }
-
-
-def _size(text: str) -> int:
-    if not text:
-        return PAGE_SIZE
-    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_PAGE_SIZE):
-        raise RequestRefused(
-            f"expected page_size from 1 to {MAX_PAGE_SIZE}",
-            fields={"page_size": f"expected a whole number from 1 to {MAX_PAGE_SIZE}"},
-        )
-    return int(text)
 
 
 def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, list[Any] | None]:

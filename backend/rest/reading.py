@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypeVar
 
 from django.conf import settings
+from pydantic import ValidationError
 from rest_framework.exceptions import ParseError
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
 from backend import limits
+from backend.bodies import Query, Sent, faults_of
 from backend.rest.errors import BodyTooLarge, RequestRefused
+
+S = TypeVar("S", bound=Sent)
+Q = TypeVar("Q", bound=Query)
 
 
 class StrictJSONParser(BaseParser):
@@ -78,33 +83,62 @@ class AlwaysJSON(BaseContentNegotiation):
         return renderers[0], renderers[0].media_type
 
 
-def object_in(data: Any, *, required: Collection[str], optional: Collection[str]) -> dict[str, Any]:
-    """The fields of a JSON object, null ones left out. Refuses (400) other types, unknown fields, missing ones."""
+def fields_in(model: type[Sent], data: Any) -> dict[str, Any]:
+    """The fields of a request's JSON object, null ones left out, for a service that checks their values itself.
+
+    Refuses (400) other types, unknown fields, missing ones.
+    """
     if not isinstance(data, dict):
         raise RequestRefused(f"expected a JSON object, found {type(data).__name__}")
-    known = {*required, *optional}
-    unknown = [name for name in data if name not in known]
-    fields = {str(name)[:80]: "unknown field" for name in unknown[: limits.FAULTS_NAMED]}
-    if len(unknown) > limits.FAULTS_NAMED:
-        fields["..."] = f"and {len(unknown) - limits.FAULTS_NAMED:,} more unknown fields"
-    fields |= {name: "required" for name in required if data.get(name) is None}
-    if fields:
-        raise RequestRefused(f"expected the fields {', '.join([*required, *optional])}", fields=fields)
+    known = model.model_fields
+    faults = _unknown_fields(data, known)
+    faults |= {
+        name: "required" for name, field in known.items() if field.is_required() and data.get(name) is None
+    }
+    if faults:
+        raise RequestRefused(f"expected the fields {', '.join(known)}", fields=faults)
     return {name: value for name, value in data.items() if value is not None}
 
 
-def parameters(request: Request, allowed: Collection[str]) -> dict[str, str]:
-    """Query parameters. Refuses (400) unknown and repeated ones, which would be filters that silently do nothing."""
+def body_read(model: type[S], data: Any) -> S:
+    """A request's body. Refuses (400) it with every fault of every field."""
+    if isinstance(data, dict):
+        if (
+            len(data) > len(model.model_fields) + limits.FAULTS_NAMED
+        ):  # each would become a fault of pydantic's
+            names = [field.alias or name for name, field in model.model_fields.items()]
+            raise _refused(_unknown_fields(data, names))
+        data = {name: value for name, value in data.items() if value is not None}
+    return _validated(model, data)
+
+
+def _unknown_fields(data: dict[str, Any], known: Collection[str]) -> dict[str, str]:
+    unknown = [name for name in data if name not in known]
+    faults = {str(name)[:80]: "unknown field" for name in unknown[: limits.FAULTS_NAMED]}
+    if len(unknown) > limits.FAULTS_NAMED:
+        faults["..."] = f"and {len(unknown) - limits.FAULTS_NAMED:,} more unknown fields"
+    return faults
+
+
+def query_read(model: type[Q], request: Request) -> Q:
+    """A request's query. Refuses (400) it with every fault of every parameter; one sent twice would do nothing."""
     values = {name: str(value) for name, value in request.query_params.items() if value != ""}
-    fields = {name[:80]: "unknown parameter" for name in values if name not in allowed}
-    fields |= {
-        name: "expected text without NUL characters" for name in allowed if "\x00" in values.get(name, "")
+    repeated = {
+        name[:80]: f"expected one value, found {len(found)}"
+        for name, found in request.query_params.lists()
+        if len(found) > 1
     }
-    fields |= {
-        name[:80]: f"expected one value, found {len(repeated)}"
-        for name, repeated in request.query_params.lists()
-        if name in allowed and len(repeated) > 1
-    }
-    if fields:
-        raise RequestRefused(f"expected the parameters {', '.join(allowed) or '(none)'}", fields=fields)
-    return values
+    if repeated:
+        raise _refused(repeated)
+    return _validated(model, values)
+
+
+def _validated(model: type[S], values: Any) -> S:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _refused(faults_of(error)) from None
+
+
+def _refused(faults: Mapping[str, str]) -> RequestRefused:
+    return RequestRefused("; ".join(f"{name}: {fault}" for name, fault in faults.items()), fields=faults)

@@ -1,49 +1,62 @@
-"""OpenAPI description of endpoints: components by name, the same errors everywhere, and the page that shows it."""
+"""Description of the endpoints: their pydantic models in OpenAPI, the refusals they share, and the pages of it."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from functools import cache
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
+from drf_spectacular.extensions import OpenApiSerializerExtension
+from drf_spectacular.plumbing import ResolvedComponent
 from drf_spectacular.renderers import OpenApiJsonRenderer2, OpenApiYamlRenderer
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from drf_spectacular.utils import Direction, OpenApiParameter, OpenApiResponse, extend_schema
 from drf_spectacular.views import SpectacularAPIView
+from pydantic import BaseModel, Field
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.renderers import JSONRenderer
 
-Schema = dict[str, Any]
+from backend.bodies import Answer, Query, Sent
 
-ERROR: Schema = {
-    "type": "object",
-    "description": "Why a request was refused, in the same shape everywhere.",
-    "required": ["error"],
-    "additionalProperties": False,
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["code", "message", "fields"],
-            "additionalProperties": False,
-            "properties": {
-                "code": {
-                    "type": "string",
-                    "description": "For programs: invalid, not_found, conflict, throttled, ...",
-                },
-                "message": {
-                    "type": "string",
-                    "description": "For people: what was expected and what was found",
-                },
-                "fields": {
-                    "type": "object",
-                    "description": "Field or parameter -> what is wrong with it",
-                    "additionalProperties": {"type": "string"},
-                },
-            },
-        }
-    },
-}
+Schema = dict[str, Any]
+T = TypeVar("T")
+
+
+class ErrorDetails(Answer):
+    code: str
+    """For programs: invalid, not_found, conflict, throttled, ..."""
+    message: str
+    """For people: what was expected and what was found."""
+    fields: dict[str, str]
+    """Field or parameter -> what is wrong with it."""
+
+
+class Error(Answer):
+    """Why a request was refused, in the same shape everywhere."""
+
+    error: ErrorDetails
+
+
+class Page(Answer, Generic[T]):
+    """A page of a list, as backend.rest.pages answers."""
+
+    next: str | None = Field(json_schema_extra={"format": "uri"})
+    previous: str | None = Field(json_schema_extra={"format": "uri"})
+    results: list[T]
+
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[type[Any], ...]) -> str:
+        return f"{params[0].__name__}Page"
+
 
 REFUSALS = {
     400: "The request cannot be read, or a field is wrong",
@@ -59,42 +72,110 @@ REFUSALS = {
 }
 
 
-BODY_OPTIONAL = "x-body-optional"
-"""Marks an operation that may be sent without a body, until the schema is finished."""
+def of_path(name: str, schema: Schema, description: str) -> OpenApiParameter:
+    return OpenApiParameter(name, schema, "path", description=description, required=True)
 
 
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+class BodySchema(GenerateJsonSchema):
+    """JSON schema of bodies, without titles. Null is as good as nothing in a request, an empty text in a query."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return self.mode == "serialization" or super().field_is_required(field, total)
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> Schema:
+        return _described(super().dataclass_schema(schema), schema["cls"])
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> Schema:
+        model = schema["cls"]
+        found = _described(super().model_schema(schema), model)
+        if issubclass(model, Query):
+            found["properties"] = {name: _or(one, EMPTY) for name, one in found["properties"].items()}
+        elif issubclass(model, Sent):
+            required = found.get("required", [])
+            found["properties"] = {
+                name: one if name in required else _or(one, NULL)
+                for name, one in found.get("properties", {}).items()
+            }
+        return found
 
 
-def list_schema(schema: Schema, **more: Any) -> Schema:
-    return {"type": "array", "items": schema, **more}
+def _described(schema: Schema, model: type) -> Schema:
+    """A schema whose properties have the docstrings of the model's fields."""
+    schema.pop("title", None)
+    for one in (*model.__mro__, getattr(model, "described_by", None)):
+        if one not in (None, object, BaseModel):
+            for name, text in _field_docs(one).items():
+                for key in {name, to_camel(name)} & schema.get("properties", {}).keys():
+                    schema["properties"][key].setdefault("description", text)
+    return schema
 
 
-def page_schema(schema: Schema) -> Schema:
-    """A page of a list, as backend.rest.pages answers."""
-    link = {"type": ["string", "null"], "format": "uri"}
+@cache
+def _field_docs(model: type) -> dict[str, str]:
+    """Fields of a class -> the docstrings under them."""
+    try:
+        source = inspect.getsource(model)
+    except (OSError, TypeError):  # made by create_model
+        return {}
+    (found,) = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(found, ast.ClassDef)
     return {
-        "type": "object",
-        "required": ["next", "previous", "results"],
-        "properties": {"next": link, "previous": link, "results": list_schema(schema)},
+        one.target.id: " ".join(said.value.value.split())
+        for one, said in pairwise(found.body)
+        if isinstance(one, ast.AnnAssign)
+        and isinstance(one.target, ast.Name)
+        and isinstance(said, ast.Expr)
+        and isinstance(said.value, ast.Constant)
     }
 
 
-def parameter(
-    name: str, schema: Schema, description: str, *, where: Literal["query", "path"] = "query"
-) -> OpenApiParameter:
-    """A parameter; one of a query may be empty, which is as if it were not there (`?agent=&policy=`)."""
-    if where == "query":
-        schema = {"anyOf": [schema, {"type": "string", "maxLength": 0}]}
-    return OpenApiParameter(name, schema, where, description=description, required=where == "path")
+NULL = {"type": "null"}
+EMPTY = {"type": "string", "maxLength": 0}
+
+
+def _or(schema: Schema, other: Schema) -> Schema:
+    """A schema or another one; its description stays outside."""
+    outside = {name: schema.pop(name) for name in ("description", "default") if name in schema}
+    if outside.get("default") in (None, "", [], {}):
+        outside.pop("default", None)
+    alternatives = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+    return {"anyOf": [*(one for one in alternatives if one not in (other, NULL)), other], **outside}
+
+
+class BodyExtension(OpenApiSerializerExtension):
+    """Lets drf-spectacular read pydantic models: a request as it is validated, an answer as it is written."""
+
+    target_class = "pydantic.BaseModel"
+    match_subclasses = True
+    priority = 1  # before the extension of drf-spectacular, which describes every model as it is written
+
+    def get_name(self, auto_schema: Any, direction: Direction) -> str:
+        return str(self.target.__name__)
+
+    def get_identity(self, auto_schema: Any, direction: Direction) -> str:
+        return str(self.target.__name__)
+
+    def map_serializer(self, auto_schema: Any, direction: Direction) -> Schema:
+        schema: Schema = self.target.model_json_schema(
+            mode="validation" if direction == "request" else "serialization",
+            ref_template="#/components/schemas/{model}",
+            schema_generator=BodySchema,
+        )
+        for name, part in schema.pop("$defs", {}).items():
+            component = ResolvedComponent(name, ResolvedComponent.SCHEMA, schema=part, object=name)
+            auto_schema.registry.register_on_missing(component)
+        return schema
 
 
 def describe(
     summary: str,
-    answers: Mapping[int, tuple[str, Schema]],
+    answers: Mapping[int, tuple[str, type[BaseModel] | Schema]],
     *,
-    body: Schema | None = None,
+    body: type[BaseModel] | None = None,
+    query: type[Query] | None = None,
     parameters: tuple[OpenApiParameter, ...] = (),
     refusals: tuple[int, ...] = (),
     tag: str,
@@ -102,7 +183,6 @@ def describe(
     description: str = "",
     media_type: str = "application/json",
     also: Mapping[str, Schema] | None = None,
-    body_required: bool = True,
 ) -> Callable[[Any], Any]:
     """Describe one method of a view: its answers, and the refusals it shares with all others beside its own.
 
@@ -114,8 +194,7 @@ def describe(
         summary=summary,
         description=description,
         tags=[tag],
-        parameters=list(parameters),
-        extensions={} if body_required else {BODY_OPTIONAL: True},
+        parameters=[*parameters, *([query] if query else [])],
         request={"application/json": body} if body else None,
         responses={
             **{
@@ -126,25 +205,9 @@ def describe(
                 (200, other): OpenApiResponse(schema, answers[200][0])
                 for other, schema in (also or {}).items()
             },
-            **{status: OpenApiResponse(ref("Error"), REFUSALS[status]) for status in expected},
+            **{status: OpenApiResponse(Error, REFUSALS[status]) for status in expected},
         },
     )
-
-
-def add_components(schemas: Mapping[str, Schema]) -> Callable[..., Schema]:
-    """A drf-spectacular hook that adds named components to the schema, and says which bodies are required."""
-
-    def hook(result: Schema, generator: Any, request: Any, public: bool) -> Schema:
-        components = result.setdefault("components", {}).setdefault("schemas", {})
-        components.update({"Error": ERROR, **schemas})
-        for methods in result["paths"].values():
-            for operation in methods.values():
-                # drf-spectacular takes a body that is given as a schema for optional
-                if "requestBody" in operation and not operation.get(BODY_OPTIONAL):
-                    operation["requestBody"]["required"] = True
-        return result
-
-    return hook
 
 
 class SchemaView(SpectacularAPIView):

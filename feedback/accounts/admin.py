@@ -22,7 +22,6 @@ from unfold.decorators import display
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from backend.facts_admin import FactAdmin
 from feedback.accounts.authentication import KeyRefused, key_create, key_revoke
 from feedback.models import ApiKey
 
@@ -48,10 +47,10 @@ class KeyForm(forms.Form):
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(FactAdmin):
+class ApiKeyAdmin(ModelAdmin):
     """Keys are made and revoked, never edited; what a key is stands on one page, once."""
 
-    list_display = ["name", "begins", "scopes", "state", "last_used_at", "created"]
+    list_display = ["name", "begins", "scopes", "state", "last_used_at", "created_at"]
     search_fields = ["name", "prefix"]
     ordering = ["name"]
     fields = ["name", "prefix", "scopes", "created_at", "last_used_at", "revoked_at"]
@@ -60,6 +59,12 @@ class ApiKeyAdmin(FactAdmin):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("feedback.add_apikey")
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
     def may_revoke(self, request: HttpRequest) -> bool:
         return request.user.has_perm("feedback.change_apikey")

@@ -8,12 +8,13 @@ import re
 import secrets
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from django.contrib.auth.models import AnonymousUser
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from pydantic import Field
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -23,6 +24,7 @@ from backend.rest.access import RATE_AS, Grant
 from feedback.accounts.roles import user_scopes
 from feedback.cache import TTLCache
 from feedback.models import ApiKey
+from feedback.storage.fields import SaidText
 from feedback.storage.validation import Check, FeedbackRefused
 
 PREFIX = "rk_"
@@ -37,6 +39,9 @@ _FORM = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{40}}")
 _key_cache: TTLCache[ApiKey | None] = TTLCache()
 
 
+KeyName: TypeAlias = Annotated[SaidText, Field(max_length=100)]
+
+
 class KeyRefused(FeedbackRefused):
     """The key cannot be created or found."""
 
@@ -47,7 +52,7 @@ def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
     name: unique, at most 100 characters. scopes: one or more of ApiKey.SCOPES. Raises KeyRefused.
     """
     check = Check()
-    check.text("name", name, limit=100, required=True)
+    check.value("name", KeyName, name)
     distinct_scopes = list(dict.fromkeys(scopes))
     unknown = [scope for scope in distinct_scopes if scope not in ApiKey.SCOPES]
     if unknown or not distinct_scopes:

@@ -4,32 +4,56 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import FLOAT_TEXT, INT_TEXT, Query
 from backend.rest.errors import RequestRefused, error_body
-from backend.rest.pages import MAX_PAGE_SIZE, PAGE_SIZE, page_of
-from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
-from backend.rest.reading import parameters
-from backend.rest.schema import describe, page_schema, parameter, ref
+from backend.rest.pages import PageQuery, page_of
+from backend.rest.reading import fields_in, query_read
+from backend.rest.schema import Page, describe
 from backend.rest.views import ApiView
-from feedback.api.representations import decision_represent, outcome_represent, rating_represent
-from feedback.api.schemas import SLUG, fields_in
-from feedback.explorer.decision_facts import reward_query, rewarded_at_least
-from feedback.explorer.search import (
+from feedback.api.bodies import (
+    DecisionFound,
+    DecisionLeftOut,
+    DecisionsAnswer,
+    DecisionSent,
+    DecisionsRecorded,
+    DecisionsSent,
+    DecisionStored,
     DecisionWhole,
-    decision_whole,
-    decisions_search,
-    parse_batch_number,
-    text_looked_through,
 )
+from feedback.explorer.decision_facts import rewarded_at_least
+from feedback.explorer.search import DecisionWhole as WholeDecision
+from feedback.explorer.search import decision_whole, decisions_search, text_looked_through
 from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
 from feedback.recording.recorder import recorded_or_never
-from feedback.storage.validation import Check, DecisionUnknown, FeedbackRefused
+from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent
+from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 
-FILTERS = ("agent", "policy", "rated", "since", "q", "min_reward", "batch")
+
+def plus_read(text: str) -> str:
+    """A time whose + was not encoded, and arrives as a space."""
+    return text.replace(" ", "+") if "T" in text else text
+
+
+class DecisionQuery(PageQuery):
+    agent: Slug | None = None
+    policy: Storable = ""
+    """Answered by this policy."""
+    rated: Annotated[Literal["true", "false"] | None, BeforeValidator(str.lower)] = None
+    """true: with a rating that stands; false: without."""
+    since: Annotated[TimeSent | None, BeforeValidator(plus_read)] = None
+    """Recorded at or after."""
+    q: Storable = ""
+    """Text in the prompt, the response or its reasoning, upper and lower case alike."""
+    min_reward: Annotated[float, Field(ge=-2, le=2), FLOAT_TEXT] | None = None
+    """With a raw reward of at least this."""
+    batch: Annotated[RowNumber, INT_TEXT] | None = None
+    """Brought by the import of this number."""
 
 
 class Decisions(ApiView):
@@ -38,65 +62,48 @@ class Decisions(ApiView):
     @describe(
         "Record a decision, or a list of up to 1,000",
         {
-            201: ("Recorded; of a list, at least one and none refused",
-                  {"oneOf": [ref("Decision"), ref("DecisionsAnswer")]}),
-            200: ("Recorded before, with the same body", {"oneOf": [ref("Decision"), ref("DecisionsAnswer")]}),
-            202: ("Left out by the agent's collection_rate", ref("DecisionLeftOut")),
-            207: ("Of a list, some were refused: see each result", ref("DecisionsAnswer")),
+            201: ("Recorded; of a list, at least one and none refused", DecisionsRecorded),
+            200: ("Recorded before, with the same body", DecisionsRecorded),
+            202: ("Left out by the agent's collection_rate", DecisionLeftOut),
+            207: ("Of a list, some were refused: see each result", DecisionsAnswer),
         },
-        body={"oneOf": [ref("DecisionSent"), ref("DecisionsSent")]},
+        body=DecisionsSent,
         refusals=(409,),
         tag="decisions",
         operation="decisions_record",
         description="A list is answered item by item: a refused one does not hold back the others.",
-    )  # fmt: skip
+    )
     def post(self, request: Request) -> Response:
         if isinstance(request.data, list):
             return _bulk(request.data)
-        done = decision_ingest(**fields_in(request.data, "DecisionSent"))
+        done = decision_ingest(**fields_in(DecisionSent, request.data))
         if not done.stored:
-            return Response({"id": str(done.row.pk), "stored": False}, status=202)
-        return Response({**decision_represent(done.row), "stored": True}, status=201 if done.created else 200)
+            return Response(DecisionLeftOut.of(done.row, stored=False), status=202)
+        return Response(DecisionStored.of(done.row, stored=True), status=201 if done.created else 200)
 
     @describe(
         "Find decisions, newest first",
-        {200: ("A page of them", page_schema(ref("DecisionFound")))},
-        parameters=(
-            parameter("agent", SLUG, "Of this agent"),
-            parameter("policy", {"type": "string"}, "Answered by this policy"),
-            parameter("rated", {"type": "boolean"}, "true: with a rating that stands; false: without"),
-            parameter("since", {"type": "string", "format": "date-time"}, "Recorded at or after"),
-            parameter(
-                "q",
-                {"type": "string"},
-                "Text in the prompt, the response or its reasoning, upper and lower case alike",
-            ),
-            parameter(
-                "min_reward",
-                {"type": "number", "minimum": -2, "maximum": 2},
-                "With a raw reward of at least this",
-            ),
-            parameter("batch", {"type": "integer", "minimum": 1}, "Brought by the import of this number"),
-            parameter("cursor", {"type": "string"}, "Where to go on: from next or previous of an answer"),
-            parameter(
-                "page_size",
-                {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_SIZE, "default": PAGE_SIZE},
-                "Rows",
-            ),
-        ),
+        {200: ("A page of them", Page[DecisionFound])},
+        query=DecisionQuery,
         tag="decisions",
         operation="decisions_find",
     )
     def get(self, request: Request) -> Response:
-        given = parameters(request, (*FILTERS, *PAGE_PARAMETERS))
-        filters = _filters(given)
-        found = decisions_search(**filters)
-        if (least := reward_query(given.get("min_reward", ""))) is not None:
-            found = rewarded_at_least(found, least)
+        sent = query_read(DecisionQuery, request)
+        narrowed = {
+            "agent": sent.agent or "",
+            "policy": sent.policy,
+            "since": sent.since,
+            "batch": sent.batch,
+        }
+        rated = None if sent.rated is None else sent.rated == "true"
+        found = decisions_search(**narrowed, rated=rated, q=sent.q)
+        if sent.min_reward is not None:
+            found = rewarded_at_least(found, sent.min_reward)
         among = None
-        if least is not None or "rated" in filters or text_looked_through(filters["q"]):
-            among = decisions_search(**{**filters, "rated": None, "q": ""})
-        return Response(page_of(found, request, decision_represent, among=among))
+        if sent.min_reward is not None or rated is not None or text_looked_through(sent.q):
+            among = decisions_search(**narrowed)
+        return Response(page_of(found, request, sent, DecisionFound.of, among=among))
 
 
 class DecisionOne(ApiView):
@@ -104,40 +111,15 @@ class DecisionOne(ApiView):
 
     @describe(
         "Read one decision with its ratings and outcomes",
-        {200: ("The decision", ref("DecisionWhole"))},
+        {200: ("The decision", DecisionWhole)},
         refusals=(404,),
         tag="decisions",
         operation="decisions_read",
     )
     def get(self, request: Request, pk: uuid.UUID) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         found = recorded_or_never(pk, then=lambda: _decision_get(pk))
-        return Response(
-            {
-                **decision_represent(found.decision),
-                "ratings": [rating_represent(row) for row in found.ratings],
-                "outcomes": [outcome_represent(row) for row in found.outcomes],
-            }
-        )
-
-
-def _filters(given: dict[str, str]) -> dict[str, Any]:
-    """Query parameters as `decisions_search` takes them. Raises FeedbackRefused with a fault per parameter."""
-    check = Check()
-    filters: dict[str, Any] = {"policy": given.get("policy", ""), "q": given.get("q", "")}
-    if "agent" in given:
-        filters["agent"] = check.agent(given["agent"])
-    if "since" in given:
-        # a + that was not encoded arrives as a space
-        filters["since"] = check.time(
-            "since", given["since"].replace(" ", "+") if "T" in given["since"] else given["since"]
-        )
-    if "batch" in given:
-        filters["batch"] = parse_batch_number(check, given["batch"])
-    if "rated" in given:
-        filters["rated"] = check.choice("rated", given["rated"].lower(), ("true", "false")) == "true"
-    check.raise_faults("search")
-    return filters
+        return Response(DecisionWhole.of(found.decision, ratings=found.ratings, outcomes=found.outcomes))
 
 
 def _bulk(items: list[Any]) -> Response:
@@ -147,7 +129,7 @@ def _bulk(items: list[Any]) -> Response:
     answers: list[dict[str, Any] | None] = []
     for item in items:
         try:
-            readable.append(fields_in(item, "DecisionSent"))
+            readable.append(fields_in(DecisionSent, item))
             answers.append(None)
         except RequestRefused as refusal:
             answers.append(_refusal_entry("invalid", str(refusal.detail), refusal.fields))
@@ -176,7 +158,7 @@ def _refusal_entry(code: str, message: str, fields: dict[str, str]) -> dict[str,
     return {"status": 409 if code == "conflict" else 400, **error_body(code, message, fields)}
 
 
-def _decision_get(pk: uuid.UUID) -> DecisionWhole:
+def _decision_get(pk: uuid.UUID) -> WholeDecision:
     found = decision_whole(pk)
     if found is None:
         raise DecisionUnknown(f"no decision {pk}", {"id": "does not exist"})

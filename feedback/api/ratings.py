@@ -11,10 +11,10 @@ from rest_framework.response import Response
 from backend.installation import PROGRAM
 from backend.rest.access import RATE_AS, grant_of
 from backend.rest.errors import RequestRefused
-from backend.rest.schema import describe, ref
+from backend.rest.reading import fields_in
+from backend.rest.schema import describe
 from backend.rest.views import ApiView
-from feedback.api.representations import comparison_represent, outcome_represent, rating_represent
-from feedback.api.schemas import fields_in
+from feedback.api.bodies import Comparison, ComparisonSent, Outcome, OutcomeSent, Rating, RatingSent
 from feedback.recording.recorder import recorded_or_never
 from feedback.services import WriteResult, comparison_submit, outcome_record, rating_submit
 
@@ -59,17 +59,17 @@ class Ratings(ApiView):
 
     @describe(
         "Rate a decision",
-        {201: ("Stored", ref("Rating")), 200: ("Stored before, with the same body", ref("Rating"))},
-        body=ref("RatingSent"),
+        {201: ("Stored", Rating), 200: ("Stored before, with the same body", Rating)},
+        body=RatingSent,
         refusals=(404, 409),
         tag="ratings",
         operation="ratings_submit",
     )
     def post(self, request: Request, pk: uuid.UUID) -> Response:
-        facts = fields_in(request.data, "RatingSent")
+        facts = fields_in(RatingSent, request.data)
         rater = rater_of(request, facts)
         written = recorded_or_never(pk, then=lambda: rating_submit(decision=pk, rater=rater, **facts))
-        return _answer(written, rating_represent(written.row))
+        return _answer(written, Rating.of(written.row))
 
 
 class Comparisons(ApiView):
@@ -77,19 +77,19 @@ class Comparisons(ApiView):
 
     @describe(
         "Compare two decisions on the same prompt",
-        {201: ("Stored", ref("Comparison")), 200: ("Stored before, with the same body", ref("Comparison"))},
-        body=ref("ComparisonSent"),
+        {201: ("Stored", Comparison), 200: ("Stored before, with the same body", Comparison)},
+        body=ComparisonSent,
         refusals=(404, 409),
         tag="ratings",
         operation="comparisons_submit",
     )
     def post(self, request: Request) -> Response:
-        facts = fields_in(request.data, "ComparisonSent")
+        facts = fields_in(ComparisonSent, request.data)
         rater = rater_of(request, facts)
         written = recorded_or_never(
             facts["left"], facts["right"], then=lambda: comparison_submit(rater=rater, **facts)
         )
-        return _answer(written, comparison_represent(written.row))
+        return _answer(written, Comparison.of(written.row))
 
 
 class Outcomes(ApiView):
@@ -97,13 +97,13 @@ class Outcomes(ApiView):
 
     @describe(
         "Record a measured fact about a decision",
-        {201: ("Stored", ref("Outcome")), 200: ("Stored before, with the same body", ref("Outcome"))},
-        body=ref("OutcomeSent"),
+        {201: ("Stored", Outcome), 200: ("Stored before, with the same body", Outcome)},
+        body=OutcomeSent,
         refusals=(404, 409),
         tag="decisions",
         operation="outcomes_record",
     )
     def post(self, request: Request, pk: uuid.UUID) -> Response:
-        facts = fields_in(request.data, "OutcomeSent")
+        facts = fields_in(OutcomeSent, request.data)
         written = recorded_or_never(pk, then=lambda: outcome_record(decision=pk, **facts))
-        return _answer(written, outcome_represent(written.row))
+        return _answer(written, Outcome.of(written.row))

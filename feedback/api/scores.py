@@ -6,21 +6,22 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.rest.errors import RequestRefused
-from backend.rest.schema import describe, parameter, ref
+from backend.rest.reading import fields_in
+from backend.rest.schema import describe
 from backend.rest.views import ApiView
+from feedback.api.bodies import OF_AGENT, Feedback, FeedbackSent
 from feedback.api.ratings import rater_of
-from feedback.api.schemas import SLUG, fields_in
 from feedback.recording.ingest import scored_response_record
 
 
-class Feedback(ApiView):
+class FeedbackSend(ApiView):
     scopes = {"POST": "rate"}
 
     @describe(
         "Record a response with its score",
-        {201: ("Stored", ref("Feedback")), 200: ("Stored before, with the same body", ref("Feedback"))},
-        body=ref("FeedbackSent"),
-        parameters=(parameter("agent", SLUG, "Whose response it is", where="path"),),
+        {201: ("Stored", Feedback), 200: ("Stored before, with the same body", Feedback)},
+        body=FeedbackSent,
+        parameters=(OF_AGENT,),
         refusals=(409,),
         tag="ratings",
         operation="feedback_record",
@@ -28,16 +29,9 @@ class Feedback(ApiView):
         "recorded under it.",
     )
     def post(self, request: Request, agent: str) -> Response:
-        facts = fields_in(request.data, "FeedbackSent")
+        facts = fields_in(FeedbackSent, request.data)
         run = facts.pop("runId", "")
         if not isinstance(run, str):
             raise RequestRefused("expected the app's own id of the run", fields={"runId": "expected text"})
         written = scored_response_record(agent=agent, rater=rater_of(request, {}), run_id=run, **facts)
-        rating = written.row
-        body = {
-            "id": str(rating.pk),
-            "agentId": agent,
-            "score": rating.score,
-            "createdAt": rating.created_at.isoformat(),
-        }
-        return Response(body, status=201 if written.created else 200)
+        return Response(Feedback.of(written.row, agentId=agent), status=201 if written.created else 200)

@@ -11,7 +11,7 @@ from feedback.api.exports import RatingsExport
 from feedback.api.imports import ImportOne, Imports, ImportUndo
 from feedback.api.ratings import Comparisons, Outcomes, Ratings
 from feedback.api.samples import Samples
-from feedback.api.scores import Feedback
+from feedback.api.scores import FeedbackSend
 from feedback.api.traces import Traces
 from feedback.api.withdrawals import WithdrawalRestore, Withdrawals
 
@@ -24,7 +24,7 @@ urlpatterns = [
     path("withdrawals/<int:pk>/restore/", WithdrawalRestore.as_view(), name="api-withdrawal-restore"),
     path("comparisons/", Comparisons.as_view(), name="api-comparisons"),
     path("traces/", Traces.as_view(), name="api-traces"),
-    path("policies/feedback/<str:agent>", Feedback.as_view(), name="api-feedback"),
+    path("policies/feedback/<str:agent>", FeedbackSend.as_view(), name="api-feedback"),
     path("imports/", Imports.as_view(), name="api-imports"),
     path("imports/<int:pk>/", ImportOne.as_view(), name="api-import"),
     path("imports/<int:pk>/undo/", ImportUndo.as_view(), name="api-import-undo"),

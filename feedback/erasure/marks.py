@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedback.models import Comparison, Decision, Rating, Trace
-from feedback.storage.facts import RATING
 
 SHORTEST_TEXT = 12
 """Shortest text, in characters, that is searched for in copies. Shorter texts are too common."""
@@ -173,7 +172,7 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
         names.add(row.policy)
         responses.add(row.response)
     ratings = Rating.objects.filter(decision__in=[row.pk for row in rows]).order_by()
-    for words in ratings.values_list("correction", *RATING.texts):
+    for words in ratings.values_list("correction", "notes"):
         texts.update(texts_of(list(words)))
         responses.update(filter(None, words[:1]))
     for side in ("left", "right"):

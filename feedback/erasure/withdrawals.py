@@ -17,9 +17,12 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.module_loading import import_string
+from pydantic import ValidationError
 
+from backend.bodies import Sent, faults_of
 from backend.installation import PROGRAM
 from feedback.models import Decision, Lease, Withdrawal
+from feedback.storage.fields import Name, RowNumber, Slug, Source, TimeSent, Uuid
 from feedback.storage.problem_rows import problems_remove
 from feedback.storage.sampling import rating_target
 from feedback.storage.sql import IDS, rows_in
@@ -110,26 +113,41 @@ class WithdrawalSelection:
         return found
 
 
+class SelectionSent(Sent):
+    """Decisions to withdraw, as an app or a command names them."""
+
+    ids: list[Uuid] = []
+    batch: RowNumber | None = None
+    """Brought by the import of this number."""
+    agent: Slug | None = None
+    """Of this agent."""
+    unit: Name = ""
+    """Decided for this unit, exactly as the app sent it."""
+    source: Source = ""
+    """From this source: app, gateway, decide, simulation, or a format."""
+    since: TimeSent | None = None
+    """Recorded at or after."""
+    until: TimeSent | None = None
+    """Recorded before."""
+
+    @property
+    def selection(self) -> WithdrawalSelection:
+        given = {one.name: getattr(self, one.name) for one in fields(WithdrawalSelection)}
+        return WithdrawalSelection(
+            **given | {"ids": tuple(dict.fromkeys(self.ids)), "agent": self.agent or ""}
+        )
+
+
 def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
-    """Read a selection. Raises FeedbackRefused with a fault per field."""
-    check, ids = Check(), []
-    values = {name: value for name, value in given.items() if value not in (None, "")}
-    for value in given.get("ids") or ():
-        try:
-            ids.append(value if isinstance(value, uuid.UUID) else uuid.UUID(value))
-        except (ValueError, AttributeError, TypeError):
-            check.fields["ids"] = f"expected UUIDs of decisions, found {value!r:.80}"
-    found = WithdrawalSelection(
-        ids=tuple(dict.fromkeys(ids)),
-        batch=check.integer("batch", given.get("batch"), 1, 2**63 - 1),
-        agent=check.agent(values["agent"]) if "agent" in values else "",
-        unit=check.text("unit", values.get("unit", ""), limit=200),
-        source=check.text("source", values.get("source", ""), limit=40),
-        since=check.time("since", values.get("since")),
-        until=check.time("until", values.get("until")),
-    )
-    check.raise_faults("selection")
-    return found
+    """A selection from what was sent. Raises FeedbackRefused with a fault per field."""
+    try:
+        return SelectionSent.model_validate(
+            {name: value for name, value in given.items() if value not in (None, "")}
+        ).selection
+    except ValidationError as error:
+        faults = Check(faults_of(error))
+        faults.raise_faults("selection")
+        raise
 
 
 @dataclass

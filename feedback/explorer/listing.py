@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from django.db.models import OuterRef, Q, QuerySet
 from django.utils.dateparse import parse_datetime
@@ -22,6 +22,7 @@ from feedback.explorer.search import (
 )
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.selectors import ratings_standing
+from feedback.storage.fields import Name, OneOf
 from feedback.storage.validation import Check, FeedbackRefused
 
 PAGE = 40
@@ -46,6 +47,9 @@ RATING_FILTERS: dict[str, tuple[str, Q | None]] = {
     "disputed": ("raters differ", None),
 }
 """Name -> (label, condition that at least one standing rating meets; None: handled in `_filter_rated`)."""
+
+
+RatingState: TypeAlias = Annotated[str, OneOf(["", *RATING_FILTERS])]
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,8 @@ def search_read(given: Mapping[str, Any]) -> DecisionSearch:
     """Read a search from an address or a form. Raises FeedbackRefused with a fault per field."""
     within = narrowed_of(given)
     check = Check()
-    rated = check.choice("rated", given.get("rated", ""), ["", *RATING_FILTERS])
-    q = check.text("q", given.get("q", "").strip(), limit=200)
+    rated = check.value("rated", RatingState, given.get("rated", ""))
+    q = check.value("q", Name, given.get("q", "").strip())
     check.raise_faults("search")
     return DecisionSearch(within, q, rated, reward_query(given.get("min_reward", "")))
 

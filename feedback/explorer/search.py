@@ -16,11 +16,13 @@ from django.db.models.functions import Cast
 from django.http import HttpRequest
 from django.utils import timezone
 
+from backend.bodies import value_excerpt
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.cache import TTLCache
 from feedback.models import Decision, Outcome, Rating
 from feedback.selectors import agent_slugs, policy_names, ratings_standing, tag_condition
-from feedback.storage.validation import Check, value_excerpt
+from feedback.storage.fields import Name, Slug
+from feedback.storage.validation import Check
 
 
 def decisions_search(
@@ -118,9 +120,9 @@ def narrowed_of(given: Mapping[str, str]) -> DecisionFilter:
     """Read a filter from an address or a form. Raises FeedbackRefused with a fault per field."""
     check = Check()
     found = DecisionFilter(
-        agent=check.agent(given["agent"]) if given.get("agent") else "",
-        policy=check.text("policy", given.get("policy", "").strip(), limit=200),
-        tag=check.text("tag", given.get("tag", "").strip(), limit=100),
+        agent=check.value("agent", Slug, given["agent"]) if given.get("agent") else "",
+        policy=check.value("policy", Name, given.get("policy", "").strip()),
+        tag=check.value("tag", Name, given.get("tag", "").strip()),
         since=_day(check, "since", given.get("since", "")),
         until=_day(check, "until", given.get("until", "")),
         batch=parse_batch_number(check, given.get("batch", "")),

@@ -12,7 +12,7 @@ from typing import Any
 from django.utils.dateparse import parse_datetime
 
 from feedback.models import Trace
-from feedback.storage.field_types import STEP_KINDS
+from feedback.storage.fields import STEP_KINDS
 
 STEPS_SHOWN = 50
 """Steps per page of a trace."""

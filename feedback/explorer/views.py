@@ -41,7 +41,6 @@ from feedback.explorer.previews import answer_line, glimpse_of, preview_context,
 from feedback.explorer.search import DecisionFilter, filter_context
 from feedback.explorer.timeline import timeline_of
 from feedback.models import Decision, ProblemRow, Rating
-from feedback.storage.bodies import says_nothing
 from feedback.storage.facts import DECISION, RATING
 from feedback.storage.problem_rows import READERS, problems
 from feedback.storage.validation import FeedbackRefused
@@ -141,10 +140,10 @@ def verdict_display(rating: Rating) -> dict[str, Any]:
 def _further_values(rating: Rating) -> list[tuple[str, Any]]:
     """Labels and values of the fields that the page does not lay out."""
     return [
-        (field.page_input.label if field.page_input else field.name, value)
+        (field.name, value)
         for field in RATING
         if field.name not in RATING_PAGE_FIELDS
-        and not says_nothing(field, value := getattr(rating, field.name))
+        and not field.says_nothing(value := getattr(rating, field.name))
     ]
 
 
@@ -222,7 +221,7 @@ def _provenance(row: Decision) -> list[tuple[str, str]]:
             (field.name, value)
             for field in DECISION
             if field.name not in DECISION_PAGE_FIELDS
-            and not says_nothing(field, value := getattr(row, field.name))
+            and not field.says_nothing(value := getattr(row, field.name))
         ),
     ]
     return [(name, str(value)) for name, value in facts if value]

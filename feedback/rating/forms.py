@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from django import forms
 from django.http import QueryDict
 
 from feedback.models import Decision, Preference, Rating, Thumb
-from feedback.storage import field_types
-from feedback.storage.bodies import Field
-from feedback.storage.facts import RATING
 
-PAGE_FIELDS = tuple(field for field in RATING if field.page_input)
-"""Rating fields with an input of their own, besides the verdict, tags and correction."""
 STARS = ("1", "2", "3", "4", "5")
 ACCEPTING = {"accept-up": Thumb.UP, "accept-down": Thumb.DOWN}
 """Button that accepts a suggestion -> the thumb it shows."""
@@ -52,7 +46,7 @@ class RatingForm(SentForm):
     """A button (`verdict`) pressed on the rating page, with its inputs.
 
     The page sets `id`, so that a double click or a resend is stored once. Inputs are `tag` (repeated), `other_tags`
-    (comma separated), `correction` (a text or a listed response), and every field with a PageInput.
+    (comma separated), `correction` (a text or a listed response) and `notes`.
     """
 
     id = forms.UUIDField()
@@ -62,10 +56,7 @@ class RatingForm(SentForm):
     )
     other_tags = forms.CharField(required=False, max_length=2000)
     correction = forms.CharField(required=False, strip=False)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields |= {field.name: _form_field(field) for field in PAGE_FIELDS}
+    notes = forms.CharField(required=False)
 
     def facts(self, decision: Decision) -> dict[str, Any]:
         """Keyword arguments of `rating_submit` besides the rater. Valid forms only."""
@@ -79,7 +70,7 @@ class RatingForm(SentForm):
             "stars": int(verdict) if verdict in STARS else None,
             "correction": correction if changed else None,
             "tags": tags_sent(self.data),
-            **{field.name: self.cleaned_data[field.name] for field in PAGE_FIELDS},
+            "notes": self.cleaned_data["notes"],
         }
 
 
@@ -89,45 +80,10 @@ def form_values(last: Rating | None) -> dict[str, Any]:
     if last is not None and last.withdrawn:
         last = last.supersedes
     if last is None:
-        return {"tags": [], "correction": "", "verdict": ""}
+        return {"tags": [], "correction": "", "verdict": "", "notes": ""}
     return {
-        **{field.name: getattr(last, field.name) for field in PAGE_FIELDS},
+        "notes": last.notes,
         "tags": list(last.tags),
         "correction": last.correction or "",
         "verdict": "" if withdrawn else str(last.stars or last.thumb),
     }
-
-
-class FieldInput(NamedTuple):
-    """Input of a rating field on the page."""
-
-    label: str
-    key: str
-    """Keyboard shortcut that focuses it; empty: none."""
-    html: str
-
-
-def page_inputs(values: Mapping[str, Any]) -> list[FieldInput]:
-    """Inputs of PAGE_FIELDS, filled with `values`."""
-    shown = RatingForm(initial=values, auto_id=False)
-    return [
-        FieldInput(field.page_input.label, field.page_input.key, str(shown[field.name]))
-        for field in PAGE_FIELDS
-        if field.page_input
-    ]
-
-
-def _form_field(field: Field) -> forms.Field:
-    """A form field that parses the value; `feedback.services` validates it."""
-    kind = field.type
-    if isinstance(kind, field_types.Choice):
-        return forms.ChoiceField(required=False, choices=[("", ""), *((word, word) for word in kind.words)])
-    if isinstance(kind, field_types.Integer):
-        return forms.IntegerField(required=False, min_value=kind.low, max_value=kind.high)
-    if isinstance(kind, field_types.Number):
-        return forms.FloatField(required=False, min_value=kind.low, max_value=kind.high)
-    assert isinstance(kind, field_types.Text), f"{field.name}: no input for {type(kind).__name__}"
-    # A `cols` attribute would fix its width.
-    return forms.CharField(
-        required=False, widget=forms.Textarea({"rows": 2, "cols": False, "maxlength": kind.limit})
-    )

@@ -22,11 +22,9 @@ from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context, narrowed_of
 from feedback.models import Decision
 from feedback.rating.forms import (
-    PAGE_FIELDS,
     STARS,
     RatingForm,
     form_values,
-    page_inputs,
     tags_sent,
 )
 from feedback.rating.queue import (
@@ -159,7 +157,6 @@ def _card_context(
         context |= shown | {
             "rating_id": uuid.uuid4(),
             "kept": kept,
-            "inputs": page_inputs(kept),
             "tags": [(tag, tag in kept["tags"]) for tag in suggested],
             "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in suggested),
             "suggestion": suggestion_of(decision),
@@ -237,7 +234,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     decision = _decision_or_404(request.POST.get("decision", ""))
     form = RatingForm(request.POST)
     values = {
-        **{field.name: request.POST.get(field.name, "") for field in PAGE_FIELDS},
+        "notes": request.POST.get("notes", ""),
         "tags": tags_sent(request.POST),
         "correction": request.POST.get("correction", ""),
         "verdict": "",

@@ -13,7 +13,7 @@ from backend import limits
 from feedback.models import Decision
 from feedback.services import WriteResult, rating_submit, row_write
 from feedback.storage.factories import decision_build, identity_of
-from feedback.storage.facts import MAX_NOTES
+from feedback.storage.fields import Notes, SaidText, Share
 from feedback.storage.sampling import is_collected
 from feedback.storage.sql import rows_insert
 from feedback.storage.tombstones import decisions_erased, erased_refusal
@@ -153,11 +153,8 @@ def scored_response_record(
     Raises FeedbackRefused with a fault per field, FeedbackConflict.
     """
     check = Check()
-    check.text("prompt", prompt, required=True)
-    if score is None:
-        check.fields["score"] = "expected a number in [0, 1], found nothing"
-    check.number("score", score, 0.0, 1.0)
-    check.text("notes", notes, limit=MAX_NOTES)
+    for name, kind, value in (("prompt", SaidText, prompt), ("score", Share, score), ("notes", Notes, notes)):
+        check.value(name, kind, value)
     check.raise_faults("feedback")
     key = identity_of(id)
     row = decision_build(

@@ -15,6 +15,7 @@ from feedback.services import row_write
 from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import body_hash, decision_build, identity_of
 from feedback.storage.facts import DECISION, TRACE
+from feedback.storage.fields import MaybeTime
 from feedback.storage.sampling import is_collected
 from feedback.storage.validation import Check, FeedbackRefused
 
@@ -71,7 +72,7 @@ def trace_build(*, created_at: datetime | None = None, **facts: Any) -> Trace:
     """
     check = Check()
     trace = _validate_trace(check, **facts)
-    at = check.time("created_at", created_at)
+    at = check.value("created_at", MaybeTime, created_at)
     check.raise_faults("trace")
     trace.created_at = at or trace.created_at
     return trace
@@ -81,7 +82,7 @@ def _validate_trace(check: Check, *, id: uuid.UUID | str | None = None, **facts:
     key = identity_of(id)
     values = TRACE.validate(check, facts)
     trace = Trace(id=key, **values)
-    if not check.fields:
+    if values:
         trace.body_hash = body_hash({**TRACE.hash_values(values), "agent": name_hashed(trace.agent)})
     return trace
 

@@ -1,26 +1,23 @@
-"""Body of a write: its fields, read off a dataclass, and what follows from them.
-
-Validation, the OpenAPI description, answers, our own file format, forms and the admin all read the same `Body`.
-"""
+"""Body of a write: its fields, read off the dataclass that declares them, and what follows from them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import cached_property
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from feedback.storage.field_types import Choice, FieldType, Schema, Text, Time
+import pydantic
+from pydantic import BeforeValidator, SkipValidation, ValidationError, create_model
+
+from backend.bodies import Answer, Sent, Time, faults_of
+from feedback.storage.fields import OneOf
 from feedback.storage.validation import Check
 
+M = TypeVar("M", Sent, Answer)
 EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
-
-
-@dataclasses.dataclass(frozen=True)
-class PageInput:
-    """Makes the rating page ask for a field: its label there, and the key that leads to it."""
-
-    label: str
-    key: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,66 +26,49 @@ class Internal:
 
 
 @dataclasses.dataclass(frozen=True)
+class Later:
+    """Marks a field that was added after bodies had been hashed."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Field:
     """One field of a body."""
 
     name: str
-    type: FieldType
+    kind: Any
+    """Its Python type: str, int, float, datetime, tuple (tags), list, dict, or Any (JSON)."""
     default: Any
     """Default for a field that is not sent; MISSING where something must be."""
-    description: str = ""
-    page_input: PageInput | None = None
-    is_sent: bool = True
-    """True if a request may carry it."""
+    annotation: Any
+    is_sent: bool
+    is_later: bool
 
     @property
     def is_required(self) -> bool:
         return self.default is dataclasses.MISSING
 
     @property
-    def is_nullable(self) -> bool:
-        """True if null is stored or answered where nothing was sent."""
-        if isinstance(self.type, Time) and self.type.or_now:
-            return False
-        return self.default is None or _is_unmade(self.type)
+    def is_json(self) -> bool:
+        """True if its column holds JSON."""
+        return self.kind in (tuple, list, dict, Any)
 
-    def request_schema(self) -> Schema:
-        """JSON schema of the field in a request; null is as good as nothing there."""
-        schema = self.type.request_schema()
-        if self.description:
-            schema["description"] = self.description
-        if self.is_required:
-            return schema
-        if self.default and isinstance(self.default, str):
-            schema["default"] = self.default
-        return nullable(schema)
-
-    def answer_schema(self) -> Schema:
-        """JSON schema of the field in an answer."""
-        schema = self.type.answer_schema()
-        return nullable(schema) if schema and self.is_nullable else schema
+    def says_nothing(self, value: Any) -> bool:
+        return value in EMPTY or value == self.default
 
 
 class Body:
-    """Fields of one kind of write, read off the dataclass that declares them.
+    """Fields of one kind of write, declared by a dataclass."""
 
-    Each is annotated with its FieldType, its description, and PageInput where the rating page asks for it. first: the
-    fields there were when bodies were first hashed.
-    """
-
-    def __init__(self, declaration: type, first: Collection[str]) -> None:
+    def __init__(self, declaration: type) -> None:
+        self._declaration = declaration
         hints = get_type_hints(declaration, include_extras=True)
         self.fields = tuple(_field(one, hints[one.name]) for one in dataclasses.fields(declaration))
         self.names = tuple(field.name for field in self.fields)
         self._by_name = dict(zip(self.names, self.fields, strict=True))
-        self._converted = tuple(
-            field for field in self.fields if isinstance(field.type, Time) or _is_unmade(field.type)
-        )
-        self.encoded = tuple(
-            field for field in self.fields if field.type.is_json or isinstance(field.type, Time)
-        )
+        self._later = tuple(field for field in self.fields if field.is_later)
+        self._lenient = frozenset(field.name for field in self.fields if field.default is not None)
+        self.encoded = tuple(field for field in self.fields if field.is_json or field.kind is datetime)
         """Fields that a row of texts holds encoded: JSON and times."""
-        self._later = tuple(field for field in self.fields if field.name not in first)
 
     def __getitem__(self, name: str) -> Field:
         return self._by_name[name]
@@ -96,23 +76,39 @@ class Body:
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)
 
+    @cached_property
+    def _model(self) -> type[Sent]:
+        return self.sent(self._declaration.__name__, internal=True)
+
+    def sent(self, name: str, *, internal: bool = False, **more: Any) -> type[Sent]:
+        """The model of a request that carries this body. more: further fields, as `create_model` takes them."""
+        fields = {
+            field.name: (field.annotation, _default(field.default))
+            for field in self.fields
+            if internal or field.is_sent
+        }
+        return self._made(name, Sent, {**fields, **more})
+
+    def answer(self, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> type[Answer]:
+        """The model of an answer that shows this body between other fields."""
+        own = {field.name: (_answer_annotation(field), ...) for field in self.fields}
+        return self._made(name, Answer, {**before, **own, **after})
+
+    def _made(self, name: str, base: type[M], fields: Mapping[str, Any]) -> type[M]:
+        model = create_model(name, __base__=base, **fields)
+        model.described_by = self._declaration
+        return model
+
     def validate(self, check: Check, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of every field as they are stored; each fault goes into `check`. Raises TypeError for a field that
-        is not declared, and for a required one that is not there."""
-        if unknown := given.keys() - self._by_name.keys():
-            raise TypeError(f"unexpected fields: {', '.join(sorted(unknown))}")
-        values: dict[str, Any] = {}
-        for field in self.fields:
-            name = field.name
-            if name in given:
-                value = given[name]
-                nothing = value is None and field.default is None
-                values[name] = None if nothing else field.type.check(check, name, value)
-            elif field.is_required:
-                raise TypeError(f"missing field: {name}")
-            else:
-                values[name] = field.type.empty(field.default)
-        return values
+        """The values of every field as they are stored; empty where a fault went into `check`."""
+        sent = {
+            name: value for name, value in given.items() if value is not None or name not in self._lenient
+        }
+        try:
+            return self._model.model_validate(sent).__dict__
+        except ValidationError as error:
+            check.fields |= faults_of(error)
+            return {}
 
     def hash_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values that tell a retry from another write under the same id.
@@ -120,7 +116,7 @@ class Body:
         A field that was added later counts only where it says something: a client that sends the same write again after
         an upgrade must find its first one.
         """
-        silent = {field.name for field in self._later if says_nothing(field, values[field.name])}
+        silent = {field.name for field in self._later if field.says_nothing(values[field.name])}
         return {name: value for name, value in values.items() if name not in silent}
 
     def later_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,59 +124,60 @@ class Body:
         return {
             field.name: values[field.name]
             for field in self._later
-            if not says_nothing(field, values[field.name])
+            if not field.says_nothing(values[field.name])
         }
 
     def read(self, record: Any) -> dict[str, Any]:
         """The fields of an object that has them as attributes."""
         return {name: getattr(record, name) for name in self.names}
 
-    def represent(self, row: Any) -> dict[str, Any]:
-        """The fields of a row as they are answered: times in ISO 8601, null for a choice that was not made."""
-        values = self.read(row)
-        for field in self._converted:
-            if (value := values[field.name]) is not None:
-                values[field.name] = value.isoformat() if isinstance(field.type, Time) else value or None
-        return values
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Fields that hold somebody's words."""
-        return tuple(field.name for field in self.fields if type(field.type) is Text)
-
-
-def says_nothing(field: Field, value: Any) -> bool:
-    return value in EMPTY or value == field.default
-
-
-def nullable(schema: Schema) -> Schema:
-    """The same, or null."""
-    if "type" not in schema:
-        return {"anyOf": [schema, {"type": "null"}]}
-    return {
-        **schema,
-        "type": [schema["type"], "null"],
-        **({"enum": [*schema["enum"], None]} if "enum" in schema else {}),
-    }
-
-
-def _is_unmade(kind: FieldType) -> bool:
-    """True if a choice may be left open."""
-    return isinstance(kind, Choice) and kind.optional
-
 
 def _field(one: dataclasses.Field[Any], hint: Any) -> Field:
-    assert get_origin(hint) is Annotated, f"{one.name}: expected Annotated[type, field type, ...]"
-    kind, *extras = hint.__metadata__
+    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
     default = one.default
     if one.default_factory is not dataclasses.MISSING:
-        make: Callable[[], Any] = one.default_factory
-        default = make()
+        default = one.default_factory()
     return Field(
         name=one.name,
-        type=kind,
+        kind=_python_type(hint),
         default=default,
-        description=next((item for item in extras if isinstance(item, str)), ""),
-        page_input=next((item for item in extras if isinstance(item, PageInput)), None),
-        is_sent=not any(isinstance(item, Internal) for item in extras),
+        annotation=hint,
+        is_sent=not any(isinstance(mark, Internal) for mark in marks),
+        is_later=any(isinstance(mark, Later) for mark in marks),
     )
+
+
+def _python_type(hint: Any) -> Any:
+    """The type of a value that is there: of `Annotated[float, ...] | None` float."""
+    while True:
+        if get_origin(hint) is Annotated or get_origin(hint) in (Union, UnionType):
+            hint = get_args(hint)[0]
+        else:
+            return get_origin(hint) or hint
+
+
+def _default(value: Any) -> Any:
+    """A default as `create_model` takes it: a new list or object for each row."""
+    if value is dataclasses.MISSING:
+        return ...
+    if isinstance(value, (tuple, dict)):
+        return pydantic.Field(default_factory=list if isinstance(value, tuple) else dict)
+    return value
+
+
+_ANSWERED = {datetime: Time, tuple: list[str], list: list[Any], dict: dict[str, Any]}
+
+
+def _answer_annotation(field: Field) -> Any:
+    """The type of a field in an answer: without the limits of a request, null where nothing was sent.
+
+    Stored values are answered as they are: a row that nobody can read must not keep a page of others from being shown.
+    """
+    kind: Any = _ANSWERED.get(field.kind, field.kind)
+    marks = getattr(field.annotation, "__metadata__", ())
+    words = next((mark.words for mark in marks if isinstance(mark, OneOf)), ())
+    if words:
+        kind = Annotated[kind, OneOf(word for word in words if word)]
+    if "" in words:
+        return Annotated[Annotated[kind | None, SkipValidation], BeforeValidator(lambda word: word or None)]
+    return Annotated[kind | None if field.default is None else kind, SkipValidation]

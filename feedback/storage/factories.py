@@ -21,25 +21,19 @@ from feedback.models import (
 )
 from feedback.storage.agent_names import name_hashed, prompt_hash
 from feedback.storage.annotation_priority import policy_uncertainty
-from feedback.storage.bodies import says_nothing
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, RATING_CONTENT
+from feedback.storage.fields import Json, MaybeTime, uuid_read
 from feedback.storage.responses import RESERVED_KEYS, completion_stored, metadata_fault
 from feedback.storage.sampling import rating_target
-from feedback.storage.validation import Check, FeedbackRefused, value_excerpt
+from feedback.storage.validation import Check, FeedbackRefused
 
 
 def identity_of(value: uuid.UUID | str | None, name: str = "id") -> uuid.UUID:
     """The id that a field names: the client's, or a new one. Raises FeedbackRefused where it is no UUID."""
-    if value is None:
-        return uuid.uuid4()
-    if isinstance(value, uuid.UUID):
-        return value
     try:
-        return uuid.UUID(value)
-    except (ValueError, AttributeError, TypeError) as error:
-        raise FeedbackRefused(
-            f"{name} refused: expected a UUID", {name: f"expected a UUID, found {value_excerpt(value)}"}
-        ) from error
+        return uuid.uuid4() if value is None else uuid_read(value)
+    except ValueError as error:
+        raise FeedbackRefused(f"{name} refused: expected a UUID", {name: str(error)}) from error
 
 
 _encode = json.JSONEncoder(sort_keys=True, default=str, separators=(",", ":")).encode
@@ -70,10 +64,10 @@ def decision_build(
     if isinstance(facts.get("response"), str) and facts.get("reasoning", "") in ("", None):
         facts["response"], facts["reasoning"] = reasoning_split(facts["response"])
     values = DECISION.validate(check, facts)
-    check.propensity_of_choice(values["candidates"], facts["response"], values["propensity"])
-    time = check.time("created_at", created_at)
-    # None where it is refused already, as deeper than can be read
-    check_reserved(check, facts["response"], values["metadata"] or {}, reserved)
+    time = check.value("created_at", MaybeTime, created_at)
+    if values:
+        check.propensity_of_choice(values["candidates"], facts["response"], values["propensity"])
+        check_reserved(check, facts["response"], values["metadata"], reserved)
     check.raise_faults("decision")
     values["metadata"] = {**values["metadata"], **stored}
     prompt_digest = prompt_hash(values["agent"], values["messages"])
@@ -98,8 +92,7 @@ def _messages_response(check: Check, facts: dict[str, Any]) -> tuple[dict[str, A
     A message that a text says whole becomes that text; reasoning goes to its own field.
     """
     sent = facts["response"]
-    check.json("response", sent)
-    if "response" in check.fields:
+    if check.value("response", Json, sent) is None:
         return {**facts, "response": ""}, {}
     try:
         read = messages_read([sent] if isinstance(sent, Mapping) else sent, "response")
@@ -146,10 +139,8 @@ def rating_build(
     check = Check()
     key = identity_of(id)
     values = RATING.validate(check, {"rater": rater, **facts})
-    # what was sent and is wrong is no silence: it has its own fault
-    if not any(
-        name in check.fields or not says_nothing(RATING[name], values[name]) for name in RATING_CONTENT
-    ):
+    # what was sent and is wrong has its own fault
+    if values and all(RATING[name].says_nothing(values[name]) for name in RATING_CONTENT):
         check.fields["thumb"] = f"expected at least one of {', '.join(RATING_CONTENT)}"
     check.raise_faults("rating")
     return Rating(

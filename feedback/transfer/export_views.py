@@ -23,7 +23,6 @@ from feedback.selectors import comparisons_standing, ratings_standing
 from feedback.storage.annotation_priority import rating_share
 from feedback.storage.bodies import Body
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING
-from feedback.storage.field_types import Tags, Time
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read
 from feedback.storage.sql import rows_in
@@ -279,8 +278,8 @@ def facts_of(row: Any, body: Body) -> dict[str, Any]:
     facts = body.read(row)
     for one in body.encoded:
         if (text := facts[one.name]) is not None:
-            facts[one.name] = _time(text) if isinstance(one.type, Time) else json.loads(text)
-        if isinstance(one.type, Tags):
+            facts[one.name] = _time(text) if one.kind is datetime else json.loads(text)
+        if one.kind is tuple:
             facts[one.name] = tuple(facts[one.name])
     return facts
 

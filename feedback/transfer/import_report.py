@@ -259,34 +259,6 @@ def batch_get(number: int) -> ImportBatch | None:
     return ImportBatch.objects.filter(pk=number).first()
 
 
-def import_summary(row: ImportBatch, *, whole: bool = False) -> dict[str, Any]:
-    """An import as the command and the API show it; whole: with the refused rows and what an undo came to."""
-    summary: dict[str, Any] = {
-        "batch": row.pk,
-        "file": row.file,
-        "ratings_file": row.ratings_file,
-        "sha256": row.sha256,
-        "bytes": row.bytes,
-        "format": row.format,
-        "agent": row.agent,
-        "licence": row.licence,
-        "options": row.options,
-        "counts": row.counts,
-        "actor": row.actor,
-        "created_at": row.created_at,
-        "undone_at": row.undone_at,
-        "undone_by": row.undone_by,
-    }
-    if whole:
-        summary |= {
-            "skipped_because": row.skipped_because,
-            "refused": row.refused,
-            "notes": row.notes,
-            "undone": row.undone,
-        }
-    return summary
-
-
 def rows_remaining(row: ImportBatch) -> dict[str, int]:
     """Rows of an import that are in the database now, by kind: without what was forgotten, deleted or undone since."""
     return {

@@ -3,31 +3,83 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import Sent
 from backend.rest.errors import RequestRefused
-from backend.rest.reading import object_in
-from backend.rest.schema import describe, ref
+from backend.rest.reading import body_read
+from backend.rest.schema import describe
 from backend.rest.views import ApiView
-from feedback.api.representations import decision_represent, pending_decision_represent
+from feedback.api.bodies import DecisionFound
 from feedback.models import Decision
 from feedback.recording.recorder import Storage
 from feedback.selectors import decision_get
-from feedback.storage.factories import identity_of
+from feedback.storage.factories import decision_build
+from feedback.storage.fields import Name, SentId, ShapedAs, Share, Slug, Text
 from rl.agents import get_agent
 from rl.agents.base import Agent
-from rl.api.training import agent_checked
 from rl.serving.base import ServingRefused
-from rl.serving.decide import ORDER, DecideOrder, action_of, decide, order_checked, order_hash
+from rl.serving.decide import MAX_CANDIDATES, ORDER, DecideOrder, action_of, decide, order_checked, order_hash
 from rl.serving.fallback import NobodyAnswers
 from rl.serving.recording_policy import HEADER as RECORDED_HEADER
 from rl.serving.recording_policy import RecordingImpossible
 from rl.serving.routing import ModelUnknown
 
-OPTIONAL = ("state", "messages", "candidates", "unit", "run_id", "metadata", "id")
+
+class SentCandidate(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    response: Annotated[str, Field(min_length=1)]
+    score: Share | None = None
+
+
+class SentTurn(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Any] | None = None
+    """A text, or a list of text parts. An answer may be a refusal, calls, or nothing."""
+
+
+class DecideSent(Sent):
+    agent: Slug
+    state: Any = None
+    """What the agent decides about; its keys are the agent's own."""
+    messages: Annotated[Any, ShapedAs(Text | Annotated[list[SentTurn], Field(min_length=1)])] = None
+    """Chat messages instead of a state."""
+    candidates: (
+        Annotated[
+            list[Any],
+            ShapedAs(
+                Annotated[
+                    list[Annotated[str, Field(min_length=1)] | SentCandidate],
+                    Field(min_length=1, max_length=MAX_CANDIDATES),
+                ]
+            ),
+        ]
+        | None
+    ) = None
+    """Responses to choose among, all different; default: those the agent finds in the state."""
+    unit: Name = ""
+    """User or session that is assigned to an arm and stays there."""
+    run_id: Name = ""
+    metadata: dict[str, Any] = {}
+    id: SentId | None = None
+
+
+class DecisionMade(DecisionFound):  # type: ignore[misc, valid-type]
+    action: dict[str, Any] | None
+    """Parsed response; null if it is not valid for the agent."""
+    stored: bool
+    """false: not in the database yet."""
+    recorded: bool
+    """false: neither the database nor the disk could store it (`GATEWAY_WITHOUT_RECORDING`)."""
 
 
 class Unavailable(RequestRefused):
@@ -45,10 +97,10 @@ class Decide(ApiView):
     @describe(
         "Decide: assign, answer, record",
         {
-            201: ("The decision", ref("DecisionMade")),
-            200: ("Decided before: the result of the same id", ref("DecisionMade")),
+            201: ("The decision", DecisionMade),
+            200: ("Decided before: the result of the same id", DecisionMade),
         },
-        body=ref("DecideSent"),
+        body=DecideSent,
         refusals=(404, 409),
         tag="decisions",
         operation="decisions_decide",
@@ -57,8 +109,7 @@ class Decide(ApiView):
         "`messages`.",
     )
     def post(self, request: Request) -> Response:
-        sent = object_in(request.data, required=("agent",), optional=OPTIONAL)
-        order = _order(sent)
+        order = _order(body_read(DecideSent, request.data))
         agent = get_agent(order.agent)
         if order.id is not None and (before := decision_get(order.id)) is not None:
             _check_request(agent, order)
@@ -70,20 +121,19 @@ class Decide(ApiView):
                     fields={"id": "already used for another write"},
                 )
             action = action_of(agent, before.response, before.state)
-            body = {**decision_represent(before), "action": action, "stored": True, "recorded": True}
-            return Response(body, status=200)
+            return Response(DecisionMade.of(before, action=action, stored=True, recorded=True))
         try:
             decision = decide(order)
         except ServingRefused as refusal:
             raise _refusal(refusal) from refusal
         except (NobodyAnswers, RecordingImpossible) as error:
             raise Unavailable(error) from error
-        body = {
-            **pending_decision_represent(decision.facts),
-            "action": decision.action,
-            "stored": decision.storage is Storage.DATABASE,
-            "recorded": decision.recorded,
-        }
+        body = DecisionMade.of(
+            decision_build(**decision.facts, reserved=True),
+            action=decision.action,
+            stored=decision.storage is Storage.DATABASE,
+            recorded=decision.recorded,
+        )
         return Response(body, status=201, headers={} if decision.recorded else {RECORDED_HEADER: "no"})
 
 
@@ -110,25 +160,18 @@ def _order_of(decision: Decision) -> str | None:
     return order_digest if isinstance(order_digest, str) or decision.source == "decide" else ""
 
 
-def _order(sent: dict[str, Any]) -> DecideOrder:
-    if "state" not in sent and "messages" not in sent:
+def _order(sent: DecideSent) -> DecideOrder:
+    if not sent.model_fields_set & {"state", "messages"}:
         raise RequestRefused(
             "expected state or messages", fields={"state": "required where there are no messages"}
         )
-    for name in ("unit", "run_id"):
-        if not isinstance(sent.get(name, ""), str):
-            raise RequestRefused(f"{name}: expected a text", fields={name: "expected a text"})
-    if not isinstance(sent.get("metadata", {}), dict):
-        raise RequestRefused("metadata: expected an object", fields={"metadata": "expected an object"})
-    if not isinstance(sent.get("candidates", []), list):
-        raise RequestRefused("candidates: expected a list", fields={"candidates": "expected a list"})
     return DecideOrder(
-        agent=agent_checked(sent["agent"] if isinstance(sent["agent"], str) else ""),
-        state=sent.get("state"),
-        messages=sent.get("messages"),
-        candidates=sent.get("candidates"),
-        unit=sent.get("unit", ""),
-        run_id=sent.get("run_id", ""),
-        metadata=sent.get("metadata", {}),
-        id=identity_of(sent["id"]) if "id" in sent else None,
+        agent=sent.agent,
+        state=sent.state,
+        messages=sent.messages,
+        candidates=sent.candidates,
+        unit=sent.unit,
+        run_id=sent.run_id,
+        metadata=sent.metadata,
+        id=sent.id,
     )

@@ -16,9 +16,10 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import Query
 from backend.rest.access import grant_of
 from backend.rest.errors import exception_handler, openai_answer, openai_body
-from backend.rest.reading import parameters
+from backend.rest.reading import query_read
 from backend.rest.views import ApiView
 from rl.agents import AGENTS
 from rl.serving import metrics
@@ -282,7 +283,7 @@ class Models(OpenAIView):
     scopes = {"GET": "read"}
 
     def get(self, request: Request) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         return Response({"object": "list", "data": [_model_represent(found) for found in models_listed()]})
 
 
@@ -290,7 +291,7 @@ class ModelOne(OpenAIView):
     scopes = {"GET": "read"}
 
     def get(self, request: Request, name: str) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         listed = {found.id: found for found in models_listed()}
         if name not in listed:
             target = target_of(name)  # refuses what cannot be asked for

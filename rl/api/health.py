@@ -14,10 +14,11 @@ from django_q.brokers import get_broker
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
+from backend.bodies import Query
 from backend.database import migrations_complete
 from backend.disks import disk_state
 from backend.logs import OutageLog
-from backend.rest.reading import parameters
+from backend.rest.reading import query_read
 from backend.rest.views import ApiView
 from rl.base_models.service import base_model_default
 from rl.models import Policy, TrainingRun
@@ -134,7 +135,7 @@ class Metrics(ApiView):
     scopes = {"GET": "read"}
 
     def get(self, request: Request) -> HttpResponse:
-        parameters(request, ())
+        query_read(Query, request)
         return HttpResponse(
             metrics.exposition(_gauges()), content_type="text/plain; version=0.0.4; charset=utf-8"
         )

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import uuid
+from typing import Any, Literal
 
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import Answer, Query, Sent, Time
 from backend.rest.access import grant_of
 from backend.rest.errors import RequestRefused
-from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
-from backend.rest.reading import object_in, parameters
-from backend.rest.schema import describe, page_schema, parameter, ref
+from backend.rest.reading import body_read, query_read
+from backend.rest.schema import Page, describe, of_path
 from backend.rest.views import ApiView
 from feedback.api.ratings import rater_of
-from rl.api.loop import OF_AGENT, PAGING, policy_lookup
-from rl.api.training import agent_checked, text
+from feedback.storage.fields import Storable, Uuid
+from rl.api.loop import AgentPageQuery, policy_lookup
 from rl.evaluation.judging import INCUMBENT, round_create, round_dispatch
-from rl.models import JudgingRound
+from rl.models import JudgingRound as RoundRow
 from rl.registry.judging import (
     JudgingRefused,
     judgement_submit,
@@ -29,8 +30,71 @@ from rl.registry.judging import (
     round_stop,
 )
 from rl.registry.service import RegistryRefused
+from rl.statistics.intervals import Interval
 
-ROUND = parameter("id", {"type": "integer"}, "The judging round", where="path")
+ROUND = of_path("id", {"type": "integer"}, "The judging round")
+
+
+Preference = Literal["left", "right", "tie", "both_bad"]
+
+
+class JudgingRoundSent(Sent):
+    policy: Storable
+    against: Storable = INCUMBENT
+    """incumbent, base, or a policy."""
+
+
+class JudgingRound(Answer):
+    id: int
+    agent: str
+    policy: str
+    against: str
+    status: Literal["waiting", "answering", "running", "ended", "failed"]
+    prompts: int
+    pairs: int
+    raters_each: int
+    margin: float
+    attempt: int
+    verdict: Literal["better", "not_worse", "worse", "open"]
+    words: str
+    """The verdict in a sentence, with its figures."""
+    wins: int
+    losses: int
+    ties: int
+    same: int
+    """Prompts with equal answers, which nobody is asked about."""
+    both_bad: int
+    waiting: int
+    """Pairs that need further judgements."""
+    judgements: int
+    raters: int
+    share: Interval
+    confidence: float
+    further: int | None
+    """Answers of people until a verdict, about."""
+    reason: str
+    address: str
+    created_at: Time
+    ended_at: Time | None
+
+
+class JudgingPair(Answer):
+    pair: uuid.UUID | None
+    messages: list[dict[str, Any]]
+    """The prompt, as chat messages."""
+    left: str
+    right: str
+
+
+class JudgementSent(Sent):
+    pair: Uuid
+    preference: Preference
+
+
+class JudgementStored(Answer):
+    pair: uuid.UUID
+    preference: Preference
+    status: str
 
 
 class JudgingRounds(ApiView):
@@ -38,33 +102,31 @@ class JudgingRounds(ApiView):
 
     @describe(
         "List judging rounds, newest first",
-        {200: ("A page of them", page_schema(ref("JudgingRound")))},
-        parameters=(OF_AGENT, *PAGING),
+        {200: ("A page of them", Page[JudgingRound])},
+        query=AgentPageQuery,
         tag="policies",
         operation="judging_list",
     )
     def get(self, request: Request) -> Response:
-        given = parameters(request, ("agent", *PAGE_PARAMETERS))
-        found = JudgingRound.objects.select_related("policy", "opponent")
-        if "agent" in given:
-            found = found.filter(agent=agent_checked(given["agent"]))
-        return Response(page_of(found, request, round_represent))
+        sent = query_read(AgentPageQuery, request)
+        found = RoundRow.objects.select_related("policy", "opponent")
+        if sent.agent:
+            found = found.filter(agent=sent.agent)
+        return Response(page_of(found, request, sent, round_represent))
 
     @describe(
         "Begin a judging round",
-        {202: ("The round; a worker generates its answers", ref("JudgingRound"))},
-        body=ref("JudgingRoundSent"),
+        {202: ("The round; a worker generates its answers", JudgingRound)},
+        body=JudgingRoundSent,
         refusals=(404, 409),
         tag="policies",
         operation="judging_begin",
     )
     def post(self, request: Request) -> Response:
-        facts = object_in(request.data, required=("policy",), optional=("against",))
-        policy = policy_lookup(text(facts, "policy"))
+        sent = body_read(JudgingRoundSent, request.data)
+        policy = policy_lookup(sent.policy)
         try:
-            judging = round_create(
-                policy, against=text(facts, "against", INCUMBENT), actor=grant_of(request).holder
-            )
+            judging = round_create(policy, against=sent.against, actor=grant_of(request).holder)
         except (JudgingRefused, RegistryRefused) as refusal:
             raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
         round_dispatch(judging)
@@ -76,7 +138,7 @@ class JudgingRoundOne(ApiView):
 
     @describe(
         "Read a judging round",
-        {200: ("Its verdict, interval and counts", ref("JudgingRound"))},
+        {200: ("Its verdict, interval and counts", JudgingRound)},
         parameters=(ROUND,),
         refusals=(404,),
         tag="policies",
@@ -84,7 +146,7 @@ class JudgingRoundOne(ApiView):
         description="The interval and the verdict hold at every look.",
     )
     def get(self, request: Request, pk: int) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         return Response(round_represent(_round(pk)))
 
 
@@ -93,14 +155,14 @@ class JudgingStop(ApiView):
 
     @describe(
         "Stop a judging round",
-        {200: ("The round with the verdict it has now", ref("JudgingRound"))},
+        {200: ("The round with the verdict it has now", JudgingRound)},
         parameters=(ROUND,),
         refusals=(404, 409),
         tag="policies",
         operation="judging_stop",
     )
     def post(self, request: Request, pk: int) -> Response:
-        object_in(request.data or {}, required=(), optional=())
+        body_read(Sent, request.data or {})
         judging = _round(pk)
         try:
             return Response(round_represent(round_stop(judging, actor=grant_of(request).holder)))
@@ -113,14 +175,14 @@ class JudgingPairs(ApiView):
 
     @describe(
         "Get the next pair to judge, blind",
-        {200: ("The pair; `pair` is null where none waits for this rater", ref("JudgingPair"))},
+        {200: ("The pair; `pair` is null where none waits for this rater", JudgingPair)},
         parameters=(ROUND,),
         refusals=(404,),
         tag="ratings",
         operation="judging_pair",
     )
     def get(self, request: Request, pk: int) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         shown = pair_next(_round(pk), grant_of(request).holder)
         if shown is None:
             return Response({"pair": None, "messages": [], "left": "", "right": ""})
@@ -135,35 +197,31 @@ class JudgingPairs(ApiView):
 
     @describe(
         "Judge a pair",
-        {201: ("Stored", ref("JudgementStored"))},
-        body=ref("JudgementSent"),
+        {201: ("Stored", JudgementStored)},
+        body=JudgementSent,
         parameters=(ROUND,),
         refusals=(404, 409),
         tag="ratings",
         operation="judging_judge",
     )
     def post(self, request: Request, pk: int) -> Response:
-        facts: dict[str, Any] = object_in(request.data, required=("pair", "preference"), optional=())
-        pair, preference = text(facts, "pair"), text(facts, "preference")
+        sent = body_read(JudgementSent, request.data)
         judging = _round(pk)
         rater = rater_of(request, {})
-        if preference not in ("left", "right", "tie", "both_bad"):
-            fault = "expected left, right, tie or both_bad"
-            raise RequestRefused(f"preference: {fault}", fields={"preference": fault})
-        shown = pair_get(judging, pair, rater)
+        shown = pair_get(judging, str(sent.pair), rater)
         if shown is None:
             raise RequestRefused(
                 "no such pair in this round", code="not_found", status=404, fields={"pair": "does not exist"}
             )
         try:
-            judgement_submit(shown.pair, rater, preference)
+            judgement_submit(shown.pair, rater, sent.preference)
         except JudgingRefused as refusal:
             raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
         judging.refresh_from_db()
-        return Response({"pair": pair, "preference": preference, "status": str(judging.status)}, status=201)
+        return Response(JudgementStored.of(sent, status=judging.status), status=201)
 
 
-def _round(pk: int) -> JudgingRound:
+def _round(pk: int) -> RoundRow:
     try:
         return round_get(pk)
     except JudgingRefused as refusal:

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import Answer, Query, Sent, Time
 from backend.rest.access import grant_of
 from backend.rest.errors import RequestRefused
-from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
-from backend.rest.pages import page_of
-from backend.rest.reading import object_in, parameters
-from backend.rest.schema import describe, page_schema, parameter, ref
+from backend.rest.pages import PageQuery, page_of
+from backend.rest.reading import body_read, query_read
+from backend.rest.schema import Page, describe, of_path
 from backend.rest.views import ApiView
-from feedback.selectors import SLUG_PATTERN, feedback_counts_cached
+from feedback.selectors import feedback_counts_cached
+from feedback.storage.fields import Slug, Storable
 from rl.api.training import (
     AGENT,
+    RUN,
+    BaseModelName,
+    GateDistance,
+    Method,
+    Run,
     agent_checked,
-    base_model_sent,
-    flag,
+    base_model_named,
     orders_refused,
     run_accepted,
     run_lookup,
     run_represent,
-    text,
 )
 from rl.gates.headlines import share_of
 from rl.jobs import lifecycle
-from rl.jobs.estimates import order_automatic
-from rl.models import Policy, TrainingRun
+from rl.jobs.estimates import order_automatic, order_place
+from rl.models import Policy as PolicyRow
+from rl.models import TrainingRun
 from rl.models.runs import RunRefused
 from rl.online.learner import OnlineLearner
 from rl.registry import service as registry
@@ -38,13 +44,142 @@ from rl.registry.checklist import policy_verdict
 from rl.registry.incumbents import incumbent_sync, incumbents_sync
 from rl.registry.integrity import verify
 
-NAME = parameter("name", {"type": "string"}, "The policy's name, such as widgets-v480", where="path")
-RUN = parameter("id", {"type": "integer"}, "The run", where="path")
-OF_AGENT = parameter("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Only this agent's")
-PAGING = (
-    parameter("cursor", {"type": "string"}, "Cursor, from `next` or `previous` of an answer"),
-    parameter("page_size", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Rows"),
-)
+NAME = of_path("name", {"type": "string"}, "The policy's name, such as widgets-v480")
+
+
+class AgentPageQuery(PageQuery):
+    agent: Slug | None = None
+    """Only this agent's."""
+
+
+class NextStep(Answer):
+    kind: str
+    words: str
+    answers: int
+    """Answers to rate or compare, about."""
+    judging_round: int | None
+    """Judging round in which they are compared; null where the queue asks for them."""
+    minutes: int
+
+
+class PolicyVerdict(Answer):
+    """Verdict against what answers today."""
+
+    state: str
+    """ready, waits, refused, not compared, serving."""
+    words: str
+    against: str
+    basis: str
+    """Whose ratings these are."""
+    representative: bool | None
+    action: NextStep | None
+    """null if nothing is to be done."""
+
+
+class Policy(Answer):
+    name: str
+    agent: str
+    stage: Literal["candidate", "challenger", "champion", "retired", "rejected"]
+    kind: Literal["adapter", "linear", "hosted", "recorded"]
+    title: str
+    """Name for sentences: of a recorded policy what its app calls it."""
+    base_model: str
+    """Empty of a linear and of a recorded policy, which have none."""
+    feedback_count: int
+    preference_accuracy: float | None
+    """On held-out pairs, in [0, 1]; null if evaluated on other evidence."""
+    liked: dict[str, Any] | None
+    """Estimated share of its answers that people would like: value, low, high (95 %), n, estimator, assumes, against,
+    difference, words; null if none of its answers is rated."""
+    known_answer: dict[str, Any] | None
+    """Share of held-out prompts whose known answer it gives: value, low, high, n, against, difference, words; null if
+    no right answer is known."""
+    judged: dict[str, Any] | None
+    """Main figure of its newest evaluation: kind of evidence, title, unit, value, low, high, n, and against."""
+    general: dict[str, Any] | None
+    """Answers to general prompts, outside the agent's task: kl (nats per token to the base), plain_text and
+    base_plain_text (shares), n, broken (examples), words; null of the bundled base model and of linear policies."""
+    against: str | None
+    """Policy it was compared with."""
+    baseline: dict[str, Any] | None
+    """Result of a simple classifier trained on the same rows, on the same evidence: words, and headline as `judged`;
+    null for a linear policy and for free-text answers."""
+    clusters: dict[str, Any] | None
+    """Near-identical prompts of the agent at its evaluation: prompts, clusters of two or more, clustered (prompts in
+    them), on_two_sides, left_out (of the holdout); null if evaluated on a file."""
+    why: PolicyVerdict
+    created_at: Time
+
+
+class PromotionSent(Sent):
+    to: Literal["challenger", "champion"] = "champion"
+    force: bool = False
+    reason: Storable = ""
+    """Required with force; kept on record."""
+
+
+class RollbackSent(Sent):
+    reason: Storable = ""
+
+
+class RunSent(Sent):
+    agent: Slug
+    method: Method = "auto"
+    """A method, rlhf (a reward model, then PPO), or auto: chosen by the kinds of feedback."""
+    config: Storable = ""
+    """Preset; default: chosen by the hardware."""
+    knobs: dict[str, Any] = {}
+    base_model: BaseModelName = Field("", validation_alias="baseModel")
+    """A folder, a hub name, a GGUF file, ollama:NAME, package:NAME, smollm2 or bundled; default: the agent's."""
+
+
+class Finding(Answer):
+    what: str
+    kind: str
+    path: str
+    state: str
+    expected: str
+    found: str
+    remedy: str
+
+
+class Verification(Answer):
+    checked: int
+    whole: int
+    damaged: int
+    missing: int
+    unrecorded: int
+    findings: list[Finding]
+
+
+class LearnerRun(Answer):
+    id: int
+    status: str
+    reason: str
+    created_at: Time | None
+    finished_at: Time | None
+    policy: str | None
+    stage: str | None
+
+
+class OnlineStatus(Answer):
+    agent: str
+    enabled: bool
+    buffer_size: int
+    """Ratings, comparisons, outcomes and traces that no policy was trained on."""
+    new_samples: int
+    """Those that no retraining has read."""
+    min_samples: int
+    max_buffer_size: int
+    should_retrain: bool
+    reason: str
+    method: str
+    gate: str
+    champion: str | None
+    evidence: GateDistance | None
+    """Distance to the gate's minimum of held-out prompts; null with very much feedback."""
+    last_run: LearnerRun | None
+    next_check: Time | None
 
 
 class Registry(ApiView):
@@ -52,18 +187,18 @@ class Registry(ApiView):
 
     @describe(
         "List policies, newest first",
-        {200: ("A page of them", page_schema(ref("Policy")))},
-        parameters=(OF_AGENT, *PAGING),
+        {200: ("A page of them", Page[Policy])},
+        query=AgentPageQuery,
         tag="policies",
         operation="policies_list",
     )
     def get(self, request: Request) -> Response:
-        given = parameters(request, ("agent", *PAGE_PARAMETERS))
+        sent = query_read(AgentPageQuery, request)
         incumbents_sync(feedback_counts_cached())
-        found = Policy.objects.all()
-        if "agent" in given:
-            found = found.filter(agent=agent_checked(given["agent"]))
-        return Response(page_of(found, request, policy_represent))
+        found = PolicyRow.objects.all()
+        if sent.agent:
+            found = found.filter(agent=sent.agent)
+        return Response(page_of(found, request, sent, policy_represent))
 
 
 class Promote(ApiView):
@@ -71,27 +206,21 @@ class Promote(ApiView):
 
     @describe(
         "Promote a policy, if it passes the gate",
-        {200: ("The policy at its new stage", ref("Policy"))},
-        body=ref("PromotionSent"),
+        {200: ("The policy at its new stage", Policy)},
+        body=PromotionSent,
         parameters=(NAME,),
         refusals=(404, 409),
         tag="policies",
         operation="policies_promote",
-        body_required=False,
         description="409 with the reasons if it does not pass; `force` with a `reason` promotes it anyway.",
     )
     def post(self, request: Request, name: str) -> Response:
-        facts = object_in(request.data, required=(), optional=("to", "force", "reason"))
-        to, reason = text(facts, "to", "champion"), text(facts, "reason")
-        if to not in ("challenger", "champion"):
-            raise RequestRefused(
-                "to: expected challenger or champion", fields={"to": "expected challenger or champion"}
-            )
+        sent = body_read(PromotionSent, request.data)
         policy = policy_lookup(name)
         incumbent_sync(policy.agent)
         try:
             moved = registry.policy_promote(
-                policy, to, actor=grant_of(request).holder, reason=reason, force=flag(facts, "force")
+                policy, sent.to, actor=grant_of(request).holder, reason=sent.reason, force=sent.force
             )
         except registry.RegistryRefused as refusal:
             raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
@@ -103,7 +232,7 @@ class Verify(ApiView):
 
     @describe(
         "Compare a policy's files with their recorded SHA-256",
-        {200: ("Files compared, damaged and missing", ref("Verification"))},
+        {200: ("Files compared, damaged and missing", Verification)},
         parameters=(NAME,),
         refusals=(404,),
         tag="policies",
@@ -112,7 +241,7 @@ class Verify(ApiView):
         "remedy, and a notification is sent.",
     )
     def post(self, request: Request, name: str) -> Response:
-        object_in(request.data or {}, required=(), optional=())
+        body_read(Sent, request.data or {})
         return Response(verify([policy_lookup(name)]))
 
 
@@ -121,23 +250,22 @@ class Rollback(ApiView):
 
     @describe(
         "Roll back to the previous champion",
-        {200: ("The policy that is champion again", ref("Policy"))},
-        body=ref("RollbackSent"),
+        {200: ("The policy that is champion again", Policy)},
+        body=RollbackSent,
         parameters=(NAME,),
         refusals=(404, 409),
         tag="policies",
         operation="policies_rollback",
-        body_required=False,
     )
     def post(self, request: Request, name: str) -> Response:
-        reason = text(object_in(request.data, required=(), optional=("reason",)), "reason")
+        sent = body_read(RollbackSent, request.data)
         policy = policy_lookup(name)
-        if policy.stage != Policy.Stage.CHAMPION:
+        if policy.stage != PolicyRow.Stage.CHAMPION:
             raise RequestRefused(
                 f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
             )
         try:
-            back = registry.policy_rollback(policy.agent, actor=grant_of(request).holder, reason=reason)
+            back = registry.policy_rollback(policy.agent, actor=grant_of(request).holder, reason=sent.reason)
         except registry.RegistryRefused as refusal:
             raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
         return Response(policy_represent(back))
@@ -148,44 +276,38 @@ class Runs(ApiView):
 
     @describe(
         "List training runs, newest first",
-        {200: ("A page of them", page_schema(ref("Run")))},
-        parameters=(OF_AGENT, *PAGING),
+        {200: ("A page of them", Page[Run])},
+        query=AgentPageQuery,
         tag="policies",
         operation="runs_list",
     )
     def get(self, request: Request) -> Response:
-        given = parameters(request, ("agent", *PAGE_PARAMETERS))
+        sent = query_read(AgentPageQuery, request)
         found = TrainingRun.objects.all()
-        if "agent" in given:
-            found = found.filter(agent=agent_checked(given["agent"]))
-        return Response(page_of(found, request, run_represent))
+        if sent.agent:
+            found = found.filter(agent=sent.agent)
+        return Response(page_of(found, request, sent, run_represent))
 
     @describe(
         "Queue a training run",
-        {202: ("The queued run; its address is in `Location`", ref("Run"))},
-        body=ref("RunSent"),
+        {202: ("The queued run; its address is in `Location`", Run)},
+        body=RunSent,
         tag="policies",
         operation="runs_order",
         description="`knobs` are the method's, as `--set` takes them.",
     )
     def post(self, request: Request) -> Response:
-        facts = object_in(
-            request.data, required=("agent",), optional=("method", "config", "knobs", "baseModel")
-        )
-        knobs = {} if facts.get("knobs") is None else facts["knobs"]
-        if not isinstance(knobs, dict):
-            raise RequestRefused("knobs: expected an object", fields={"knobs": "expected an object"})
-        agent = agent_checked(text(facts, "agent"))
+        sent = body_read(RunSent, request.data)
         with orders_refused():
             order = order_automatic(
-                agent,
-                text(facts, "method", "auto"),
-                config=text(facts, "config") or None,
-                knobs=knobs,
-                base_model=base_model_sent(facts),
+                sent.agent,
+                sent.method,
+                config=sent.config or None,
+                knobs=sent.knobs,
+                base_model=base_model_named(sent.base_model),
                 actor=grant_of(request).holder,
             )
-            return run_accepted(order)
+            return run_accepted(order_place(order))
 
 
 class Cancel(ApiView):
@@ -193,7 +315,7 @@ class Cancel(ApiView):
 
     @describe(
         "Cancel a run",
-        {200: ("The run: cancelled, or asked to stop after its present step", ref("Run"))},
+        {200: ("The run: cancelled, or asked to stop after its present step", Run)},
         parameters=(RUN,),
         refusals=(404, 409),
         tag="policies",
@@ -212,18 +334,18 @@ class Online(ApiView):
 
     @describe(
         "Read the state of an agent's online learning",
-        {200: ("Buffer, whether it would retrain and why, last run", ref("OnlineStatus"))},
+        {200: ("Buffer, whether it would retrain and why, last run", OnlineStatus)},
         parameters=(AGENT,),
         tag="policies",
         operation="online_status",
     )
     def get(self, request: Request, agent: str) -> Response:
-        parameters(request, ())
-        return Response(OnlineLearner(agent_checked(agent)).get_status())
+        query_read(Query, request)
+        return Response(OnlineStatus.of(OnlineLearner(agent_checked(agent)).get_status()))
 
 
-def policy_lookup(name: str) -> Policy:
-    found = Policy.objects.filter(name=name).first() if re.fullmatch(r"[\w.-]{1,200}", name) else None
+def policy_lookup(name: str) -> PolicyRow:
+    found = PolicyRow.objects.filter(name=name).first() if re.fullmatch(r"[\w.-]{1,200}", name) else None
     if found is None:
         raise RequestRefused(
             f"no policy is named {name[:80]!r}",
@@ -234,25 +356,18 @@ def policy_lookup(name: str) -> Policy:
     return found
 
 
-def policy_represent(policy: Policy) -> dict[str, Any]:
+def policy_represent(policy: PolicyRow) -> dict[str, Any]:
     """A policy as the API answers it."""
     accuracy = share_of(policy.metrics, "preference_accuracy")
-    return {
-        "name": policy.name,
-        "agent": policy.agent,
-        "stage": str(policy.stage),
-        "kind": str(policy.kind),
-        "title": policy.title,
-        "base_model": policy.base_model,
-        "feedback_count": policy.feedback_count,
-        "preference_accuracy": accuracy.value if accuracy else None,
-        "liked": policy.metrics.get("liked"),
-        "known_answer": policy.metrics.get("known_answer"),
-        "judged": policy.metrics.get("headline"),
-        "general": policy.metrics.get("general"),
-        "against": policy.metrics.get("against"),
-        "baseline": policy.metrics.get("baseline"),
-        "clusters": policy.metrics.get("clusters"),
-        "why": policy_verdict(policy).as_dict(),
-        "created_at": policy.created_at.isoformat(),
-    }
+    figures = {name: policy.metrics.get(name) for name in FIGURES}
+    return Policy.of(
+        policy,
+        preference_accuracy=accuracy.value if accuracy else None,
+        judged=policy.metrics.get("headline"),
+        why=policy_verdict(policy),
+        **figures,
+    )
+
+
+FIGURES = ("liked", "known_answer", "general", "against", "baseline", "clusters")
+"""Figures of a policy's metrics that are answered as they are stored."""

@@ -2,23 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import Answer, CamelAnswer, CamelSent, Time
 from backend.rest.errors import RequestRefused
-from backend.rest.pages import PARAMETERS as PAGE_PARAMETERS
 from backend.rest.pages import page_of
-from backend.rest.reading import object_in, parameters
-from backend.rest.schema import describe, page_schema, ref
+from backend.rest.reading import body_read, query_read
+from backend.rest.schema import Page, describe
 from backend.rest.views import ApiView
-from rl.api.loop import OF_AGENT, PAGING
-from rl.api.training import agent_checked, text
+from feedback.storage.fields import SaidText, Slug, Storable
+from rl.api.loop import AgentPageQuery
 from rl.evaluation.scorer import MAX_CHARS, MAX_RESPONSES, ScorerAway, responses_score
 from rl.models import RewardModelVersion
-from rl.reward_models.service import ranks_above_chance, reward_model_represent
-from rl.serving.chat_request import ROLES
+from rl.reward_models.service import ranks_above_chance
+
+
+class RewardModel(Answer):
+    name: str
+    agent: str
+    stage: Literal["candidate", "champion", "retired", "rejected"]
+    run: int | None = Field(validation_alias="run_id")
+    base_model: str
+    objective: Literal["pairwise", "regression", "binary"]
+    architecture: str
+    feedback_count: int
+    ranking: dict[str, Any]
+    """Share of held-out feedback ranked as people did: value, low, high, n, what, compared."""
+    better_than_a_coin: bool
+    created_at: Time
+
+
+class Turn(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Storable
+
+
+class ScoreSent(CamelSent):
+    agent: Slug
+    prompt: SaidText | None = None
+    """One turn of the user."""
+    messages: SaidText | Annotated[list[Turn], Field(min_length=1)] | None = None
+    """Chat messages instead of a prompt."""
+    responses: Annotated[list[Storable], Field(min_length=1, max_length=MAX_RESPONSES)]
+    reward_model: Storable = ""
+    """A version; the agent's champion where left out."""
+
+    @property
+    def turns(self) -> list[dict[str, str]]:
+        """The prompt as chat messages; of `prompt` and `messages` exactly one."""
+        if (self.prompt is None) == (self.messages is None):
+            fault = "expected either prompt or messages"
+            raise RequestRefused(fault, fields={"messages": fault})
+        said = self.messages or self.prompt
+        if not isinstance(said, list):
+            return [{"role": "user", "content": said or ""}]
+        return [{"role": turn.role, "content": turn.content} for turn in said]
+
+
+class ScoreShown(CamelAnswer):
+    score: float
+    """Any real, comparable within one reward model."""
+    reward: Annotated[float, Field(ge=-2, le=2)]
+
+
+class Scores(CamelAnswer):
+    agent: str
+    reward_model: str
+    """Which one scored."""
+    objective: str
+    better_than_a_coin: bool
+    """On held-out feedback."""
+    scores: list[ScoreShown]
+
+
+def reward_model_represent(version: RewardModelVersion) -> dict[str, Any]:
+    """A reward model as commands and the API answer it."""
+    return RewardModel.of(version, better_than_a_coin=ranks_above_chance(version.ranking))
 
 
 class RewardModels(ApiView):
@@ -26,17 +91,17 @@ class RewardModels(ApiView):
 
     @describe(
         "List reward models, newest first",
-        {200: ("A page of them", page_schema(ref("RewardModel")))},
-        parameters=(OF_AGENT, *PAGING),
+        {200: ("A page of them", Page[RewardModel])},
+        query=AgentPageQuery,
         tag="rewards",
         operation="reward_models_list",
     )
     def get(self, request: Request) -> Response:
-        given = parameters(request, ("agent", *PAGE_PARAMETERS))
+        sent = query_read(AgentPageQuery, request)
         found = RewardModelVersion.objects.order_by("-pk")
-        if "agent" in given:
-            found = found.filter(agent=agent_checked(given["agent"]))
-        return Response(page_of(found, request, reward_model_represent))
+        if sent.agent:
+            found = found.filter(agent=sent.agent)
+        return Response(page_of(found, request, sent, reward_model_represent))
 
 
 class ScorerUnavailable(RequestRefused):
@@ -52,8 +117,8 @@ class Score(ApiView):
 
     @describe(
         "Score responses with a reward model",
-        {200: ("A score for each response", ref("Scores"))},
-        body=ref("ScoreSent"),
+        {200: ("A score for each response", Scores)},
+        body=ScoreSent,
         refusals=(404, 409),
         tag="rewards",
         operation="responses_score",
@@ -62,50 +127,20 @@ class Score(ApiView):
         "Retry-After.",
     )
     def post(self, request: Request) -> Response:
-        sent = object_in(
-            request.data, required=("agent", "responses"), optional=("prompt", "messages", "rewardModel")
-        )
-        agent, responses = agent_checked(text(sent, "agent")), sent["responses"]
-        if not isinstance(responses, list) or not all(_is_text(response) for response in responses):
-            raise RequestRefused(
-                "responses: expected a list of texts", fields={"responses": "expected a list of texts"}
-            )
+        sent = body_read(ScoreSent, request.data)
         try:
-            scores = responses_score(agent, _messages(sent), responses, text(sent, "rewardModel"))
+            found = responses_score(sent.agent, sent.turns, sent.responses, sent.reward_model)
         except ScorerAway as error:
             raise ScorerUnavailable(error) from error
+        scores = [
+            {"score": score, "reward": reward}
+            for score, reward in zip(found.scores, found.rewards, strict=True)
+        ]
         return Response(
-            {
-                "agent": agent,
-                "rewardModel": scores.version.name,
-                "objective": scores.version.objective,
-                "betterThanACoin": ranks_above_chance(scores.version.ranking),
-                "scores": [
-                    {"score": score, "reward": reward}
-                    for score, reward in zip(scores.scores, scores.rewards, strict=True)
-                ],
-            }
+            Scores.of(
+                found.version,
+                reward_model=found.version.name,
+                better_than_a_coin=ranks_above_chance(found.version.ranking),
+                scores=scores,
+            )
         )
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and "\x00" not in value
-
-
-def _messages(sent: dict[str, Any]) -> list[dict[str, Any]]:
-    """The prompt as chat messages; of `prompt` and `messages` exactly one."""
-    names = [name for name in ("prompt", "messages") if sent.get(name) is not None]
-    if len(names) != 1:
-        fault = "expected either prompt or messages"
-        raise RequestRefused(fault, fields={"messages": fault})
-    value = sent[names[0]]
-    if _is_text(value) and value.strip():
-        return [{"role": "user", "content": value}]
-    turns = value if names[0] == "messages" and isinstance(value, list) and value else None
-    if turns is None or not all(
-        isinstance(turn, dict) and _is_text(turn.get("content")) and turn.get("role") in ROLES
-        for turn in turns
-    ):
-        fault = "expected a text" if names[0] == "prompt" else "expected a text or a list of {role, content}"
-        raise RequestRefused(f"{names[0]}: {fault}", fields={names[0]: fault})
-    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Annotated
 
+from pydantic import Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import Answer, Sent
 from backend.rest.errors import RequestRefused
-from backend.rest.reading import object_in
-from backend.rest.schema import describe, ref
+from backend.rest.reading import body_read
+from backend.rest.schema import describe
 from backend.rest.views import ApiView
 from feedback.selectors import agent_slugs
-from rl.api.training import agent_checked
+from feedback.storage.fields import Slug
 from rl.datasets.reward_records import RewardsRefused, rewards_calculate
 
 MAX_REWARDS = 2000
 """Rewards calculated by one call: more would keep the caller, and a worker, waiting."""
+
+
+class RewardsAsked(Sent):
+    agent: Slug | None = None
+    """Of this agent alone."""
+    limit: Annotated[int, Field(ge=1, le=MAX_REWARDS)] = MAX_REWARDS
+
+
+class RewardsCalculated(Answer):
+    calculated: int
+    """Decisions whose reward was calculated."""
+    written: int
+    """Those whose reward is new or has changed."""
+    pending: int
+    """Decisions that still wait."""
+    unreadable: dict[str, str]
+    """Decisions that cannot be read and were skipped, the first of them, and why."""
+    unreadable_count: int
+    """How many were skipped: /problems/ lists them."""
+    refused: dict[str, str]
+    """Agents whose rewards cannot be calculated as they are set, and why."""
 
 
 class CalculatePending(ApiView):
@@ -24,32 +47,23 @@ class CalculatePending(ApiView):
 
     @describe(
         "Calculate pending rewards",
-        {200: ("Numbers of calculated and still pending rewards", ref("RewardsCalculated"))},
-        body=ref("RewardsAsked"),
+        {200: ("Numbers of calculated and still pending rewards", RewardsCalculated)},
+        body=RewardsAsked,
         refusals=(404, 409),
         tag="rewards",
         operation="rewards_calculate",
-        body_required=False,
         description=f"At most {MAX_REWARDS:,} a call: call again while `pending` is above 0.",
     )
     def post(self, request: Request) -> Response:
-        facts = object_in(request.data, required=(), optional=("agent", "limit"))
-        agent, limit = facts.get("agent"), facts.get("limit")
-        if agent is not None and not isinstance(agent, str):
-            raise RequestRefused("agent: expected a slug", fields={"agent": "expected a slug"})
-        if limit is None:
-            limit = MAX_REWARDS
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_REWARDS:
-            fault = f"expected a whole number from 1 to {MAX_REWARDS}"
-            raise RequestRefused(f"limit: {fault}", fields={"limit": fault})
+        sent = body_read(RewardsAsked, request.data)
         try:
-            found = rewards_calculate(agent_checked(agent) if agent else None, limit=limit)
+            found = rewards_calculate(sent.agent, limit=sent.limit)
         except RewardsRefused as refusal:
-            known = agent in agent_slugs()
+            known = sent.agent in agent_slugs()
             raise RequestRefused(
                 str(refusal),
                 code="conflict" if known else "not_found",
                 status=409 if known else 404,
                 fields={"agent": str(refusal)},
             ) from refusal
-        return Response(dataclasses.asdict(found))
+        return Response(RewardsCalculated.of(found))

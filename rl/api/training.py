@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field, RootModel
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import Answer, CamelAnswer, CamelSent, Query, Time
 from backend.installation import PROGRAM
 from backend.rest.access import grant_of
 from backend.rest.errors import RequestRefused
-from backend.rest.reading import object_in, parameters
-from backend.rest.schema import describe, list_schema, parameter, ref
+from backend.rest.reading import body_read, query_read
+from backend.rest.schema import describe, of_path
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
+from feedback.storage.fields import WHOLE, OneOf, Storable
 from rl.base_models.service import base_model_resolve
 from rl.base_models.sources import SourceRefused
 from rl.datasets import DatasetRefused
@@ -25,14 +28,202 @@ from rl.datasets.stats import score_summaries
 from rl.gates.headlines import share_of
 from rl.jobs.estimates import OrderEstimate, order_automatic, order_estimate, order_place
 from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.method_selection import RLHF
 from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
 from rl.recipes import RecipeError
-from rl.recipes.methods import dataset_kind, method_named
+from rl.recipes.methods import METHODS, dataset_kind, method_named
 from rl.reward_models.specs import reward_model_of
 from rl.selectors import run_get, run_series
 
-AGENT = parameter("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose", where="path")
+AGENT = of_path("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose")
+RUN = of_path("id", {"type": "integer"}, "The run")
+Method = Annotated[str, OneOf(["auto", RLHF, *METHODS])]
+BaseModelName = Annotated[Storable, Field(max_length=500)]
+
+
+class PolicyMetrics(CamelAnswer):
+    feedback_count: int
+    reward_mean: float | None
+    reward_std: float | None
+    score_mean: float | None
+    score_std: float | None
+
+
+class PolicyVersion(CamelAnswer):
+    id: str
+    """The policy's name."""
+    agent_id: str
+    kind: Literal["adapter", "linear", "hosted", "recorded"]
+    version: str
+    created_at: Time
+    metrics: PolicyMetrics
+
+
+class PolicyVersions(RootModel[list[PolicyVersion]]):
+    """Newest first."""
+
+
+class TrainingSent(CamelSent):
+    dry_run: bool = False
+    max_steps: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = None
+    minutes: Annotated[float, Field(ge=0, le=7 * 24 * 60)] | None = None
+    """Time limit of the training and its stages, in minutes; 0 sets no limit."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    search: Annotated[int, Field(ge=1, le=32), WHOLE] | None = None
+    """Recipes tried on the eval split (dpo, kto, sft)."""
+    method: Method = "auto"
+    """A method, rlhf (a reward model, then PPO), or auto: chosen by the kinds of feedback."""
+    base_model: BaseModelName = ""
+    """A folder, a hub name, a GGUF file, ollama:NAME, package:NAME, smollm2 or bundled; default: the agent's."""
+
+    @property
+    def knobs(self) -> dict[str, int | float]:
+        given = {name: getattr(self, name) for name in ("max_steps", "minutes", "learning_rate", "search")}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class StagePlan(CamelAnswer):
+    method: str
+    samples: int
+    estimated_steps: int
+    estimated_time_minutes: float
+    estimated_memory_gb: float | None
+
+
+class GateDistance(Answer):
+    """Distance to the gate's minimum of held-out prompts."""
+
+    found: int = Field(validation_alias="available")
+    """Held-out prompts with evidence."""
+    needed: int = Field(validation_alias="minimum")
+    kind: str
+    """Kind of evidence that carries the accuracy rule."""
+    further: int
+    """Rated prompts still needed, about."""
+    words: str
+
+
+class TrainingPlan(CamelAnswer):
+    status: Literal["dry_run"]
+    feedback_count: int
+    method: str
+    """What would be trained."""
+    why: str
+    """Reason for the method."""
+    samples: int
+    """Training rows this feedback makes for it."""
+    pairs: int
+    """The same for methods that train on pairs, else 0."""
+    estimated_steps: int
+    estimated_time_minutes: float
+    estimated_by: str
+    estimated_memory_gb: float | None
+    """At the peak, at most; null where the base model is not on this machine."""
+    estimated_memory_by: str
+    stages: list[StagePlan]
+    reward_model: str | None
+    """Registered reward model it would use, if it needs one."""
+    score_mean: float | None
+    """Mean of the present ratings, in [0, 1]."""
+    score_std: float | None
+    model_config_: dict[str, Any] = Field(serialization_alias="modelConfig")
+    refused: str
+    """Why it cannot be trained now; empty if it can."""
+    doubt: str
+    """Warning that it would learn little or nothing; else empty."""
+    evidence: GateDistance
+
+
+class Run(Answer):
+    id: int
+    agent: str
+    method: str
+    status: Annotated[
+        Literal["queued", "running", "trained", "failed", "refused", "cancelled"],
+        BeforeValidator(lambda status: "trained" if status == TrainingRun.Status.SUCCEEDED else status),
+    ]
+    reason: str
+    """Why it was refused, failed or cancelled."""
+    why: str
+    """Reason for the method, if it was chosen automatically."""
+    stage_of: int | None = Field(validation_alias="stage_of_id")
+    """The run that this one is a stage of."""
+    reward: str | None
+    """Reward functions of PPO and GRPO."""
+    asked_by: str
+    """A person, a key, a command or `online learner`."""
+    follow_up: Literal["", "wanted", "done", "judge", "export", "failed"]
+    """What follows the training: evaluate, promote, export, deploy; judge: evaluate only, a person promotes."""
+    phase: str = Field(validation_alias="phase_words")
+    """Present phase: `loading the model`, `training, step 12 of 58`."""
+    phase_at: Time | None
+    """When the phase began."""
+    steps_done: int
+    steps_total: int
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+
+
+class RunQueued(Run, CamelAnswer):
+    """A run, as the endpoints of one training write it."""
+
+
+class RunStage(CamelAnswer):
+    run: int
+    method: str
+    status: str
+    reason: str
+    steps_done: int
+    steps_total: int
+    made: str
+    """The policy or reward model it made."""
+    why: str
+
+
+class RunWhole(RunQueued):
+    stages: list[RunStage]
+    """Stages trained first: the answer format, a reward model."""
+    history: dict[str, list[tuple[int, float]]]
+    """Figure -> its [step, value] points so far."""
+
+
+class CandidatePolicy(CamelAnswer):
+    policy: str
+    share: float
+    """Share of the eval prompts or pairs it gets right."""
+    compared: int
+    kept: bool
+
+
+class RunTrained(RunWhole):
+    """A run that made a policy."""
+
+    policy_id: str
+    version: str
+    model_path: str
+    reward_model_path: str | None
+    """null: trained without a reward model."""
+    reward_model: str | None
+    """Its name in the registry of reward models."""
+    feedback_count: int
+    training_steps: int
+    search: dict[str, Any] | None
+    """Recipes tried, with their eval figures; null without a search."""
+    candidates: list[CandidatePolicy]
+    """Policies that a run of `auto` and its stages made; `policyId` is the one that is kept."""
+    reward_mean: float | None
+    """Mean reward of the policy's answers to held-out prompts; null before its evaluation."""
+    reward_std: float | None
+    """Sample standard deviation of the same."""
+    score_mean: float | None
+    """Mean of the ratings it was trained on, in [0, 1]."""
+    score_std: float | None
+
+
+class RunShown(RootModel[RunTrained | RunWhole]):
+    """A run; once trained, with its policy."""
 
 
 class Policies(ApiView):
@@ -40,32 +231,31 @@ class Policies(ApiView):
 
     @describe(
         "List an agent's trained policies, newest first",
-        {200: ("All of them", list_schema(ref("PolicyVersion")))},
+        {200: ("All of them", PolicyVersions)},
         parameters=(AGENT,),
         tag="policies",
         operation="policies_of_agent",
     )
     def get(self, request: Request, agent: str) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         kinds = (Policy.Kind.ADAPTER, Policy.Kind.LINEAR)
         trained = Policy.objects.filter(agent=agent_checked(agent), kind__in=kinds)
         policies = list(trained.order_by("-pk"))
         scores = score_summaries(agent, [policy.created_at for policy in policies])
         return Response(
             [
-                {
-                    "id": policy.name,
-                    "agentId": agent,
-                    "kind": str(policy.kind),
-                    "version": _version(policy),
-                    "createdAt": policy.created_at.isoformat(),
-                    "metrics": {
-                        "feedbackCount": policy.feedback_count,
+                PolicyVersion.of(
+                    policy,
+                    id=policy.name,
+                    agent_id=agent,
+                    version=_version(policy),
+                    metrics={
+                        "feedback_count": policy.feedback_count,
                         **_reward(policy),
-                        "scoreMean": score.mean,
-                        "scoreStd": score.std,
+                        "score_mean": score.mean,
+                        "score_std": score.std,
                     },
-                }
+                )
                 for policy, score in zip(policies, scores, strict=True)
             ]
         )
@@ -77,35 +267,30 @@ class TrainPolicy(ApiView):
     @describe(
         "Train a policy on an agent's feedback, or estimate it",
         {
-            200: ("The estimate (dry run)", ref("TrainingPlan")),
-            202: ("The queued run; its address is in `Location`", ref("Run")),
+            200: ("The estimate (dry run)", TrainingPlan),
+            202: ("The queued run; its address is in `Location`", RunQueued),
         },
-        body=ref("TrainingSent"),
+        body=TrainingSent,
         parameters=(AGENT,),
         tag="policies",
         operation="policies_train",
-        body_required=False,
         description=f"Runs are trained by `{PROGRAM} qcluster`, one after the other. The policy is then "
         "evaluated on held-out feedback, and promoted if it passes the gate.",
     )
     def post(self, request: Request, agent: str) -> Response:
-        facts = object_in(
-            request.data,
-            required=(),
-            optional=("dryRun", "maxSteps", "minutes", "learningRate", "search", "method", "baseModel"),
-        )
-        knobs, method = _knobs(facts), text(facts, "method", "auto")
+        sent = body_read(TrainingSent, request.data)
         with orders_refused():
             order = order_automatic(
                 agent_checked(agent),
-                method,
-                knobs=knobs,
-                base_model=base_model_sent(facts),
+                sent.method,
+                knobs=sent.knobs,
+                base_model=base_model_named(sent.base_model),
                 actor=grant_of(request).holder,
             )
-            if flag(facts, "dryRun"):
+            if sent.dry_run:
                 return Response(_plan(order, order_estimate(order)))
-            return run_accepted(order, follow=method_named(order.method).policy)
+            run = order_place(order, follow=method_named(order.method).policy)
+        return run_accepted(run, RunQueued)
 
 
 class RunOne(ApiView):
@@ -113,19 +298,18 @@ class RunOne(ApiView):
 
     @describe(
         "Read a run's progress and result",
-        {200: ("The run; once trained, with its policy", ref("RunWhole"))},
-        parameters=(parameter("id", {"type": "integer"}, "The run", where="path"),),
+        {200: ("The run; once trained, with its policy", RunShown)},
+        parameters=(RUN,),
         refusals=(404,),
         tag="policies",
         operation="runs_read",
     )
     def get(self, request: Request, pk: int) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         run = run_lookup(pk)
-        history = {name: [list(point) for point in points] for name, points in run_series(run).items()}
-        return Response(
-            {**run_represent(run), "stages": stages_of(run), **_result_figures(run), "history": history}
-        )
+        more = {"stages": stages_of(run), "history": run_series(run)}
+        figures = _result_figures(run)
+        return Response(run_represent(run, RunTrained if figures else RunWhole, **more, **figures))
 
 
 def agent_checked(slug: str) -> str:
@@ -135,101 +319,49 @@ def agent_checked(slug: str) -> str:
     return slug
 
 
-def base_model_sent(facts: dict[str, Any]) -> str | None:
-    """Name of the base model that `baseModel` names; None where it was left out."""
-    given = text(facts, "baseModel")
+def base_model_named(name: str) -> str | None:
+    """The base model that a request names; None where it names none."""
     try:
-        return base_model_resolve(given).name if given else None
+        return base_model_resolve(name).name if name else None
     except SourceRefused as refusal:
         raise RequestRefused(f"baseModel: {refusal}", fields={"baseModel": str(refusal)}) from refusal
 
 
-def flag(facts: dict[str, Any], name: str) -> bool:
-    value = facts.get(name, False)
-    if not isinstance(value, bool):
-        raise RequestRefused(f"{name}: expected true or false", fields={name: "expected true or false"})
-    return value
-
-
-MOST_MINUTES = 7 * 24 * 60
-
-
-def _knobs(facts: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a request as knobs; their ranges are checked here, where the field's name is known."""
-    knobs: dict[str, Any] = {}
-    faults: dict[str, str] = {}
-    steps, rate, search = (facts.get(name) for name in ("maxSteps", "learningRate", "search"))
-    if search is not None:
-        knobs["search"] = search
-        if not _number(search) or search != int(search) or not 1 <= search <= 32:
-            faults["search"] = "expected a whole number from 1 to 32"
-    if (minutes := facts.get("minutes")) is not None:
-        knobs["minutes"] = minutes
-        if not _number(minutes) or not 0 <= minutes <= MOST_MINUTES:
-            faults["minutes"] = "expected a number of minutes from 0 (no limit) to 10,080"
-    if steps is not None:
-        knobs["max_steps"] = steps
-        if not _number(steps) or steps != int(steps) or not 1 <= steps <= 1_000_000:
-            faults["maxSteps"] = "expected a whole number from 1 to 1,000,000"
-    if rate is not None:
-        knobs["learning_rate"] = rate
-        if not _number(rate) or not 0 < rate <= 1:
-            faults["learningRate"] = "expected a number above 0 and up to 1"
-    if faults:
-        raise RequestRefused("; ".join(f"{name}: {fault}" for name, fault in faults.items()), fields=faults)
-    return knobs
-
-
-def _number(value: Any) -> bool:
-    # the bounds keep out infinity, which has no whole part, and what is too long to be a float
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e9 < value < 1e9
-
-
-def text(facts: dict[str, Any], name: str, default: str = "") -> str:
-    """A text, or the default where none was sent. Refuses anything else."""
-    value = default if facts.get(name) is None else facts[name]
-    if not isinstance(value, str) or "\x00" in value:
-        raise RequestRefused(f"{name}: expected text", fields={name: "expected text"})
-    return value
-
-
 def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, Any]:
     policy = estimate.policy
-    return {
-        "status": "dry_run",
-        "feedbackCount": estimate.feedback_count,
-        "method": policy.method,
-        "why": order.reason,
-        "samples": policy.samples,
-        "pairs": policy.samples if dataset_kind(policy.method, policy.recipe) == "pairs" else 0,
-        "estimatedSteps": estimate.steps,
-        "estimatedTimeMinutes": round(estimate.minutes, 3),
-        "estimatedBy": policy.minutes_source,
-        "estimatedMemoryGb": max((stage.memory.gb or 0.0 for stage in estimate.stages), default=0.0) or None,
-        "estimatedMemoryBy": policy.memory.source,
-        "stages": [
+    return TrainingPlan.of(
+        estimate,
+        status="dry_run",
+        method=policy.method,
+        why=order.reason,
+        samples=policy.samples,
+        pairs=policy.samples if dataset_kind(policy.method, policy.recipe) == "pairs" else 0,
+        estimated_steps=estimate.steps,
+        estimated_time_minutes=round(estimate.minutes, 3),
+        estimated_by=policy.minutes_source,
+        estimated_memory_gb=max((stage.memory.gb or 0.0 for stage in estimate.stages), default=0.0) or None,
+        estimated_memory_by=policy.memory.source,
+        stages=[
             {
                 "method": stage.method,
                 "samples": stage.samples,
-                "estimatedSteps": stage.steps,
-                "estimatedTimeMinutes": round(stage.minutes, 3),
-                "estimatedMemoryGb": stage.memory.gb,
+                "estimated_steps": stage.steps,
+                "estimated_time_minutes": round(stage.minutes, 3),
+                "estimated_memory_gb": stage.memory.gb,
             }
             for stage in estimate.stages
         ],
-        "rewardModel": estimate.reward_model or None,
-        "scoreMean": estimate.score_mean,
-        "scoreStd": estimate.score_std,
-        "modelConfig": {
+        reward_model=estimate.reward_model or None,
+        model_config_={
             "baseModel": policy.base_model,
             "method": policy.method,
             "preset": policy.config,
             **policy.recipe,
         },
-        "refused": estimate.refusal,
-        "doubt": policy.warning,
-        "evidence": gate_distance(order.agent).as_dict(),
-    }
+        refused=estimate.refusal,
+        doubt=policy.warning,
+        evidence=gate_distance(order.agent),
+    )
 
 
 @contextmanager
@@ -241,10 +373,9 @@ def orders_refused() -> Iterator[None]:
         raise RequestRefused(str(refusal)) from refusal
 
 
-def run_accepted(order: TrainOrder, *, follow: bool = False) -> Response:
-    """202 with the run that was queued, and where it is. follow: its policy is judged when it is trained."""
-    run = order_place(order, follow=follow)
-    return Response(run_represent(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+def run_accepted(run: TrainingRun, kind: type[Run] = Run) -> Response:
+    """202 with the run that was queued, and where it is."""
+    return Response(run_represent(run, kind), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
 
 
 def run_lookup(pk: int) -> TrainingRun:
@@ -255,27 +386,14 @@ def run_lookup(pk: int) -> TrainingRun:
     return run
 
 
-def run_represent(run: TrainingRun) -> dict[str, Any]:
-    done = run.status == TrainingRun.Status.SUCCEEDED
-    return {
-        "id": run.pk,
-        "agent": run.agent,
-        "method": run.method,
-        "status": "trained" if done else str(run.status),
-        "reason": run.reason,
-        "why": run.result.get("why", ""),
-        "stage_of": run.stage_of_id,
-        "reward": run.recipe.get("reward"),
-        "asked_by": run.asked_by,
-        "follow_up": run.kept_run.follow_up,
-        "phase": run.phase_words,
-        "phase_at": run.phase_at.isoformat() if run.phase_at else None,
-        "steps_done": run.steps_done,
-        "steps_total": run.steps_total,
-        "created_at": run.created_at.isoformat(),
-        "started_at": run.started_at.isoformat() if run.started_at else None,
-        "finished_at": run.finished_at.isoformat() if run.finished_at else None,
-    }
+def run_represent(run: TrainingRun, kind: type[Run] = Run, **more: Any) -> dict[str, Any]:
+    return kind.of(
+        run,
+        why=run.result.get("why", ""),
+        reward=run.recipe.get("reward"),
+        follow_up=run.kept_run.follow_up,
+        **more,
+    )
 
 
 def _result_figures(run: TrainingRun) -> dict[str, Any]:
@@ -287,18 +405,18 @@ def _result_figures(run: TrainingRun) -> dict[str, Any]:
     score = score_summaries(run.agent, [max(learnt_from, run.created_at)])[0]
     judge = reward_model_of(run)
     return {
-        "policyId": policy.name,
+        "policy_id": policy.name,
         "version": _version(policy),
-        "modelPath": policy.adapter_path,
-        "rewardModelPath": judge.path if judge else None,
-        "rewardModel": judge.name if judge else None,
-        "feedbackCount": policy.feedback_count,
-        "trainingSteps": run.steps_done,
+        "model_path": policy.adapter_path,
+        "reward_model_path": judge.path if judge else None,
+        "reward_model": judge.name if judge else None,
+        "feedback_count": policy.feedback_count,
+        "training_steps": run.steps_done,
         "search": run.result.get("search"),
         "candidates": run.result.get("candidates", []),
         **_reward(policy),
-        "scoreMean": score.mean,
-        "scoreStd": score.std,
+        "score_mean": score.mean,
+        "score_std": score.std,
     }
 
 
@@ -306,9 +424,9 @@ def _reward(policy: Policy) -> dict[str, float | None]:
     """The policy's own held-out reward, mean and sample standard deviation over the prompts it answered; null until it
     was judged, and where none of its answers is one that anybody judged."""
     if policy.metrics.get("rewards_known") == 0:
-        return {"rewardMean": None, "rewardStd": None}
+        return {"reward_mean": None, "reward_std": None}
     reward, std = share_of(policy.metrics, "average_reward"), policy.metrics.get("reward_std")
-    return {"rewardMean": reward.value if reward else None, "rewardStd": std}
+    return {"reward_mean": reward.value if reward else None, "reward_std": std}
 
 
 def _version(policy: Policy) -> str:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from django.db import models
-from jsonschema import Draft202012Validator
+from pydantic import Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.rest.errors import RequestRefused
-from backend.rest.pages import page_of
-from backend.rest.reading import object_in, parameters
-from backend.rest.schema import Schema, describe, list_schema, page_schema, parameter, ref
+from backend.bodies import Answer, Query, Sent
+from backend.rest.pages import PageQuery, page_of
+from backend.rest.reading import body_read, query_read
+from backend.rest.schema import Page, describe, of_path
 from backend.rest.views import ApiView
-from rl.api.loop import PAGE_PARAMETERS, PAGING
-from rl.models import Upstream
-from rl.serving.upstream_test import UpstreamTest, upstream_test
+from feedback.storage.fields import WHOLE, OneOf, Storable
+from rl.models import Upstream as UpstreamRow
+from rl.serving.upstream_test import upstream_test
 from rl.upstreams.service import (
     RANGES,
-    SETTINGS,
     upstream_add,
     upstream_change,
     upstream_get,
@@ -28,78 +25,99 @@ from rl.upstreams.service import (
     upstream_represent,
 )
 
-TYPES: dict[str, tuple[str, str]] = {
-    "CharField": ("string", "text"),
-    "FloatField": ("number", "a number"),
-    "PositiveIntegerField": ("integer", "a whole number"),
-    "BooleanField": ("boolean", "true or false"),
-}
-"""Class of a field -> its JSON type, and the type in words."""
+OF_NAME = of_path("name", {"type": "string"}, "The upstream's name")
 
 
-def _schema(field: models.Field[Any, Any]) -> Schema:
-    kind, _ = TYPES[field.get_internal_type()]
-    found: Schema = {"type": [kind, "null"] if field.null else kind}
-    if field.choices:
-        found["enum"] = [value for value, _ in field.flatchoices]
-    if field.max_length:
-        found["maxLength"] = field.max_length
-    if field.name in RANGES:
-        found["minimum"], found["maximum"] = RANGES[field.name]
-    elif kind == "integer":
-        found["minimum"] = 0
-    return found | ({"description": str(field.help_text)} if field.help_text else {})
+def _range(name: str) -> Any:
+    low, high = RANGES[name]
+    return Field(ge=low, le=high)
 
 
-FIELDS: dict[str, models.Field[Any, Any]] = {name: Upstream._meta.get_field(name) for name in SETTINGS}  # type: ignore[misc]
-SCHEMAS = {name: _schema(field) for name, field in FIELDS.items()}
-KEY: Schema = {
-    "type": "string",
-    "maxLength": 1000,
-    "writeOnly": True,
-    "description": "The API key. It is stored encrypted and never shown.",
-}
-TEXT: Schema = {"type": "string"}
-UPSTREAM_COMPONENTS: dict[str, Schema] = {
-    "UpstreamSent": {
-        "type": "object",
-        "required": ["name", "url", "model"],
-        "properties": {**SCHEMAS, "key": KEY},
-        "additionalProperties": False,
-    },
-    "UpstreamChanged": {
-        "type": "object",
-        "properties": {
-            **{name: schema for name, schema in SCHEMAS.items() if name != "name"},
-            "key": KEY,
-        },
-        "additionalProperties": False,
-    },
-    "Upstream": {
-        "type": "object",
-        "required": [*SCHEMAS, "key", "policies", "warning"],
-        "properties": {
-            **SCHEMAS,
-            "key": {**TEXT, "enum": ["environment", "stored", "none"], "description": "Where its API key is"},
-            "policies": {**list_schema(TEXT), "description": "Policies it answers for"},
-            "warning": {**TEXT, "description": "What is unsafe about its address; empty where nothing is"},
-        },
-        "additionalProperties": False,
-    },
-    "UpstreamTest": {
-        "type": "object",
-        "required": list(UpstreamTest.__dataclass_fields__),
-        "properties": {
-            "name": TEXT,
-            "answer": TEXT,
-            "latency_ms": {"type": "number"},
-            "model": {**TEXT, "description": "Model and version as the provider names them"},
-            "schemas": {**TEXT, "enum": Upstream.Schemas.values},
-        },
-        "additionalProperties": False,
-    },
-}
-OF_NAME = parameter("name", {"type": "string"}, "The upstream's name", where="path")
+Key = Annotated[Storable, Field(max_length=1000, json_schema_extra={"writeOnly": True})]
+Url = Annotated[Storable, Field(max_length=500)]
+ModelId = Annotated[Storable, Field(max_length=200)]
+Price = Annotated[float, _range("price_in")]
+
+
+class UpstreamSettings(Sent):
+    """Fields that are left out keep their value, or have their default."""
+
+    dialect: Annotated[str, OneOf(UpstreamRow.Dialect.values)] | None = None
+    schemas: Annotated[str, OneOf(UpstreamRow.Schemas.values)] | None = None
+    """How the endpoint is told the form of an answer."""
+    key_env: Annotated[Storable, Field(max_length=100)] | None = None
+    """Environment variable that holds the API key."""
+    timeout_s: Annotated[float, _range("timeout_s")] | None = None
+    """Seconds an answer may take."""
+    connect_timeout_s: Annotated[float, _range("connect_timeout_s")] | None = None
+    """Seconds a connection may take."""
+    concurrency: Annotated[int, _range("concurrency"), WHOLE] | None = None
+    """Requests at once, at most, per process."""
+    context_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None
+    """Prompt and answer together, in tokens."""
+    forward_fields: bool | None = None
+    """Send the request's `metadata` and `user` to the endpoint."""
+    price_in: Price | None = None
+    """US dollars per million prompt tokens; left out: the bundled price table."""
+    price_cached: Price | None = None
+    """US dollars per million prompt tokens that the provider had cached."""
+    price_out: Price | None = None
+    """US dollars per million tokens answered."""
+    key: Key = ""
+    """The API key. It is stored encrypted and never shown."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The settings that were sent, without the key."""
+        return {name: getattr(self, name) for name in self.model_fields_set if name != "key"}
+
+
+class UpstreamChanged(UpstreamSettings):
+    url: Url | None = None
+    """Base URL, such as https://api.openai.com/v1."""
+    model: ModelId | None = None
+    """The provider's model id, such as gpt-5-mini."""
+
+
+class UpstreamSent(UpstreamSettings):
+    name: Annotated[Storable, Field(max_length=64)]
+    url: Url
+    """Base URL, such as https://api.openai.com/v1."""
+    model: ModelId
+    """The provider's model id, such as gpt-5-mini."""
+
+
+class Upstream(Answer):
+    name: str
+    url: str
+    model: str
+    dialect: str
+    schemas: str
+    key_env: str
+    timeout_s: float
+    connect_timeout_s: float
+    concurrency: int
+    context_tokens: int | None
+    forward_fields: bool
+    price_in: float | None
+    price_cached: float | None
+    price_out: float | None
+    key: Literal["environment", "stored", "none"]
+    """Where its API key is."""
+    policies: list[str]
+    """Policies it answers for."""
+    warning: str
+    """What is unsafe about its address; empty where nothing is."""
+
+
+class UpstreamTest(Answer):
+    name: str
+    answer: str
+    latency_ms: float
+    model: str
+    """Model and version as the provider names them."""
+    schemas: str
+    """Form of JSON answers that works."""
 
 
 class Upstreams(ApiView):
@@ -107,26 +125,26 @@ class Upstreams(ApiView):
 
     @describe(
         "List upstreams",
-        {200: ("A page of them", page_schema(ref("Upstream")))},
-        parameters=PAGING,
+        {200: ("A page of them", Page[Upstream])},
+        query=PageQuery,
         tag="upstreams",
         operation="upstreams_list",
     )
     def get(self, request: Request) -> Response:
-        parameters(request, PAGE_PARAMETERS)
-        return Response(page_of(Upstream.objects.order_by("-pk"), request, upstream_represent))
+        page = query_read(PageQuery, request)
+        return Response(page_of(UpstreamRow.objects.order_by("-pk"), request, page, upstream_represent))
 
     @describe(
         "Add an upstream",
-        {201: ("The upstream, without its key", ref("Upstream"))},
-        body=ref("UpstreamSent"),
+        {201: ("The upstream, without its key", Upstream)},
+        body=UpstreamSent,
         refusals=(409,),
         tag="upstreams",
         operation="upstream_add",
     )
     def post(self, request: Request) -> Response:
-        values, key = _read(request.data, required=("name", "url", "model"))
-        return Response(upstream_represent(upstream_add(values, key)), status=201)
+        sent = body_read(UpstreamSent, request.data)
+        return Response(upstream_represent(upstream_add(sent.values, sent.key)), status=201)
 
 
 class UpstreamOne(ApiView):
@@ -134,20 +152,20 @@ class UpstreamOne(ApiView):
 
     @describe(
         "Read an upstream",
-        {200: ("The upstream, without its key", ref("Upstream"))},
+        {200: ("The upstream, without its key", Upstream)},
         parameters=(OF_NAME,),
         refusals=(404,),
         tag="upstreams",
         operation="upstream_read",
     )
     def get(self, request: Request, name: str) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         return Response(upstream_represent(upstream_get(name)))
 
     @describe(
         "Change an upstream",
-        {200: ("The upstream, without its key", ref("Upstream"))},
-        body=ref("UpstreamChanged"),
+        {200: ("The upstream, without its key", Upstream)},
+        body=UpstreamChanged,
         parameters=(OF_NAME,),
         refusals=(404,),
         tag="upstreams",
@@ -155,8 +173,9 @@ class UpstreamOne(ApiView):
         description="Fields that are left out stay. A new address needs the API key again.",
     )
     def patch(self, request: Request, name: str) -> Response:
-        values, key = _read(request.data, required=(), left_out=("name",))
-        return Response(upstream_represent(upstream_change(upstream_get(name), values, key)))
+        sent = body_read(UpstreamChanged, request.data)
+        changed = upstream_change(upstream_get(name), sent.values, sent.key)
+        return Response(upstream_represent(changed))
 
     @describe(
         "Remove an upstream with its API key",
@@ -167,7 +186,7 @@ class UpstreamOne(ApiView):
         operation="upstream_remove",
     )
     def delete(self, request: Request, name: str) -> Response:
-        parameters(request, ())
+        query_read(Query, request)
         upstream_remove(upstream_get(name))
         return Response(status=204)
 
@@ -177,7 +196,7 @@ class UpstreamTested(ApiView):
 
     @describe(
         "Ask an upstream one short question",
-        {200: ("The answer, and what it took", ref("UpstreamTest"))},
+        {200: ("The answer, and what it took", UpstreamTest)},
         parameters=(OF_NAME,),
         refusals=(404, 409),
         tag="upstreams",
@@ -185,34 +204,5 @@ class UpstreamTested(ApiView):
         description="Stores which form of JSON answers works as `schemas`.",
     )
     def post(self, request: Request, name: str) -> Response:
-        object_in(request.data, required=(), optional=())
-        return Response(asdict(upstream_test(upstream_get(name))))
-
-
-def _read(
-    data: Any, *, required: tuple[str, ...], left_out: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], str]:
-    """The fields of a body and the key. Refuses (400) values of another type."""
-    known = [name for name in (*SCHEMAS, "key") if name not in left_out]
-    sent = object_in(data, required=required, optional=[name for name in known if name not in required])
-    faults = {
-        name: f"expected {_words(name)}"
-        for name, value in sent.items()
-        if not Draft202012Validator({**SCHEMAS, "key": KEY}[name]).is_valid(value)
-        or (isinstance(value, str) and "\x00" in value)
-    }
-    if faults:
-        raise RequestRefused("; ".join(f"{name}: {fault}" for name, fault in faults.items()), fields=faults)
-    return {name: value for name, value in sent.items() if name != "key"}, sent.get("key", "")
-
-
-def _words(name: str) -> str:
-    if name == "key":
-        return "text of at most 1,000 characters"
-    schema = SCHEMAS[name]
-    if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
-    limit = f" of at most {schema['maxLength']} characters" if "maxLength" in schema else ""
-    if "maximum" in schema:
-        limit = f" from {schema['minimum']:g} to {schema['maximum']:,.0f}"
-    return TYPES[FIELDS[name].get_internal_type()][1] + limit
+        body_read(Sent, request.data)
+        return Response(UpstreamTest.of(upstream_test(upstream_get(name))))

@@ -115,23 +115,6 @@ def reward_model_folder(version: RewardModelVersion) -> Path:
     return home_path(version.path)
 
 
-def reward_model_represent(version: RewardModelVersion) -> dict[str, Any]:
-    """A reward model as commands and the API return it."""
-    return {
-        "name": version.name,
-        "agent": version.agent,
-        "stage": str(version.stage),
-        "run": version.run_id,
-        "base_model": version.base_model,
-        "objective": version.objective,
-        "architecture": version.architecture,
-        "feedback_count": version.feedback_count,
-        "ranking": version.ranking,
-        "better_than_a_coin": ranks_above_chance(version.ranking),
-        "created_at": version.created_at.isoformat(),
-    }
-
-
 # --- Registering and evaluating one --------------------------------------------------------------------------
 
 

@@ -6,14 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
+from pydantic import Field
 
 from backend import limits
+from backend.bodies import value_excerpt
 from feedback.storage.factories import check_reserved
-from feedback.storage.validation import Check, value_excerpt
+from feedback.storage.fields import Json, JsonObject, Messages, Name, Storable
+from feedback.storage.validation import Check
 from rl.serving.base import Ask, SentMessage, ServingRefused
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -22,6 +25,7 @@ READ = {
     "stop", "seed", "n",
 }  # fmt: skip
 """Fields that are read here; every other one goes to the backend as it is."""
+ModelName: TypeAlias = Annotated[Storable, Field(max_length=1000)]
 
 
 @dataclass(frozen=True)
@@ -231,12 +235,12 @@ def _storable(request: ChatRequest) -> None:
     """Raises ServingRefused for a request that could be answered but never recorded: a decision must not be
     lost for it."""
     check = Check()
-    check.text("model", request.model, limit=1000)
-    check.messages(request.ask.messages)
-    check.text("user", request.unit, limit=200)
-    check.text("metadata.run_id", request.run_id, limit=200)
-    check.mapping("metadata", request.metadata)
-    check.json("tools", request.ask.extra.get("tools"))
+    check.value("model", ModelName, request.model)
+    check.value("messages", Messages, request.ask.messages)
+    check.value("user", Name, request.unit)
+    check.value("metadata.run_id", Name, request.run_id)
+    check.value("metadata", JsonObject, request.metadata)
+    check.value("tools", Json, request.ask.extra.get("tools"))
     for name, fault in check.fields.items():
         raise ServingRefused(f"{name}: {fault}", param=name)
 

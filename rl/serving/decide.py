@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from backend import limits
 from feedback.recording.recorder import Storage
+from feedback.storage.fields import Candidates, Json, JsonObject, Messages, Name
 from feedback.storage.validation import Check
 from rl.agents import get_agent
 from rl.agents.base import UNREADABLE, Agent, InvalidResponse
@@ -164,14 +165,14 @@ def _response_of(candidate: Any) -> str:
 
 def _storable(order: DecideOrder) -> None:
     check = Check()
-    check.text("unit", order.unit, limit=200)
-    check.text("run_id", order.run_id, limit=200)
-    check.json("state", order.state)
-    check.mapping("metadata", order.metadata)
+    check.value("unit", Name, order.unit)
+    check.value("run_id", Name, order.run_id)
+    check.value("state", Json, order.state)
+    check.value("metadata", JsonObject, order.metadata)
     if order.messages is not None:
-        check.messages(order.messages)
+        check.value("messages", Messages, order.messages)
     if order.candidates is not None:
-        check.candidates(list(order.candidates))
+        check.value("candidates", Candidates, list(order.candidates))
     for name, fault in check.fields.items():
         raise ServingRefused(f"{name}: {fault}", param=name.partition("[")[0])
     check_metadata(order.metadata)

@@ -21,6 +21,7 @@ from backend.logs import OutageLog
 from feedback.messages import response_of
 from feedback.recording.recorder import Recorder, decision_recorded, spool_folder
 from feedback.selectors import decision_answered_recently
+from feedback.storage.fields import Json
 from feedback.storage.responses import completion_read, completion_stored
 from feedback.storage.validation import Check
 from rl.agents import get_agent
@@ -360,7 +361,7 @@ def answer_storable(answer: Answer) -> Answer:
 def _is_deep(value: Any) -> bool:
     """True for JSON too deep to be stored within a decision's metadata."""
     check = Check()
-    check.json("", [[[value]]])
+    check.value("", Json, [[[value]]])
     return bool(check.fields)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
-from feedback.transfer.import_report import batches, count_text, import_summary
+from feedback.api.imports import Import
+from feedback.transfer.import_report import batches, count_text
 
 COUNT_NAMES = ("decisions", "ratings", "comparisons", "corrections", "outcomes", "traces")
 
@@ -38,7 +39,7 @@ class Command(RatchetCommand):
         rows = batches(options["agent"])
         return {
             "count": rows.count(),
-            "imports": [import_summary(row) for row in rows[: max(options["limit"], 1)]],
+            "imports": [Import.of(row) for row in rows[: max(options["limit"], 1)]],
         }
 
     def show(self, result: dict[str, Any]) -> None:
@@ -53,7 +54,7 @@ class Command(RatchetCommand):
                 row["agent"] or "several",
                 ", ".join(count_text(n, name) for name in COUNT_NAMES if (n := row["counts"].get(name))),
                 row["actor"],
-                f"{row['created_at']:%Y-%m-%d %H:%M}",
+                row["created_at"][:16].replace("T", " "),
                 "undone" if row["undone_at"] else "",
             )
             for row in result["imports"]

@@ -13,11 +13,11 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import orjson
 
-from feedback.storage import field_types
 from feedback.storage.bodies import Body, Field
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.responses import value_excerpt
@@ -160,54 +160,29 @@ def _facts(row: JsonObject, body: Body, where: str = "") -> dict[str, Any]:
 
 
 def _value(value: object, field: Field, what: str) -> Any:
-    needed = field.is_required or getattr(field.type, "required", False)
-    if value is None and (field.default is None or not needed):
+    if value is None and not field.is_required:
         return copy(field.default)
-    return READERS[type(field.type)](value, what, field)
+    if field.name == "preference" and value is None:
+        return ""  # what takes a comparison back prefers nothing
+    return READERS[field.kind](value, what)
 
 
-def _messages_read(value: object, what: str, _: Field) -> list[dict[str, Any]]:
-    """Messages as they are, to the last key: their hash says on which side of the split they stand."""
-    messages = [dict(mapping_of(m, f"{what}[{i}]")) for i, m in enumerate(list_of(value, what))]
-    for index, message in enumerate(messages):
-        text_of(message.get("role"), f"{what}[{index}].role", required=True)
-    if not messages:
-        raise RowError(f"{what}: expected at least one message, found none")
-    return list(check_json(messages, what))
-
-
-def _text_read(value: object, what: str, field: Field) -> str:
-    return text_of(value, what, required=getattr(field.type, "required", True))
-
-
-def _choice_read(value: object, what: str, field: Field) -> str:
-    # what takes something back chooses nothing
-    return "" if value is None else text_of(value, what) or ("" if field.is_required else field.default)
-
-
-def _whole_read(value: object, what: str, field: Field) -> int:
+def _whole_read(value: object, what: str) -> int:
     number = number_of(value, what)
     if number != int(number):
         raise RowError(f"{what}: expected a whole number, found {value_excerpt(number)}")
     return int(number)
 
 
-READERS: dict[type, Callable[[Any, str, Field], Any]] = {
-    field_types.Candidates: lambda value, what, _: list(list_of(value, what)),
-    field_types.Choice: _choice_read,
-    field_types.Json: lambda value, what, _: check_json(value, what),
-    field_types.JsonObject: lambda value, what, _: dict(mapping_of(check_json(value or {}, what), what)),
-    field_types.Measure: lambda value, what, _: number_of(value, what),
-    field_types.Messages: _messages_read,
-    field_types.Name: _text_read,
-    field_types.Number: lambda value, what, _: number_of(value, what),
-    field_types.Slug: _text_read,
-    field_types.Steps: lambda value, what, _: list(list_of(check_json(value, what), what)),
-    field_types.Tags: lambda value, what, _: tags_of(value, what),
-    field_types.Text: _text_read,
-    field_types.ResponseText: _text_read,
-    field_types.Time: lambda value, what, _: time_of(value, what),
-    field_types.Integer: _whole_read,
+READERS: dict[Any, Callable[[Any, str], Any]] = {
+    str: text_of,
+    int: _whole_read,
+    float: number_of,
+    datetime: time_of,
+    tuple: tags_of,
+    list: lambda value, what: list(list_of(check_json(value, what), what)),
+    dict: lambda value, what: dict(mapping_of(check_json(value, what), what)),
+    Any: check_json,
 }
 """Reads a value of each type of field. Raises RowError."""
 

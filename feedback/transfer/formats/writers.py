@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from feedback.storage.annotation_priority import rating_share
 from feedback.storage.bodies import Body
 from feedback.storage.facts import BODIES, COMPARISON, DECISION, OUTCOME, RATING, TRACE
-from feedback.storage.field_types import Time
 from feedback.storage.responses import Completion, Message
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
@@ -256,11 +255,11 @@ def iso(at: datetime | None) -> str | None:
 
 # --- Rows of everything that was ever said: ids and times as texts, JSON as its text -----------------------
 
-JSON_COLUMNS = frozenset(field.name for body in BODIES for field in body if field.type.is_json)
+JSON_COLUMNS = frozenset(field.name for body in BODIES for field in body if field.is_json)
 """Columns that come as the JSON text they are stored as: it is written on without being understood."""
 
 TIME_COLUMNS = frozenset(
-    {"created_at", *(field.name for body in BODIES for field in body if isinstance(field.type, Time))}
+    {"created_at", *(field.name for body in BODIES for field in body if field.kind is datetime)}
 )
 """Columns of times: ISO 8601 in UTC with microseconds."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from backend.command import RatchetCommand
+from rl.api.reward_models import reward_model_represent
 from rl.models import RewardModelVersion
 from rl.reward_models import service as reward_models
 from rl.reward_models.service import ranking_text
@@ -50,7 +51,7 @@ class Command(RatchetCommand):
             rows = RewardModelVersion.objects.order_by("agent", "-pk")
             if options["agent"]:
                 rows = rows.filter(agent=options["agent"])
-            return {"reward_models": [reward_models.reward_model_represent(row) for row in rows]}
+            return {"reward_models": [reward_model_represent(row) for row in rows]}
         model = reward_models.reward_model_get(name)
         if action == "judge":
             model = reward_models.reward_model_judge(model, actor=actor)
@@ -61,7 +62,7 @@ class Command(RatchetCommand):
         elif action == "retire":
             model = reward_models.reward_model_retire(model, actor=actor, reason=options["reason"])
         return {
-            **reward_models.reward_model_represent(model),
+            **reward_model_represent(model),
             "sha256": model.sha256,
             "path": model.path,
             "events": [

@@ -1,0 +1,478 @@
+"""The admin of rl: the registry on record, the settings of agents, and the workers' queue."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.db.models import Field, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django_q import admin as queue_admin
+from django_q.models import Failure, OrmQ, Schedule, Success
+from unfold import fields
+from unfold.admin import ModelAdmin, TabularInline
+from unfold.decorators import display
+from unfold.paginator import InfinitePaginator
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget
+
+from backend.admin_navigation import json_html
+from backend.installation import as_typed
+from rl.base_models.service import base_model_resolve
+from rl.base_models.sources import SourceRefused
+from rl.datasets.near_duplicates import near_identical_prompts
+from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
+from rl.models import (
+    AgentBase,
+    AgentDefinition,
+    Arm,
+    Artifact,
+    BenchmarkResult,
+    Evaluation,
+    Experiment,
+    GateSettings,
+    GoldenCase,
+    LabelRun,
+    LearnerSettings,
+    Policy,
+    RewardSettings,
+    ServingSettings,
+    Snapshot,
+    Upstream,
+)
+from rl.registry.integrity import verify
+from rl.upstreams.service import SETTINGS, UpstreamRefused, key_place, upstream_fill
+
+fields.prettify_json = json_html
+
+# --- The registry: to be looked up, never changed ---------------------------------------------------------------
+
+
+class RecordAdmin(ModelAdmin):
+    """Rows that are history. Pages are not counted, so that a list of a million rows opens as quickly as one of ten."""
+
+    paginator = InfinitePaginator
+    show_full_result_count = False
+    list_per_page = 50
+    list_filter = ["agent"]
+    ordering = ["-id"]
+
+    def has_add_permission(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def has_change_permission(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def has_delete_permission(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
+@admin.register(Policy)
+class PolicyAdmin(RecordAdmin):
+    """Policies and their files; `page` leads to figures, history and moves."""
+
+    actions = ["verify_files"]
+    list_display = ["name", "agent", "kind", "stage", "feedback_count", "parent", "created_at", "page"]
+    list_filter = ["agent", "stage", "kind"]
+    list_select_related = ["parent"]
+    search_fields = ["name", "base_model", "adapter_sha256"]
+    fields = [
+        "name", "agent", "kind", "stage", "page", "parent", "run", "base_model", "base_model_hash", "adapter_path",
+        "adapter_sha256", "feedback_count", "metrics", "created_at",
+    ]  # fmt: skip
+    readonly_fields = ["page", "created_at"]
+
+    @display(description="page")
+    def page(self, policy: Policy) -> SafeString:
+        return _link(reverse("policy", args=[policy.name]), "Figures, history and moves")
+
+    def has_move_permission(self, request: HttpRequest) -> bool:
+        """Permission check that Django calls for the actions of the list."""
+        return request.user.has_perm("rl.change_policy")
+
+    @admin.action(description="Compare files with their recorded SHA-256", permissions=["move"])
+    def verify_files(self, request: HttpRequest, policies: QuerySet[Policy]) -> None:
+        """Say which files of the chosen policies are damaged or missing."""
+        report = verify(policies)
+        for found in report["findings"]:
+            messages.error(
+                request, f"{found['what']}: {found['path']} is {found['state']}; {found['remedy']}"
+            )
+        if not report["findings"]:
+            messages.success(request, f"{report['checked']} files are as they were written.")
+
+
+@admin.register(Snapshot)
+class SnapshotAdmin(RecordAdmin):
+    list_display = [
+        "id",
+        "agent",
+        "kind",
+        "counts",
+        "feedback_count",
+        "simulated_share",
+        "path",
+        "created_at",
+    ]
+    list_filter = ["agent", "kind"]
+    search_fields = ["path", "sha256"]
+    readonly_fields = ["near_identical", "created_at"]
+
+    @display(description="near-identical prompts")
+    def near_identical(self, snapshot: Snapshot) -> SafeString | str:
+        """Near-identical prompts found by the newest evaluation, with the largest clusters."""
+        for evaluation in snapshot.evaluations.order_by("-pk")[:1]:
+            if (found := near_identical_prompts(evaluation)) is not None:
+                rows = [
+                    (one["prompts"], ", ".join(one["sides"]), " · ".join(one["examples"]))
+                    for one in found.largest
+                ]
+                return format_html(
+                    "{}.<ul>{}</ul>",
+                    found.words,
+                    format_html_join("", "<li><strong>{} prompts</strong> in {}: {}</li>", rows),
+                )
+            return "none"
+        return "no policy was judged on it"
+
+
+@admin.register(Evaluation)
+class EvaluationAdmin(RecordAdmin):
+    list_display = ["id", "agent", "policy", "split", "samples", "against", "created_at"]
+    list_filter = ["agent", "split"]
+    list_select_related = ["policy"]
+    search_fields = ["checkpoint", "base_model", "against"]
+    readonly_fields = ["created_at"]
+
+
+@admin.register(Artifact)
+class ArtifactAdmin(RecordAdmin):
+    list_display = ["path", "policy", "format", "quantization", "bytes", "sha256", "created_at"]
+    list_filter = ["policy__agent", "format"]
+    list_select_related = ["policy"]
+    search_fields = ["path", "sha256", "policy__name"]
+    readonly_fields = ["created_at"]
+
+
+@admin.register(BenchmarkResult)
+class BenchmarkResultAdmin(RecordAdmin):
+    list_display = ["task", "policy", "figures", "n", "metric", "harness", "created_at"]
+    list_filter = ["policy__agent", "task"]
+    list_select_related = ["policy"]
+    search_fields = ["task", "policy__name"]
+    readonly_fields = ["created_at"]
+
+
+@admin.register(LabelRun)
+class LabelRunAdmin(RecordAdmin):
+    list_display = ["id", "agent", "ratings", "suggested", "figures", "created_at"]
+    readonly_fields = ["created_at"]
+
+
+def _link(address: str, words: str) -> SafeString:
+    return format_html('<a class="ratchet-link" href="{}">{}</a>', address, words)
+
+
+# --- Settings of agents -----------------------------------------------------------------------------------------
+
+
+@admin.register(LearnerSettings)
+class LearnerSettingsAdmin(ModelAdmin):
+    """Learner settings of an agent: an operator may change them at any time."""
+
+    list_display = ["agent", "enabled", "min_samples_to_retrain", "retrain_interval_hours", "method", "gate"]
+    search_fields = ["agent"]
+
+
+class AgentBaseForm(forms.ModelForm):
+    """Refuses a text that names no base model."""
+
+    class Meta:
+        model = AgentBase
+        fields = ["agent", "base_model"]
+
+    def clean_base_model(self) -> str:
+        try:
+            return base_model_resolve(self.cleaned_data["base_model"]).name
+        except SourceRefused as refusal:
+            raise forms.ValidationError(str(refusal)) from refusal
+
+
+@admin.register(AgentBase)
+class AgentBaseAdmin(ModelAdmin):
+    """The base model of an agent."""
+
+    form = AgentBaseForm
+    list_display = ["agent", "base_model"]
+    search_fields = ["agent", "base_model"]
+
+
+@admin.register(ServingSettings)
+class ServingSettingsAdmin(ModelAdmin):
+    """Serving settings of an agent: how it answers, and how much it tries out."""
+
+    list_display = ["agent", "choose_temperature", "epsilon", "temperature", "max_tokens", "fallbacks"]
+    search_fields = ["agent"]
+
+
+@admin.register(GateSettings)
+class GateSettingsAdmin(ModelAdmin):
+    """The bounds of an agent's gate."""
+
+    list_display = ["agent", "min_evidence", "alpha", "margin", "max_slice_loss", "max_kl"]
+    search_fields = ["agent"]
+
+    def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
+        """The field of a form. Its help names a command, and a migration holds the help as it is in a checkout."""
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None:
+            field.help_text = as_typed(field.help_text)
+        return field
+
+
+@admin.register(RewardSettings)
+class RewardSettingsAdmin(ModelAdmin):
+    """Reward settings of an agent's decisions."""
+
+    list_display = ["agent", "immediate_weight", "delayed_weight", "strategic_weight"]
+    search_fields = ["agent"]
+
+
+@admin.register(AgentDefinition)
+class AgentDefinitionAdmin(ModelAdmin):
+    """Agents that need no code."""
+
+    list_display = ["slug", "title", "description"]
+    search_fields = ["slug", "title"]
+
+
+# --- Golden cases: prompt and responses are written as text, and taken over from a decision that was made -------
+
+
+class PromptField(forms.CharField):
+    """Chat messages, or one question in plain words."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return value if isinstance(value, str) or value is None else prompt_written(value)
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value)
+        if not text:
+            return None
+        try:
+            return prompt_read(text)
+        except ValueError as error:
+            raise forms.ValidationError(f"this is no JSON list of messages: {error}") from error
+
+
+class ResponsesField(forms.CharField):
+    """Several responses in one field."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return responses_written(value) if isinstance(value, list) else value
+
+    def to_python(self, value: Any) -> Any:
+        return responses_read(super().to_python(value) or "")
+
+
+def _lines(rows: int) -> UnfoldAdminTextareaWidget:
+    return UnfoldAdminTextareaWidget(attrs={"rows": rows})
+
+
+class GoldenCaseForm(forms.ModelForm):
+    messages = PromptField(
+        widget=_lines(4),
+        label="Prompt",
+        help_text='What is asked, in plain words; or [{"role": "system", "content": "..."}, ...]',
+    )
+    accepted = ResponsesField(
+        widget=_lines(3),
+        required=False,
+        help_text="Responses that are right, a line of --- between two; empty: any valid one",
+    )
+    forbidden = ResponsesField(
+        widget=_lines(3),
+        required=False,
+        help_text="Responses that must never be given, a line of --- between two",
+    )
+    state = forms.JSONField(
+        widget=_lines(3), required=False, help_text="What the app knows, as JSON, where the agent needs it"
+    )
+
+    class Meta:
+        model = GoldenCase
+        fields = ("agent", "name", "messages", "accepted", "forbidden", "state", "active")
+
+
+@admin.register(GoldenCase)
+class GoldenCaseAdmin(ModelAdmin):
+    """Decisions that must be right; `?decision=` fills in a new one from a decision."""
+
+    form = GoldenCaseForm
+    list_display = ["name", "agent", "right", "active", "created_at"]
+    list_filter = ["agent", "active"]
+    search_fields = ["name", "agent"]
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        decision_id = request.GET.get("decision", "")
+        try:
+            return golden_of(str(uuid.UUID(decision_id))) if decision_id else {}
+        except ValueError:
+            return {}
+
+    @display(description="right, or never")
+    def right(self, case: GoldenCase) -> str:
+        rules = [*case.accepted, *(f"never: {text}" for text in case.forbidden)]
+        return "; ".join(rules)[:120] or "any valid answer"
+
+
+# --- Experiments: a draft is set up here; starting and stopping is on its page ----------------------------------
+
+RULES = ["alpha", "tuning", "min_units", "guardrails", "slices", "on_win"]
+SPLIT = ["ramp", "allocation", "floor", "group", "group_reserve"]
+
+
+class ArmInline(TabularInline):
+    model = Arm
+    extra = 0
+    fields = ["name", "policy", "weight", "is_control"]
+
+    def _draft(self, experiment: Experiment | None) -> bool:
+        return experiment is None or experiment.status == Experiment.Status.DRAFT
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self._draft(obj) and super().has_add_permission(request, obj)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        # the split of a running experiment is what its figures rest on
+        return self._draft(obj) and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self._draft(obj) and super().has_delete_permission(request, obj)
+
+
+@admin.register(Experiment)
+class ExperimentAdmin(ModelAdmin):
+    """A draft can be changed; once it runs only what happens when it wins can."""
+
+    list_display = ["name", "agent", "status", "ramp", "metric", "page", "started_at", "ended_at"]
+    list_filter = ["agent", "status", "allocation"]
+    search_fields = ["name", "agent", "hypothesis"]
+    ordering = ["-id"]
+    inlines = [ArmInline]
+    fieldsets = [
+        (None, {"fields": ["name", "agent", "hypothesis", "metric", "goal", "page"]}),
+        ("Split", {"fields": SPLIT}),
+        ("Rules", {"fields": RULES}),
+        ("So far", {"fields": ["status", "reason", "created_by", "started_at", "ended_at"]}),
+    ]
+    always_read = ["page", "status", "reason", "created_by", "started_at", "ended_at"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        if obj is None or obj.status == Experiment.Status.DRAFT:
+            return self.always_read
+        fixed = ["name", "agent", "metric", "goal", *SPLIT, *[rule for rule in RULES if rule != "on_win"]]
+        return [*self.always_read, *fixed]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Experiment, form: Any, change: bool) -> None:
+        if not change:
+            obj.created_by = request.user.get_username()
+        super().save_model(request, obj, form, change)
+
+    @display(description="results")
+    def page(self, experiment: Experiment) -> SafeString | str:
+        if experiment.pk is None:
+            return "–"
+        address = reverse("experiment", args=[experiment.pk])
+        return format_html('<a class="ratchet-link" href="{}">Results and actions</a>', address)
+
+
+# --- Upstreams: all their settings; an API key is typed and never shown -----------------------------------------
+
+
+class UpstreamForm(forms.ModelForm):
+    """The settings of an upstream, and a field for a new API key."""
+
+    key = forms.CharField(
+        required=False,
+        strip=True,
+        max_length=1000,
+        widget=UnfoldAdminPasswordWidget(attrs={"autocomplete": "off"}, render_value=False),
+        label="API key",
+        help_text="Stored encrypted and never shown; empty: the present one stays",
+    )
+
+    class Meta:
+        model = Upstream
+        fields = [*SETTINGS]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if self.errors:
+            return cleaned
+        stored = Upstream.objects.filter(pk=self.instance.pk).first() or Upstream()
+        values = {name: cleaned[name] for name in SETTINGS if name in cleaned}
+        if values.get("key_env") == stored.key_env and cleaned.get("key"):
+            values["key_env"] = ""  # the form sends the present variable along with a new key
+        try:
+            filled = upstream_fill(stored, values, cleaned.get("key") or "")
+        except UpstreamRefused as refusal:
+            for name, fault in refusal.fields.items():
+                self.add_error(name if name in self.fields else None, fault)
+            return cleaned
+        self.instance.key_encrypted = filled.key_encrypted
+        return cleaned | {"key_env": filled.key_env, "url": filled.url}
+
+
+@admin.register(Upstream)
+class UpstreamAdmin(ModelAdmin):
+    """Endpoints of providers, with timeouts and prices."""
+
+    form = UpstreamForm
+    list_display = ["name", "url", "model", "dialect", "key_kept"]
+    search_fields = ["name", "url", "model"]
+
+    @display(description="API key")
+    def key_kept(self, upstream: Upstream) -> str:
+        return key_place(upstream)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Upstream | None = None) -> list[str]:
+        return ["name"] if obj else []
+
+
+# --- The workers' queue: the pages of its library in this admin's clothes ---------------------------------------
+
+
+class SuccessAdmin(queue_admin.TaskAdmin, ModelAdmin):
+    """Jobs that went through."""
+
+
+class FailureAdmin(queue_admin.FailAdmin, ModelAdmin):
+    """Jobs that broke off, with the error."""
+
+
+class ScheduleAdmin(queue_admin.ScheduleAdmin, ModelAdmin):
+    """Jobs that run by the clock."""
+
+
+class QueueAdmin(queue_admin.QueueAdmin, ModelAdmin):
+    """Jobs that wait for a worker."""
+
+
+# Importing the library's pages has registered them: the queue's only where the database is the broker.
+for model, page in (
+    (Success, SuccessAdmin),
+    (Failure, FailureAdmin),
+    (Schedule, ScheduleAdmin),
+    (OrmQ, QueueAdmin),
+):
+    if admin.site.is_registered(model):
+        admin.site.unregister(model)
+        admin.site.register(model, page)
