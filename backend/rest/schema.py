@@ -54,7 +54,7 @@ class Page(Answer, Generic[T]):
     results: list[T]
 
     @classmethod
-    def model_parametrized_name(cls, params: tuple[type[Any], ...]) -> str:
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
         return f"{params[0].__name__}Page"
 
 
@@ -129,6 +129,7 @@ def _field_docs(model: type) -> dict[str, str]:
         and isinstance(one.target, ast.Name)
         and isinstance(said, ast.Expr)
         and isinstance(said.value, ast.Constant)
+        and isinstance(said.value.value, str)
     }
 
 
@@ -138,7 +139,7 @@ EMPTY = {"type": "string", "maxLength": 0}
 
 def _or(schema: Schema, other: Schema) -> Schema:
     """A schema or another one; its description stays outside."""
-    outside = {name: schema.pop(name) for name in ("description", "default") if name in schema}
+    outside: Schema = {name: schema.pop(name) for name in ("description", "default") if name in schema}
     if outside.get("default") in (None, "", [], {}):
         outside.pop("default", None)
     alternatives = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
@@ -194,7 +195,7 @@ def describe(
         summary=summary,
         description=description,
         tags=[tag],
-        parameters=[*parameters, *([query] if query else [])],
+        parameters=[*parameters, *([query] if query else [])],  # type: ignore[list-item]
         request={"application/json": body} if body else None,
         responses={
             **{
