@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -83,26 +84,22 @@ class Decisions(ApiView):
 
     @describe(
         "Find decisions, newest first",
-        {200: ("A page of them", Page[DecisionFound])},
+        {200: ("A page of them", Page[DecisionFound])},  # type: ignore[valid-type]
         query=DecisionQuery,
         tag="decisions",
         operation="decisions_find",
     )
     def get(self, request: Request) -> Response:
         sent = query_read(DecisionQuery, request)
-        narrowed = {
-            "agent": sent.agent or "",
-            "policy": sent.policy,
-            "since": sent.since,
-            "batch": sent.batch,
-        }
+        narrowed = partial(
+            decisions_search, agent=sent.agent or "", policy=sent.policy, since=sent.since, batch=sent.batch
+        )
         rated = None if sent.rated is None else sent.rated == "true"
-        found = decisions_search(**narrowed, rated=rated, q=sent.q)
+        found, among = narrowed(rated=rated, q=sent.q), None
         if sent.min_reward is not None:
             found = rewarded_at_least(found, sent.min_reward)
-        among = None
         if sent.min_reward is not None or rated is not None or text_looked_through(sent.q):
-            among = decisions_search(**narrowed)
+            among = narrowed()
         return Response(page_of(found, request, sent, DecisionFound.of, among=among))
 
 
