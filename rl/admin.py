@@ -24,7 +24,7 @@ from backend.admin_navigation import json_html
 from backend.installation import as_typed
 from rl.base_models.service import base_model_resolve
 from rl.base_models.sources import SourceRefused
-from rl.datasets.near_duplicates import near_identical_prompts
+from rl.datasets.prompt_clusters import near_identical_prompts
 from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
 from rl.models import (
     AgentBase,
