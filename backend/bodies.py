@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from datetime import datetime
@@ -119,7 +120,6 @@ _WORDS = {
     "greater_than_equal": "expected a number of at least {ge:g}, found {found}",
     "less_than": "expected a number below {lt:g}, found {found}",
     "less_than_equal": "expected a number of at most {le:,g}, found {found}",
-    "literal_error": "expected {expected}, found {found}",
     "value_error": "{error}",
 }
 """pydantic's kinds of fault -> our words."""
@@ -149,7 +149,10 @@ def _words(fault: ErrorDetails) -> str:
     value = fault["input"]
     if kind := _KINDS.get(fault["type"]):
         return f"expected {kind}, found {type(value).__name__}"
-    if words := _WORDS.get(fault["type"]):
+    if fault["type"] == "literal_error":
+        words = [word for word in re.findall("'([^']*)'", fault["ctx"]["expected"]) if word]
+        return f"expected one of {', '.join(words)}; found {value_excerpt(value)}"
+    if sentence := _WORDS.get(fault["type"]):
         length = len(value) if isinstance(value, (str, list, tuple, dict)) else 0
-        return words.format(**fault.get("ctx", {}), found=value_excerpt(value), length=length)
+        return sentence.format(**fault.get("ctx", {}), found=value_excerpt(value), length=length)
     return f"{fault['msg'].replace('Input should be', 'expected')}, found {value_excerpt(value)}"
