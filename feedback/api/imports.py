@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from pydantic import AfterValidator, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.bodies import Answer, Query, Sent, Time
+from backend.bodies import Answer, Query, Sent
 from backend.installation import PROGRAM
 from backend.rest.access import grant_of
 from backend.rest.errors import RequestRefused
@@ -142,8 +143,8 @@ class Import(Answer):
     options: dict[str, Any]
     counts: dict[str, int]
     actor: str
-    created_at: Time
-    undone_at: Time | None
+    created_at: datetime
+    undone_at: datetime | None
     undone_by: str
 
 
