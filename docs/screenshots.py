@@ -165,7 +165,6 @@ def pictures() -> list[tuple[str, str, dict[str, Any]]]:
         pages.append(("rating-page-dark", folder, dark))
     if pair := pair_shown("widgets"):
         pages.append(("pairs", f"/rate/pairs/?pair={pair}", {"viewport": wide}))
-        pages.append(("pairs-phone", f"/rate/pairs/?pair={pair}", {"viewport": phone, "has_touch": True}))
     if decision := Decision.objects.filter(agent="support-bot", trace__isnull=False).first():
         pages.append(("decisions", "/decisions/?agent=widgets", {"viewport": wide}))
         pages.append(("decision", f"/decisions/{decision.pk}/", {"viewport": wide | {"height": 1320}}))

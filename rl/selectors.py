@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db.models import Max, Prefetch, Q, QuerySet
 from django.utils import timezone
 
+from feedback.models import AgentSettings
 from feedback.selectors import SLUG_PATTERN, FeedbackCounts, feedback_counts, feedback_counts_cached
 from rl.agents import AGENTS, agent_facts
 from rl.agents.base import Agent, AgentFacts
@@ -120,14 +121,16 @@ NO_FEEDBACK = FeedbackCounts()
 
 
 def agent_cards(fresh: str = "") -> list[AgentCard]:
-    """A card for every agent that decided anything or was trained, by its slug. fresh: an agent whose feedback
-    is counted now, where that costs nothing worth speaking of; the others' may be a moment old."""
+    """A card for every agent that was connected, decided anything or was trained, by its slug.
+
+    fresh: an agent whose feedback is counted now, if it has few decisions; other counts may be a moment old."""
     counts = feedback_counts_cached()
     incumbents_sync(counts)
     if fresh and counts.get(fresh, NO_FEEDBACK).decisions <= MAX_COUNT:
         newest = feedback_counts(fresh)
         counts = {**counts, fresh: newest} if newest.decisions else counts
     slugs = {*counts, *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
+    slugs |= set(AgentSettings.objects.values_list("agent", flat=True))
     newest_runs = TrainingRun.objects.filter(
         pk__in=TrainingRun.objects.filter(stage_of=None)
         .order_by()
@@ -146,6 +149,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     champions = list(Policy.objects.filter(stage=Policy.Stage.CHAMPION))
     policies = newest_policies | {policy.agent: policy for policy in champions if policy.has_files}
     incumbents = {policy.agent: policy for policy in champions if not policy.has_files}
+    slugs |= set(incumbents)
     gated = PolicyEvent.objects.filter(
         policy__in=newest_policies.values(), kind=PolicyEvent.Kind.GATED
     ).order_by("pk")
@@ -211,7 +215,8 @@ class AgentOverview:
 
 
 def agent_overview(slug: str) -> AgentOverview | None:
-    """An agent with a file or a definition, or any slug that decided something or was trained; None for another."""
+    """An agent with a file, a definition or settings, or any slug that decided something or was trained; None for
+    another."""
     counts = feedback_counts_cached()
     incumbents_sync({slug: counts[slug]} if slug in counts else {})
     defined = AgentDefinition.objects.filter(slug=slug).exists()
@@ -222,6 +227,7 @@ def agent_overview(slug: str) -> AgentOverview | None:
         or defined
         or runs.exists()
         or Policy.objects.filter(agent=slug).exists()
+        or AgentSettings.objects.filter(agent=slug).exists()
     )
     if not known or not re.fullmatch(SLUG_PATTERN, slug):
         return None

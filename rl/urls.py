@@ -27,6 +27,7 @@ urlpatterns = [
     path("agents/<str:slug>/", agents.agent, name="agent"),
     path("agents/<str:slug>/base-model/", agents.agent_base, name="agent-base"),
     path("agents/<str:slug>/sample/", agents.agent_sample, name="agent-sample"),
+    path("agents/<str:slug>/rewards/", agents.agent_rewards, name="agent-rewards"),
     path("agents/<str:slug>/playground/", playground.playground, name="playground"),
     path("agents/<str:slug>/playground/rate/", playground.playground_rate, name="playground-rate"),
     path("runs/", runs.runs, name="runs"),

@@ -25,7 +25,7 @@ FOR_BUTTONS = {
     "import-do", "import-undo", "start-bring", "start-take", "run-new", "run-cancel", "experiment-new",
     "experiment-change", "reward-model-move", "policy-move", "policy-follow-up", "playground-rate", "export-file",
     "signin-link", "agent-base", "policy-judge", "judging-stop", "upstream", "start-connect", "start-key",
-    "agent-sample",
+    "agent-sample", "agent-rewards",
 }  # fmt: skip
 """Routes that take what a form sends, a file, and a link that signs in once."""
 

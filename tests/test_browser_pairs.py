@@ -9,7 +9,9 @@ import pytest
 from playwright.sync_api import expect
 
 from feedback.models import Decision, ImportBatch
+from rl.models import PairJudgement
 from tests.support.browser import Opener, browser, compared, comparisons, opener, record_pairs
+from tests.support.judging import round_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -37,6 +39,31 @@ def test_pairs_are_compared_by_keyboard_alone(opener: Opener) -> None:
     assert (comparisons()[-1].preference, comparisons()[-1].notes) == ("right", "= 0 s u")
     page.keyboard.press("s")
     expect(page.locator("h1")).to_have_text("Only those you skipped are left")
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+def test_a_judging_round_is_judged_by_keyboard_alone_and_stays_blind(opener: Opener) -> None:
+    judging = round_of(6)
+    page = opener(f"/rate/pairs/?round={judging.pk}")
+    said = []
+    for number, key in enumerate(("ArrowLeft", "ArrowRight", "=", "0")):
+        expect(page.locator("#stage[data-ahead]")).to_be_attached()
+        sides = page.locator(".side-text").all_inner_texts()
+        assert judging.policy.name not in page.content()
+        page.keyboard.press(key)
+        compared(page, number + 1)
+        liked = sides[key == "ArrowRight"]
+        side = "policy" if "candidate" in liked else "opponent"
+        said.append({"=": "tie", "0": "both_bad"}.get(key, side))
+    given = PairJudgement.objects.order_by("pk").values_list("preference", flat=True)
+    assert list(given) == said
+    page.keyboard.press("u")
+    compared(page, 3)
+    page.keyboard.press("ArrowRight")
+    compared(page, 4)
+    assert list(given.all())[:3] == said[:3]
+    assert list(given.all())[3] in ("policy", "opponent")
+    assert comparisons() == []  # evidence, never training data
     assert page.complaints == []  # type: ignore[attr-defined]
 
 

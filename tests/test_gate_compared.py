@@ -74,7 +74,7 @@ def test_a_challenger_and_a_first_champion_need_none() -> None:
     [
         (KNOWN, True, False),
         (TESTS, False, False),
-        (REWARDS, False, False),
+        (REWARDS, False, True),
         (CORRECTIONS, True, False),
         (CORRECTIONS, False, True),
         (LABELS, False, True),

@@ -351,6 +351,9 @@ REQUESTS: list[tuple[Callable[[ApiClient], Any], int]] = [
     (_post("/api/policies/bikes-app/promote/"), 409),
     (_post("/api/policies/bikes-app/rollback/"), 409),
     (_post("/api/policies/bikes-app/verify/"), 200),
+    (_post("/api/policies/bikes-app/evaluate/", compare="base"), 409),
+    (_post("/api/policies/bikes-app/evaluate/", compare="nobody"), 400),
+    (_post("/api/policies/nobody/evaluate/"), 404),
     (_post("/v1/chat/completions", model="bikes-app", messages=[{"role": "user", "content": "x"}]), 400),
     (_post("/api/decide/", agent="bikes-app", messages=[{"role": "user", "content": "x"}]), 400),
 ]

@@ -16,6 +16,7 @@ from backend import notifications
 from rl.evaluation import benchmarks
 from rl.evaluation.hosted_side import HostedFailed
 from rl.evaluation.service import EvaluationRefused
+from rl.jobs.lifecycle import follow_up_place
 from rl.models import Artifact, BenchmarkResult, GateSettings, LearnerSettings, Policy, TrainingRun
 from rl.online import pipeline
 from rl.recipes.benchmark_tasks import TaskRefused, task_folder
@@ -115,7 +116,7 @@ def test_what_passes_is_promoted_exported_and_described(
         True,
         ["exports/x.gguf", "exports/x-LoRA.gguf"],
     )
-    assert [order.compare_base for order in doors.evaluated] == [True]
+    assert [order.compare for order in doors.evaluated] == ["base"]
     assert "accuracy: passed" in (ratchet_home / policy.adapter_path / "README.md").read_text()
 
 
@@ -291,6 +292,18 @@ def test_judged_for_a_person_it_stays_a_candidate_with_the_file_it_would_be_serv
     assert policy.events.get(kind="gated").verdicts["passed"]
     assert [order.format for order in doors.exported] == ["gguf-lora"]
     assert TrainingRun.objects.get().follow_up == "done"
+
+
+def test_a_person_chooses_the_opponent_of_an_evaluation(
+    policy: Policy, doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert policy.run is not None
+    TrainingRun.objects.update(status="succeeded", follow_up="")
+    monkeypatch.setattr(pipeline, "pulse", lambda run: contextlib.nullcontext())
+    for _ in range(2):  # asked for, it is made again
+        follow_up_place(policy.run, "judge", compare="base")
+        pipeline.run_follow(policy.run.pk)
+    assert [order.compare for order in doors.evaluated] == ["base", "base"]
 
 
 def test_an_export_that_was_asked_for_judges_nothing(

@@ -50,6 +50,16 @@ def ask(client: Client, *policies: str, question: str = "Where is my parcel?", *
     return answer.content.decode()
 
 
+def test_the_apps_own_answer_to_the_prompt_stands_beside(
+    operator: Client, parrot: Parrot, asked_before: Decision
+) -> None:
+    assert operator.get(PAGE).context["before"] is None
+    assert operator.get(f"{PAGE}?decision={asked_before.pk}").context["before"]["decision"] == asked_before
+    for _ in range(2):  # what was asked here is no answer of the app
+        page = operator.post(PAGE, {"question": "Where is my parcel?", "policy": ["base"]})
+        assert page.context["before"]["decision"] == asked_before
+
+
 def test_each_policy_answers_and_each_answer_is_a_decision(
     operator: Client, parrot: Parrot, asked_before: Decision
 ) -> None:

@@ -87,7 +87,7 @@ def test_who_may_not_rate_is_shown_nothing() -> None:
 def test_without_decisions_the_page_says_how_to_make_some(rater: Client) -> None:
     html = rater.get("/rate/").text
     assert "Nothing to rate yet" in html
-    assert "manage.py simulate widgets" in html
+    assert "manage.py" not in html
 
 
 def test_when_all_is_rated_the_page_says_so(rater: Client) -> None:
@@ -96,7 +96,7 @@ def test_when_all_is_rated_the_page_says_so(rater: Client) -> None:
     html = rater.get("/rate/").text
     assert "All rated" in html
     assert "You rated 1 today" in html
-    assert "train_dpo" in html
+    assert "manage.py" not in html
 
 
 def test_an_agent_that_decided_nothing_is_named(rater: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from django.test import Client
 
 from feedback.cache import forget_all
 from feedback.models import Decision
-from feedback.services import decision_record, rating_submit
+from feedback.services import agent_set_up, decision_record, rating_submit
 from rl.charts.run_figures import overfit_words
+from rl.jobs.estimates import automatic_plan
 from rl.models import Policy, Snapshot
 from rl.registry import service as registry
 from rl.registry.comparisons import policy_diff
@@ -119,9 +121,34 @@ def test_the_agents_page_shows_no_older_candidate_than_the_newest() -> None:
     assert older.stage == "candidate"
 
 
-def test_an_agent_that_was_only_connected_has_a_page(operator: Client) -> None:
-    make_policy("shop")
+def test_an_agent_that_was_only_connected_has_a_page_and_a_card(operator: Client) -> None:
+    agent_set_up("shop")
     assert operator.get("/agents/shop/").status_code == 200
+    page = operator.get("/")
+    assert [one["card"].facts.slug for one in page.context["shown"]] == ["shop"]
+    assert "/start/?agent=shop" in page.text
+    assert operator.get("/start/?agent=shop").context["connected"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "method"),
+    [
+        ({"up": 2, "down": 3, "correct": 5}, "SFT"),
+        ({"up": 5, "down": 5}, "SFT"),
+        ({"down": 10}, ""),
+    ],
+)
+def test_ten_ratings_of_any_mixture_are_enough_for_a_first_training(
+    verdicts: dict[str, int], method: str
+) -> None:
+    said = [verdict for verdict, count in verdicts.items() for _ in range(count)]
+    for number, verdict in enumerate(said):
+        decision = decision_record(agent="shop", messages=f"question {number}", response="an answer").row
+        facts = {"correction": f"answer {number}"} if verdict == "correct" else {"thumb": verdict}
+        rating_submit(decision=decision, rater="bob", **facts)
+    plan = automatic_plan("shop")
+    assert plan.get("method", "") == method
+    assert bool(plan["refusal"]) is not bool(method)
 
 
 def test_rows_of_a_data_set_go_by_its_kind() -> None:
@@ -159,8 +186,16 @@ def test_pages_offer_buttons_and_no_commands_of_a_shell(operator: Client) -> Non
         f"/policies/{policy.name}/",
         "/agents/shop/",
         f"/runs/{policy.run.pk}/",
+        "/runs/?agent=none",
+        "/reward-models/?agent=shop",
+        "/experiments/",
+        "/imports/",
+        "/rate/?agent=shop",
+        "/rate/?agent=none",
+        "/decisions/",
     ):
-        assert "manage.py evaluate_model" not in operator.get(address).text, address
+        named = set(re.findall(r"manage\.py (\w+)", operator.get(address).text))
+        assert named <= {"benchmark_model", "qcluster", "serve"}, address
     assert 'value="judge"' in operator.get("/").text
 
 

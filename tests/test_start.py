@@ -364,6 +364,11 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     assert "Evaluate on" not in words(again.text)
     assert OrmQ.objects.count() == 1
     TrainingRun.objects.update(follow_up="done")
+    stranger = operator.post(f"{address}follow-up/", {"job": "judge", "compare": "nobody"}, follow=True)
+    assert "expected one of base" in stranger.text
+    operator.post(f"{address}follow-up/", {"job": "judge", "compare": "base"})
+    assert TrainingRun.objects.get().compare == "base"
+    TrainingRun.objects.update(follow_up="done")
     unknown = operator.post(f"{address}follow-up/", {"job": "export", "as": "gguf:q9"}, follow=True)
     assert "expected one of gguf:q2_k" in unknown.text
     operator.post(f"{address}follow-up/", {"job": "export", "as": "gguf:q8_0"})

@@ -1,10 +1,13 @@
-"""The newcomer's way by mouse: from the sign-in link to the new champion's answer and its rating."""
+"""The newcomer's way by mouse: from the sign-in link to the verdict on a new policy and its first answer."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import random
 import re
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -12,15 +15,36 @@ from urllib.parse import urljoin
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import sync_playwright
 
-from benchmarks.nursery.agent import AGENT, best_watering, data_lines, reply
+from benchmarks.nursery.agent import AGENT, OPTIONS, best_watering, reply, rows
 from benchmarks.nursery.server import Serve
 from benchmarks.nursery.walk import CHROMIUM_ARGUMENTS, WIDTHS, Walk
+from tests.support.stub_openai import ModelServer
 
 PATIENCE_S = 1800.0
 """Longest wait for the training: the machine may have other work."""
-RATED_IN_PLACE = 6
 READING_MS = 300
 """Time for the card that came."""
+
+
+class NurseryModel(ModelServer):
+    """The model that the nursery has: it answers any bed with a watering of chance."""
+
+    draw = random.Random(3)
+
+    def completion(self) -> dict[str, Any]:
+        self.said = reply(self.draw.choice(OPTIONS))
+        return super().completion()
+
+
+def app_asks(snippet: str, count: int) -> None:
+    """Calls of the nursery's app: the address, key and model of the snippet for curl, its own questions."""
+    (address,) = re.findall(r"curl (\S+)", snippet)
+    (key,) = re.findall(r"rk_[\w-]{40}", snippet)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    for row in rows(0, count):
+        body = json.dumps({"model": AGENT, "messages": row["messages"]}).encode()
+        with urllib.request.urlopen(urllib.request.Request(address, body, headers)) as answer:
+            answer.read()
 
 
 def rate_in_place(walk: Walk, count: int) -> None:
@@ -85,7 +109,7 @@ def watch_training(walk: Walk) -> list[dict[str, Any]]:
             for kind, ready in {"training": steps and 4 * steps[0] >= steps[1], "judging": True}.items():
                 if name.startswith(kind) and ready and kind not in photographed:
                     photographed.add(kind)
-                    walk.photograph(f"5-{kind}")
+                    walk.photograph(f"3-{kind}")
                     changed = time.monotonic()
             if walk.page.locator("#h-step").inner_text(timeout=500).startswith(("5.", "6.")):
                 return phases
@@ -93,97 +117,158 @@ def watch_training(walk: Walk) -> list[dict[str, Any]]:
     raise SystemExit(f"no judged policy within {PATIENCE_S:.0f} s; phases so far: {phases}")
 
 
-def pages(home: Path, pictures: Path, chromium: str) -> dict[str, Any]:
-    """The way of docs/start.md by mouse; seconds, clicks and phases."""
-    pictures.mkdir(parents=True, exist_ok=True)
+def pages(
+    home: Path, pictures: Path | None, chromium: str, answers: int = 10, *, judging: bool = False
+) -> dict[str, Any]:
+    """The way of docs/start.md by mouse; seconds, clicks and phases, and the verdict the page ends with. judging: with
+    a judging round before it."""
+    if pictures:
+        pictures.mkdir(parents=True, exist_ok=True)
     served = Serve(home)
     try:
-        link = served.link()
-        with sync_playwright() as playwright:
+        with NurseryModel() as provider, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
             page = browser.new_context(viewport=WIDTHS["wide"]).new_page()  # type: ignore[arg-type]
             page.set_default_timeout(60_000)
+            complaints: list[str] = []
+            page.on("pageerror", lambda fault: complaints.append(str(fault)))
+            page.on("console", lambda line: line.type == "error" and complaints.append(line.text))
+            link = served.link()
             walk = Walk(page, pictures)
-            phases = _walk_pages(walk, link)
+            page.goto(link)
+            walk.click("button", "Sign in")
+            page.wait_for_url("**/start/")
+            walk.done("sign in")
+            connect(walk, provider.url, answers)
+            rate_in_place(walk, answers)
+            walk.done(f"rate {answers} in place")
+            page.get_by_role("button", name="Train", exact=True).wait_for()
+            walk.photograph("3-train")
+            walk.click("button", "Train")
+            phases = watch_training(walk)
+            walk.done("train and evaluate")
+            round_found = judge_round(walk) if judging else {}
+            verdict = judged(walk)
+            ask_champion(walk)
+            photograph_others(walk)
             browser.close()
-        return {"steps": walk.steps, "phases": phases, "overflows": walk.overflows}
+        seconds = round(sum(step["seconds"] for step in walk.steps), 1)
+        found = {"steps": walk.steps, "seconds": seconds, "phases": phases, "overflows": walk.overflows}
+        return {**found, "verdict": verdict, "complaints": complaints, "round": round_found}
     finally:
         served.stop()
 
 
-def _walk_pages(walk: Walk, link: str) -> list[dict[str, Any]]:
+def connect(walk: Walk, provider: str, answers: int) -> None:
+    """Connect a model server, make a key, and let the app ask through the gateway."""
     page = walk.page
-    page.goto(link)
-    walk.photograph("0-sign-in")
-    walk.click("button", "Sign in")
-    page.wait_for_url("**/start/")
-    walk.done("sign in")
+    walk.photograph("1-choose")
     walk.paste("Your agent's name", AGENT)
-    walk.paste("Ten lines or more, pasted or dropped here", data_lines())
-    walk.photograph("1-paste")
-    walk.click("button", "See what is recognised")
-    page.get_by_role("heading", name="What was recognised").wait_for()
-    walk.done("paste, see what is recognised")
-    walk.photograph("2-recognised")
-    walk.click("button", "Import")
-    page.locator(".guide").wait_for()
-    walk.done("import")
-    walk.photograph("3-imported")
-    walk.click_at(page.locator(".guide a", has_text="Rate"))
+    walk.click_at(page.get_by_text("A server of our own"))
+    walk.paste("Address", provider)
+    walk.paste("Model", "m-1")
+    walk.photograph("1-connect")
+    walk.click("button", "Connect")
+    page.locator(".arrived").wait_for()
+    walk.photograph("1-snippets")
+    walk.click_at(page.get_by_role("button", name="Make a key"))
+    snippet = page.locator(".of-curl").inner_text()
+    walk.done("connect the model, make a key")
+    app_asks(snippet, answers)
+    page.get_by_role("link", name="Rate it").wait_for()
+    walk.photograph("1-arrived")
+    walk.done(f"{answers} answers of the app, the first one arrives on the page")
+    walk.click("link", "Rate it")
     page.get_by_role("heading", name="2. Rate").wait_for()
-    walk.photograph("3-rate")
-    rate_in_place(walk, RATED_IN_PLACE)
-    walk.done(f"rate {RATED_IN_PLACE} in place")
-    walk.click_at(page.locator(".guide a", has_text="Train"))
-    page.get_by_role("button", name="Train", exact=True).wait_for()
-    walk.photograph("4-train")
-    walk.click("button", "Train")
-    phases = watch_training(walk)
-    walk.done("train and judge")
-    promote_and_ask(walk)
-    return phases
+    walk.photograph("2-rate")
 
 
-def promote_and_ask(walk: Walk) -> None:
-    """From the judged policy to its answer as champion, and a rating of that."""
+def judge_round(walk: Walk) -> dict[str, Any]:
+    """Begin a judging round from the verdict, judge its pairs by keyboard as the gardeners would, and read its page."""
+    page, here = walk.page, walk.page.url
+    page.goto(urljoin(here, page.locator("a", has_text="Details of").first.get_attribute("href") or ""))
+    walk.click("button", "Compare its answers side by side")
+    page.wait_for_url("**/judging/**")
+    begun = page.url
+    page.get_by_role("link", name="Compare side by side").wait_for(timeout=300_000)
+    walk.done("begin a judging round, until its first pair")
+    walk.click("link", "Compare side by side")
+    given: dict[str, int] = {}
+    while page.locator("#rate-form").count():
+        form = page.locator("#rate-form")
+        shown, text = form.get_attribute("data-shown"), form.inner_text()
+        if not given:
+            walk.photograph("8-judging")
+        soil, forecast = (
+            re.search(rf"{name}:? *(\w+)", text, re.IGNORECASE) for name in ("soil", "forecast")
+        )
+        right = best_watering(soil[1], forecast[1]) if soil and forecast else "?"
+        held = [right in side for side in page.locator(".side-panel").all_inner_texts()]
+        key = {(True, False): "ArrowLeft", (False, True): "ArrowRight", (True, True): "="}.get(
+            (held[0], held[1]), "0"
+        )
+        given[key] = given.get(key, 0) + 1
+        page.keyboard.press(key)
+        page.wait_for_function(
+            "before => document.querySelector('#rate-form')?.dataset.shown !== before", arg=shown
+        )
+        page.wait_for_timeout(READING_MS)
+    walk.done(f"judge {sum(given.values())} pairs by keyboard")
+    page.goto(begun)
+    walk.photograph("8-round")
+    found = {"keys": given, "says": page.locator(".finding").inner_text()}
+    page.goto(here)
+    return found
+
+
+def judged(walk: Walk) -> str:
+    """Look at the verdict and the answers side by side; promote, by force where the gate stays closed."""
     page = walk.page
-    walk.photograph("6-judged")
+    walk.photograph("5-judged")
+    verdict = page.locator(".verdict-words").first.inner_text()
     walk.click("link", "Browse the answers side by side")
     page.wait_for_load_state("networkidle")
-    walk.photograph("6-answers")
+    walk.photograph("5-answers")
     page.go_back()
-    walk.done("leaf through answers side by side")
+    walk.done("read the verdict, look through answers side by side")
     promote = page.get_by_role("button", name=re.compile(f"^Promote {AGENT}-v"))
-    if promote.count():  # it is offered once the files are there from which the policy answers
+    if promote.count():
         walk.click_at(promote)
-    else:  # the gate stays closed: by force, with a reason
+    else:
         walk.click_at(page.get_by_text("Promote it anyway"))
         walk.paste("Reason, kept on record", "trying the loop out")
         walk.click("button", "Promote by force")
     page.get_by_role("heading", name="6. Ask it").wait_for()
-    walk.done("promote")
-    ask_champion(walk)
+    walk.done("promote" if promote.count() else "promote by force, with a reason")
+    return verdict
 
 
 def ask_champion(walk: Walk) -> None:
     """Ask the champion and rate its answer."""
     page = walk.page
-    walk.photograph("7-ask")
-    walk.click("button", "Ask it and the base model")
+    walk.photograph("6-ask")
+    walk.click_at(
+        page.locator("form[action*=playground] button[type=submit], a.button[href*=playground]").first
+    )
     page.locator(".answer-card .rate-here").nth(1).wait_for(timeout=180_000)
     walk.done("ask it")
-    walk.steps[-1]["answers"] = page.locator(
-        ".answer-card .side-text, .answer-card .answer"
-    ).all_inner_texts()
-    walk.photograph("8-answer", showing="#answers")
+    walk.photograph("6-answer", showing="#answers")
     walk.click_at(page.locator(".answer-card .rate-here button[value=up]").first)
     page.locator(".answer-card .picked").first.wait_for()
     walk.done("rate its answer")
-    walk.photograph("9-rated")
-    for name, path in {"10-run": "/runs/1/", "11-policy": f"/policies/{AGENT}-v77/", "12-home": "/"}.items():
+
+
+def photograph_others(walk: Walk) -> None:
+    """The other pages of what came about."""
+    page = walk.page
+    policy = page.locator(f"a:has-text('{AGENT}-v')").first.inner_text()
+    addresses = {
+        "7-run": "/runs/1/",
+        "7-policy": f"/policies/{policy}/",
+        "7-home": "/",
+        "7-agent": f"/agents/{AGENT}/",
+    }
+    for name, path in addresses.items():
         page.goto(urljoin(page.url, path))
         page.wait_for_load_state("networkidle")
         walk.photograph(name)
-        if name == "11-policy":
-            verdict = page.locator("section.card", has=page.get_by_role("heading", name="The gate's verdict"))
-            verdict.screenshot(path=walk.pictures / "gate-frame.png")

@@ -16,15 +16,23 @@ from docs.screenshots import picture_shrink
 
 STRIP = ROOT / "docs" / "images" / "newcomer.webp"
 FRAMES = {
-    "1-paste": "Paste what your app decided",
-    "2-recognised": "See what is recognised",
-    "3-rate": "Rate in place",
-    "5-training": "Train, with every phase named",
-    "6-answers": "Browse answers, side by side",
-    "8-answer": "Ask the new champion",
+    "1-connect": "Connect the model you have",
+    "1-arrived": "See its first answer arrive",
+    "2-rate": "Rate in place",
+    "3-train": "Train, on a button",
+    "5-judged": "Read the verdict",
+    "6-answer": "Ask the new champion",
 }
 """Picture -> the words below it."""
-DOCS_PICTURES = {"start": "4-train", "answers": "6-answers", "run": "10-run", "gate": "gate"}
+DOCS_PICTURES = {
+    "connect": "1-connect",
+    "connected": "1-arrived",
+    "start": "3-train",
+    "answers": "5-answers",
+    "run": "7-run",
+    "gate": "7-policy",
+    "judging": "8-judging",
+}
 """Pictures of docs/ that this way takes: name there -> name here."""
 STRIP_PAGE = """<style>
 body {{ margin: 0; padding: 20px; background: #f4f2ee; font: 600 19px system-ui, sans-serif; color: #1b2430;

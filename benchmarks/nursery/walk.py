@@ -21,7 +21,7 @@ CHROMIUM_ARGUMENTS = [
 class Walk:
     """A window that is used with the mouse alone; text is pasted. Notes seconds and takes pictures of each step."""
 
-    def __init__(self, page: Page, pictures: Path) -> None:
+    def __init__(self, page: Page, pictures: Path | None) -> None:
         self.page, self.pictures = page, pictures
         self.steps: list[dict[str, Any]] = []
         self.clicks = 0
@@ -38,7 +38,7 @@ class Walk:
         self.clicks += 1
 
     def paste(self, label: str, text: str) -> None:
-        self.click_at(self.page.get_by_label(label))
+        self.click_at(self.page.get_by_label(label, exact=True).first)
         self.page.keyboard.insert_text(text)
 
     def done(self, step: str) -> None:
@@ -54,6 +54,8 @@ class Walk:
     def photograph(self, name: str, showing: str = "main") -> None:
         """The page as it stands in both widths and schemes; the window is as before afterwards. `showing` is what its
         frame for the film strip is about."""
+        if self.pictures is None:
+            return
         began = time.monotonic()
         for scheme, (width, size) in itertools.product(SCHEMES, WIDTHS.items()):
             self.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ from rl.api.training import (
     run_lookup,
     run_represent,
 )
+from rl.export.service import opponents, policy_job_place
 from rl.gates.headlines import share_of
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic, order_place
@@ -116,6 +117,11 @@ class PromotionSent(Sent):
     force: bool = False
     reason: Storable = ""
     """Required with force; kept on record."""
+
+
+class EvaluationSent(Sent):
+    compare: Storable = ""
+    """`incumbent` (what answers now), `base` or a policy of the agent; default: the opponent that the gate asks for."""
 
 
 class RollbackSent(Sent):
@@ -243,6 +249,31 @@ class Verify(ApiView):
     def post(self, request: Request, name: str) -> Response:
         body_read(Sent, request.data or {})
         return Response(verify([policy_lookup(name)]))
+
+
+class Evaluated(ApiView):
+    scopes = {"POST": "operate"}
+
+    @describe(
+        "Evaluate a policy on held-out prompts",
+        {202: ("The policy's run, which evaluates it next", Run)},
+        body=EvaluationSent,
+        parameters=(NAME,),
+        refusals=(404, 409),
+        tag="policies",
+        operation="policies_evaluate",
+    )
+    def post(self, request: Request, name: str) -> Response:
+        compare = body_read(EvaluationSent, request.data or {}).compare
+        policy = policy_lookup(name)
+        if compare and compare not in (known := opponents(policy)):
+            fault = f"expected one of {', '.join(known)}"
+            raise RequestRefused(f"compare: {fault}", fields={"compare": fault})
+        try:
+            run = policy_job_place(policy, "judge", compare=compare)
+        except RunRefused as refusal:
+            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
+        return Response(run_represent(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
 
 
 class Rollback(ApiView):

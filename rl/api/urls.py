@@ -10,7 +10,7 @@ from rl.api.decide import Decide
 from rl.api.experiments import ExperimentResults, Experiments
 from rl.api.judging import JudgingPairs, JudgingRoundOne, JudgingRounds, JudgingStop
 from rl.api.labels import Suggestions
-from rl.api.loop import Cancel, Online, Promote, Registry, Rollback, Runs, Verify
+from rl.api.loop import Cancel, Evaluated, Online, Promote, Registry, Rollback, Runs, Verify
 from rl.api.reward_models import RewardModels, Score
 from rl.api.rewards import CalculatePending
 from rl.api.training import Policies, RunOne, TrainPolicy
@@ -25,6 +25,7 @@ urlpatterns = [
     path("policies/<str:name>/promote/", Promote.as_view(), name="api-promote"),
     path("policies/<str:name>/verify/", Verify.as_view(), name="api-verify"),
     path("policies/<str:name>/benchmarks/", Benchmarks.as_view(), name="api-benchmarks"),
+    path("policies/<str:name>/evaluate/", Evaluated.as_view(), name="api-evaluate"),
     path("policies/<str:name>/rollback/", Rollback.as_view(), name="api-rollback"),
     path("experiments/", Experiments.as_view(), name="api-experiments"),
     path("experiments/<int:pk>/results/", ExperimentResults.as_view(), name="api-experiment-results"),

@@ -99,6 +99,10 @@ class _Tally:
             yield row
 
 
+FEWEST_ROWS = 5
+"""Rows of one kind that suffice if the agent has `min_samples` pieces of feedback of all kinds."""
+
+
 def prepare_training_dataset(
     agent: str | None = None,
     kind: str = "pairs",
@@ -166,6 +170,8 @@ def prepare_training_dataset(
     need = min_samples
     if need is None:
         need = DATASET_CONFIG["min_samples"] if for_training else 1
+        if source is None and evidence.feedback_count >= need:
+            need = min(need, FEWEST_ROWS)
 
     def check() -> None:
         if evidence.rows.unreadable:

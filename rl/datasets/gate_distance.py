@@ -42,9 +42,9 @@ class Distance:
     @property
     def words(self) -> str:
         if self.reached:
-            return f"{self.available:,} held-out prompts ({self.kind}); the gate needs {self.minimum:,}"
+            return f"{self.available:,} held-out prompts; the gate needs {self.minimum:,}"
         return (
-            f"{self.available:,} of the {self.minimum:,} held-out prompts that the gate needs ({self.kind}): "
+            f"{self.available:,} of the {self.minimum:,} held-out prompts that the gate needs: "
             f"rate about {self.further:,} more prompts"
         )
 

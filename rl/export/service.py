@@ -101,12 +101,21 @@ def export_form_check(policy: Policy, form: str) -> None:
         raise ExportOrderRefused(f"expected one of {', '.join(known)}; found {form!r:.40}")
 
 
+def opponents(policy: Policy) -> list[str]:
+    """Whom an evaluation can compare a policy with: `incumbent` where another answers now, `base`, other policies."""
+    champion = registry.champion_of(policy.agent)
+    others = Policy.objects.filter(agent=policy.agent).exclude(pk=policy.pk).order_by("-pk")
+    named = [] if champion in (None, policy) else ["incumbent"]
+    return [*named, "base", *others.values_list("name", flat=True)]
+
+
 POLICY_JOBS = {"judge": TrainingRun.FollowUp.JUDGE, "export": TrainingRun.FollowUp.EXPORT}
 """Jobs for a policy that a button gives to the workers."""
 
 
-def policy_job_place(policy: Policy, job: str, *, export_as: str = "") -> TrainingRun:
-    """Queues a job for a policy (POLICY_JOBS). `export_as`: a format; empty: its usual files.
+def policy_job_place(policy: Policy, job: str, *, export_as: str = "", compare: str = "") -> TrainingRun:
+    """Queues a job for a policy (POLICY_JOBS). `export_as`: a format; empty: its usual files. `compare`: the opponent
+    of an evaluation.
 
     Raises RunRefused and ExportOrderRefused.
     """
@@ -118,7 +127,9 @@ def policy_job_place(policy: Policy, job: str, *, export_as: str = "") -> Traini
     form = export_as if wanted == TrainingRun.FollowUp.EXPORT else ""
     if form:
         export_form_check(policy, form)
-    return follow_up_place(policy.run, wanted, export_as=form)
+    if wanted == TrainingRun.FollowUp.JUDGE and compare not in ("", *(known := opponents(policy))):
+        raise RunRefused(f"compare: expected one of {', '.join(known)}; found {compare!r:.40}")
+    return follow_up_place(policy.run, wanted, export_as=form, compare=compare)
 
 
 def export(order: ExportOrder, progress: Callable[[int, int, str], None] | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from rl.gates.effects import TableEffect, binomial_luck, effect_of, lead_of, points
-from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, TESTS
+from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, RuleResult
 from rl.statistics import mean_interval, paired_difference
 from rl.statistics.assignment import BASE
@@ -314,9 +314,9 @@ CHAMPION = "champion"
 
 
 def by_likelihood(evidence: Evidence, bounds: GateBounds) -> bool:
-    """True if the leading evidence compares likelihoods of texts, not answers."""
+    """True if the leading evidence is likelihoods of texts or rewards, which training aims at, and not answers."""
     lead = lead_of(evidence, bounds)
-    return lead in (PAIRS, LABELS, OUTCOMES) or (lead == CORRECTIONS and not evidence.discrete)
+    return lead in (PAIRS, LABELS, OUTCOMES, REWARDS) or (lead == CORRECTIONS and not evidence.discrete)
 
 
 def needs_judging(evidence: Evidence, bounds: GateBounds, to: str) -> bool:
@@ -336,7 +336,8 @@ def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     """Its answers were compared: by known right answers, by tests, or by people side by side.
 
     Likelihoods of recorded answers tell which text a policy finds more probable, not whether it writes better ones.
-    They may open the challenger stage; a champion needs compared answers or a live experiment.
+    Rewards tell what training aimed at. Both may open the challenger stage; a champion needs compared answers or a live
+    experiment.
     """
     judging = evidence.judging
     if judging is not None and judging.ended and judging.verdict == WORSE:
@@ -350,12 +351,11 @@ def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
             else "live traffic compares answers"
         )
         if to == CHAMPION and evidence.against != BASE:
-            return RuleResult(
-                "compared", PASSED, "its answers were compared with known answers, tests or rewards"
-            )
+            return RuleResult("compared", PASSED, "its answers were compared with known answers or tests")
         return RuleResult("compared", NOT_APPLICABLE, words)
     if judging is None:
-        only = "" if only_people_compare(evidence, bounds, to) else "only likelihoods were compared: "
+        kind = "rewards" if lead_of(evidence, bounds) == REWARDS else "likelihoods"
+        only = "" if only_people_compare(evidence, bounds, to) else f"only {kind} were compared: "
         words = f"{only}nobody compared its answers with those of {evidence.against}"
         return RuleResult("compared", REFUSED, words, waits=True)
     words, figures = f"judging round {judging.round}: {judging.words}", judging.as_dict()

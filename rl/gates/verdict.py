@@ -234,7 +234,7 @@ def _basis(evidence: Evidence, lead: str, sampled: bool) -> tuple[str, bool | No
 
 def _sentence(result: RuleResult) -> str:
     title = RULE_TITLES.get(result.rule, result.rule).lower()
-    words = f"{title}: {result.words}" if result.rule != "accuracy" else result.words
+    words = result.words if result.rule in ("accuracy", "compared") else f"{title}: {result.words}"
     return f"{words.rstrip('.')}."
 
 

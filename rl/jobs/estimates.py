@@ -18,7 +18,7 @@ from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_datase
 from rl.datasets.stats import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
 from rl.jobs.memory_estimate import MemoryEstimate, memory_at_most
-from rl.jobs.method_selection import REWARD_MODEL, MethodChoice, method_chosen
+from rl.jobs.method_selection import NOTHING_TEACHES, REWARD_MODEL, MethodChoice, method_chosen
 from rl.jobs.reward_stage import reward_model_order
 from rl.jobs.run_recipe import recipe_sized
 from rl.jobs.stages import stage_limits
@@ -252,6 +252,10 @@ def automatic_plan(agent: str) -> dict[str, Any]:
     refused."""
     try:
         order = order_automatic(agent)
+        if order.reason == NOTHING_TEACHES:
+            return {
+                "refusal": "dislikes alone do not show what a good answer is: like or correct a few more answers"
+            }
         expected = order_estimate(order)
     except ValueError as refusal:
         return {"refusal": str(refusal)}

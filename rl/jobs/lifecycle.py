@@ -164,10 +164,11 @@ def follow_up_dispatch(run: TrainingRun) -> None:
     )
 
 
-def follow_up_place(run: TrainingRun, wanted: str, *, export_as: str = "") -> TrainingRun:
+def follow_up_place(run: TrainingRun, wanted: str, *, export_as: str = "", compare: str = "") -> TrainingRun:
     """Have the policy of a finished run judged or exported (FollowUp.JUDGE, EXPORT) by the workers.
 
-    export_as: one of `rl.export.service.export_forms`; empty: the usual files.
+    export_as: one of `rl.export.service.export_forms`; empty: the usual files. compare: the opponent of the
+    evaluation, as `EvaluationOrder.compare`; empty: the gate's, unless it was compared with it already.
 
     Raises RunRefused where it made none, or where its policy is being evaluated or exported already.
     """
@@ -176,7 +177,14 @@ def follow_up_place(run: TrainingRun, wanted: str, *, export_as: str = "") -> Tr
     if (
         not TrainingRun.objects.filter(pk__in=finished.values("pk"))
         .exclude(follow_up__in=pending)
-        .update(follow_up=wanted, export_as=export_as, follow_ups=0, reason="", heartbeat_at=timezone.now())
+        .update(
+            follow_up=wanted,
+            export_as=export_as,
+            compare=compare,
+            follow_ups=0,
+            reason="",
+            heartbeat_at=timezone.now(),
+        )
     ):
         run.refresh_from_db()
         raise RunRefused(

@@ -14,6 +14,7 @@ from rl.agents import AGENTS
 from rl.agents.base import names_values
 from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
+from rl.datasets.builder import FEWEST_ROWS
 from rl.datasets.demonstrations import preferred_rows
 from rl.linear.distillation import SHOWN_PROMPTS
 from rl.linear.fit import FittedPolicy, fit
@@ -138,6 +139,25 @@ def method_chosen(
         )
     if wanted != "auto":
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
+    return (
+        _of_feedback(agent, base_model, need, source)
+        # ten thumbs and corrections are enough together, though no kind has ten of its own
+        or (_of_feedback(agent, base_model, FEWEST_ROWS, source) if min_samples is None else None)
+        or _of_rewards(prepare("groups"), prepare("scores"), need)
+        or _of_prompts(prepare("prompts"), need)
+        or MethodChoice("dpo", NOTHING_TEACHES)
+    )
+
+
+NOTHING_TEACHES = "auto took dpo: no method has enough samples yet"
+
+
+def _of_feedback(agent: str, base_model: str, need: int, source: dict[str, Any]) -> MethodChoice | None:
+    """The method of what people said and wrote; None where no kind of it has `need` rows."""
+
+    def prepare(kind: str) -> PreparedDataset | None:
+        return _prepare(agent, kind, need, source)
+
     datasets = {slug: prepare(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
     pairs, labels, shown = (
         _Pairs.of(datasets["dpo"]),
@@ -164,12 +184,7 @@ def method_chosen(
         )
     if chosen and chosen.method == "sft" and base_model == BUNDLED:
         chosen = _with_recombination(agent, chosen, datasets["sft"])
-    return (
-        chosen
-        or _of_rewards(prepare("groups"), prepare("scores"), need)
-        or _of_prompts(prepare("prompts"), need)
-        or MethodChoice("dpo", "auto took dpo: no method has enough samples yet")
-    )
+    return chosen
 
 
 LINEAR, REWARD_MODEL = "linear", "reward_model"
@@ -305,10 +320,10 @@ def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _DemonstrationC
     # what SFT is not shown: preferences and dislikes on prompts nobody wrote a response to
     unheard = len((pairs.prompts | labels.bad_prompts) - shown.human_prompts)
     if shown.human >= max(unheard, 1):
-        beside = f"{shown.liked:,} that were liked beside them"
+        beside = f", {shown.liked:,} that were liked beside them" if shown.liked else ""
         other = f"; {unheard:,} other prompts have a preference or a dislike" if unheard else ""
         return MethodChoice(
-            "sft", f"auto took sft: {shown.human:,} responses written by people, {beside}{other}"
+            "sft", f"auto took sft: {shown.human:,} responses written by people{beside}{other}"
         )
     if pairs.all and pairs.responses >= PAIRED_SHARE * response_count:
         beside = (

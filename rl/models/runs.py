@@ -126,6 +126,12 @@ class TrainingRun(models.Model):
         default="",
         help_text="Form its policy is to be exported in (`gguf:q8_0`, `onnx`, `ollama`); empty: the usual one",
     )
+    compare = models.CharField(
+        max_length=64,
+        blank=True,
+        default="",
+        help_text="Opponent of an evaluation: `incumbent`, `base` or a policy; empty: the one the gate asks for",
+    )
     follow_ups = models.PositiveSmallIntegerField(default=0, help_text="Times that was begun")
     stage_of = models.ForeignKey(
         "self",

@@ -156,7 +156,7 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
     if run.follow_up == FollowUp.JUDGE:
         options = FollowUpOptions(gate=LearnerSettings.Gate.NONE, export=False, serving_file=True)
     with pulse(run):
-        outcome = policy_follow(policy, options, PhaseRecorder(run, progress))
+        outcome = policy_follow(policy, options, PhaseRecorder(run, progress), compare=run.compare)
     pending = TrainingRun.objects.filter(pk=run.pk, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
     pending.update(follow_up=FollowUp.DONE)
     TrainingRun.objects.filter(pk=run.pk).update(phase="", phase_at=None)
@@ -185,12 +185,17 @@ def _export_only(run: TrainingRun, policy: Policy, progress: Progress | None) ->
 
 @references_shared()
 def policy_follow(
-    policy: Policy, options: FollowUpOptions, progress: Progress | None = None
+    policy: Policy, options: FollowUpOptions, progress: Progress | None = None, *, compare: str = ""
 ) -> PipelineResult:
-    """Evaluate a candidate against the policy it must beat, and act on the gate's verdict."""
+    """Evaluate a candidate against the policy it must beat, and act on the gate's verdict.
+
+    compare: evaluate it against this opponent first, even if it was compared before.
+    """
     outcome = PipelineResult(policy.name)
     to = options.gate if options.gate != LearnerSettings.Gate.NONE else "champion"
-    report = _gate_report(policy, to, outcome, progress)
+    if compare and not _evaluated(policy, compare, outcome, progress):
+        return outcome
+    report = _gate_report(policy, to, outcome, progress, evaluates=not compare)
     if report is not None:
         outcome.passed, outcome.reason, outcome.sheet = report.passed, report.reason, report.as_dict()
         _act(policy, report, options, outcome, progress)
@@ -329,33 +334,35 @@ def _next_step(policy: Policy, outcome: PipelineResult) -> str:
     return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 
+def _evaluated(policy: Policy, compare: str, outcome: PipelineResult, progress: Progress | None) -> bool:
+    """Evaluate a policy against an opponent; a refusal is the outcome's reason."""
+    _phase(progress, "judging")
+    try:
+        order = EvaluationOrder(policy=policy.name, compare=compare, actor=ACTOR)
+        evaluate(order, _phase_progress(progress, "judging"))
+    except (EvaluationRefused, DatasetRefused, HostedFailed) as refusal:
+        outcome.reason = str(refusal)
+        PolicyEvent.objects.create(
+            policy=policy, kind=PolicyEvent.Kind.GATED, actor=ACTOR, reason=outcome.reason
+        )
+        return False
+    policy.refresh_from_db()
+    return True
+
+
 def _gate_report(
-    policy: Policy, to: str, outcome: PipelineResult, progress: Progress | None
+    policy: Policy, to: str, outcome: PipelineResult, progress: Progress | None, *, evaluates: bool = True
 ) -> GateReport | None:
-    """The gate's report, after the missing comparison and benchmarks; None if it cannot be judged."""
+    """The gate's report, after the missing comparison (if `evaluates`) and benchmarks; None if it cannot be judged."""
     if policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).exists():
         promoted = policy.events.filter(kind=PolicyEvent.Kind.PROMOTED).latest("pk")
         outcome.passed, outcome.sheet = True, promoted.verdicts
         return None
     incumbent_sync(policy.agent)
-    rival = rival_name(policy)
-    if comparison_newest(policy) is None:
-        order = EvaluationOrder(
-            policy=policy.name,
-            compare=None if rival == "base" else rival,
-            compare_base=rival == "base",
-            actor=ACTOR,
-        )
-        _phase(progress, "judging")
-        try:
-            evaluate(order, _phase_progress(progress, "judging"))
-        except (EvaluationRefused, DatasetRefused, HostedFailed) as refusal:
-            outcome.reason = str(refusal)
-            PolicyEvent.objects.create(
-                policy=policy, kind=PolicyEvent.Kind.GATED, actor=ACTOR, reason=outcome.reason
-            )
-            return None
-        policy.refresh_from_db()
+    if comparison_newest(policy) is None and not (
+        evaluates and _evaluated(policy, rival_name(policy), outcome, progress)
+    ):
+        return None
     _phase(progress, "checking the gate")
     for fault in benchmarks.benchmarks_listed_run(policy, actor=ACTOR, progress=progress):
         logger.warning("%s: a benchmark required by the gate was not run: %s", policy.name, fault)

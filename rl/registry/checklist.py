@@ -234,7 +234,7 @@ def _answers_missing(figures: Mapping[str, Any]) -> str:
     if "round" not in figures:
         share = WinShare(0, 0, 0, alpha_of_attempt(GateBounds().alpha, 1), 0.0).further or 0
         return (
-            f"Compare its answers side by side below: about {share} answers ({minutes_of(share)} minutes) where "
+            f"Compare its answers side by side: about {share} answers ({minutes_of(share)} minutes) where "
             "7 of 10 prompts are won."
         )
     if figures["ended"]:

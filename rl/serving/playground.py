@@ -159,6 +159,12 @@ def answers_recorded(agent: str, ids: Sequence[uuid.UUID]) -> list[Decision]:
     return [rows[pk] for pk in ids if pk in rows]
 
 
+def answer_before(asked: Decision) -> Decision | None:
+    """The newest answer to the same prompt that was not asked for on a playground: the app's own."""
+    same = decisions_of(asked.agent).filter(prompt_hash=asked.prompt_hash).order_by("-created_at", "-id")
+    return next((row for row in same[:LOOK] if MARK not in (row.metadata or {})), None)
+
+
 def answer_rate(answer: Decision, others: Sequence[Decision], verdict: str, rater: str) -> None:
     """Rate an answer (`up`, `down`), or prefer it to all others of its question (`best`). Raises FeedbackRefused."""
     if verdict == "best":

@@ -26,7 +26,7 @@ from rl.base_models.service import addition_of, agent_base_model, base_model_cho
 from rl.base_models.sources import SourceRefused
 from rl.charts.calibration import SIDE, calibration_dots
 from rl.datasets.gate_distance import MAX_COUNT
-from rl.datasets.reward_records import reward_summary
+from rl.datasets.reward_records import RewardsRefused, reward_summary, rewards_calculate
 from rl.gates.headlines import share_of
 from rl.jobs.base_models import base_model_add_dispatch
 from rl.jobs.label import label_model_summary
@@ -124,6 +124,25 @@ def agent_sample(request: HttpRequest, slug: str) -> HttpResponse:
         messages.success(
             request, f"{drawn.drawn:,} random decisions, of {drawn.among:,}, come first in the rating queue."
         )
+    return redirect_back(request, "agent", slug)
+
+
+REWARDS_AT_ONCE = 2000
+"""Rewards calculated by one press of the button: about a second."""
+
+
+@login_required
+@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@require_POST
+def agent_rewards(request: HttpRequest, slug: str) -> HttpResponse:
+    """Calculate the rewards of an agent's decisions."""
+    try:
+        found = rewards_calculate(slug, limit=REWARDS_AT_ONCE)
+    except RewardsRefused as refusal:
+        messages.error(request, f"{str(refusal)[:1].upper()}{str(refusal)[1:]}.")
+    else:
+        more = f" {found.pending:,} are left: press again." if found.pending else ""
+        messages.success(request, f"{found.calculated:,} rewards are calculated.{more}")
     return redirect_back(request, "agent", slug)
 
 

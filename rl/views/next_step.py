@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backend.installation import PROGRAM
 from rl.gates.headlines import headline_of
 from rl.models import Policy, TrainingRun
 from rl.recipes import DATASET_CONFIG
@@ -161,7 +160,7 @@ def _unrated_source(card: AgentCard) -> str:
     if counts.demonstrations >= feedback_minimum():
         return f"{counts.demonstrations:,} demonstrations are recorded, enough for a first training."
     found = " and ".join(f"{count:,} {name}" for name, count in card.evidence)
-    return f"{found} are recorded: run {PROGRAM} calculate_rewards, then train."
+    return f"{found} are recorded: calculate the rewards on the agent's page, then train."
 
 
 def feedback_minimum() -> int:

@@ -20,6 +20,7 @@ from feedback.models import Decision, Rating
 from feedback.selectors import ratings_standing
 from feedback.services import FeedbackRefused
 from rl.agents.base import InvalidResponse
+from rl.models import Policy
 from rl.models.agent_definitions import agent_served
 from rl.serving.base import ServingRefused
 from rl.serving.known_agents import AgentUnknown, agent_check
@@ -27,6 +28,7 @@ from rl.serving.playground import (
     MAX_POLICIES,
     PlaygroundAnswer,
     Question,
+    answer_before,
     answer_rate,
     answers_recorded,
     examples_recent,
@@ -68,6 +70,7 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
         )
     rows = answers_recorded(slug, [answer.decision for answer in answers if answer.decision])
     like = rows[:1] or answers_recorded(slug, _ids(form.get("decision", ""))[:1])
+    before = answer_before(like[0]) if like else None
     system = system_prompt_recorded(slug)
     if like and not question.text:
         question = Question.of_decision(like[0], system, question.candidates)
@@ -88,6 +91,7 @@ def playground(request: HttpRequest, slug: str) -> HttpResponse:
         "most": MAX_POLICIES,
         "fault": fault,
         "answers": _answers(answers, rows, request.user.get_username()),
+        "before": before and {**preview_context(before), "title": _answered_by(before)},
         "asked": ",".join(str(row.pk) for row in rows),
         "examples": examples_recent(slug),
         "streams": writes_text(slug),
@@ -122,6 +126,12 @@ def playground_rate(request: HttpRequest, slug: str) -> HttpResponse:
     }
     query = urlencode({name: value for name, value in form.items() if value}, doseq=True)
     return redirect(f"{reverse('playground', args=[slug])}?{query}#answers")
+
+
+def _answered_by(row: Decision) -> str:
+    """Title of whoever gave a recorded answer."""
+    policy = Policy.objects.filter(agent=row.agent, name=row.policy).first()
+    return policy.title if policy else row.policy or "your app's model"
 
 
 def _thanks(verdict: str, row: Decision) -> str:

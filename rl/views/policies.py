@@ -14,7 +14,7 @@ from backend.http import redirect_back
 from feedback.selectors import feedback_counts_cached
 from rl.charts.gate_reports import report_lines
 from rl.datasets.prompt_clusters import near_identical_prompts
-from rl.export.service import ExportOrderRefused, export_forms, policy_job_place
+from rl.export.service import ExportOrderRefused, export_forms, opponents, policy_job_place
 from rl.gates.headlines import headline_of, share_of
 from rl.models import Policy, PolicyEvent
 from rl.models.runs import RunRefused
@@ -112,6 +112,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "judging_rounds": [(one, round_standing(one)) for one in rounds_of(policy_row)[:5]],
             "may_judge": may and policy_row.kind != Policy.Kind.RECORDED,
             "verdict": policy_verdict(policy_row),
+            "opponents": opponents(policy_row) if may else [],
             "export_forms": export_forms(policy_row) if may else {},
         },
     )
@@ -124,7 +125,12 @@ def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
     """Have a policy judged or exported by the workers: `job=judge`, or `job=export` with `as=gguf:q8_0`."""
     found = get_object_or_404(Policy.objects.select_related("run"), name=name)
     try:
-        policy_job_place(found, request.POST.get("job", ""), export_as=request.POST.get("as", ""))
+        policy_job_place(
+            found,
+            request.POST.get("job", ""),
+            export_as=request.POST.get("as", ""),
+            compare=request.POST.get("compare", ""),
+        )
     except (RunRefused, ExportOrderRefused) as refusal:
         messages.error(request, str(refusal))
     else:

@@ -94,7 +94,8 @@ def run_new(request: HttpRequest) -> HttpResponse:
     if not re.fullmatch(SLUG_PATTERN, agent):
         raise Http404("no such agent")
     try:
-        placed = order_place(order_automatic(agent, actor=request.user.get_username()), judge=True)
+        order = order_automatic(agent, request.POST.get("method", "auto"), actor=request.user.get_username())
+        placed = order_place(order, judge=True)
     except ValueError as refusal:
         messages.error(request, str(refusal))
         return redirect_back(request, "home")
