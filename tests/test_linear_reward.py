@@ -151,7 +151,7 @@ def test_pairs_are_ranked_and_their_scores_have_a_scale(tmp_path: Path) -> None:
 
 def test_thumbs_of_one_kind_and_rows_of_another_are_refused(tmp_path: Path) -> None:
     trainer = RewardModelTrainer(LINEAR, output_dir=tmp_path, hardware=HARDWARE)
-    with pytest.raises(ValueError, match="found one kind alone"):
+    with pytest.raises(ValueError, match="found only one of the two"):
         trainer.train([row | {"label": True} for row in rows(20)])
     with pytest.raises(ValueError, match="row 0: expected `label`, true or false; found 'yes'"):
         trainer.train([row | {"label": "yes"} for row in rows(20)])
