@@ -173,7 +173,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"state": "\x00"}, "state"),
     ({"state": "x" * 1_000_001}, "state"),
     ({"candidates": "a"}, "candidates"),
-    ({"candidates": [7]}, "candidates"),
+    ({"candidates": [7]}, "candidates[0]"),
     ({"candidates": [{"response": "a", "score": 2}]}, "candidates[0].score"),
     ({"policy": "x" * 201}, "policy"),
     ({"created_at": "yesterday"}, "created_at"),
