@@ -13,6 +13,7 @@ from django.core.management import call_command
 from feedback.services import decision_record, rating_submit
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, PAIRS, REWARDS
+from rl.gates.headlines import coverage_text
 from rl.jobs import train
 from rl.jobs.lifecycle import TrainOrder
 from rl.models import Policy
@@ -93,8 +94,18 @@ def test_prompts_without_a_recorded_answer_are_left_out() -> None:
     side = recorded(rows[:6])
     found = evaluate_policy(SIDE, agent=AGENT, others={KNOWN: rows}, against=side, needed=5)
     assert found["prompts_answered"] == found["evidence"][KNOWN]["prompts"] == 6
+    assert found["coverage"] == {"side": "your app's model", "of": 10, "unanswered": 4, "unasked": 0}
+    assert "4 of 10" in coverage_text(found)
     with pytest.raises(TrainingRefused, match="tickets-app"):
         evaluate_policy(SIDE, agent=AGENT, others={KNOWN: rows}, against=recorded([]), needed=5)
+
+
+def test_known_answers_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl.training.evaluate_sides.MAX_CHECKS", 6)
+    found = evaluate_policy(SIDE, agent=AGENT, others={KNOWN: known(10)}, needed=5, generate_samples=2)
+    assert found["coverage"] == {"unasked": 4}
+    assert "4 further prompts" in coverage_text(found)
+    assert "coverage" not in evaluate_policy(SIDE, agent=AGENT, others={KNOWN: known(10)}, needed=5)
 
 
 def test_what_nobody_judged_of_a_policy_is_no_loss_of_reward() -> None:

@@ -99,6 +99,17 @@ def test_metrics_are_read_where_they_are_kept() -> None:
     assert results_of(experiment).control.figures["reward"].value == 0.5
 
 
+def test_an_experiment_compares_what_answers_cost() -> None:
+    """A local policy's answers cost nothing; those whose price nobody knows do not count."""
+    running_of(metric="cost_usd_per_1000", goal="lower", guardrails=[])
+    costs = {True: {"cost_usd": 0.0}, False: {"cost_usd": 0.002}}
+    expose(range(300), lambda n, new: {"metadata": {"serving": costs[bool(new)] if n % 10 else {}}})
+    found = results_of(Experiment.objects.get())
+    assert found.control.figures["cost_usd_per_1000"].value == pytest.approx(2.0)
+    (effect,) = [one.effect for one in found.arms if one.effect is not None]
+    assert effect.value == pytest.approx(-2.0)
+
+
 def test_slices_show_where_a_difference_lies() -> None:
     experiment = running_of(slices=["source", "metadata.country"])
     expose(

@@ -108,8 +108,23 @@ def test_where_the_rival_has_no_likelihoods_a_round_decides_alone() -> None:
         report = gate_judge(dataclasses.replace(won, judging=other), BOUNDS)
         assert [one.rule for one in report.refusals] == ["compared"]
     assert not gate_judge(dataclasses.replace(won, judging=round_with(2, 20)), BOUNDS).passed
-    assert not gate_judge(won, BOUNDS, CHALLENGER).passed
     assert not gate_judge(dataclasses.replace(won, exclusions={}), BOUNDS).passed, "nothing was compared"
+
+
+def test_not_worse_opens_the_challenger_stage_alone() -> None:
+    few = [Case(1, 0)] * 2
+    for evidence in (Evidence("old", few), Evidence("shop", (), exclusions=BARRED)):
+        assert not gate_judge(evidence, BOUNDS, CHALLENGER).passed
+        not_worse = dataclasses.replace(evidence, judging=round_with(250, 240))
+        assert gate_judge(not_worse, BOUNDS, CHALLENGER).passed
+        assert not gate_judge(not_worse, BOUNDS, CHAMPION).passed
+        assert gate_judge(
+            dataclasses.replace(evidence, judging=round_with(40, 12)), BOUNDS, CHALLENGER
+        ).passed
+        for other in (round_with(20, 18), round_with(12, 0, ended=False), round_with(2, 20)):
+            assert not gate_judge(dataclasses.replace(evidence, judging=other), BOUNDS, CHALLENGER).passed
+    lost = Evidence("old", [Case(0, 1)] * 40, judging=round_with(250, 240))
+    assert not gate_judge(lost, BOUNDS, CHALLENGER).passed
 
 
 # --- In the registry ------------------------------------------------------------------------------------------

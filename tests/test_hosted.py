@@ -10,8 +10,10 @@ import openai
 import pytest
 from django.test import Client
 
-from rl.models import Policy, ServingSettings
-from rl.serving import endpoint
+from rl.models import Policy, ServingSettings, Upstream
+from rl.serving import costs, endpoint
+from rl.serving.costs import TokenUsage
+from rl.upstreams.service import upstream_change
 from tests.support.hosted import FORMAT, HELLO, LOOK, SCHEMA, ask, hosted, model_server, recorded  # noqa: F401
 from tests.support.serving import openai_client, policy_made  # noqa: F401
 from tests.support.stub_anthropic import KEY, AnthropicServer
@@ -394,3 +396,94 @@ def test_the_limit_goes_by_the_name_the_model_knows(client: openai.OpenAI, stub:
     ask(client, max_tokens=9)
     names = [next(key for key in body if key.startswith("max_")) for body in stub.bodies]
     assert names == ["max_tokens", "max_completion_tokens", "max_completion_tokens"]
+
+
+# --- What a provider must not hear, tell or cost ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_key_that_is_cut_in_two_is_hidden_too(
+    client: openai.OpenAI, stub: ModelServer, escaped: bool
+) -> None:
+    key = "sk-very/secret/0123456789abcdef"
+    hosted(stub.url)
+    upstream = Upstream.objects.get()
+    upstream_change(upstream, {}, key)
+    repeated = key.replace("/", "\\/") if escaped else key
+    # each place at which a message is cut lies within the key
+    for length in (190, 992):
+        stub.sends = ("text/html", f"{'x' * length}{repeated}".encode())
+        with pytest.raises(openai.APIStatusError) as failed:
+            ask(client)
+        assert key[:8] not in str(failed.value)
+        assert "sk-very" not in str(failed.value)
+
+
+def test_a_cached_price_of_ones_own_counts_beside_the_tables_prices(
+    client: openai.OpenAI, stub: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[TokenUsage] = []
+
+    def table(usage: TokenUsage, *_: Any) -> tuple[float, float]:
+        asked.append(usage)
+        return usage.read * 4 / 1e6, usage.written * 8 / 1e6
+
+    monkeypatch.setattr(costs, "_table_costs", table)
+    hosted(stub.url, price_cached=1.0)
+    usage = {"prompt_tokens": 100, "completion_tokens": 50, "prompt_tokens_details": {"cached_tokens": 40}}
+    stub.sends = ("application/json", json.dumps({**stub.completion(), "usage": usage}).encode())
+    ask(client)
+    (row,) = recorded()
+    assert (asked[0].read, asked[0].cached) == (60, 0)
+    assert row.metadata["serving"]["cost_usd"] == pytest.approx((60 * 4 + 40 * 1 + 50 * 8) / 1e6)
+
+
+def test_a_stream_that_is_cut_has_its_tokens_and_their_cost(client: openai.OpenAI, stub: ModelServer) -> None:
+    hosted(stub.url, price_in=2.0, price_out=10.0)
+    stub.cut_stream = True
+    with pytest.raises(openai.APIError):
+        list(ask(client, stream=True))
+    (row,) = recorded()
+    serving = row.metadata["serving"]
+    # 14 characters were read and 6 written, and nobody counted their tokens
+    assert (row.tokens_in, row.tokens_out, serving["tokens_estimated"]) == (3, 2, True)
+    assert serving["cost_usd"] == pytest.approx((3 * 2 + 2 * 10) / 1e6)
+
+
+def test_what_an_upstream_said_before_it_was_cut_is_kept(
+    client: openai.OpenAI, claude: AnthropicServer
+) -> None:
+    of_claude(claude, price_in=2.0, price_out=10.0)
+    claude.cut_stream = True
+    with pytest.raises(openai.APIError):
+        list(ask(client, stream=True))
+    (row,) = recorded()
+    assert row.metadata["serving"]["upstream"]["model"].startswith("claude")
+    assert row.tokens_in == row.metadata["serving"]["usage"]["prompt_tokens"] > 0
+    assert row.metadata["serving"]["cost_usd"] > 0
+
+
+def test_thoughts_that_anthropic_signed_do_not_go_to_another_dialect(
+    client: openai.OpenAI, stub: ModelServer
+) -> None:
+    hosted(stub.url)
+    thought = {
+        "role": "assistant",
+        "content": "hi",
+        "thinking_blocks": [{"type": "thinking", "signature": "s"}],
+    }
+    answer = client.chat.completions.create(model="bot", messages=[*HELLO, thought, *HELLO])
+    assert stub.bodies[0]["messages"][2] == {"role": "assistant", "content": "hi"}
+    assert answer.model_dump()["ratchet"]["left_out"] == ["thinking_blocks"]
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_sent(
+    client: openai.OpenAI, stub: ModelServer
+) -> None:
+    hosted(stub.url, context_tokens=100)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="bot", messages=[{"role": "user", "content": "word " * 200}])
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+    assert not stub.bodies
+    client.chat.completions.create(model="bot", messages=[{"role": "user", "content": "word " * 100}])
+    assert len(stub.bodies) == 1

@@ -54,6 +54,23 @@ def test_what_was_answered_is_kept_where_the_upstream_fails_later(
     assert len(stub.bodies) == 2
 
 
+def test_a_prompt_that_is_refused_has_no_answer_and_the_others_have(
+    stub: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl.evaluation import hosted_side
+
+    monkeypatch.setattr(hosted_side, "AT_ONCE", 1)
+    said: list[str] = []
+    policy = hosted(stub.url)
+    stub.statuses = [400]
+    found = HostedSide(policy, said.append).answers(prompts("a", "b"))
+    assert [one is None for one in found] == [True, False]
+    assert "refused 1 " in said[-1]
+    stub.statuses = [400, 400]
+    with pytest.raises(HostedFailed, match="the stub says 400"):
+        HostedSide(policy).answers(prompts("c", "d"))
+
+
 def test_an_upstream_that_is_busy_is_waited_for(stub: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from rl.evaluation import hosted_side
 

@@ -77,6 +77,7 @@ def test_answers_without_a_policy_name_belong_to_the_apps_model() -> None:
         ("openai/gpt-5 mini", "openai-gpt-5-mini"),
         ("taken", "bikes-taken"),
         ("filer", "bikes-filer"),  # an agent's slug
+        ("base", "bikes-base"),  # the name of Ratchet's own base model
         ("champion", "bikes-champion"),  # a word of an option
         ("compare", "bikes-compare"),  # the address of a page
         ("///", "bikes-app"),
@@ -101,7 +102,6 @@ def test_a_blank_name_is_none() -> None:
         {"source": "simulation"},
         {"source": "gateway", "policy": "base"},
         {"source": "decide"},
-        {"policy": "base"},
         {"tags": ["demonstration"]},
     ],
     ids=str,

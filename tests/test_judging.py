@@ -27,6 +27,7 @@ from rl.registry.judging import (
     round_standing,
     round_stop,
 )
+from rl.registry.service import policy_reject
 from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE
 from rl.training.evaluate_answers import HeldOutPrompt
 from rl.training.policy import Generation
@@ -189,6 +190,32 @@ def test_a_forecast_counts_answers_of_people() -> None:
     assert round_standing(round_of(8, policy=policy_of("other", "candidate", AGENT))).further is None
 
 
+def test_a_round_of_ties_says_that_they_were_ties() -> None:
+    judging = round_of(3, same=1)
+    for wanted in ("tie", "both_bad"):
+        judge(judging, "ada", wanted)
+    judging.refresh_from_db()
+    standing = round_standing(judging)
+    assert (judging.status, standing.verdict, standing.share.value) == ("ended", OPEN, None)
+    words = standing.words("new", "old")
+    assert "yet" not in words
+    assert "2 of the judged prompts" in words and "1 had equal answers" in words  # noqa: PT018
+
+
+@pytest.mark.parametrize("whose", ["policy", "opponent"])
+def test_a_round_ends_when_one_of_its_policies_is_rejected(whose: str) -> None:
+    opponent = policy_of("other", "candidate", AGENT)
+    judging = round_of(5, opponent=opponent)
+    judge(judging, "ada", "policy")
+    loser = judging.policy if whose == "policy" else opponent
+    policy_reject(loser, actor="olga", reason="too slow")
+    judging.refresh_from_db()
+    assert (judging.status, judging.verdict, judging.result["judgements"]) == ("ended", OPEN, 1)
+    assert loser.name in judging.reason
+    with pytest.raises(JudgingRefused):
+        round_create(judging.policy, against=opponent.name, actor="olga")
+
+
 # --- Rounds are made ------------------------------------------------------------------------------------------
 
 
@@ -273,6 +300,15 @@ def test_a_hosted_opponent_is_asked_what_it_has_not_answered(
     assert dict(judging.pairs.values_list("decision", "other_answer")) == {
         recorded.pk: recorded.response, other.pk: "Asked again.",
     }  # fmt: skip
+
+    def refuses(side: HostedSide, prompts: Sequence[HeldOutPrompt]) -> list[Generation | None]:
+        return [None for _ in prompts]
+
+    monkeypatch.setattr(HostedSide, "answers", refuses)
+    round_stop(judging, actor="olga")
+    judging = round_answer(round_create(policy, actor="olga"))
+    assert list(judging.pairs.values_list("decision", flat=True)) == [recorded.pk]
+    assert "1 prompts are left out" in judging.reason
 
     def fails(side: HostedSide, prompts: Sequence[HeldOutPrompt]) -> list[Generation]:
         raise HostedFailed("the provider is busy")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import DataError, connection
 from django.test import Client
 
 from feedback.accounts.roles import role_give
@@ -196,6 +196,34 @@ def test_a_name_is_taken_once_and_kept() -> None:
         upstream_get("other")
 
 
+def test_of_two_at_once_one_gets_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_late(one: Upstream) -> None:
+        Upstream.objects.create(name=one.name, url=one.url, model="m-1")
+
+    monkeypatch.setattr(Upstream, "full_clean", too_late)
+    with pytest.raises(UpstreamRefused) as refused:
+        upstream_add({"name": "lab", "url": "http://localhost:1/v1", "model": "m-1"})
+    assert (refused.value.code, list(refused.value.fields)) == ("conflict", ["name"])
+    assert Upstream.objects.count() == 1
+
+
+@pytest.mark.parametrize("path", ["/api/upstreams/a%00b/", "/v1/models/a%00b", "/policies/a%00b/"])
+def test_an_address_that_no_database_can_look_for_is_404(client: Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_a_query_that_no_database_can_look_for_is_404(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+
+    monkeypatch.setattr("rl.views.runs.runs_newest", refused)
+    assert operator.get("/runs/?agent=a%00b").status_code == 404
+    operator.raise_request_exception = False
+    assert operator.get("/runs/?agent=a").status_code == 500
+
+
 def test_a_stored_key_is_not_sent_to_a_new_address_by_who_does_not_know_it() -> None:
     upstream = upstream_add(VALUES, KEY)
     with pytest.raises(UpstreamRefused) as refused:
@@ -223,6 +251,15 @@ def test_the_same_model_and_parameters_are_one_policy() -> None:
     other = hosted_policy_create("shop", upstream, parameters={"temperature": 1}, actor="eve")
     assert (other.name, champion_of("shop")) == ("shop-gpt-5-mini.2", other)
     assert policy_rollback("shop", actor="eve") == first
+
+
+def test_of_two_policies_at_once_each_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = upstream_add(VALUES)
+    names = iter(["support-bot-gpt-5-mini", "support-bot-gpt-5-mini", "support-bot-gpt-5-mini.2"])
+    monkeypatch.setattr("rl.upstreams.hosted.policy_name_free", lambda name: next(names))
+    hosted_policy_create("support-bot", upstream, actor="ada")
+    other = hosted_policy_create("support-bot", upstream, parameters={"seed": 1}, actor="ada")
+    assert other.name == "support-bot-gpt-5-mini.2"
 
 
 def test_an_upstream_that_was_removed_meanwhile_answers_for_nobody() -> None:

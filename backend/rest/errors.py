@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
-from django.db import InterfaceError, OperationalError
+from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
@@ -221,7 +221,8 @@ _fault = _instead_of(_server_error, 500, "internal", INTERNAL)
 
 
 class MethodPages:
-    """Middleware that gives 405, which Django answers without a text, a page for people.
+    """Middleware that gives 405, which Django answers without a text, a page for people. An address with a NUL, which
+    PostgreSQL cannot look for, is 404.
 
     An address of a button is opened by its link when somebody reloads or bookmarks what a form has sent.
     """
@@ -230,6 +231,8 @@ class MethodPages:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        if "\x00" in request.path:
+            return handler404(request, Http404())
         response = self.get_response(request)
         if response.status_code != 405 or request.path.startswith(API_PATHS):
             return response
@@ -240,6 +243,11 @@ class MethodPages:
             page["Allow"] = response["Allow"]
             return page
         return response
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        """404 for a NUL in a query, which no row has and PostgreSQL refuses to look for."""
+        is_nul = isinstance(exception, DataError) and any("\x00" in value for value in request.GET.values())
+        return handler404(request, Http404()) if is_nul else None
 
 
 def handler500(request: HttpRequest) -> HttpResponse:

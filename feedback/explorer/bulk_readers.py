@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,8 @@ class Exposure(NamedTuple):
     """True if the metadata holds an error, a fallback, or a response that broke off."""
     arm_propensity: float | None
     """Probability of drawing its arm, if recorded."""
+    cost_usd: float | None
+    """Dollars that a provider took for the answer; 0 for a local policy, None if unknown."""
     slices: tuple[Any, ...]
     """Values of the requested columns."""
 
@@ -117,14 +120,15 @@ class RatingValue(NamedTuple):
 def exposures(decisions: DecisionSet, columns: Sequence[str] = ()) -> Iterator[Exposure]:
     """Exposures of these decisions, in no particular order, with further `columns` (`tags`, `metadata__<key>`)."""
     own = ("pk", "arm", "unit", "created_at", "latency_ms", "metadata__arm_propensity", "metadata__error")
-    serving = ("metadata__serving__fallbacks", "metadata__serving__finish_reason")
-    rows = decisions.rows().values_list(*own, *serving, *columns)
-    for pk, arm, unit, at, latency, propensity, error, fallbacks, ended, *values in rows.iterator(
+    serving = ("fallbacks", "finish_reason", "cost_usd")
+    rows = decisions.rows().values_list(*own, *(f"metadata__serving__{one}" for one in serving), *columns)
+    for pk, arm, unit, at, latency, propensity, error, fallbacks, ended, cost, *values in rows.iterator(
         chunk_size=CHUNK
     ):
         drawn = float(propensity) if isinstance(propensity, (int, float)) and 0 < propensity <= 1 else None
         failed = bool(error) or bool(fallbacks) or ended == "error"
-        yield Exposure(pk, arm, unit or str(pk), at, latency, failed, drawn, tuple(values))
+        spent = float(cost) if isinstance(cost, (int, float)) and 0 <= cost < math.inf else None
+        yield Exposure(pk, arm, unit or str(pk), at, latency, failed, drawn, spent, tuple(values))
 
 
 def verdicts(decisions: DecisionSet) -> Iterator[RatingValue]:

@@ -213,7 +213,7 @@ def _provenance(row: Decision) -> list[tuple[str, str]]:
         ("took", "" if row.latency_ms is None else f"{row.latency_ms:,.0f} ms"),
         ("tokens in", "" if row.tokens_in is None else f"{row.tokens_in:,}"),
         ("tokens out", "" if row.tokens_out is None else f"{row.tokens_out:,}"),
-        ("cost", f"${cost:.6f}" if isinstance(cost, (int, float)) else ""),
+        ("cost", f"${cost:.6f}" if isinstance(cost, (int, float)) and cost else ""),
         ("provider's model", (serving.get("upstream") or {}).get("model", "")),
         ("source", row.source),
         ("ratings by people", f"{row.ratings_human} of {row.ratings_wanted} wanted"),

@@ -59,7 +59,8 @@ class HostedSide:
         return self.policy.title
 
     def answers(self, prompts: Sequence[HeldOutPrompt]) -> list[Generation | None]:
-        """The answer to each prompt, as the gateway would ask for it. Raises HostedFailed."""
+        """The answer to each prompt, as the gateway would ask for it; None where the upstream refuses it. Raises
+        HostedFailed, also where it refuses all."""
         from rl.training.policy import Generation
         from rl.training.run import RowCache
 
@@ -73,16 +74,24 @@ class HostedSide:
         missing = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in known}
         if missing:
             self.progress(f"asking {self.name} {len(missing)} of {len(keys)} held-out prompts")
+        refusals: list[ServingRefused] = []
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for key, answer in zip(
                 missing, pool.map(partial(_answer, endpoint, model), missing.values()), strict=True
             ):
+                if isinstance(answer, ServingRefused):
+                    refusals.append(answer)
+                    continue
                 text = response_of([answer.message]).value
                 said = text if isinstance(text, str) else json.dumps(text)
                 found = [said, answer.tokens_out or 0, answer.finish_reason or "stop"]
                 known[key] = json.dumps(found).encode()
                 cache.put({key: known[key]})
-        return [Generation(*json.loads(known[key])) for key in keys]
+        if refusals and not known:
+            raise HostedFailed(f"{model.name} refused every held-out prompt: {refusals[0]}") from refusals[0]
+        if refusals:
+            self.progress(f"{self.name} refused {len(refusals)} held-out prompts, such as: {refusals[0]}")
+        return [Generation(*json.loads(known[key])) if key in known else None for key in keys]
 
     def _ask(self, prompt: HeldOutPrompt) -> Ask:
         agent, limits = get_agent(self.policy.agent), serving_settings(self.policy.agent)
@@ -96,14 +105,14 @@ class HostedSide:
         )
 
 
-def _answer(endpoint: Endpoint, model: Model, ask: Ask) -> Answer:
-    """An answer, waited for where the upstream is busy. Raises HostedFailed."""
+def _answer(endpoint: Endpoint, model: Model, ask: Ask) -> Answer | ServingRefused:
+    """An answer, waited for where the upstream is busy, or its refusal. Raises HostedFailed."""
     timeout_s = endpoint.timeout_s or settings.SERVING_TIMEOUT_S
     for attempt in range(TRIES):
         try:
             return upstream_backend(endpoint).answer(ask, model, timeout_s)
         except ServingRefused as refusal:
-            raise HostedFailed(f"{model.name} refused a held-out prompt: {refusal}") from refusal
+            return refusal
         except BackendFailed as failure:
             if attempt == TRIES - 1 or failure.kind not in ("busy", "open", "failed", "timeout"):
                 raise HostedFailed(

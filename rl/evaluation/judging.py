@@ -75,6 +75,9 @@ def round_create(
 ) -> JudgingRound:
     """A new round, which waits for its answers (`round_answer`). Raises JudgingRefused."""
     opponent = _opponent(policy, against)
+    for one in filter(None, (policy, opponent)):
+        if one.stage == Policy.Stage.REJECTED:
+            raise JudgingRefused(f"{one.name} was rejected and will answer nobody: judge another policy")
     for name, value, low, high in (("prompts", prompts, 1, MOST_PROMPTS), ("raters", raters, 1, 9)):
         if not low <= value <= high:
             raise JudgingRefused(f"{name}: expected {low} to {high}, found {value}")
@@ -191,31 +194,41 @@ def _answers_store(judging: JudgingRound, report: Progress) -> str:
         prompt.decision: prompt.recorded if prompt.recorded is not None else next(asked) for prompt in prompts
     }
     report(0, 0, f"asking {judging.policy.name}")
-    done = 0
+    done = unanswered = 0
     for batch, texts in zip(
         _batches(prompts, AT_ONCE), _answers(judging.policy, definition, prompts), strict=True
     ):
         judging.refresh_from_db(fields=["status"])
         if judging.status != Status.ANSWERING:
             return "it was stopped while answers were generated"
-        JudgedPair.objects.bulk_create(
+        pairs = [
             JudgedPair(
                 round=judging,
                 decision=prompt.decision,
                 answer=text,
-                other_answer=other[prompt.decision],
-                same=same(text) == same(other[prompt.decision]),
+                other_answer=theirs,
+                same=same(text) == same(theirs),
             )
             for prompt, text in zip(batch, texts, strict=True)
-        )
+            if text is not None and (theirs := other[prompt.decision]) is not None
+        ]
+        JudgedPair.objects.bulk_create(pairs)
+        unanswered += len(batch) - len(pairs)
         done += len(batch)
         report(done, len(prompts), "prompts")
-    few = len(prompts) < judging.prompts
-    return f"{len(prompts)} prompts could be drawn, {judging.prompts} were asked for" if few else ""
+    reasons = []
+    if len(prompts) < judging.prompts:
+        reasons.append(f"{len(prompts)} prompts could be drawn, {judging.prompts} were asked for")
+    if unanswered:
+        reasons.append(f"{unanswered} prompts are left out: an upstream refused them")
+    return "; ".join(reasons)
 
 
-def _answers(policy: Policy | None, agent: Agent, prompts: Sequence[AskedPrompt]) -> Iterator[list[str]]:
-    """Texts of a policy's answers, AT_ONCE prompts at a time; of the agent's base model where `policy` is None."""
+def _answers(
+    policy: Policy | None, agent: Agent, prompts: Sequence[AskedPrompt]
+) -> Iterator[Sequence[str | None]]:
+    """Texts of a policy's answers, None where its upstream refuses, AT_ONCE prompts at a time; of the base model where
+    `policy` is None."""
     if not prompts:
         return
     from rl.training.evaluate_answers import HeldOutPrompt, generate_answers
@@ -224,7 +237,7 @@ def _answers(policy: Policy | None, agent: Agent, prompts: Sequence[AskedPrompt]
         for batch in _batches(prompts, AT_ONCE):
             asked = [HeldOutPrompt(prompt.messages, {"state": prompt.state}) for prompt in batch]
             try:
-                yield [answer.text if answer else "" for answer in HostedSide(policy).answers(asked)]
+                yield [answer.text if answer else None for answer in HostedSide(policy).answers(asked)]
             except HostedFailed as failure:
                 raise JudgingRefused(str(failure)) from failure
         return

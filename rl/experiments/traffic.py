@@ -197,12 +197,17 @@ def experiment_create(
         raise ExperimentRefused(_faults(error)) from error
     if not all(row.weight > 0 for row in rows):
         raise ExperimentRefused("expected weights above 0")
-    with transaction.atomic():
-        experiment.save()
-        for row in rows:
-            row.experiment = experiment
-            row.save()
-        event(experiment, Kind.CREATED, actor, figures={arm.name: arm.policy_name for arm in rows})
+    try:
+        with transaction.atomic():
+            experiment.save()
+            for row in rows:
+                row.experiment = experiment
+                row.save()
+            event(experiment, Kind.CREATED, actor, figures={arm.name: arm.policy_name for arm in rows})
+    except IntegrityError as error:
+        raise ExperimentRefused(
+            f"an experiment {name} was made at the same time: choose another name"
+        ) from error
     return experiment
 
 

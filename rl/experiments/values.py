@@ -45,6 +45,8 @@ def metric_values(
         return {row.id: float(row.failed) for row in rows}, 0
     if metric.name == "latency_ms":
         return {row.id: math.log(max(row.latency_ms, 0.01)) for row in rows if row.latency_ms is not None}, 0
+    if metric.name == "cost_usd_per_1000":
+        return {row.id: 1000 * row.cost_usd for row in rows if row.cost_usd is not None}, 0
     if metric.name == "reward":
         return _rewards(decisions)
     if metric.outcome:

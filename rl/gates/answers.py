@@ -13,7 +13,15 @@ from typing import Any
 
 from rl.gates.effects import TableEffect, binomial_luck, effect_of, lead_of, points
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, RuleResult
+from rl.gates.report import (
+    NOT_APPLICABLE,
+    PASSED,
+    REFUSED,
+    Evidence,
+    GateBounds,
+    JudgingEvidence,
+    RuleResult,
+)
 from rl.statistics import mean_interval, paired_difference
 from rl.statistics.assignment import BASE
 from rl.statistics.permutation import sign_flip_p
@@ -310,7 +318,8 @@ def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
 # --- Compared answers ---
 
 
-CHAMPION = "champion"
+CHALLENGER, CHAMPION = "challenger", "champion"
+"""Stages a gate opens to. A champion must be better; a challenger must not be worse: live traffic decides."""
 
 
 def by_likelihood(evidence: Evidence, bounds: GateBounds) -> bool:
@@ -332,12 +341,19 @@ def only_people_compare(evidence: Evidence, bounds: GateBounds, to: str) -> bool
     )
 
 
+def challenger_round(evidence: Evidence, to: str) -> JudgingEvidence | None:
+    """The ended round that gives a policy part of the traffic: its answers are better, or not worse than the margin."""
+    judging = evidence.judging
+    is_enough = judging is not None and judging.ended and judging.verdict in (BETTER, NOT_WORSE)
+    return judging if is_enough and to == CHALLENGER else None
+
+
 def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Its answers were compared: by known right answers, by tests, or by people side by side.
 
     Likelihoods of recorded answers tell which text a policy finds more probable, not whether it writes better ones.
-    Rewards tell what training aimed at. Both may open the challenger stage; a champion needs compared answers or a live
-    experiment.
+    Rewards tell what training aimed at. Both may open the challenger stage, and so may a judging round that says "better"
+    or "not worse"; a champion needs compared answers that are better, or a live experiment.
     """
     judging = evidence.judging
     if judging is not None and judging.ended and judging.verdict == WORSE:
@@ -364,5 +380,8 @@ def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     if judging.verdict == BETTER:
         return RuleResult("compared", PASSED, words, figures)
     if judging.verdict == NOT_WORSE:
-        words += " It is not shown to be better: promote it by force, with a reason, if not worse is enough."
+        words += (
+            " It is not shown to be better, so it may have part of the traffic as a challenger. Promote it by force, "
+            "with a reason, if not worse is enough."
+        )
     return RuleResult("compared", REFUSED, words, figures, waits=True)

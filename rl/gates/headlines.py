@@ -148,6 +148,20 @@ def right_answer_figure(figures: Figures) -> dict[str, Any] | None:
     return figure | {"words": f"{words}."}
 
 
+def coverage_text(figures: Figures) -> str:
+    """Held-out prompts that the figures leave out, in a sentence; empty where they leave out none."""
+    found = figures.get("coverage") or {}
+    words = []
+    if found.get("unanswered"):
+        words.append(
+            f"{found['unanswered']:,} of {found['of']:,} held-out prompts are left out: {found['side']} has no answer "
+            "to them."
+        )
+    if found.get("unasked"):
+        words.append(f"{found['unasked']:,} further prompts with a known answer were not asked.")
+    return " ".join(words)
+
+
 def fields_text(figures: Figures) -> str:
     """Share of right fields in a sentence; empty if answers have no fields."""
     fields = fields_of(figures)

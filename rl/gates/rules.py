@@ -16,6 +16,9 @@ from typing import Any
 import scipy
 
 from rl.gates.answers import (
+    CHALLENGER,
+    CHAMPION,
+    challenger_round,
     needs_judging,
     only_people_compare,
     rule_benchmarks,
@@ -64,9 +67,6 @@ from rl.gates.report import (
 )
 from rl.statistics import Difference
 
-CHALLENGER, CHAMPION = "challenger", "champion"
-"""Stages a gate opens to. A champion must be better; a challenger must not be worse: live traffic decides."""
-
 FIRST_SHARE = 2 / 3
 """Share of alpha for the first attempt. A new champion starts a new count, so most attempts are first ones."""
 
@@ -111,6 +111,13 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
         words += f" ({'; '.join(barred)})"
     if evidence.near_identical:
         words += f" ({evidence.near_identical})"
+    if found < bounds.min_evidence and (judging := challenger_round(evidence, to)) is not None:
+        return RuleResult(
+            "evidence",
+            PASSED,
+            f"{words}; answers compared in judging round {judging.round} are enough",
+            figures,
+        )
     if found < bounds.min_evidence:
         words += f", at least {bounds.min_evidence} are needed"
         return RuleResult("evidence", REFUSED, words, figures, waits=True)
@@ -130,6 +137,9 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
         return RuleResult("accuracy", NOT_APPLICABLE, NO_LIKELIHOODS.format(rival=evidence.against))
     lead = lead_of(evidence, bounds)
     items = evidence.items(lead)
+    if not items and (judging := challenger_round(evidence, to)) is not None:
+        words = f"judging round {judging.round}: {judging.words}"
+        return RuleResult("accuracy", PASSED, words, judging.as_dict())
     if not items:
         return RuleResult("accuracy", REFUSED, "no held-out prompt has evidence on both policies", waits=True)
     effect = effect_of(lead, items)

@@ -40,6 +40,7 @@ METRICS = {
         Metric("score", "mean rating, 0 to 1"),
         Metric("reward", "mean reward, 0 to 1"),
         Metric("error_rate", "share of decisions that failed", goal=LOWER),
+        Metric("cost_usd_per_1000", "US dollars per 1,000 answers", goal=LOWER, bounded=False),
         Metric("latency_ms", "time to answer (geometric mean)", goal=LOWER, bounded=False, log=True),
     )
 }

@@ -30,9 +30,7 @@ AHEAD = 2.0
 
 ACTOR = "incumbents"
 
-BASE = "base"
-
-RESERVED = frozenset({BASE, "champion", "compare", "incumbent", "sft", "start"})
+RESERVED = frozenset({"base", "champion", "compare", "incumbent", "sft", "start"})
 """Words that options and addresses use in place of a policy's name."""
 
 Kind, Stage, Event = Policy.Kind, Policy.Stage, PolicyEvent.Kind
@@ -48,7 +46,7 @@ def incumbent_sync(agent: str) -> Policy | None:
     champion = champion_of(agent)
     newest = [answer.policy for answer in app_answers(agent, newest=NEWEST)]
     trained = Policy.objects.filter(agent=agent).exclude(kind=Kind.RECORDED)
-    others = {BASE, *trained.filter(name__in=set(newest)).values_list("name", flat=True)}
+    others = set(trained.filter(name__in=set(newest)).values_list("name", flat=True))
     # a Counter keeps the order of insertion, newest answer first
     counts = Counter(name for name in newest if name not in others)
     if not counts:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Count, Exists, OuterRef, QuerySet
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
@@ -65,6 +65,7 @@ class RoundStanding:
     share: WinShare
     verdict: str
     raters_each: int
+    is_over: bool = False
 
     @property
     def further(self) -> int | None:
@@ -86,8 +87,12 @@ class RoundStanding:
     def words(self, policy: str, opponent: str) -> str:
         """The verdict in a sentence, with its figures."""
         counts, share = self.counts, self.share
-        if share.value is None:
-            found = "No prompt is decided yet."
+        if share.value is None and counts.ties + counts.same:
+            found = (
+                f"{counts.ties} of the judged prompts have no winner, and {counts.same} had equal answers."
+            )
+        elif share.value is None:
+            found = "No prompt was judged." if self.is_over else "No prompt is decided yet."
         else:
             interval = (
                 f"{100 * share.confidence:.3g} % interval {100 * share.low:.0f} to {100 * share.high:.0f} %"
@@ -96,7 +101,10 @@ class RoundStanding:
                 f"{policy} was preferred in {counts.wins} of {share.decided} decided prompts "
                 f"({100 * share.value:.0f} %, {interval})."
             )
-        return f"{VERDICT_WORDS[self.verdict].format(opponent=opponent, margin=100 * share.margin)} {found}"
+        verdict = VERDICT_WORDS[self.verdict].format(
+            opponent=opponent, margin=100 * share.margin, yet="" if self.is_over else " yet"
+        )
+        return f"{verdict} {found}"
 
     def as_dict(self) -> dict[str, Any]:
         """Counts and interval, as stored and returned."""
@@ -112,7 +120,7 @@ VERDICT_WORDS = {
     BETTER: "Better than {opponent}.",
     NOT_WORSE: "Not worse than {opponent} by more than {margin:.0f} points, and not shown to be better.",
     WORSE: "Worse than {opponent}.",
-    OPEN: "No verdict against {opponent} yet.",
+    OPEN: "No verdict against {opponent}{yet}.",
 }
 
 
@@ -148,7 +156,8 @@ def round_standing(judging: JudgingRound) -> RoundStanding:
         else _counts(judging)
     )
     share = WinShare(counts.wins, counts.losses, counts.ties, judging.alpha, judging.margin)
-    return RoundStanding(counts, share, judging.verdict or share.verdict, judging.raters)
+    is_over = judging.status == Status.ENDED
+    return RoundStanding(counts, share, judging.verdict or share.verdict, judging.raters, is_over)
 
 
 def _counts(judging: JudgingRound) -> RoundCounts:
@@ -203,6 +212,13 @@ def _end(row: JudgingRound, standing: RoundStanding, reason: str) -> None:
     row.ended_at = timezone.now()
     row.reason = "; ".join(filter(None, (row.reason, reason)))
     row.save(update_fields=["status", "verdict", "result", "ended_at", "reason"])
+
+
+def rounds_end(policy: Policy, why: str) -> None:
+    """End every open round of a policy that left service, and every one against it, with the verdict each has now."""
+    rows = JudgingRound.objects.select_for_update().filter(Q(policy=policy) | Q(opponent=policy))
+    for row in rows.exclude(status__in=(Status.ENDED, Status.FAILED)):
+        _end(row, round_standing(row), f"{policy.name} {why}")
 
 
 def rounds_state(policy: Policy) -> str:

@@ -13,11 +13,20 @@ from django.dispatch import Signal
 
 from backend.installation import PROGRAM
 from feedback.rating.requests import verdict_ask
-from rl.gates.headlines import baseline_text, fields_of, fields_text, headline, liked_of, right_answer_figure
+from rl.gates.headlines import (
+    baseline_text,
+    coverage_text,
+    fields_of,
+    fields_text,
+    headline,
+    liked_of,
+    right_answer_figure,
+)
 from rl.gates.report import GateReport, GeneralAnswers
 from rl.gates.stored import StoredReport
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import evidence_of, gate_difference, policy_judge, rival_name
+from rl.registry.judging import rounds_end
 
 logger = logging.getLogger("rl.registry.service")
 
@@ -171,6 +180,8 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         summary["fields"] = {"words": fields, **fields_of(figures)}
     if general := figures.get("general"):
         summary["general"] = {**general, "words": GeneralAnswers(**general).words}
+    if coverage := coverage_text(figures):
+        summary["coverage"] = {"words": coverage}
     if (leading := headline(figures)) is not None:
         summary["headline"] = leading
         # a figure of its own name, so that it can be followed over versions
@@ -386,6 +397,7 @@ def _move(
                         actor=actor,
                         reason=f"{REPLACED} {current.name}",
                     )
+                    rounds_end(champion, f"was {REPLACED} {current.name}")
             Policy.objects.filter(pk=current.pk).update(stage=to)
             PolicyEvent.objects.create(
                 policy=current,
@@ -397,6 +409,8 @@ def _move(
                 forced=forced,
                 verdicts=verdicts or {},
             )
+            if to in (Stage.REJECTED, Stage.RETIRED):
+                rounds_end(current, f"was {to}")
     except IntegrityError as error:
         # two promotions at once: the database keeps one champion per agent
         raise RegistryRefused(

@@ -63,6 +63,16 @@ class Ask:
     """The answer is given in pieces, as it comes; else whole."""
 
 
+def text_length(messages: Sequence[SentMessage]) -> int:
+    """Characters of the text in messages; pictures and calls are not counted."""
+    count = 0
+    for message in messages:
+        content = message.get("content")
+        parts = [{"text": content}] if isinstance(content, str) else content or ()
+        count += sum(len(part["text"]) for part in parts if isinstance(part.get("text"), str))
+    return count
+
+
 @dataclass(frozen=True)
 class Extras:
     """Fields that a server sends beside the message, as they came."""
@@ -174,6 +184,8 @@ class Endpoint:
     """Seconds an answer may take; None: what is left of SERVING_TIMEOUT_S."""
     connect_timeout_s: float = 2.0
     concurrency: int = 64
+    context_tokens: int | None = None
+    """Tokens of prompt and answer together, at most; None: unknown."""
     forward_fields: bool = False
     prices: Prices = Prices()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl.serving.base import Answer, Endpoint, Model
@@ -49,15 +49,21 @@ def _details(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def cost_usd(answer: Answer, model: Model) -> float | None:
-    """US dollars an answer of a hosted model cost; None where its tokens or their price are not known."""
-    if model.endpoint is None or (usage := usage_of_answer(answer)) is None:
+    """US dollars that a provider takes for an answer: nothing for a local one; None where a hosted model's tokens or
+    their price are not known."""
+    if model.endpoint is None:
+        return 0.0
+    if (usage := usage_of_answer(answer)) is None:
         return None
     own = model.endpoint.prices
     read, written = own.read, own.written
-    cost_in = cost_out = None
+    cost_cached = cost_in = cost_out = None
+    if (cached := read if own.cached is None else own.cached) is not None:
+        cost_cached = usage.cached * cached / MILLION
+        # what is left for the table to price
+        usage = replace(usage, read=usage.read - usage.cached, cached=0)
     if read is not None:
-        cached = read if own.cached is None else own.cached
-        cost_in = ((usage.read - usage.cached) * read + usage.cached * cached) / MILLION
+        cost_in = usage.read * read / MILLION
     if written is not None:
         cost_out = usage.written * written / MILLION
     if cost_in is None or cost_out is None:
@@ -68,7 +74,7 @@ def cost_usd(answer: Answer, model: Model) -> float | None:
             (table[0] if cost_in is None else cost_in),
             (table[1] if cost_out is None else cost_out),
         )
-    return round(cost_in + cost_out, 10)
+    return round((cost_cached or 0.0) + cost_in + cost_out, 10)
 
 
 def _table_costs(usage: TokenUsage, endpoint: Endpoint, *names: str) -> tuple[float, float] | None:

@@ -39,10 +39,11 @@ from rl.serving.base import (
     Piece,
     SentMessage,
     ServingRefused,
+    text_length,
 )
 from rl.serving.dialects import anthropic, chat, responses
 from rl.serving.dialects.chat import Object, Sent, chat_body, pieces
-from rl.serving.dialects.events import MALFORMED, body_read, error_read, events_read, object_read
+from rl.serving.dialects.events import MALFORMED, body_read, error_read, events_read, key_hidden, object_read
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 
 logger = logging.getLogger("rl.serving")
@@ -78,6 +79,8 @@ LONGEST_RETRY_S = 86_400.0
 """A longer `Retry-After` is passed on as a day."""
 LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 """Either name of the limit -> the other one; newer models of OpenAI refuse the first."""
+LONGEST_TOKEN = 8
+"""Characters of a token of any text people write, on average, at most: English has 4 to 5, code up to 6."""
 NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ProxyError, SSLError)
 
 
@@ -97,9 +100,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 DIALECTS = {
-    "openai": Dialect(
-        "chat/completions", _bearer, lambda body: Sent(dict(body)), chat.chat_whole, chat.chat_chunks
-    ),
+    "openai": Dialect("chat/completions", _bearer, chat.request_write, chat.chat_whole, chat.chat_chunks),
     "responses": Dialect("responses", _bearer, responses.request_write, responses.whole, responses.chunks),
     "anthropic": Dialect(
         "messages", anthropic.headers, anthropic.request_write, anthropic.whole, anthropic.chunks
@@ -225,6 +226,7 @@ class EndpointBackend:
         """The pieces of an answer; one and a last one where the server sends it whole."""
         if self.endpoint.fault:
             raise BackendFailed(self.endpoint.fault, kind="refused")
+        self._context_check(ask)
         named = model.base_model if model.is_the_apps else model.name
         with self._turns.turn(max(deadline - time.monotonic(), 0.0)):
             try:
@@ -241,6 +243,18 @@ class EndpointBackend:
                 refusal.args = (self.key_hidden(str(refusal)),)
                 raise
 
+    def _context_check(self, ask: Ask) -> None:
+        """Raises BackendUnable for a prompt that is too long whatever the tokenizer."""
+        context = self.endpoint.context_tokens
+        least = text_length(ask.messages) // LONGEST_TOKEN
+        if context is not None and least >= context:
+            raise BackendUnable(
+                f"messages: {self.name} reads {context:,} tokens, and this prompt has at least {least:,}: send a "
+                "shorter one, or raise the upstream's context_tokens",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
     def _read(self, response: Any, sent: Sent, turn: _Turn) -> Iterator[Piece]:
         kind = response.headers.get("Content-Type", "")
         # some servers stream what was asked for whole, or the other way round; they say so
@@ -248,9 +262,11 @@ class EndpointBackend:
         try:
             found: Iterable[Object]
             if is_stream:
-                found = self._dialect.chunks(events_read(response, turn.deadline, self.name), self.name)
+                found = self._dialect.chunks(
+                    events_read(response, turn.deadline, self.name, self.endpoint.key), self.name
+                )
             else:
-                raw = body_read(response, turn.deadline).decode("utf-8", "replace")
+                raw = body_read(response, turn.deadline, self.endpoint.key).decode("utf-8", "replace")
                 found = [self._dialect.whole(object_read(raw, self.name), self.name)]
             yield from pieces(found, _request_id(response), self.name, sent.left_out)
         except (HTTPError, OSError) as error:
@@ -383,7 +399,9 @@ class EndpointBackend:
         if response.status == 200:
             return response
         try:
-            fault = self._fault_of(response, body_read(response, turn.deadline), turn, has_schema=has_schema)
+            fault = self._fault_of(
+                response, body_read(response, turn.deadline, self.endpoint.key), turn, has_schema=has_schema
+            )
         finally:
             response.release_conn()
         raise fault
@@ -452,7 +470,7 @@ class ModelList:
         except (KeyError, TypeError, ValueError) as error:
             raise BackendFailed(
                 f"{server.name} answered {response.status} to GET /models, and no list of models: "
-                f"{response.data[:200]!r}",
+                f"{key_hidden(response.data, server.endpoint.key)[:200]!r}",
                 kind="refused",
             ) from error
         server.breaker.record_success()

@@ -28,7 +28,7 @@ from rl.agents import get_agent
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback, metrics
 from rl.serving.assembly import answer_of, delta_indexed
-from rl.serving.base import Answer, Ask, BackendFailed, Extras, Piece, ServingRefused
+from rl.serving.base import Answer, Ask, BackendFailed, Extras, Piece, ServingRefused, text_length
 from rl.serving.chat_request import ChatRequest
 from rl.serving.costs import cost_usd
 from rl.serving.fallback import ServedAnswer
@@ -45,6 +45,9 @@ UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 KEPT_CHARACTERS = 50_000
 """Most of one field of a server's answer that is kept in a decision's metadata, as JSON."""
+
+CHARACTERS_PER_TOKEN = 4
+"""About: of a text whose tokens nobody counted."""
 
 RETRY_MINUTES = 10
 """A retry of a request that was answered so long ago gets the same answer again."""
@@ -166,7 +169,11 @@ def _recorded(
     Raises RecordingImpossible for a whole answer that is refused then.
     """
     answer = answer_storable(answer_of(given, served.latency_ms))
+    is_whole = bool(given) and given[-1].end
+    answer = answer if is_whole else _tokens_estimated(answer, ask)
     facts = _facts(request, target, served, begun.id, answer, ask)
+    if not is_whole:
+        facts["metadata"]["serving"]["tokens_estimated"] = True
     if error:
         facts["metadata"]["serving"] |= {"finish_reason": "error", "error": error[:1000]}
     storage = recorder.note(facts, hold=request.stream or not refuses())
@@ -183,6 +190,18 @@ def _recorded(
         usage=usage_of(answer),
         extras=answer.extras,
         recorded=is_recorded,
+    )
+
+
+def _tokens_estimated(answer: Answer, ask: Ask) -> Answer:
+    """An answer that broke off, with about as many tokens as it has: a provider counts them at the end, and bills them
+    all the same."""
+    written = len(answer.text) + len(answer.message.reasoning)
+    read = answer.tokens_in
+    return dataclasses.replace(
+        answer,
+        tokens_in=text_length(ask.messages) // CHARACTERS_PER_TOKEN if read is None else read,
+        tokens_out=max(answer.tokens_out or 0, math.ceil(written / CHARACTERS_PER_TOKEN)),
     )
 
 

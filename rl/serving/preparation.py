@@ -81,6 +81,7 @@ def endpoint_of(upstream: Upstream) -> Endpoint:
         timeout_s=upstream.timeout_s,
         connect_timeout_s=upstream.connect_timeout_s,
         concurrency=upstream.concurrency,
+        context_tokens=upstream.context_tokens,
         forward_fields=upstream.forward_fields,
         prices=Prices(upstream.price_in, upstream.price_cached, upstream.price_out),
     )

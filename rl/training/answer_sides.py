@@ -77,6 +77,17 @@ def known_kind(rows: Rows, agent: Agent) -> str:
     return next((kind for kind in kinds if rows.get(kind)), "")
 
 
+def known_unasked(
+    prompts: Sequence[HeldOutPrompt], rows: Rows, agent: Agent, asked: Sequence[HeldOutPrompt]
+) -> int:
+    """Prompts with a known right answer that no side is asked, because there are more than MAX_CHECKS."""
+    kind = known_kind(rows, agent)
+    if not kind or not asked:
+        return 0
+    keys = {prompt.key for prompt in held_out_prompts({kind: rows[kind]})} & {one.key for one in prompts}
+    return len(keys - {prompt.key for prompt in asked})
+
+
 def right_of_sides(
     work: EvaluationInput,
     rows: Rows,

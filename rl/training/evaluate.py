@@ -21,6 +21,7 @@ from rl.training.answer_sides import (
     AnswersOnly,
     Beside,
     kinds_scored,
+    known_unasked,
     not_scored_words,
     right_of_sides,
 )
@@ -175,10 +176,13 @@ def evaluate_policy(
     except ValueError as error:
         raise TrainingRefused(str(error)) from error
     asked = answered_prompts(prompts, other_rows, agent, generate_samples, spare)
+    coverage: dict[str, Any] = {"unasked": known_unasked(prompts, other_rows, agent, asked)}
     barred = dict(barred or {})
     theirs: list[Generation] = []
     if isinstance(against, AnswersOnly):
+        coverage |= {"side": against.title, "of": len(asked)}
         asked, theirs = _answered(against, asked)
+        coverage["unanswered"] = coverage["of"] - len(asked)
         present = [PAIRS] if rows else []
         present += [kind for kind in other_rows if other_rows[kind]]
         reason = not_scored_words(against.title)
@@ -258,6 +262,8 @@ def evaluate_policy(
             policy_side.free_generations,
         ),
     }
+    if any(coverage.get(name) for name in ("unasked", "unanswered")):
+        outcome["coverage"] = coverage
     if baseline is not None:
         outcome["baseline"] = baseline_figures(
             baseline, work, other_rows, checks, policy_side, references[0], lead

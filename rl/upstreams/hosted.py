@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from feedback.selectors import SLUG_PATTERN
 from rl.models import Policy, PolicyEvent, Upstream
@@ -48,14 +48,7 @@ def hosted_policy_create(
     same = same.exclude(stage=Policy.Stage.REJECTED)
     policy = next((one for one in same if one.parameters == parameters), None)
     if policy is None:
-        policy = Policy.objects.create(
-            name=policy_name_free(f"{agent}-{re.sub(r'[^a-z0-9.]+', '-', model.lower()).strip('-.')}"[:180]),
-            agent=agent,
-            kind=Policy.Kind.HOSTED,
-            upstream=upstream,
-            base_model=model,
-            parameters=parameters,
-        )
+        policy = _created(agent=agent, upstream=upstream, base_model=model, parameters=parameters)
         PolicyEvent.objects.create(
             policy=policy,
             kind=PolicyEvent.Kind.REGISTERED,
@@ -65,3 +58,14 @@ def hosted_policy_create(
         )
     policy_instate(policy, actor=actor, reason=f"{upstream.name} answers for {agent}")
     return policy
+
+
+def _created(**facts: Any) -> Policy:
+    """A hosted policy under the first free name of its agent and model."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", facts["base_model"].lower()).strip("-.")
+    name = policy_name_free(f"{facts['agent']}-{plain}"[:180])
+    try:
+        with transaction.atomic():
+            return Policy.objects.create(name=name, kind=Policy.Kind.HOSTED, **facts)
+    except IntegrityError:  # the same model of another upstream took the name meanwhile
+        return _created(**facts)

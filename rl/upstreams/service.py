@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from rl.models import Upstream
 from rl.upstreams.keys import UpstreamKeyMissing as UpstreamKeyMissing
@@ -66,17 +66,23 @@ def upstream_get(name: str) -> Upstream:
 def upstream_add(values: Mapping[str, Any], key: str = "") -> Upstream:
     """Store a new upstream with values of SETTINGS and its API key, if it has one. Raises UpstreamRefused."""
     if Upstream.objects.filter(name=values.get("name", "")).exists():
-        raise UpstreamRefused(
-            f"an upstream {values['name']} exists: change it, or choose another name",
-            {"name": "exists already"}, code="conflict",
-        )  # fmt: skip
+        raise _name_taken(values["name"])
     return upstream_change(Upstream(), values, key)
+
+
+def _name_taken(name: str) -> UpstreamRefused:
+    fault = f"an upstream {name} exists: change it, or choose another name"
+    return UpstreamRefused(fault, {"name": "exists already"}, code="conflict")
 
 
 def upstream_change(upstream: Upstream, values: Mapping[str, Any], key: str = "") -> Upstream:
     """Change an upstream; without `key` its API key stays. Raises UpstreamRefused."""
     changed = upstream_fill(upstream, values, key)
-    changed.save()
+    try:
+        with transaction.atomic():
+            changed.save()
+    except IntegrityError:  # somebody else took the name meanwhile
+        raise _name_taken(changed.name) from None
     return changed
 
 

@@ -13,7 +13,14 @@ from backend.disks import file_replace
 from rl.datasets.prompt_clusters import cluster_text
 from rl.evaluation.service import EvaluationOrder, evaluate
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, PAIRS
-from rl.gates.headlines import TITLES, baseline_text, fields_text, liked_of, right_answer_figure
+from rl.gates.headlines import (
+    TITLES,
+    baseline_text,
+    coverage_text,
+    fields_text,
+    liked_of,
+    right_answer_figure,
+)
 from rl.gates.report import GeneralAnswers
 from rl.management.evaluation_text import (
     LIKED_UNKNOWN,
@@ -179,6 +186,8 @@ class Command(RatchetCommand):
                 f"{count:,} prompts of this file are held-out prompts of the agent, so the "
                 f"gate counts this evaluation as use {result['look']} of the holdout."
             )
+        if words := coverage_text(result):
+            self.stdout.write(words)
         if words := baseline_text(result):
             self.stdout.write(words)
         self.stdout.write(off_policy_text(result["off_policy"]))

@@ -255,7 +255,7 @@ def chunks(events: Iterable[Object], name: str) -> Iterator[Object]:
         if kind == "message_start":
             head = _head(event["message"])
             usage = dict(event["message"].get("usage") or {})
-            yield _chunk(head, {"content": ""})
+            yield {**_chunk(head, {"content": ""}), "usage": _usage(usage)}
         elif kind == "content_block_start":
             number, block = event["index"], dict(event["content_block"])
             opened[number] = block

@@ -16,6 +16,8 @@ Object = Mapping[str, Any]
 READ = {"id", "object", "created", "model", "choices", "usage", "error"}
 """Fields of a completion that are read here; every other one is passed on as it came."""
 CHOICE_READ = {"index", "delta", "message", "text", "finish_reason"}
+OF_OTHER_DIALECTS = {"thinking_blocks", "blocks", "items", "content_parts"}
+"""Fields of a message that Ratchet itself gives, for what chat completions have no field for."""
 ABOUT_THE_CALLER = ("user", "metadata")
 """Fields that say who asks. Ratchet records them itself; an endpoint gets them where its row says so."""
 
@@ -55,6 +57,16 @@ def _response_format(ask: Ask, own_format: Any, schemas: str) -> Any:
         return {"type": "json_schema", "json_schema": {"name": "response", "schema": schema, "strict": True}}
     # llama.cpp's servers hold an answer to a schema that stands beside `json_object`
     return {"type": "json_object", "schema": schema} if schema else {"type": "json_object"}
+
+
+def request_write(chat: Object) -> Sent:
+    """The request of an endpoint that speaks chat completions: without the fields that other dialects put into
+    messages here."""
+    messages = [
+        {key: value for key, value in one.items() if key not in OF_OTHER_DIALECTS} for one in chat["messages"]
+    ]
+    named = set().union(*chat["messages"]) & OF_OTHER_DIALECTS
+    return Sent({**chat, "messages": messages}, tuple(sorted(named)))
 
 
 def chat_whole(body: Object, name: str) -> Object:
@@ -98,6 +110,21 @@ class _Completion:
     of_choice: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, Any] = field(default_factory=dict)
     """Fields of the completion that wait for a chunk with a choice."""
+    _told: tuple[Any, ...] = ()
+
+    def news(self) -> dict[str, Any]:
+        """Who answers and the counts so far, where they changed: of an answer that breaks off they are all there is."""
+        if self._told == (self.source, self.usage):
+            return {}
+        self._told = (dict(self.source), self.usage)
+        return {**self.counts(), "extras": Extras(dict(self.source), self.usage)}
+
+    def counts(self) -> dict[str, Any]:
+        usage = self.usage or {}
+        return {
+            "tokens_in": count_of(usage, "prompt_tokens", "input_tokens"),
+            "tokens_out": count_of(usage, "completion_tokens", "output_tokens"),
+        }
 
     def read(self, chunk: Object) -> None:
         named = {key: chunk.get(key) for key in ("id", "model")}
@@ -136,17 +163,15 @@ def pieces(
             delta = assembly.read(said, whole=whole)
             assembly.add(delta)
             if any(value not in ("", None) for value in delta.values()) or beside or (whole and delta):
-                yield Piece(delta, beside, found.pending)
+                yield Piece(delta, beside, found.pending, **found.news())
                 found.pending = {}
     if first is None:
         raise BackendFailed(f"{name} sent no chat completion: it holds no choice", kind=MALFORMED)
-    counts = found.usage or {}
     yield Piece(
         body=found.pending,
         end=True,
         finish_reason=found.reason if isinstance(found.reason, str) else None,
-        tokens_in=count_of(counts, "prompt_tokens", "input_tokens"),
-        tokens_out=count_of(counts, "completion_tokens", "output_tokens"),
+        **found.counts(),
         extras=Extras(
             found.source,
             found.usage,

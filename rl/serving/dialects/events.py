@@ -17,6 +17,7 @@ LONGEST_ANSWER = 16 * 1024**2
 """Bytes of an answer, or of one line of a stream, at most."""
 MALFORMED = "malformed"
 """Kind of a failure whose cause is what the server sent: it is up, and sent no answer."""
+HIDDEN = b"[hidden]"
 DONE: Mapping[str, Any] = {}
 """Stands for the line `data: [DONE]`; compared by identity."""
 DEEPEST = 300
@@ -24,8 +25,17 @@ DEEPEST = 300
 EVENT_LINE = re.compile(r"$|:|(?:data|event|id|retry)\b")
 
 
-def body_read(response: Any, deadline: float) -> bytes:
-    """The rest of an answer. Raises BackendFailed where it is too long, or not there by the deadline."""
+def key_hidden(raw: bytes, key: str) -> bytes:
+    """What a server sent, without the API key that some repeat in their errors; also as it stands within JSON."""
+    if key:
+        for secret in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")):
+            raw = raw.replace(secret.encode(), HIDDEN)
+    return raw
+
+
+def body_read(response: Any, deadline: float, key: str = "") -> bytes:
+    """The rest of an answer, without the API key. Raises BackendFailed where it is too long, or not there by the
+    deadline."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -37,7 +47,7 @@ def body_read(response: Any, deadline: float) -> bytes:
                 raise BackendFailed("the answer is too long, or takes too long to arrive", kind="timeout")
     except (HTTPError, OSError) as error:
         raise BackendFailed(f"the answer broke off: {error}") from error
-    return b"".join(parts)
+    return key_hidden(b"".join(parts), key)
 
 
 def object_read(data: str, name: str) -> Mapping[str, Any]:
@@ -87,10 +97,10 @@ def error_read(raw: bytes) -> tuple[str, str, str]:
         return raw[:1000].decode("utf-8", "replace") or "no reason given", "", ""
 
 
-def events_read(response: Any, deadline: float, name: str) -> Iterator[Mapping[str, Any]]:
+def events_read(response: Any, deadline: float, name: str, key: str = "") -> Iterator[Mapping[str, Any]]:
     """The JSON objects of an event stream, each as soon as it has arrived; DONE at `[DONE]`, and nothing after it."""
     stray, events = "", 0
-    for line in _lines(response, deadline, name):
+    for line in _lines(response, deadline, name, key):
         if not EVENT_LINE.match(line):
             stray = stray or line
         data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
@@ -104,7 +114,7 @@ def events_read(response: Any, deadline: float, name: str) -> Iterator[Mapping[s
         raise BackendFailed(f"{name} sent no event stream: {stray[:200]!r}", kind=MALFORMED)
 
 
-def _lines(response: Any, deadline: float, name: str) -> Iterator[str]:
+def _lines(response: Any, deadline: float, name: str, key: str) -> Iterator[str]:
     held = b""
     while part := response.read1(65_536):
         if time.monotonic() > deadline:
@@ -113,6 +123,6 @@ def _lines(response: Any, deadline: float, name: str) -> Iterator[str]:
         if len(held) > LONGEST_ANSWER:
             raise BackendFailed(f"{name} sent a line of more than {LONGEST_ANSWER:,} bytes", kind=MALFORMED)
         for line in whole:
-            yield line.decode("utf-8", "replace").rstrip("\r")
+            yield key_hidden(line, key).decode("utf-8", "replace").rstrip("\r")
     if held:
-        yield held.decode("utf-8", "replace").rstrip("\r")
+        yield key_hidden(held, key).decode("utf-8", "replace").rstrip("\r")
