@@ -27,8 +27,8 @@ from feedback.models import Decision
 from feedback.recording.recorder import Recorder, Storage, decisions_ingest
 from rl.api import health
 from rl.export.artifact import ExportRefused, staged_file
-from rl.serving import decide, gateway, recording_policy
-from rl.serving.count_files import CountFile, whole_files
+from rl.serving import decide, gateway
+from rl.serving.metrics import CountFile, whole_files
 from tests.support.api_client import ApiClient
 from tests.support.server import ROOT
 from tests.support.serving import Parrot, parrot_only, support_bot_allowed  # noqa: F401
@@ -77,7 +77,7 @@ def test_counting_on_a_full_disk_ends_no_process(small_disk: SmallDisk) -> None:
     small_disk.fill()
     mapped = counted("prometheus_client.mmap_dict", "MmapedDict", small_disk.folder / "counter_1.db")
     assert mapped.returncode == -7, "what we guard against: SIGBUS through a memory-mapped file"
-    ours = counted("rl.serving.count_files", "CountFile", small_disk.folder / "counter_2.db")
+    ours = counted("rl.serving.metrics", "CountFile", small_disk.folder / "counter_2.db")
     assert (ours.returncode, ours.stdout.strip()) == (0, "alive"), ours.stderr
     # what both left there, empty or of zeros, is passed over
     assert whole_files(small_disk.folder) == []
@@ -87,7 +87,7 @@ def test_counts_reach_the_file_when_the_disk_takes_them_again(
     small_disk: SmallDisk,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rl.serving.count_files.RETRY_S", 0.0)
+    monkeypatch.setattr("rl.serving.metrics.RETRY_S", 0.0)
     small_disk.fill()
     file = CountFile(str(small_disk.folder / "counter_3.db"))
     key = json.dumps(["ratchet_x", "ratchet_x_total", {"agent": "a"}, "Help"])
@@ -134,7 +134,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notices that went out."""
     events: list[str] = []
     monkeypatch.setattr(notifications, "notify", lambda event, text, **_: events.append(event))
-    monkeypatch.setattr(recording_policy, "outage", recording_policy.Outage())
+    monkeypatch.setattr(gateway, "recording_outage", gateway.Outage())
     return events
 
 

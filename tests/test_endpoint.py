@@ -14,7 +14,7 @@ import pytest
 from rl.agents import AGENTS
 from rl.serving import endpoint
 from rl.serving.base import Ask, BackendFailed, BackendUnable, Endpoint, Model, ServingRefused
-from rl.serving.dialects.events import error_read
+from rl.serving.dialects.chat import error_read
 from rl.serving.endpoint import EndpointBackend
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 from tests.support.server import free_port

@@ -11,8 +11,8 @@ import pytest
 from django.test import Client
 
 from rl.models import Policy, ServingSettings, Upstream
-from rl.serving import costs, endpoint
-from rl.serving.costs import TokenUsage
+from rl.serving import decision_facts, endpoint
+from rl.serving.decision_facts import TokenUsage
 from rl.upstreams.service import upstream_change
 from tests.support.hosted import FORMAT, HELLO, LOOK, SCHEMA, ask, hosted, model_server, recorded  # noqa: F401
 from tests.support.serving import openai_client, policy_made  # noqa: F401
@@ -428,7 +428,7 @@ def test_a_cached_price_of_ones_own_counts_beside_the_tables_prices(
         asked.append(usage)
         return usage.read * 4 / 1e6, usage.written * 8 / 1e6
 
-    monkeypatch.setattr(costs, "_table_costs", table)
+    monkeypatch.setattr(decision_facts, "_table_costs", table)
     hosted(stub.url, price_cached=1.0)
     usage = {"prompt_tokens": 100, "completion_tokens": 50, "prompt_tokens_details": {"cached_tokens": 40}}
     stub.sends = ("application/json", json.dumps({**stub.completion(), "usage": usage}).encode())

@@ -15,7 +15,8 @@ import pytest
 
 from feedback.accounts.authentication import key_create
 from feedback.models import Decision
-from rl.serving.gateway import recorder, storable
+from rl.serving.decision_facts import storable
+from rl.serving.gateway import recorder
 from tests.support.serving import support_bot_allowed  # noqa: F401
 from tests.support.stub_openai import ModelServer
 

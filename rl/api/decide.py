@@ -25,8 +25,7 @@ from rl.agents.base import Agent
 from rl.serving.base import ServingRefused
 from rl.serving.decide import MAX_CANDIDATES, ORDER, DecideOrder, action_of, decide, order_checked, order_hash
 from rl.serving.fallback import NobodyAnswers
-from rl.serving.recording_policy import HEADER as RECORDED_HEADER
-from rl.serving.recording_policy import RecordingImpossible
+from rl.serving.gateway import RECORDED_HEADER, RecordingImpossible
 from rl.serving.routing import ModelUnknown
 
 

@@ -27,9 +27,14 @@ from rl.serving.base import BackendFailed, Extras, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest, chat_request
 from rl.serving.dialects import from_anthropic, from_responses
 from rl.serving.fallback import NobodyAnswers
-from rl.serving.gateway import Completion, KeyReused, complete, completion_stream
-from rl.serving.recording_policy import HEADER as RECORDED_HEADER
-from rl.serving.recording_policy import RecordingImpossible
+from rl.serving.gateway import (
+    RECORDED_HEADER,
+    Completion,
+    KeyReused,
+    RecordingImpossible,
+    complete,
+    completion_stream,
+)
 from rl.serving.routing import ListedModel, ModelUnknown, models_listed, policy_model, target_of
 
 STATUSES: dict[type[ServingRefused], int] = {ModelUnknown: 404, KeyReused: 409}

@@ -352,8 +352,8 @@ def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     """Its answers were compared: by known right answers, by tests, or by people side by side.
 
     Likelihoods of recorded answers tell which text a policy finds more probable, not whether it writes better ones.
-    Rewards tell what training aimed at. Both may open the challenger stage, and so may a judging round that says "better"
-    or "not worse"; a champion needs compared answers that are better, or a live experiment.
+    Rewards tell what training aimed at. Both may open the challenger stage, and so may a judging round that says
+    "better" or "not worse"; a champion needs compared answers that are better, or a live experiment.
     """
     judging = evidence.judging
     if judging is not None and judging.ended and judging.verdict == WORSE:

@@ -10,7 +10,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -41,9 +41,19 @@ from rl.serving.base import (
     ServingRefused,
     text_length,
 )
-from rl.serving.dialects import anthropic, chat, responses
-from rl.serving.dialects.chat import Object, Sent, chat_body, pieces
-from rl.serving.dialects.events import MALFORMED, body_read, error_read, events_read, key_hidden, object_read
+from rl.serving.dialects import DIALECTS
+from rl.serving.dialects.chat import (
+    MALFORMED,
+    Object,
+    Sent,
+    body_read,
+    chat_body,
+    error_read,
+    events_read,
+    key_hidden,
+    object_read,
+    pieces,
+)
 from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 
 logger = logging.getLogger("rl.serving")
@@ -82,30 +92,6 @@ LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_t
 LONGEST_TOKEN = 8
 """Characters of a token of any text people write, on average, at most: English has 4 to 5, code up to 6."""
 NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ProxyError, SSLError)
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How a chat request is written for an endpoint, and how its answer is read."""
-
-    path: str
-    headers: Callable[[str], dict[str, str]]
-    write: Callable[[Object], Sent]
-    whole: Callable[[Object, str], Object]
-    chunks: Callable[[Iterable[Object], str], Iterator[Object]]
-
-
-def _bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-DIALECTS = {
-    "openai": Dialect("chat/completions", _bearer, chat.request_write, chat.chat_whole, chat.chat_chunks),
-    "responses": Dialect("responses", _bearer, responses.request_write, responses.whole, responses.chunks),
-    "anthropic": Dialect(
-        "messages", anthropic.headers, anthropic.request_write, anthropic.whole, anthropic.chunks
-    ),
-}
 
 
 @dataclass(frozen=True)

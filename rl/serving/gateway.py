@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
-import re
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
+from django.conf import settings
 from django.db import DatabaseError
-from django.utils import timezone
 
-from backend import limits
+from backend import notifications
 from backend.logs import OutageLog
-from feedback.messages import response_of
-from feedback.recording.recorder import Recorder, decision_recorded, spool_folder
+from feedback.recording.recorder import Recorder, Storage, decision_recorded, spool_folder
 from feedback.selectors import decision_answered_recently
-from feedback.storage.fields import Json
-from feedback.storage.responses import completion_read, completion_stored
-from feedback.storage.validation import Check
 from rl.agents import get_agent
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback, metrics
 from rl.serving.assembly import answer_of, delta_indexed
 from rl.serving.base import Answer, Ask, BackendFailed, Extras, Piece, ServingRefused, text_length
 from rl.serving.chat_request import ChatRequest
-from rl.serving.costs import cost_usd
+from rl.serving.decision_facts import (
+    answer_storable,
+    facts_of,
+    message_again,
+    propensity_of,
+    token_counts,
+    usage_of,
+)
 from rl.serving.fallback import ServedAnswer
-from rl.serving.recording_policy import RecordingImpossible, after_answer, before_answer, refuses
 from rl.serving.routing import Target, serving_settings, target_of
-
-T = TypeVar("T")
 
 logger = logging.getLogger("rl.serving")
 outage = OutageLog(logger)
 
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""NUL, and the halves of surrogate pairs."""
-
-KEPT_CHARACTERS = 50_000
-"""Most of one field of a server's answer that is kept in a decision's metadata, as JSON."""
 
 CHARACTERS_PER_TOKEN = 4
 """About: of a text whose tokens nobody counted."""
@@ -53,6 +47,93 @@ RETRY_MINUTES = 10
 """A retry of a request that was answered so long ago gets the same answer again."""
 
 recorder = Recorder(spool_folder, counted=lambda how: metrics.DECISIONS_RECORDED.labels(how).inc())
+
+
+RECORDED_HEADER = "X-Ratchet-Recorded"
+"""Header of an answer whose decision is not recorded; its value is then `no`."""
+RETRY_AFTER_S = 5.0
+
+
+class RecordingImpossible(RuntimeError):
+    """An answer that is refused because its decision cannot be recorded, and policy says `refuse`."""
+
+    retry_after_s = RETRY_AFTER_S
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the decision cannot be recorded, neither in the database nor on disk, and "
+            "GATEWAY_WITHOUT_RECORDING is `refuse`"
+        )
+
+
+class Outage:
+    """One stretch of time in which decisions cannot be recorded. Tells people when it begins, and when it is over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._standing = False
+
+    def tell(self, folder: Any) -> None:
+        """Say once that decisions are not recorded."""
+        with self._lock:
+            first, self._standing = not self._standing, True
+        if first:
+            consequence = "answers are refused" if refuses() else "answers are given without being recorded"
+            text = (
+                f"Decisions cannot be recorded, neither in the database nor in {folder}, and {consequence} "
+                "(GATEWAY_WITHOUT_RECORDING). Free the disk or make it writable, and see that the database "
+                "answers."
+            )
+            logger.error(text)
+            # who asks for an answer does not wait for a mail server
+            threading.Thread(
+                target=notifications.notify,
+                args=("recording_impossible", text),
+                name="ratchet-notice",
+                daemon=True,
+            ).start()
+
+    def recover(self) -> None:
+        """Say that decisions are recorded again, where it was said that they are not."""
+        if not self._standing:
+            return
+        with self._lock:
+            stood, self._standing = self._standing, False
+        if stood:
+            logger.warning("decisions are recorded again")
+
+
+recording_outage = Outage()
+
+
+def refuses() -> bool:
+    """True if an answer that cannot be recorded is refused."""
+    return bool(settings.GATEWAY_WITHOUT_RECORDING == "refuse")
+
+
+def before_answer(recorder: Recorder) -> bool:
+    """True if the decision can be recorded, as far as is known before a model works for it.
+
+    Raises RecordingImpossible where it cannot and policy refuses.
+    """
+    if recorder.recordable():
+        return True
+    recording_outage.tell(recorder.outbox.folder)
+    if refuses():
+        raise RecordingImpossible
+    return False
+
+
+def after_answer(recorder: Recorder, storage: Storage) -> bool:
+    """True if the decision was recorded, from where it lies. Raises RecordingImpossible as
+    `before_answer`."""
+    if storage.durable:
+        recording_outage.recover()
+        return True
+    recording_outage.tell(recorder.outbox.folder)
+    if refuses():
+        raise RecordingImpossible
+    return False
 
 
 class KeyReused(ServingRefused):
@@ -245,145 +326,6 @@ def _facts(
     }
 
 
-def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[str, Any]:
-    """Serving facts that every served decision records. answer: as `answer_storable` returns it."""
-    metadata: dict[str, Any] = {
-        "serving": {
-            "backend": served.backend,
-            "meant": target.meant,
-            "finish_reason": answer.finish_reason,
-            "fallbacks": [dataclasses.asdict(attempt) for attempt in served.fallbacks],
-        }
-    }
-    if answer.log_probability is not None:
-        metadata["serving"]["log_probability"] = answer.log_probability
-    if target.arm_propensity is not None:
-        metadata["arm_propensity"] = target.arm_propensity
-    if (cost := cost_usd(answer, served.model)) is not None:
-        metadata["serving"]["cost_usd"] = cost
-    response = response_of([answer.message])
-    text, metadata = completion_stored(storable(response.value), metadata)
-    if len(text) > limits.TEXT_CHARACTERS:
-        text = text[: limits.TEXT_CHARACTERS]
-        metadata.pop("response_is", None)
-        metadata["serving"]["cut_at"] = limits.TEXT_CHARACTERS
-    if response.is_refusal:
-        metadata["refusal"] = True
-    reasoning = storable(response.reasoning)[: limits.TEXT_CHARACTERS]
-    metadata["serving"] |= _serving_extras(answer, text, reasoning, metadata)
-    return {
-        "agent": target.agent,
-        "response": text,
-        "reasoning": reasoning,
-        "policy": served.model.name,
-        "arm": target.arm,
-        "latency_ms": round(answer.latency_ms, 3),
-        "tokens_in": answer.tokens_in,
-        "tokens_out": answer.tokens_out,
-        "metadata": metadata,
-        "created_at": timezone.now().isoformat(),
-    }
-
-
-def _serving_extras(answer: Answer, text: str, reasoning: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What a server said beside the text, for the decision's metadata: each field up to KEPT_CHARACTERS."""
-    extras = answer.extras
-    facts = {
-        "upstream": dict(extras.source),
-        "usage": extras.usage,
-        "choice": dict(extras.choice),
-        "completion": dict(extras.body),
-        "other_choices": list(extras.choices),
-        "left_out_of_request": list(extras.left_out),
-    }
-    said = dict(answer.said)
-    if said != _message_again(text, reasoning, metadata):
-        facts["message"] = said
-    found: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    for name, value in facts.items():
-        if not value:
-            continue
-        length = len(json.dumps(value))
-        if length > KEPT_CHARACTERS or _is_deep(value):
-            left_out[name] = f"{length:,} characters"
-        else:
-            found[name] = value
-    return found | ({"left_out": left_out} if left_out else {})
-
-
-def _message_again(text: str, reasoning: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The message of a recorded answer, where metadata.serving.message has none of its own."""
-    serving = metadata.get("serving") or {}
-    if isinstance(message := serving.get("message"), Mapping):
-        return dict(message)
-    more = {"reasoning_content": reasoning} if reasoning else {}
-    try:
-        response = completion_read(text, metadata)
-    except ValueError:
-        response = text
-    if isinstance(response, list):
-        first = response[0]
-        return {**first, "content": first.get("content") or None, **more}
-    if metadata.get("refusal") is True:
-        return {"role": "assistant", "content": None, "refusal": response, **more}
-    return {"role": "assistant", "content": response, **more}
-
-
-def usage_of(answer: Answer) -> Mapping[str, Any] | None:
-    """Token counts as OpenAI has them: the server's own, else those of this process; None: unknown."""
-    return answer.extras.usage or _counts(answer.tokens_in, answer.tokens_out)
-
-
-def _counts(read: int | None, written: int | None) -> Mapping[str, Any] | None:
-    if read is None or written is None:
-        return None
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-def propensity_of(answer: Answer, ask: Ask) -> float | None:
-    """Probability of a written answer within a schema or a closed set, where a choice is what it comes to.
-
-    None where the backend does not tell, where it was cut, and of free words: the probability of a page of text says
-    how long it is. (`metadata.serving.log_probability` has it nevertheless.)
-    """
-    free = ask.response_schema is None and answer.text not in ask.answers and not answer.chosen
-    if answer.log_probability is None or answer.finish_reason != "stop" or free:
-        return None
-    return math.exp(answer.log_probability) or None
-
-
-def storable(value: T) -> T:
-    """A value without what no database keeps: NUL characters, halves of surrogate pairs, numbers that are none."""
-    found: Any = value
-    if isinstance(value, str):
-        if not UNSTORABLE.search(value):
-            return value
-        # the halves of a pair may have come in two pieces
-        whole = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-        found = whole.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
-    elif isinstance(value, Mapping):
-        found = {storable(str(key)): storable(item) for key, item in value.items()}
-    elif isinstance(value, list):
-        found = [storable(item) for item in value]
-    elif isinstance(value, float) and not math.isfinite(value):
-        found = None
-    return found
-
-
-def answer_storable(answer: Answer) -> Answer:
-    """An answer as a database keeps it and a client gets it."""
-    extras = {one.name: storable(getattr(answer.extras, one.name)) for one in dataclasses.fields(Extras)}
-    return dataclasses.replace(answer, said=storable(answer.said), extras=Extras(**extras))
-
-
-def _is_deep(value: Any) -> bool:
-    """True for JSON too deep to be stored within a decision's metadata."""
-    check = Check()
-    check.value("", Json, [[[value]]])
-    return bool(check.fields)
-
-
 def _pieces_again(earlier: Completion) -> Iterator[Piece]:
     """A recorded answer as a stream."""
     yield Piece(delta_indexed(earlier.message), earlier.extras.choice, earlier.extras.body)
@@ -413,13 +355,13 @@ def _earlier(request: ChatRequest, target: Target, id: uuid.UUID | None, retried
     if id is not None and row.metadata.get("serving", {}).get("request") != request.body_hash:
         raise KeyReused(row.pk)
     serving = row.metadata.get("serving", {})
-    usage = serving.get("usage") or _counts(row.tokens_in, row.tokens_out)
+    usage = serving.get("usage") or token_counts(row.tokens_in, row.tokens_out)
     return Completion(
         id=row.pk,
         agent=row.agent,
         policy=row.policy,
         arm=row.arm,
-        message=_message_again(row.response, row.reasoning, row.metadata),
+        message=message_again(row.response, row.reasoning, row.metadata),
         finish_reason=serving.get("finish_reason"),
         usage=usage,
         extras=Extras(

@@ -28,9 +28,16 @@ from rl.serving.base import (
     SentMessage,
     ServingRefused,
 )
-from rl.serving.constrained_decoding import constraint_of, decoding_errors, tools_constraint
 from rl.serving.llama_context import CACHE_BYTES, FloatArray, LlamaContext
-from rl.serving.tool_calls import ELSEWHERE, CallReader, CallSyntax, Tools
+from rl.serving.tool_calls import (
+    ELSEWHERE,
+    CallReader,
+    CallSyntax,
+    Tools,
+    constraint_of,
+    decoding_errors,
+    tools_constraint,
+)
 
 MAX_TOKENS = 512
 """Of an answer, where the question names no limit."""

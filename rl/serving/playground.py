@@ -21,7 +21,7 @@ from rl.models.agent_definitions import agent_served
 from rl.serving.base import BASE, ServingRefused
 from rl.serving.decide import DecideOrder, decide
 from rl.serving.fallback import NobodyAnswers
-from rl.serving.recording_policy import RecordingImpossible
+from rl.serving.gateway import RecordingImpossible
 
 MARK = "playground"
 """Key of a decision's metadata with the user who asked on the playground."""

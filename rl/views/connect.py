@@ -17,7 +17,7 @@ from feedback.selectors import SLUG_PATTERN
 from feedback.services import agent_set_up
 from rl.models import Policy, Upstream
 from rl.registry.service import champion_of
-from rl.serving.known_agents import AgentUnknown, agent_check
+from rl.serving.routing import AgentUnknown, agent_check
 from rl.serving.upstream_test import upstream_test
 from rl.upstreams.hosted import hosted_policy_create
 from rl.upstreams.service import UpstreamRefused, upstream_fill, upstream_get, url_fault

@@ -23,7 +23,6 @@ from rl.agents.base import InvalidResponse
 from rl.models import Policy
 from rl.models.agent_definitions import agent_served
 from rl.serving.base import ServingRefused
-from rl.serving.known_agents import AgentUnknown, agent_check
 from rl.serving.playground import (
     MAX_POLICIES,
     PlaygroundAnswer,
@@ -38,6 +37,7 @@ from rl.serving.playground import (
     system_prompt_recorded,
     writes_text,
 )
+from rl.serving.routing import AgentUnknown, agent_check
 
 CANDIDATES_SHOWN = 12
 

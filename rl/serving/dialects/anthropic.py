@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl.serving.base import BackendFailed, BackendUnable
-from rl.serving.dialects.chat import Object, Sent, count_of
-from rl.serving.dialects.events import DONE, MALFORMED
+from rl.serving.dialects.chat import DONE, MALFORMED, Object, Sent, count_of
 
 VERSION = "2023-06-01"
 MAX_TOKENS = 4096

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rl.serving.base import BackendFailed, BackendUnable
-from rl.serving.dialects.chat import Object, Sent, count_of
-from rl.serving.dialects.events import DONE, MALFORMED
+from rl.serving.dialects.chat import DONE, MALFORMED, Object, Sent, count_of
 
 SAME = {
     "model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "metadata", "service_tier", "store",
