@@ -36,6 +36,7 @@ from rl.evaluation import scorer
 from rl.models import Experiment, JudgedPair, JudgingRound, RewardModelVersion, TrainingRun, Upstream
 from rl.registry.service import policy_promote, policy_register
 from rl.serving import fallback, upstream_test
+from rl.serving.assembly import answer_of
 from rl.serving.base import Ask, Model
 from tests.support.campaign_scale import CAMPAIGN, scaled
 from tests.support.serving import Parrot, written_by_the_asking_thread  # noqa: F401
@@ -100,7 +101,9 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
     )  # fmt: skip
     for name in ("second", "third"):
         Upstream.objects.create(name=name, url="http://127.0.0.1:1/v1", model="m")
-    monkeypatch.setattr(upstream_test, "_asked", lambda *_: Parrot().answer(Ask([]), Model("m", ""), 1.0))
+    monkeypatch.setattr(
+        upstream_test, "_asked", lambda *_: answer_of(Parrot().pieces(Ask([]), Model("m", ""), 1.0), 1.0)
+    )
     monkeypatch.setattr(
         scorer, "_ask", lambda call: dict.fromkeys(("scores", "rewards"), [0.5] * len(call["responses"]))
     )
