@@ -152,7 +152,9 @@ def _words(fault: ErrorDetails) -> str:
     if fault["type"] == "literal_error":
         words = [word for word in re.findall("'([^']*)'", fault["ctx"]["expected"]) if word]
         return f"expected one of {', '.join(words)}; found {value_excerpt(value)}"
-    if sentence := _WORDS.get(fault["type"]):
+    # a limit that stands behind a validator does not know that it is a text's
+    is_text = isinstance(value, str) and fault["type"] in ("too_long", "too_short")
+    if sentence := _WORDS.get(f"string_{fault['type']}" if is_text else fault["type"]):
         length = len(value) if isinstance(value, (str, list, tuple, dict)) else 0
         return sentence.format(**fault.get("ctx", {}), found=value_excerpt(value), length=length)
     return f"{fault['msg'].replace('Input should be', 'expected')}, found {value_excerpt(value)}"
