@@ -329,6 +329,8 @@ def test_an_agent_that_is_no_slug_reaches_no_folder(agent: str) -> None:
     [
         ({"kind": "poems"}, "kind is one of pairs"),
         ({"max_samples": 0}, "max_samples"),
+        ({"source": "net"}, "source is db or file"),
+        ({"source": "file"}, "expected data_file"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused_by_name(asked: dict[str, Any], named: str) -> None:

@@ -107,7 +107,9 @@ def prepare_training_dataset(
     agent: str | None = None,
     kind: str = "pairs",
     *,
-    source: FeedbackFile | None = None,
+    source: FeedbackFile | str | None = "db",
+    data_file: Path | str | None = None,
+    ratings_file: Path | str | None = None,
     rules: RowRules | None = None,
     put_off: Collection[uuid.UUID] = (),
     replay: Replay | None = None,
@@ -126,7 +128,8 @@ def prepare_training_dataset(
     Args:
         agent: Slug; None: the only agent with decisions, or `assistant` for a file.
         kind: One of Snapshot.Kind.
-        source: A file of feedback in any known format; None: the feedback recorded here.
+        source: `db`, the feedback recorded here; `file`, with `data_file`; or a FeedbackFile.
+        data_file, ratings_file: A file of feedback in any known format, and the second file of formats that have two.
         rules: How evidence becomes rows.
         put_off: Ids of feedback that is not read this time.
         replay: Train on prompts with new feedback and a share of the others; None: on all prompts.
@@ -141,11 +144,12 @@ def prepare_training_dataset(
     """
     if kind not in Snapshot.Kind.values:
         raise DatasetRefused(f"a dataset's kind is one of {', '.join(Snapshot.Kind.values)}; found {kind!r}")
-    agent, rules = _agent_checked(agent, source), rules or RowRules()
+    file = _file_of(source, data_file, ratings_file)
+    agent, rules = _agent_checked(agent, file), rules or RowRules()
     knobs = rules.knobs(agent, kind)
     left_out: Counter[str] = Counter()
     try:
-        evidence = source_opened(agent, source, kind, put_off, keep_reasoning=rules.keep_reasoning)
+        evidence = source_opened(agent, file, kind, put_off, keep_reasoning=rules.keep_reasoning)
         made = make_rows(evidence, kind, left_out, knobs, dry_run=dry_run and not binding)
         made, replayed = _replayed(made, replay, str(evidence.feedback_count))
         if rules.balance:
@@ -156,7 +160,7 @@ def prepare_training_dataset(
     left_out.update(made.left_out)
     query = {
         "agent": agent,
-        "source": "file" if source else "db",
+        "source": "file" if file else "db",
         **knobs,
         "max_samples": max_samples,
         **({"balance": True} if rules.balance else {}),
@@ -170,13 +174,13 @@ def prepare_training_dataset(
     need = min_samples
     if need is None:
         need = DATASET_CONFIG["min_samples"] if for_training else 1
-        if source is None and evidence.feedback_count >= need:
+        if file is None and evidence.feedback_count >= need:
             need = min(need, FEWEST_ROWS)
 
     def check() -> None:
         if evidence.rows.unreadable:
             left_out["unreadable"] += len(evidence.rows.unreadable)
-        _check_enough(agent, kind, tally, need, source, left_out, for_training)
+        _check_enough(agent, kind, tally, need, file, left_out, for_training)
 
     def prepared(snapshot: Snapshot | None, path: Path | None) -> PreparedDataset:
         count = evidence.feedback_count
@@ -224,6 +228,21 @@ def prepare_training_dataset(
         simulated_share=found.simulated_share,
     )
     return prepared(snapshot, path)
+
+
+def _file_of(
+    source: FeedbackFile | str | None, data_file: Path | str | None, ratings_file: Path | str | None
+) -> FeedbackFile | None:
+    """The file to read, or None for the database. Raises DatasetRefused."""
+    if source is None or isinstance(source, FeedbackFile):
+        return source
+    if source not in ("db", "file"):
+        raise DatasetRefused(f"a dataset's source is db or file; found {source!r}")
+    if data_file is not None:
+        return FeedbackFile(Path(data_file), None if ratings_file is None else Path(ratings_file))
+    if source == "file":
+        raise DatasetRefused("source file: expected data_file, found none")
+    return None
 
 
 def _agent_checked(agent: str | None, source: FeedbackFile | None) -> str:
