@@ -17,7 +17,7 @@ from rl.agents import AGENTS
 from rl.decoding.constraint import SchemaRefused, _part_references, _properties_closed, schema_grammar
 from rl.models import ServingSettings
 from rl.serving import fallback
-from rl.serving.base import Answer, Ask, BackendUnable, Model, ServingRefused
+from rl.serving.base import Ask, BackendUnable, Model, Piece, ServingRefused
 from rl.serving.llama import LlamaPolicy, _Text, sampled
 from rl.serving.llama_context import FloatArray
 from tests.support.api_client import ApiClient
@@ -234,8 +234,8 @@ class Llama:
     def __init__(self, policy: LlamaPolicy) -> None:
         self.policy = policy
 
-    def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
-        return self.policy.answer(ask)
+    def pieces(self, ask: Ask, model: Model, timeout_s: float) -> Iterator[Piece]:
+        return self.policy.stream(ask)
 
 
 @pytest.mark.django_db

@@ -100,12 +100,15 @@ def _trace(row: JsonObject, line: int) -> ImportedTrace:
 
 
 def _decision(row: JsonObject, line: int) -> ImportedDecision:
+    facts = _facts(row, DECISION)
+    if not facts["messages"]:
+        raise RowError("messages: expected at least one message, found none")
     return ImportedDecision(
         line=line,
         key=key_of(row),
         id=_id(row.get("id"), "id"),
         # one that says no source has that of the file
-        **{**_facts(row, DECISION), "source": _text(row, "source")},
+        **{**facts, "source": _text(row, "source")},
         trace=_id(row.get("trace"), "trace"),
         created_at=time_of(row.get("created_at"), "created_at"),
         ratings=tuple(
