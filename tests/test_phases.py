@@ -95,4 +95,4 @@ def test_rest_says_the_phase() -> None:
     client = Client(headers={"Authorization": f"Bearer {key_create('reader', ['read'])[1]}"})
     found = client.get(f"/api/runs/{run.pk}/").json()
     assert found["phase"] == "training, step 12 of 58"
-    assert found["phase_at"].startswith(str(timezone.now().year))
+    assert found["phaseAt"].startswith(str(timezone.now().year))

@@ -99,11 +99,12 @@ def test_the_process_that_trains_a_small_policy_takes_it_to_its_end(
     followed: list[int] = []
     TrainingRun.objects.update(**changes)
     settings.TRAIN_LAUNCHER = launcher
-    monkeypatch.setattr(pipeline.train, "train_queued", lambda run_id, progress, actor: {"run": run_id})
+    report = {"run": policy.run_id, "status": "refused", "policy": None}
+    monkeypatch.setattr(pipeline.train, "train_queued", lambda run_id, progress, actor: report)
     monkeypatch.setattr(pipeline, "run_follow", lambda run_id, progress: followed.append(run_id))
     run_id = policy.run_id
     assert run_id is not None
-    assert pipeline.run_train(run_id, actor="test") == {"run": run_id}
+    assert pipeline.run_train(run_id, actor="test") == report
     assert followed == ([run_id] if here else [])
 
 

@@ -248,7 +248,8 @@ def test_every_command_of_the_docs_is_one_and_takes_its_options(line: str) -> No
     elif words and words[0] in ("python", ".venv/bin/python") and words[1].endswith(".py"):
         assert (ROOT / words[1]).is_file(), line
     elif words[:2] == ["python", "-m"]:
-        assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file(), line
+        module = ROOT / words[2].replace(".", "/")
+        assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), line
     elif words:  # else it only sets a variable
         assert words[0].removeprefix(".venv/bin/") in OTHER_PROGRAMS, line
 

@@ -129,10 +129,16 @@ def test_half_precision_is_held_to_no_more_than_it_knows_itself() -> None:
     expected = logps, {name: torch.full((4,), 1.0) for name in "abc"}
     found = logps, {"a": torch.full((4,), 1.4), "b": torch.full((4,), 1.01), "c": torch.full((4,), 1.01)}
     assert not selftest.compare(expected, found, torch.bfloat16)[0]
-    assert selftest.compare(expected, found, torch.bfloat16, {"a": 0.25, "b": 0.0, "c": 0.0})[0]
-    assert not selftest.compare(expected, found, torch.bfloat16, {"a": 0.15, "b": 0.0, "c": 0.0})[0]
+    assert selftest.compare(
+        expected, found, torch.bfloat16, selftest.Spread(gradients={"a": 0.25, "b": 0.0, "c": 0.0})
+    )[0]
+    assert not selftest.compare(
+        expected, found, torch.bfloat16, selftest.Spread(gradients={"a": 0.15, "b": 0.0, "c": 0.0})
+    )[0]
     missing = logps, {"a": torch.full((4,), 1.4), "b": torch.full((4,), 1.4), "c": torch.full((4,), 1.01)}
-    assert not selftest.compare(expected, missing, torch.bfloat16, dict.fromkeys("abc", 9.0))[0]
+    assert not selftest.compare(
+        expected, missing, torch.bfloat16, selftest.Spread(gradients=dict.fromkeys("abc", 9.0))
+    )[0]
 
 
 @pytest.mark.slow

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -43,11 +43,21 @@ class Turn(BaseModel):
     content: Storable
 
 
+Said: TypeAlias = Annotated[
+    Annotated[SaidText, Tag("<text>")] | Annotated[list[Turn], Field(min_length=1), Tag("<list>")],
+    Discriminator(
+        lambda value: "<list>" if isinstance(value, list) else "<text>",
+        custom_error_type="messages",
+        custom_error_message="expected a text or a list of messages",
+    ),
+]
+
+
 class ScoreSent(CamelSent):
     agent: Slug
     prompt: SaidText | None = None
     """One turn of the user."""
-    messages: SaidText | Annotated[list[Turn], Field(min_length=1)] | None = None
+    messages: Said | None = None
     """Chat messages instead of a prompt."""
     responses: Annotated[list[Storable], Field(min_length=1, max_length=MAX_RESPONSES)]
     reward_model: Storable = ""
