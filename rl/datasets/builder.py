@@ -144,12 +144,12 @@ def prepare_training_dataset(
     """
     if kind not in Snapshot.Kind.values:
         raise DatasetRefused(f"a dataset's kind is one of {', '.join(Snapshot.Kind.values)}; found {kind!r}")
-    file = _file_of(source, data_file, ratings_file)
-    agent, rules = _agent_checked(agent, file), rules or RowRules()
+    given = _file_of(source, data_file, ratings_file)
+    agent, rules = _agent_checked(agent, given), rules or RowRules()
     knobs = rules.knobs(agent, kind)
     left_out: Counter[str] = Counter()
     try:
-        evidence = source_opened(agent, file, kind, put_off, keep_reasoning=rules.keep_reasoning)
+        evidence = source_opened(agent, given, kind, put_off, keep_reasoning=rules.keep_reasoning)
         made = make_rows(evidence, kind, left_out, knobs, dry_run=dry_run and not binding)
         made, replayed = _replayed(made, replay, str(evidence.feedback_count))
         if rules.balance:
@@ -160,7 +160,7 @@ def prepare_training_dataset(
     left_out.update(made.left_out)
     query = {
         "agent": agent,
-        "source": "file" if file else "db",
+        "source": "file" if given else "db",
         **knobs,
         "max_samples": max_samples,
         **({"balance": True} if rules.balance else {}),
@@ -174,13 +174,13 @@ def prepare_training_dataset(
     need = min_samples
     if need is None:
         need = DATASET_CONFIG["min_samples"] if for_training else 1
-        if file is None and evidence.feedback_count >= need:
+        if given is None and evidence.feedback_count >= need:
             need = min(need, FEWEST_ROWS)
 
     def check() -> None:
         if evidence.rows.unreadable:
             left_out["unreadable"] += len(evidence.rows.unreadable)
-        _check_enough(agent, kind, tally, need, file, left_out, for_training)
+        _check_enough(agent, kind, tally, need, given, left_out, for_training)
 
     def prepared(snapshot: Snapshot | None, path: Path | None) -> PreparedDataset:
         count = evidence.feedback_count
@@ -210,7 +210,7 @@ def prepare_training_dataset(
         return prepared(None, None)
     with temporary_file(settings.RATCHET_HOME / "snapshots" / agent) as file:
         sha256 = rows_write(file, rows)
-        if source is None:
+        if given is None:
             evidence.rows.save()
         check()
         path = file_store(file, sha256)
