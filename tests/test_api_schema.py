@@ -16,6 +16,7 @@ import schemathesis
 from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections
+from django.utils import timezone
 from hypothesis import HealthCheck, settings
 from rest_framework.settings import api_settings
 from schemathesis.checks import not_a_server_error
@@ -108,7 +109,9 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
         scorer, "_ask", lambda call: dict.fromkeys(("scores", "rewards"), [0.5] * len(call["responses"]))
     )
     for name in ("first", "second", "third"):
-        run = TrainingRun.objects.create(agent="1", method="dpo", base_model="bundled")
+        run = TrainingRun.objects.create(
+            agent="1", method="dpo", base_model="bundled", status="succeeded", finished_at=timezone.now()
+        )
         policy = policy_register(
             run, name=name, adapter=Path("nowhere"), adapter_sha256="", feedback_count=1, actor="test"
         )
