@@ -169,7 +169,7 @@ def _watch(server: Server, key: str, ratings: int, new: Sequence[Scenario]) -> d
         if run is not None:
             line.note(f"run {run['id']} is {run['status']}")
             whole = call(server, key, "GET", f"/api/runs/{run['id']}/")
-            if whole["steps_done"]:
+            if whole["stepsDone"]:
                 line.note("the first steps are done")
             if run["policy"]:
                 line.note(f"{run['policy']} is registered as candidate")
@@ -178,7 +178,7 @@ def _watch(server: Server, key: str, ratings: int, new: Sequence[Scenario]) -> d
             if run["status"] in ("failed", "refused", "cancelled"):
                 line.note(run["reason"])
                 break
-            if whole["follow_up"] in ("done", "failed"):
+            if whole["followUp"] in ("done", "failed"):
                 line.note(f"exported, deployed: {whole['follow_up']}")
                 _answers(server, key, run["policy"], line)
                 liked = _liked_share(server, key, new)

@@ -264,7 +264,7 @@ class Evaluated(ApiView):
         operation="policies_evaluate",
     )
     def post(self, request: Request, name: str) -> Response:
-        compare = body_read(EvaluationSent, request.data or {}).compare
+        compare = body_read(EvaluationSent, request.data).compare
         policy = policy_lookup(name)
         if compare and compare not in (known := opponents(policy)):
             fault = f"expected one of {', '.join(known)}"

@@ -171,7 +171,7 @@ class Loop:
         run = status["last_run"]
         if run is None or run["status"] != "succeeded" or status["new_samples"]:
             return False
-        return bool(self.call("GET", f"/api/runs/{run['id']}/")["follow_up"] == "done")
+        return bool(self.call("GET", f"/api/runs/{run['id']}/")["followUp"] == "done")
 
     def training(self) -> bool:
         """Whether a run has a checkpoint and is still at work."""
