@@ -143,7 +143,7 @@ class Loop:
             number = len(self.sent)
             decision, rating = str(uuid.uuid4()), str(uuid.uuid4())
             body = {"prompt": f"what is {FIRST + number // 2}?", "response": ("good", "poor")[number % 2]}
-            answered = {"messages": body["prompt"], "response": body["response"], "policy": "base"}
+            answered = {"messages": body["prompt"], "response": body["response"]}
             self.call("POST", "/api/decisions/", {"id": decision, "agent": AGENT, **answered})
             thumb = {"id": rating, "thumb": ("up", "down")[number % 2], "rater": "ada"}
             self.call("POST", f"/api/decisions/{decision}/ratings/", thumb)
