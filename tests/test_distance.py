@@ -82,7 +82,7 @@ def test_the_start_page_the_agent_page_and_the_learner_say_the_same(client: Clie
     client.force_login(person("rae", "rater"))
     thumbs(33)
     said = gate_distance("helper")
-    figures = re.compile(rf"<strong>{said.available}</strong>[^<]* 30 [^<]*\(labels\)[^<]* {said.further} ")
+    figures = re.compile(rf"<strong>{said.available}</strong>[^<]* 30 [^<]* {said.further} ")
     assert figures.search(client.get("/").text)
     assert figures.search(client.get("/agents/helper/").text)
     status = json.loads(run("online_learner", "status", "--agent", "helper", "--json"))
