@@ -52,7 +52,6 @@ def test_the_distance_counts_the_prompts_that_are_missing_by_the_share_in_force(
         False,
     )
     assert figures_of(said.words) == [11, 30, 60]
-    assert "labels" in said.words
     assert distance_of({}, SplitCounts(), 30).further == 90
     enough = distance_of({"labels": 44}, SplitCounts(140, 14, 44), 30)
     assert (enough.further, enough.reached) == (0, True)
