@@ -1,6 +1,6 @@
 """Limits of all input: bytes, values, depth, fields, rows.
 
-Size is checked first, then text is parsed, then checked, so that no request costs more than its limits allow.
+A request passes three checks: its size, then its JSON, then its values. A request that is too large is never parsed.
 docs/limits.md lists them; `tests/test_limits.py` tests each limit and one above it.
 """
 

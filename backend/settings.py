@@ -369,7 +369,8 @@ FEEDBACK_CLOSED_ANSWERS = "rl.models.agent_definitions.closed_answers_of"
 FEEDBACK_DECISION_FACTS = "rl.views.decision_facts.facts_of"
 # {agent: prompt hashes} -> training snapshots that hold these prompts
 FEEDBACK_SNAPSHOTS_CONTAINING = "rl.datasets.erasure.snapshots_containing"
-# ({agent: prompt hashes}, since) -> what was trained on these prompts since then; empty: an import is undone unasked
+# Called with ({agent: prompt hashes}, since). Returns the trainings since then that used these prompts. If this setting
+# is empty, an import is undone without asking.
 FEEDBACK_TRAINED_ON = "rl.datasets.erasure.trained_on"
 # A module, feedback.agents.changes.AgentKeeper: renames and deletes an agent's other data; empty: only rows change
 FEEDBACK_AGENT_KEEPER = "rl.registry.files"

@@ -1,4 +1,4 @@
-"""Errors of the client. Each message says what was expected, what was found and what to do next."""
+"""Exceptions that the client raises. Each message says what was expected, what was found and what to do next."""
 
 from __future__ import annotations
 
