@@ -1,7 +1,7 @@
-"""How many preference pairs a second DPO trains on: this project, TRL as it comes, and TRL tuned as well as we know
-how.
+"""How many rows a second a training takes: this project, TRL as it comes, and TRL tuned as well as we know how.
 
-    python benchmarks/dpo_throughput.py [--model tiny|100m|smollm2|1b|8b] [--prompt 384] [--system 0]
+    python benchmarks/dpo_throughput.py [--method dpo|kto|sft|reward]
+                                        [--model tiny|100m|smollm2|1b|8b] [--prompt 384] [--system 0]
                                         [--completion 24] [--vary]
                                         [--rounds 3] [--steps 8] [--only ours,trl_tuned]
     python benchmarks/dpo_throughput.py --matrix gpu|check [--model 1b|8b] [--rounds 1]
@@ -9,8 +9,9 @@ how.
 Each side runs in a process of its own, on the same random weights, the same tokens and the same LoRA start; the
 sides take turns, round after round, and the median step counts (the first of a process is left out). Reference
 log-probabilities are timed apart: TRL's defaults compute them in the step. `losses_differ` is the largest difference
-of a step's loss to TRL's own in float32, given where that side ran; lengths are fixed unless `--vary` spreads them
-by half. The 1b and 8b shapes are those of Llama 3.2 1B and Llama 3.1 8B and want a GPU. Prints one JSON object.
+of a step's loss of DPO and SFT to TRL's own in float32, given where that side ran; lengths are fixed unless `--vary`
+spreads them by half. The 1b and 8b shapes are those of Llama 3.2 1B and Llama 3.1 8B and want a GPU. Prints one JSON
+object.
 
 `--matrix gpu` runs both of those at 384/24 and 1024/64 tokens, with compiled layers and FlexAttention too, and says
 what share of the card's dense bfloat16 peak is reached, counted on the operations a pair needs (`pair_flops`).
@@ -78,6 +79,7 @@ SIDES = {
     "ours_compiled": "ours with compile=on",
     "ours_flex": "ours with attention=flex",
 }
+METHODS = ("dpo", "kto", "sft", "reward")
 PLAIN = ("trl_default", "trl_tuned", "trl_fp32", "ours", "ours_fp32", "ours_bf16")
 """Sides that run unless others are named."""
 
@@ -121,7 +123,7 @@ def rows(
     count: int, vocabulary: int, prompt: int, completion: int, vary: bool, system: int = 0
 ) -> list[dict[str, str]]:
     """Pairs of random words, each word one token; with `vary`, lengths spread evenly by half around the mean. The first
-    `system` tokens of all prompts are the same."""
+    `system` tokens of all prompts are the same. `method_rows` makes rows of other methods of them."""
     rng = random.Random(1)
 
     def words(mean: int) -> str:
@@ -137,6 +139,17 @@ def rows(
         }
         for _ in range(count)
     ]
+
+
+def method_rows(method: str, pairs: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """The rows of a method: pairs as they are, or their chosen responses, every other of which KTO calls bad."""
+    if method in ("dpo", "reward"):
+        return [dict(pair) for pair in pairs]
+    rows: list[dict[str, Any]] = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
+    if method == "kto":
+        for number, row in enumerate(rows):
+            row["label"] = number % 2 == 0
+    return rows
 
 
 def model_write(path: Path, name: str) -> None:
@@ -178,38 +191,44 @@ def lora_start(model: Any) -> None:
             parameter.data.copy_((torch.randn(parameter.shape, generator=generator) * std).to(parameter))
 
 
-def run_trl(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, vary: bool) -> dict[str, Any]:
+def run_trl(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
     import trl
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        TrainerCallback,
+    )
 
+    side, folder, method, vary = spec["side"], Path(spec["folder"]), spec["method"], spec["vary"]
     gpu = torch.cuda.is_available()
-    knobs: dict[str, Any] = {"bf16": False} if side == "trl_default_fp32" else {}
     plain = side.startswith("trl_default")
+    knobs: dict[str, Any] = {"bf16": False} if side == "trl_default_fp32" else {}
     if not plain:
-        knobs = {"gradient_checkpointing": False, "precompute_ref_log_probs": True, "max_length": None}
+        knobs = {"gradient_checkpointing": False, "max_length": None}
         knobs["bf16"] = side == "trl_tuned" and (gpu or _hardware().dtype == "bfloat16")
+        if method in ("dpo", "kto"):
+            knobs["precompute_ref_log_probs"] = True
         if vary:
             knobs |= {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    data = [
-        {key: row[key] + (" </s>" if key != "prompt" else "") for key in ("prompt", "chosen", "rejected")}
-        for row in pairs
-    ]
     for row in data:
-        row["chosen"], row["rejected"] = " " + row["chosen"], " " + row["rejected"]
+        for key in {"chosen", "rejected", "completion"} & row.keys():
+            row[key] = f" {row[key]} </s>"
     dataset = Dataset.from_list(data)
     if vary and not plain:
         dataset = dataset.map(
             lambda row: {
                 "length": len(row["prompt"].split())
-                + max(len(row[k].split()) for k in ("chosen", "rejected"))
+                + max(len(row[k].split()) for k in ("chosen", "rejected", "completion") if k in row)
             }
         )
-    dtype = torch.bfloat16 if gpu and not plain else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    kind = AutoModelForSequenceClassification if method == "reward" else AutoModelForCausalLM
+    head = {"num_labels": 1} if method == "reward" else {}
+    model = kind.from_pretrained(folder, dtype=torch.bfloat16 if gpu and not plain else torch.float32, **head)
     times: list[float] = []
     losses: list[float] = []
 
@@ -226,45 +245,75 @@ def run_trl(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, va
             if logs and "loss" in logs:
                 losses.append(float(logs["loss"]))
 
-    reference = [0.0]
-    stock = trl.DPOTrainer._precompute_ref_logps
-
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return stock(self, *args, **kwargs)
-        finally:
-            reference[0] += time.perf_counter() - began
-
-    trl.DPOTrainer._precompute_ref_logps = timed
-    arguments = trl.DPOConfig(
-        str(folder / side), per_device_train_batch_size=batch, learning_rate=LEARNING_RATE, num_train_epochs=1,
-        logging_steps=1, report_to=[], save_strategy="no", seed=0, use_cpu=not gpu, disable_tqdm=True,
-        lr_scheduler_type="constant", dataloader_pin_memory=False,
-        **{"train_sampling_strategy": "sequential", **knobs},
-    )  # fmt: skip
-    kind: Any = trl.DPOTrainer
+    trainers: dict[str, tuple[Any, Any]] = {
+        "dpo": (trl.DPOTrainer, trl.DPOConfig),
+        "kto": (trl.KTOTrainer, trl.KTOConfig),
+        "sft": (trl.SFTTrainer, trl.SFTConfig),
+        "reward": (trl.RewardTrainer, trl.RewardConfig),
+    }
+    trainer_kind, config = trainers[method]
     if side == "packed_trl":
         from packed_forward.dpo_trainer import PackedDPOTrainer
 
-        kind = PackedDPOTrainer
-    trainer = kind(
-        model=model, args=arguments, train_dataset=dataset, processing_class=tokenizer, callbacks=[Clock()],
-        peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear"),
-    )  # fmt: skip
+        trainer_kind = PackedDPOTrainer
+    reference = timed_method(trainer_kind, "_precompute_ref_logps")
+    arguments = config(
+        str(folder / side),
+        per_device_train_batch_size=spec["batch"],
+        learning_rate=LEARNING_RATE,
+        num_train_epochs=1,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        seed=0,
+        use_cpu=not gpu,
+        disable_tqdm=True,
+        lr_scheduler_type="constant",
+        dataloader_pin_memory=False,
+        **{"train_sampling_strategy": "sequential", **knobs},
+    )
+    task = {"task_type": "SEQ_CLS"} if method == "reward" else {}
+    trainer = trainer_kind(
+        model=model,
+        args=arguments,
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        callbacks=[Clock()],
+        peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", **task),
+    )
     lora_start(trainer.model)
     trainer.train()
     return {"times": times, "losses": losses, "reference_s": reference[0]}
 
 
-def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, vary: bool) -> dict[str, Any]:
+def timed_method(owner: Any, name: str) -> list[float]:
+    """Seconds spent in a method or function from now on, as the only item of a list."""
+    spent = [0.0]
+    stock = getattr(owner, name, None)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return stock(*args, **kwargs)
+        finally:
+            spent[0] += time.perf_counter() - began
+
+    if stock is not None:
+        setattr(owner, name, timed)
+    return spent
+
+
+def run_ours(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
     import dataclasses
 
-    from rl.recipes import DPORecipe
-    from rl.training import dpo, trl_trainer
+    import torch
+
+    from rl.recipes import DPORecipe, KTORecipe, RewardModelRecipe, SFTRecipe
+    from rl.training import adapter_trainer, dpo, kto, reward_model, sft, trl_trainer
     from rl.training.hardware import allocator_settle, detect
     from rl.training.result import Silent
 
+    side, folder, method = spec["side"], Path(spec["folder"]), spec["method"]
     allocator_settle()
     hardware = detect()
     dtypes = {"ours_fp32": "float32", "ours_bf16": "bfloat16"}
@@ -279,64 +328,58 @@ def run_ours(side: str, folder: Path, pairs: list[dict[str, str]], batch: int, v
             if "loss" in values:
                 losses.append(values["loss"])
 
-    stock_step = dpo.PairTrainer.training_step
+    trainers: dict[str, tuple[Any, Any, Any]] = {
+        "dpo": (DPORecipe, dpo.DPOTrainer, dpo.PairTrainer),
+        "kto": (KTORecipe, kto.KTOTrainer, kto._KTOTrainer),
+        "sft": (SFTRecipe, sft.SFTTrainer, sft._SFTTrainer),
+        "reward": (RewardModelRecipe, reward_model.RewardModelTrainer, reward_model.ScoreTrainer),
+    }
+    recipe_kind, outer, inner = trainers[method]
+    stock_step, stock_end, stock_build = (
+        inner.training_step,
+        trl_trainer.ListenerCallback.on_step_end,
+        outer.build,
+    )
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         _settle()
         began[0] = time.perf_counter()
         return stock_step(self, *args, **kwargs)
 
-    dpo.PairTrainer.training_step = step  # type: ignore[method-assign]
-    stock_end = trl_trainer.ListenerCallback.on_step_end
-
     def end(self: Any, *args: Any, **kwargs: Any) -> None:
         _settle()
         times.append(time.perf_counter() - began[0])
         stock_end(self, *args, **kwargs)
 
-    trl_trainer.ListenerCallback.on_step_end = end  # type: ignore[method-assign]
-    if not vary:  # the same batches as the other sides
+    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer = stock_build(self, *args, **kwargs)
+        lora_start(trainer.model)
+        return trainer
 
-        def in_order(self: Any, train_dataset: Any = None) -> Any:
-            import torch
+    def in_order(self: Any, train_dataset: Any = None) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
 
-            return torch.utils.data.SequentialSampler(self.train_dataset)
-
-        dpo.PairTrainer._get_train_sampler = in_order  # type: ignore[method-assign]
-    stock_settle = dpo.PairTrainer.settle
-
-    def settle(self: Any, *args: Any) -> None:
-        stock_settle(self, *args)
-        lora_start(self.model)
-
-    dpo.PairTrainer.settle = settle  # type: ignore[method-assign,assignment]
-    reference = [0.0]
-    stock_reference = dpo.reference_logps
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return stock_reference(*args, **kwargs)
-        finally:
-            reference[0] += time.perf_counter() - start
-
-    dpo.reference_logps = timed
-    recipe = DPORecipe(
-        epochs=1, batch_size=batch, learning_rate=LEARNING_RATE, lr_scheduler="constant", warmup_ratio=0.0,
-        lora_r=RANK, lora_alpha=2 * RANK, logging_steps=1, save_steps=10_000, max_length=4096,
-        compile="on" if side == "ours_compiled" else "auto",
-        attention="flex" if side == "ours_flex" else "auto",
-    )  # fmt: skip
-    trainer = dpo.DPOTrainer(
-        recipe, str(folder), output_dir=folder / side, hardware=hardware, listener=Clock()
+    inner.training_step, trl_trainer.ListenerCallback.on_step_end, outer.build = step, end, build  # type: ignore[method-assign]
+    if not spec["vary"]:  # the same batches as the other sides
+        inner._get_train_sampler = in_order
+    reference = timed_method(adapter_trainer, "reference_logps")
+    recipe = recipe_kind(
+        epochs=1,
+        batch_size=spec["batch"],
+        learning_rate=LEARNING_RATE,
+        lr_scheduler="constant",
+        warmup_ratio=0.0,
+        lora_r=RANK,
+        lora_alpha=2 * RANK,
+        logging_steps=1,
+        save_steps=10_000,
+        max_length=4096,
+        **({"compile": "on"} if side == "ours_compiled" else {}),
+        **({"attention": "flex"} if side == "ours_flex" else {}),
     )
+    trainer = outer(recipe, str(folder), output_dir=folder / side, hardware=hardware, listener=Clock())
     trainer.load_base_model()
-    trainer.train(
-        [
-            {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}
-            for row in pairs
-        ]
-    )  # fmt: skip
+    trainer.train([{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in data])
     return {"times": times, "losses": losses, "reference_s": reference[0], "notes": trainer.context.notes}
 
 
@@ -369,7 +412,7 @@ def child(spec: dict[str, Any]) -> dict[str, Any]:
         spec["completion"], spec["vary"], spec["system"],
     )  # fmt: skip
     side = run_ours if spec["side"].startswith("ours") else run_trl
-    out = side(spec["side"], Path(spec["folder"]), pairs, spec["batch"], spec["vary"])
+    out = side(spec, method_rows(spec["method"], pairs))
     out["peak_mb"] = (
         torch.cuda.max_memory_allocated() >> 20
         if torch.cuda.is_available()
@@ -380,6 +423,7 @@ def child(spec: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--method", choices=METHODS, default="dpo", help="default dpo")
     parser.add_argument("--model", choices=list(SHAPES), help="default tiny; with a matrix, only this one")
     parser.add_argument("--prompt", type=int, default=384, help="tokens")
     parser.add_argument(
@@ -430,7 +474,7 @@ def measure(sides: list[str], folder: Path, options: argparse.Namespace, *, stop
             spec = {
                 "side": side, "model": options.model, "prompt": options.prompt, "completion": options.completion,
                 "batch": batch, "steps": options.steps, "vary": options.vary, "threads": options.threads,
-                "system": options.system,
+                "system": options.system, "method": options.method,
             }  # fmt: skip
             said = side_run(folder, spec)
             if isinstance(said, str):
@@ -442,7 +486,7 @@ def measure(sides: list[str], folder: Path, options: argparse.Namespace, *, stop
             found[side].append(said)
             ms = 1e3 * statistics.median(said["times"][1:]) / batch
             print(
-                f"{options.model} {options.prompt}/{options.completion} round {number + 1}: {side} {ms:.1f} ms a pair",
+                f"{options.model} {options.prompt}/{options.completion} round {number + 1}: {side} {ms:.1f} ms a row",
                 file=sys.stderr,
             )
     made = report({side: runs for side, runs in found.items() if runs}, batch, options)
@@ -475,9 +519,9 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
         ms = [1e3 * statistics.median(run["times"][1:]) / batch for run in runs]
         sides[side] = {
             "what": SIDES[side],
-            "ms_per_pair": round(statistics.median(ms), 2),
-            "rounds_ms_per_pair": [round(value, 2) for value in ms],
-            "reference_ms_per_pair": round(
+            "ms_per_row": round(statistics.median(ms), 2),
+            "rounds_ms_per_row": [round(value, 2) for value in ms],
+            "reference_ms_per_row": round(
                 1e3 * statistics.median(run["reference_s"] for run in runs) / (batch * options.steps), 2
             ),
             "peak_mb": max(run["peak_mb"] for run in runs),
@@ -485,19 +529,20 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
             **({"notes": runs[0]["notes"]} if runs[0].get("notes") else {}),
         }
     flops, peak = pair_flops(SHAPES[options.model], options.prompt, options.completion), _peak_tflops()
-    for side in sides.values():
-        tflops = flops / side["ms_per_pair"] / 1e9
+    for side in sides.values() if options.method == "dpo" else ():
+        tflops = flops / side["ms_per_row"] / 1e9
         side["tflops"] = round(tflops, 2)
         if peak:
             side["share_of_peak"] = round(tflops / peak, 3)
     exact = sides.get("trl_fp32", {}).get("loss")
-    if exact and not options.vary:
+    if exact and not options.vary and options.method in ("dpo", "sft"):
         for side in sides.values():
             side["losses_differ"] = round(
                 max(abs(a - b) for a, b in zip(side["loss"], exact, strict=True)), 6
             )
     return {
         "benchmark": "dpo_throughput",
+        "method": options.method,
         "model": options.model,
         "prompt": options.prompt,
         "completion": options.completion,
@@ -515,7 +560,7 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
         "sides": sides,
         "ratios": {
             f"{theirs} / {ours}": {
-                "time": round(sides[theirs]["ms_per_pair"] / sides[ours]["ms_per_pair"], 2),
+                "time": round(sides[theirs]["ms_per_row"] / sides[ours]["ms_per_row"], 2),
                 "memory": round(sides[theirs]["peak_mb"] / sides[ours]["peak_mb"], 2),
             }
             for ours in sides

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,3 +26,24 @@ def test_a_pair_costs_what_the_formula_says(model: str, prompt: int, completion:
     spec.loader.exec_module(benchmark)
     counted = benchmark.pair_flops(benchmark.SHAPES[model], prompt, completion) / 1e12
     assert counted == pytest.approx(tflop, rel=0.01)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("method", ["dpo", "kto", "sft", "reward"])
+def test_every_method_is_measured_beside_trl(method: str) -> None:
+    options = "--model tiny --prompt 24 --completion 6 --steps 3 --rounds 1 --threads 1 --batch 4"
+    command = [
+        sys.executable,
+        str(FILE),
+        "--method",
+        method,
+        *options.split(),
+        "--only",
+        "trl_fp32,ours_fp32",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sides = json.loads(done.stdout)["sides"]
+    assert all(len(side["loss"]) == 3 for side in sides.values())
+    if method in ("dpo", "sft"):  # the other two draw their rows or their head
+        assert sides["ours_fp32"]["losses_differ"] < 1e-4
