@@ -79,12 +79,13 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_gguf_file_becomes_a_folder_that_computes_the_same(
-    tmp_path: Path, gguf_file: Path, settings: Any
+    tmp_path: Path, gguf_file: Path, settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings.RATCHET_HOME = tmp_path
     home = service.models_home()
     path = service.base_model_given(str(gguf_file), print).path
     assert path == str(home / "tiny")
+    assert "|" not in capsys.readouterr().err, "a progress bar of transformers beside our own"
     added = AddedModel.load(home / "tiny")
     assert (added.kind, added.gguf) == ("gguf", str(gguf_file))
     assert added.gguf_sha256 == hashlib.sha256(gguf_file.read_bytes()).hexdigest()

@@ -61,6 +61,19 @@ def test_the_figures_are_those_computed_by_hand() -> None:
     assert (found.held_out.top1_agreement, found.held_out.same_answers) == (0.75, 1)
 
 
+@pytest.mark.parametrize(("busy", "cores"), [(0.0, 4), (50.0, 2), (100.0, 1)])
+def test_a_comparison_takes_the_cores_that_are_idle_now(
+    monkeypatch: pytest.MonkeyPatch, busy: float, cores: int
+) -> None:
+    monkeypatch.setattr(reference, "cores_available", lambda: 4)
+    monkeypatch.setattr(reference.psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(reference.psutil, "cpu_percent", lambda seconds: busy)
+    # a training that just ended is in the load average, and occupies no core
+    monkeypatch.setattr(reference.os, "getloadavg", lambda: (4.0, 4.0, 4.0))
+    assert reference.cores_for(1024**3) == cores
+    assert reference.cores_for(1024**2) == 1
+
+
 @pytest.mark.parametrize(
     ("kl", "top1", "same", "verdict"),
     [

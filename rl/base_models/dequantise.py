@@ -15,10 +15,18 @@ from typing import Any
 import torch
 from gguf import GGUFReader
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    modeling_gguf_pytorch_utils,
+)
 
 from rl.checksums import sums_write
+
+# transformers draws a progress bar here that no setting of its turns off; the caller has its own.
+modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
 
 SHARD_BYTES = 4 * 1024**3
 
@@ -65,7 +73,7 @@ def gguf_to_folder(file: Path, target: Path, progress: Callable[[str], None]) ->
 def _tensors(file: Path, empty: Any) -> dict[str, torch.Tensor]:
     """Weights by transformers' names, in float16."""
     try:
-        found: dict[str, torch.Tensor] = load_gguf_checkpoint(
+        found: dict[str, torch.Tensor] = modeling_gguf_pytorch_utils.load_gguf_checkpoint(
             str(file), return_tensors=True, model_to_load=empty, torch_dtype=torch.float16
         )["tensors"]
     except (ValueError, KeyError, NotImplementedError) as error:

@@ -184,6 +184,12 @@ def evaluate(
         )
     report(0, 0, "scoring and answering the held-out prompts")
     baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, definition)
+
+    def scored(done: int, total: int) -> None:
+        report(done, total, "")
+        if done == total:
+            report(0, 0, "counting the right answers of each side")
+
     answerer, base_gguf = None, None
     stack = ExitStack()
     if order.quantization == GGUF:
@@ -205,7 +211,7 @@ def evaluate(
             baseline=LinearSide(baseline, definition) if baseline is not None else None,
             max_samples=order.max_samples,
             spare=held_out.spare,
-            progress=lambda done, total: report(done, total, ""),
+            progress=scored,
             quantised=answerer,
         )
     if base_gguf is not None:

@@ -134,6 +134,7 @@ def _base_measured(
     quantised = plain_file.with_name("base.gguf")
     quantise(plain_file, quantised, quantization)
     plain_file.unlink()
+    progress("comparing the quantised base model", 0, 0)
     found = gguf_measured(quantised, reference.prompts, reference.base)
     quantised.unlink()
     return found

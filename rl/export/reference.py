@@ -45,6 +45,9 @@ CHECK_TOKENS = 256
 SMALL_BYTES = 64 * 1024**2
 """Smaller weights are computed on one core."""
 
+LOOK_S = 0.2
+"""Time for which the cores are watched to see how many are idle."""
+
 POSITIONS_BYTES = 512 * 1024**2
 """Memory for log-probabilities; with a large vocabulary only the last positions of each prompt are kept."""
 
@@ -218,12 +221,13 @@ def cores_available() -> int:
 def cores_for(weights_bytes: int) -> int:
     """Cores to compare a model on: one for small weights, else the idle ones.
 
-    Threads synchronise at every layer: on a busy machine, or with little work, two are slower than one.
+    Threads synchronise at every layer: on a busy machine, or with little work, two are slower than one. The load
+    average would count what this process itself computed in the last minute.
     """
     if weights_bytes < SMALL_BYTES:
         return 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return max(1, cores_available() - round(load))
+    busy = psutil.cpu_percent(LOOK_S) / 100 * (psutil.cpu_count() or 1)
+    return max(1, cores_available() - round(busy))
 
 
 @contextmanager

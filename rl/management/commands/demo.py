@@ -54,6 +54,8 @@ class Command(RatchetCommand):
     def _show_model(self, result: dict[str, Any]) -> None:
         evaluation = result["evaluation"]
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column()
+        table.add_column(overflow="fold")  # a path is not cut
         table.add_row("base model", result["model"])
         table.add_row("policy", f"[bold]{result['policy']}[/bold]")
         table.add_row("held out", right_text(evaluation))
