@@ -77,9 +77,12 @@ def test_the_ranking_loss_is_that_of_the_best_scale() -> None:
     assert ranking_loss([1.0, 2.0]) < 0.01
 
 
-def test_a_run_is_evaluated_sixteen_times_or_as_its_recipe_says() -> None:
-    assert [evaluation_interval(DPORecipe(), steps) for steps in (1, 16, 17, 160)] == [1, 1, 2, 10]
-    assert evaluation_interval(DPORecipe(eval_steps=7), 160) == 7
+def test_a_run_is_evaluated_sixteen_times_at_most_or_as_its_recipe_says() -> None:
+    recipe = DPORecipe(batch_size=8, gradient_accumulation=2)
+    assert [evaluation_interval(recipe, steps, 1) for steps in (1, 16, 17, 160)] == [1, 1, 2, 10]
+    assert evaluation_interval(DPORecipe(eval_steps=7), 160, 1) == 7
+    # 16 steps train on 256 rows: 82 eval rows are worth one look, at the end
+    assert [evaluation_interval(recipe, steps, 82) for steps in (16, 96, 400)] == [16, 9, 25]
 
 
 def test_an_eval_split_that_is_too_small_to_tell_ends_no_run() -> None:
@@ -88,7 +91,10 @@ def test_an_eval_split_that_is_too_small_to_tell_ends_no_run() -> None:
     assert not stops_early(patient, FEWEST_TO_STOP - 1)
     assert not stops_early(DPORecipe(), 1000)
     assert stopping_arguments(patient, 100, FEWEST_TO_STOP - 1) == {}
-    assert stopping_arguments(patient, 100, 100)["save_steps"] == 7  # a checkpoint beside each evaluation
+    interval = evaluation_interval(patient, 100, 100)
+    assert (
+        stopping_arguments(patient, 100, 100)["save_steps"] == interval
+    )  # a checkpoint beside each evaluation
 
 
 def adapter_of(folder: Path) -> dict[str, torch.Tensor]:

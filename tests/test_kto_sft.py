@@ -13,7 +13,9 @@ import torch
 from packed_forward.selection import StrategyChoice
 from packed_forward.strategies import Strategy
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
+from rl.training import sft as sft_module
 from rl.training import trl_trainer
+from rl.training.encoding import parts_alike
 from rl.training.kto import KTOTrainer, kto_weights, likelihood_loss, logistic_loss
 from rl.training.policy import generate, load_policy
 from rl.training.result import TrainingRefused, TrainResult
@@ -157,6 +159,42 @@ def test_the_logistic_loss_teaches_what_is_preferred(
 
 
 @pytest.mark.training
+def test_a_long_row_is_computed_by_itself_and_the_gradient_is_the_same(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = demonstrations(4)
+    rows[2]["prompt"] = [{"role": "user", "content": "a b c " * 60}]
+    computed: list[tuple[int, ...]] = []
+    log = sft_module._SFTTrainer._log_distance
+    monkeypatch.setattr(
+        sft_module._SFTTrainer,
+        "_log_distance",
+        lambda self, loss, reference, ids, *rest: (
+            computed.append(tuple(ids.shape)),
+            log(self, loss, reference, ids, *rest),
+        ),
+    )
+    recipe = SFT.with_knobs(max_steps=1, max_length=256)
+    found = [
+        sft(base, tmp_path / str(most), recipe.with_knobs(micro_tokens=most)).train(rows).history
+        for most in (0, 300)
+    ]
+    (_, width), *parts = computed
+    assert computed[0][0] == 4
+    assert sorted(number for number, _ in parts) == [1, 3]
+    assert max(number * wide for number, wide in parts) <= 300
+    assert max(wide for _, wide in parts) == width
+    for name in ("loss", "grad_norm"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parts"), [([9, 2, 3, 2], [[1, 3, 2], [0]]), ([4, 4], [[0, 1]]), ([20], [[0]]), ([], [])]
+)
+def test_rows_of_like_length_make_a_part(lengths: list[int], parts: list[list[int]]) -> None:
+    assert parts_alike(lengths, 9) == parts
+
+
 def test_sft_reproduces_what_was_shown(base: str, tmp_path: Path) -> None:
     result = sft(base, tmp_path, dataclasses.replace(SFT, epochs=10)).train(
         demonstrations(24), demonstrations(4)

@@ -56,6 +56,8 @@ def test_long_rows_and_large_models_get_small_micro_batches() -> None:
     large = fitted("sft", dataclasses.replace(SMALL, parameters=8_000_000_000))
     assert short.batch_size > long.batch_size > 0
     assert short.batch_size > large.batch_size > 0
+    # a micro-batch padded to one long row stays within twice the memory that its rows were fitted to
+    assert long.micro_tokens == short.micro_tokens > large.micro_tokens >= 2 * 200
     assert (short.lora_r, large.lora_r) == (16, 8)
     assert short.learning_rate > large.learning_rate
 

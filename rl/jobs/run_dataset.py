@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +36,12 @@ TEACHING_ROWS = 200
 """Prompts that rewards are computed on before a model is loaded."""
 
 
-def run_register(order: TrainOrder, hardware: Hardware | None) -> TrainingRun:
+def run_register(order: TrainOrder, hardware: Hardware | None, phase: Callable[[str], None]) -> TrainingRun:
     """The row of a run, with its dataset."""
     config, recipe = recipe_for(order, hardware)
     new = feedback_unlearnt(order)
     dataset = dataset_prepare(order, recipe, new)
-    recipe, not_fitted = recipe_timed(order, recipe, dataset, hardware)
+    recipe, not_fitted = recipe_timed(order, recipe, dataset, hardware, phase)
     run = TrainingRun.objects.create(
         agent=order.agent,
         result=order.initial_result | ({"not_fitted": not_fitted} if not_fitted else {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -156,12 +156,17 @@ def training_estimate(
 
 
 def recipe_timed(
-    order: TrainOrder, recipe: Any, dataset: PreparedDataset, hardware: Hardware | None
+    order: TrainOrder,
+    recipe: Any,
+    dataset: PreparedDataset,
+    hardware: Hardware | None,
+    phase: Callable[[str], None],
 ) -> tuple[Any, str]:
     """The sized recipe of a run within its minutes, and what did not fit, in one sentence."""
     recipe = recipe_sized(order, recipe, dataset, hardware)
     if hardware is None or not isinstance(recipe, Recipe) or not recipe.minutes or recipe.max_steps > 0:
         return recipe, ""
+    phase("measuring the speed of a step")
     rows = list(dataset.rows("train"))
     base = base_measured(base_model_for(order), recipe, hardware)
     fitted = within_minutes(recipe, len(rows), training_estimate(order, recipe, rows, hardware, base).speed)

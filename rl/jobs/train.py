@@ -80,7 +80,7 @@ def train(
             _train_follower(launch, hardware)
         order = base_model_settle(order, phase_callback(progress))
         phase_callback(progress)(READING)
-        run = run_register(order, hardware)
+        run = run_register(order, hardware, phase_callback(progress))
         for why in filter(None, (run_warning(run), run.result.get("not_fitted"))):
             if note is not None:
                 note(why)
@@ -152,7 +152,7 @@ def _settle(run: TrainingRun, hardware: Hardware | None, phase: Callable[[str], 
             run.config, recipe = recipe_for(order, hardware)
             dataset = dataset_of_claimed(run, order, recipe)
             run.snapshot = dataset.snapshot
-            recipe, not_fitted = recipe_timed(order, recipe, dataset, hardware)
+            recipe, not_fitted = recipe_timed(order, recipe, dataset, hardware, phase)
             run.result |= {"not_fitted": not_fitted} if not_fitted else {}
             run.recipe, run.seed = recipe.as_dict(), recipe.seed
             run.hardware = hardware.as_dict() if hardware is not None else {}
@@ -273,7 +273,9 @@ def _stages_first(
     def device_of(method: str) -> Hardware | None:
         return hardware if method_named(method).adapter else None
 
-    stage_runner = StageRunner(lambda order: run_register(order, device_of(order.method)), train_stage)
+    stage_runner = StageRunner(
+        lambda order: run_register(order, device_of(order.method), listener.on_phase), train_stage
+    )
     if run.method_reason:
         linear_runs.linear_stage_run(run, stage_runner)
     if starts_from_stage(run):

@@ -31,6 +31,17 @@ class EncodedResponse:
     response_cut: bool = False
 
 
+def parts_alike(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Places of rows in parts of like length, of at most `most` tokens each with their padding, or of one row."""
+    parts: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if parts and (len(parts[-1]) + 1) * lengths[place] <= most:
+            parts[-1].append(place)
+        else:
+            parts.append([place])
+    return parts
+
+
 NOT_TEXT = "not_text"
 """Reason for leaving a row out: the base model's chat template cannot write its prompt or its answer."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
-from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, RewardModelRecipe
+from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.recipes.base import AnswerRecipe
 from rl.recipes.fit import Speed
 from rl.recipes.memory import GB, NF4_BYTES, ModelShape, trained_bytes, weights_bytes
@@ -16,7 +16,7 @@ from rl.rewards.catalogue import reward_models_named
 from rl.training.adapter_trainer import evaluation_interval, stops_early
 from rl.training.constrained_generation import AnswerForms
 from rl.training.dpo import LengthGroupedSampler
-from rl.training.encoding import EncodedResponse, Encoder, prompt_messages, response_text
+from rl.training.encoding import EncodedResponse, Encoder, parts_alike, prompt_messages, response_text
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import load_shape
 from rl.training.policy import LoadedPolicy
@@ -160,9 +160,10 @@ def general_share(recipe: Recipe, micros: Sequence[Sequence[EncodedResponse]]) -
 
 def evaluations(recipe: Recipe, steps: int, rows: int) -> int:
     """Largest number of evaluations in a run of so many steps on so many rows: see `rl.training.trl_trainer`."""
-    if not stops_early(recipe, round(rows * HELD_OUT_SHARE)) and recipe.eval_steps == 0:
+    eval_rows = round(rows * HELD_OUT_SHARE)
+    if not stops_early(recipe, eval_rows) and recipe.eval_steps == 0:
         return 1
-    return -(-steps // evaluation_interval(recipe, steps))
+    return -(-steps // evaluation_interval(recipe, steps, eval_rows))
 
 
 def estimate_zero(what: str) -> Estimate:
@@ -307,7 +308,7 @@ def kto(
 
 def sft(
     base_model: str,
-    recipe: Recipe,
+    recipe: SFTRecipe,
     rows: Sequence[Any],
     *,
     hardware: Hardware | None = None,
@@ -329,10 +330,26 @@ def sft(
     once = len(rows) / recipe.batch_size
     looked = evaluations(recipe, steps, len(rows)) * once * HELD_OUT_SHARE
     reference = once * (1 + HELD_OUT_SHARE)
-    work = ExtraWork(len(rows), steps, reference + looked, once=reference, scores_packed=True)
-    return estimate_from_profile(
-        shape, recipe, hardware, batches(items, recipe.batch_size), work, packed=False, base=base
+    whole = batches(items, recipe.batch_size)
+    micros = [part for micro in whole for part in _parts(micro, recipe.micro_tokens)]
+    cut = len(micros) / len(whole)
+    work = ExtraWork(
+        len(rows),
+        steps,
+        cut * (reference + looked),
+        once=cut * reference,
+        micros=cut * steps * recipe.gradient_accumulation,
+        scores_packed=True,
     )
+    return estimate_from_profile(shape, recipe, hardware, micros, work, packed=False, base=base)
+
+
+def _parts(micro: list[EncodedResponse], most: int) -> list[list[EncodedResponse]]:
+    """The parts of a micro-batch that SFT computes at once."""
+    lengths = [len(item.prompt_ids) + len(item.response_ids) for item in micro]
+    if not 0 < most < len(micro) * max(lengths):
+        return [micro]
+    return [[micro[place] for place in places] for places in parts_alike(lengths, most)]
 
 
 def reward_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -283,8 +283,7 @@ def _rows_scored(
         with torch.inference_mode(), matmul(policy.hardware):
             if order:
                 _strategy_ensure(policy, items)
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
+            for rows in _batches(order, items, batch_size, policy.device.type):
                 found = dict(zip(rows, _batch_logps(policy, [items[i] for i in rows], forms), strict=True))
                 logps |= found
                 scored |= {keys[i]: row for i, row in found.items()}
@@ -293,6 +292,25 @@ def _rows_scored(
     finally:
         policy.model.train(was_training)
     return [logps[i] for i in first_positions]
+
+
+PADDED_TOKENS = 4096
+"""Most tokens of prompts that a CPU scores at once, padding included: a few long prompts do not widen the others."""
+
+
+def _batches(
+    order: Sequence[int], items: Sequence[EncodedResponse], most: int, device: str
+) -> Iterator[list[int]]:
+    """Places of items by the length of their prompts, in batches of `most` items at most."""
+    batch: list[int] = []
+    for place in order:
+        tokens = (len(batch) + 1) * len(items[place].prompt_ids)
+        if batch and (len(batch) == most or (device == "cpu" and tokens > PADDED_TOKENS)):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
 
 
 MIN_PACKED_ITEMS = 8

@@ -11,7 +11,14 @@ from datasets import Dataset
 
 from rl.recipes import SFTRecipe
 from rl.training.adapter_trainer import AdapterTrainer, TrainRows, common_arguments
-from rl.training.encoding import EMPTY, EncodedColumn, EncodedResponse, Encoder, reasoning_check
+from rl.training.encoding import (
+    EMPTY,
+    EncodedColumn,
+    EncodedResponse,
+    Encoder,
+    parts_alike,
+    reasoning_check,
+)
 from rl.training.policy import LoadedPolicy
 from rl.training.result import TrainingRefused
 from rl.training.run import reference_cache
@@ -95,7 +102,7 @@ class SFTTrainer(AdapterTrainer[SFTRecipe, list[EncodedResponse]]):
             eval_dataset=demonstrations_dataset(rows.held_out) if rows.held_out else None,
             **self.trl_arguments(policy, arguments),
         )
-        trainer.reference = reference
+        trainer.reference, trainer.micro_tokens = reference, self.recipe.micro_tokens
         trainer_settle(trainer, policy, self.context)
         forward_settle(trainer)
         return trainer
@@ -118,6 +125,24 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
 
     reference: Reference | None = None
     """Log-probabilities that the distance is measured from; None: it is not logged."""
+    micro_tokens: int = 0
+    """Most tokens computed at once, padding included; 0 sets no limit."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """TRL's; a micro-batch above `micro_tokens` in parts of rows of like length, which add up to the same gradient.
+
+        Processes of a launch exchange gradients after each part, so they do not cut: they may have other lengths.
+        """
+        ids = inputs["input_ids"]
+        if not 0 < self.micro_tokens < ids.numel() or num_items_in_batch is None or self.args.world_size > 1:
+            return super().training_step(model, inputs, num_items_in_batch)
+        lengths = inputs["attention_mask"].sum(1).tolist()
+        losses = []
+        for places in parts_alike(lengths, self.micro_tokens):
+            longest = max(lengths[place] for place in places)
+            part = {name: tensor[places, :longest] for name, tensor in inputs.items()}
+            losses.append(super().training_step(model, part, num_items_in_batch))
+        return torch.stack(losses).sum()
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         rows = inputs["input_ids"], inputs["attention_mask"].bool(), inputs["labels"] != -100
