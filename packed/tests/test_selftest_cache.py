@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +109,23 @@ def test_gradients_of_a_long_row_are_not_compared_where_there_are_shorter_ones(
     found = selftest.measure_reference(policy, probes, True)[0]
     assert len(found) == sum(len(item.response_ids) for item in probes)
     assert backward == [sum(len(item.response_ids) for item in probes if len(item.prompt_ids) < 100)]
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths", "tested"),
+    [
+        ({}, (100, 30, 12), [30, 12]),
+        ({}, (100, 90), [100, 90]),
+        ({"sliding_window": 64}, (100, 30), [100, 30]),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, (100, 30), [100, 30]),
+        ({"layer_types": ["full_attention"], "rope_parameters": {"rope_type": "default"}}, (100, 30), [30]),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, (100, 30), [100, 30]),
+    ],
+)
+def test_long_rows_are_tested_only_where_their_length_may_tell(
+    monkeypatch: pytest.MonkeyPatch, text: dict[str, Any], lengths: tuple[int, ...], tested: list[int]
+) -> None:
+    monkeypatch.setattr(selftest, "GRADIENT_TOKENS", 48)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(**text)))
+    found = selection._telling(model, some_items(*lengths))
+    assert [len(item.prompt_ids) for item in found[::2]] == tested

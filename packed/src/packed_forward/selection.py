@@ -60,16 +60,18 @@ def strategy_select(
 ) -> StrategyChoice:
     """Find the first strategy whose log-probabilities (and gradients) agree with the reference, and install it.
 
-    `completions` are those of the run to come: the longest row is among those compared, because a sliding window shows
-    only there. LoRA's B is zero at the start, so it is perturbed while the gradients of A are compared. `first` is the
-    first strategy to try. With a `head` its scores are compared, not log-probabilities. The result of an earlier run on
-    the same weights, adapter shape, machine and code, and on rows as long, is taken from the policy's cache.
+    `completions` are those of the run to come. The longest row is among those compared where the model has a sliding
+    window, which shows only there. LoRA's B is zero at the start, so it is perturbed while the gradients of A are
+    compared. `first` is the first strategy to try. With a `head` its scores are compared, not log-probabilities. The
+    result of an earlier run on the same weights, adapter shape, machine and code, and on rows as long, is taken from
+    the policy's cache.
     """
     reason = _not_packable(causal_model(policy.model), completions)
     if reason:
         install(policy, Strategy.STOCK)
         return StrategyChoice(Strategy.STOCK, reason, {})
-    longest = max(len(item.prompt_ids) + len(item.response_ids) for item in completions)
+    completions = _telling(causal_model(policy.model), completions)
+    longest = max(_length(item) for item in completions)
     # a head's scores depend on its own code too: measured each time
     key = selftest_key(policy, first, str(gradients)) if head is None else None
     known = selftest_read(policy, key, longest) if key is not None else None
@@ -185,6 +187,24 @@ def _not_packable(model: Any, completions: Sequence[CompletionTokens]) -> str:
     if not all(item.prompt_ids and item.response_ids for item in completions):
         return "an empty prompt or response among the rows"
     return ""
+
+
+def _telling(model: Any, completions: Sequence[CompletionTokens]) -> Sequence[CompletionTokens]:
+    """The completions that a self-test has to see: long ones only where attention or positions depend on the length of
+    a row, or where there are no others. A test on rows of 2,000 tokens takes minutes on one core."""
+    text = model.config.get_text_config()
+    rotation = getattr(text, "rope_parameters", None) or {}
+    depends = (
+        getattr(text, "sliding_window", None)
+        or set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+        or rotation.get("rope_type", "default") != "default"
+    )
+    short = [item for item in completions if _length(item) <= selftest.GRADIENT_TOKENS]
+    return completions if depends or not short else short
+
+
+def _length(item: CompletionTokens) -> int:
+    return len(item.prompt_ids) + len(item.response_ids)
 
 
 FLEX_FROM = 4096
