@@ -16,7 +16,6 @@ from rl.jobs.method_selection import method_chosen
 from rl.jobs.plan import train_plan
 from rl.jobs.run_dataset import dataset_prepare
 from rl.linear.fit import fit
-from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import PAIRS_AND_SCORES
 from rl.models.runs import RunRefused
 from rl.recipes import SFT_CONFIG
@@ -160,19 +159,13 @@ def recorded(pairs: int, thumbs: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.django_db
-def test_auto_has_the_classifier_hear_pairs_and_thumbs_where_there_are_both(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("rl.jobs.method_selection.FEWEST_TAUGHT", {CLOSED: 30, LISTED: 30})
+def test_a_linear_policy_hears_pairs_and_thumbs_where_there_are_both() -> None:
     recorded(60, 0)
-    assert method_chosen("tickets", base_model="bundled").knobs == {"feedback": "pairs"}
+    assert method_chosen("tickets", "linear").knobs == {"feedback": "pairs"}
     recorded(60, 40)
-    chosen = method_chosen("tickets", base_model="bundled")
-    assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "pairs_and_scores"})
-    assert "pairs and single verdicts" in chosen.reason
     assert method_chosen("tickets", "linear").knobs == {"feedback": "pairs_and_scores"}
-    # a model that reads answers itself takes one method, which hears one kind
-    assert method_chosen("tickets", base_model="/models/own").method == "dpo"
+    # a language model is trained by one method, which hears one kind
+    assert method_chosen("tickets", base_model="bundled").method == "dpo"
     plan = train_plan(TrainOrder("tickets", "sft", "cpu", "bundled", {"feedback": "pairs_and_scores"}))
     assert plan["estimated_steps"] > 0
     prepared = prepare_training_dataset("tickets", kind="pairs_and_scores", min_samples=4)

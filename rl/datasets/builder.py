@@ -1,10 +1,8 @@
-"""Training datasets: an agent's feedback as rows of one kind, stored as a snapshot or written to a file."""
+"""Training datasets: an agent's feedback as rows of one kind, stored as a snapshot."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,7 +31,6 @@ from rl.datasets.snapshots import (
 from rl.datasets.stats import label_balance
 from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG, RecipeError
-from rl.recipes.base import curriculum_order
 
 
 @dataclass(frozen=True)
@@ -301,69 +298,3 @@ def _check_enough(
     raise DatasetTooSmall(
         f"{total} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
     )
-
-
-# --- Files ------------------------------------------------------------------------------------------------
-
-FORMATS = ("jsonl", "json", "datasets")
-
-
-def dataset_write(
-    prepared: PreparedDataset, path: Path, file_format: str, *, order: str = "none"
-) -> list[Path]:
-    """Write a dataset as JSON lines (`jsonl`), one object of lists per split (`json`) or a DatasetDict (`datasets`).
-
-    `order` is the curriculum of the training rows. Returns the files. Raises DatasetRefused for an existing folder or a
-    file that cannot be written.
-    """
-    if file_format not in FORMATS:
-        raise DatasetRefused(f"a dataset is written as {', '.join(FORMATS)}; found {file_format!r}")
-    rows: dict[str, list[dict[str, Any]]] = {
-        split: [_with_reward(row) for row in prepared.rows(split)] for split in SPLITS
-    }
-    try:
-        rows["train"] = [rows["train"][i] for i in curriculum_order(rows["train"], order)]
-    except ValueError as error:
-        raise DatasetRefused(str(error)) from error
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if file_format == "datasets":
-            return _folder(path, rows)
-        if file_format == "json":
-            return [_file(path, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")]
-        lines = (json.dumps(row, ensure_ascii=False) for split in SPLITS for row in rows[split])
-        return [_file(path, "".join(f"{line}\n" for line in lines))]
-    except OSError as error:
-        raise DatasetRefused(f"the dataset cannot be written to {path}: {error.strerror or error}") from error
-
-
-def _with_reward(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with `reward` in [0, 1]: its score, or 1 and 0 for a good and a bad label. Other kinds are unchanged."""
-    if "score" in row:
-        return {**row, "reward": float(row["score"])}
-    return {**row, "reward": float(row["label"])} if "label" in row else row
-
-
-def _file(path: Path, text: str) -> Path:
-    half = path.with_name(f".{path.name}.half")
-    half.write_text(text, "utf-8")
-    half.replace(path)
-    return path
-
-
-def _folder(path: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
-    from datasets import Dataset, DatasetDict
-
-    if path.exists():
-        raise DatasetRefused(f"{path} exists: give another folder, or remove it")
-    # States differ in shape per row; a column of `datasets` has one type.
-    plain = {
-        split: [{**row, "state": json.dumps(row["state"], ensure_ascii=False)} for row in part]
-        for split, part in rows.items()
-        if part
-    }
-    half = path.with_name(f".{path.name}.half")
-    shutil.rmtree(half, ignore_errors=True)
-    DatasetDict({split: Dataset.from_list(part) for split, part in plain.items()}).save_to_disk(str(half))
-    half.replace(path)
-    return sorted(file for file in path.rglob("*") if file.is_file())

@@ -15,7 +15,6 @@ from django.conf import settings
 
 from backend.installation import PROGRAM
 from feedback.selectors import raters_by_prompt
-from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model
 from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, snapshot_rows
@@ -40,7 +39,7 @@ from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.linear.model import LinearPolicy
 from rl.models import Evaluation, GoldenCase, Policy
 from rl.models.agent_definitions import agent_served
-from rl.recipes import CLASSIFIER, PREFERRED
+from rl.recipes import PREFERRED
 from rl.registry import service as registry
 from rl.registry.gate_evidence import attempt_of, gate_bounds, gate_difference, holdout_prompts, order_facts
 from rl.registry.incumbents import incumbent_sync, recorded_answers
@@ -235,7 +234,7 @@ def evaluate(
         if not definition.answers and not isinstance(side, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(side, answers, forms)
         written = _written_rows(held_out, policy)[: order.max_samples]
-        imitated = written or _preferred_rows(held_out, policy, definition)[: order.max_samples]
+        imitated = written or _preferred_rows(held_out, policy)[: order.max_samples]
         asked = [definition.schema_served(row.get("state")) for row in imitated]
         if not isinstance(side, LinearSide) and (gain := written_gain(side, imitated, asked)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
@@ -452,17 +451,13 @@ def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, An
     return [row for row in rows if row["prompt_hash"] not in trained]
 
 
-def _preferred_rows(held_out: HeldOut, policy: Policy | None, agent: Agent) -> list[dict[str, Any]]:
-    """Held-out answers that people preferred or liked, for a policy that was to say them as they stand, and for one
-    that a classifier taught to write where answers are not chosen; none for another, which has no reason to go far."""
-    if policy is None or policy.run is None:
+def _preferred_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
+    """Held-out answers that people preferred or liked, for a policy that was shown such answers; [] for another."""
+    if policy is None or policy.run is None or policy.run.recipe.get("teacher") != PREFERRED:
         return []
-    recipe = policy.run.recipe
-    taught = recipe.get("teacher") == CLASSIFIER and recipe.get("feedback", "corrections") != "corrections"
-    if recipe.get("teacher") != PREFERRED and not taught:
+    if policy.run.recipe.get("feedback", "corrections") == "corrections":
         return []
-    rows = preferred_rows([row for kind in (PAIRS, LABELS) for row in held_out.rows.get(kind, [])])
-    return [row for row in rows if not (taught and agent.choices(row.get("state")))]
+    return preferred_rows([row for kind in (PAIRS, LABELS) for row in held_out.rows.get(kind, [])])
 
 
 def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:

@@ -23,7 +23,6 @@ from rl.jobs.stages import stage_limits
 from rl.jobs.teachability import teachability_warning
 from rl.jobs.trainer import base_measured
 from rl.jobs.warm_start import recipe_opened
-from rl.linear.rows import LinearRefused
 from rl.models.agent_definitions import agent_served
 from rl.recipes import BASE, Recipe, SFTRecipe
 from rl.reward_models.service import reward_model_valid
@@ -77,15 +76,11 @@ def _adapter_plan(
     """The recipe within its minutes, with the cost of training an adapter by it, whether it would teach, and whether
     the base's answers are valid."""
     from rl.training import preflight
-    from rl.training.result import TrainingRefused
 
     base_model = base_model_for(order)
     rows, eval_rows = list(prepared.rows("train")), list(prepared.rows("eval"))
     if isinstance(recipe, SFTRecipe) and recipe.is_taught:
-        try:
-            rows, eval_rows, _ = demonstration_rows(recipe, rows, eval_rows, order.agent)
-        except LinearRefused as refusal:
-            raise TrainingRefused(str(refusal)) from refusal
+        rows, eval_rows, _ = demonstration_rows(recipe, rows, eval_rows, order.agent)
         recipe = recipe.refit_to_rows(len(rows))
     phase("checking the rows as tokens")
     samples, left_out = preflight.tokens_check(

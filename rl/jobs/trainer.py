@@ -18,7 +18,6 @@ from rl.agents import agent_resolve
 from rl.datasets import snapshot_rows
 from rl.datasets.demonstrations import demonstration_rows
 from rl.jobs.warm_start import recipe_opened
-from rl.linear.rows import LinearRefused
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
@@ -48,7 +47,6 @@ def trainer_run(
     the monotonic clock; now where it is left out."""
     from rl.training.hardware import allocator_settle, threads_settle
     from rl.training.preflight import train_with_checks
-    from rl.training.result import TrainingRefused
     from rl.training.search import SearchTrainer
 
     snapshot = run.snapshot
@@ -65,10 +63,7 @@ def trainer_run(
     train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
     notes: list[str] = []
     if isinstance(recipe, SFTRecipe) and recipe.is_taught:
-        try:
-            train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
-        except LinearRefused as refusal:
-            raise TrainingRefused(str(refusal)) from refusal
+        train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
         recipe = recipe.refit_to_rows(len(train))
         notes.append(note)
     deadline, passes = None, None
