@@ -18,8 +18,7 @@ from rl.evaluation import candidates
 from rl.jobs.estimates import order_automatic, order_estimate
 from rl.jobs.lifecycle import TrainOrder, run_enqueue
 from rl.jobs.method_selection import method_chosen, training_plan
-from rl.jobs.stages import StageRunner
-from rl.jobs.warm_start import start_stage_run, starts_from_stage
+from rl.jobs.stages import StageRunner, start_stage_run
 from rl.linear.fit import fit
 from rl.models import Policy, TrainingRun
 from rl.online import pipeline
@@ -232,10 +231,8 @@ def test_a_run_that_starts_from_sft_has_it_trained_first_and_starts_from_its_pol
         TrainingRun.objects.filter(pk=stage.pk).update(status="succeeded", finished_at=timezone.now())
         return {"status": "succeeded"}
 
-    assert starts_from_stage(run)
     start_stage_run(run, StageRunner(enter, trained))
     run.refresh_from_db()
-    assert not starts_from_stage(run)
     assert run.recipe["start_from"] == "shown"
     (order,) = orders
     assert (order.method, order.base_model, order.stage_of) == ("sft", "b", run.pk)

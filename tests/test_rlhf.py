@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedback.services import decision_record, rating_submit
-from rl.jobs import lifecycle, reward_stage, train
+from rl.jobs import lifecycle, stages, train
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models import service as reward_models
@@ -138,7 +138,7 @@ def test_a_stage_whose_worker_died_is_left_to_its_run() -> None:
         agent="a", method="reward_model", base_model="b", status="running", stage_of=parent, worker="gone:1:1",
         asked_by=f"run {parent.pk}",
     )  # fmt: skip
-    assert reward_stage.waits_for_reward_model(parent)
+    assert stages.waits_for_reward_model(parent)
     assert lifecycle.runs_reclaim() == []
     stage.refresh_from_db()
     assert stage.status == "failed"

@@ -17,7 +17,6 @@ from rl.datasets.reward_records import RewardsRefused
 from rl.jobs import linear as linear_runs
 from rl.jobs.code_version import code_version
 from rl.jobs.distributed_runs import FollowerEnded, Launch, SingleProcess, launch_join
-from rl.jobs.form_stage import form_stage_run
 from rl.jobs.hardware import hardware_of
 from rl.jobs.lifecycle import (
     MAX_ATTEMPTS,
@@ -36,12 +35,18 @@ from rl.jobs.lifecycle import (
 )
 from rl.jobs.phases import HARDWARE, READING, phase_callback
 from rl.jobs.results import figures_of, policy_publish, result_persist, run_warning, train_report
-from rl.jobs.reward_stage import reward_model_resolve, waits_for_reward_model
 from rl.jobs.run_dataset import dataset_of_claimed, run_register
 from rl.jobs.run_recipe import recipe_for, recipe_timed
-from rl.jobs.stages import StageRunner, StageStopped
+from rl.jobs.stages import (
+    StageRunner,
+    StageStopped,
+    form_stage_run,
+    linear_stage_run,
+    reward_model_resolve,
+    start_stage_run,
+    waits_for_reward_model,
+)
 from rl.jobs.trainer import answers_of_base, trainer_run
-from rl.jobs.warm_start import start_stage_run, starts_from_stage
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import RecipeError
@@ -275,9 +280,8 @@ def _stages_first(
 
     stage_runner = StageRunner(lambda order: run_register(order, device_of(order.method)), train_stage)
     if run.method_reason:
-        linear_runs.linear_stage_run(run, stage_runner)
-    if starts_from_stage(run):
-        start_stage_run(run, stage_runner)
+        linear_stage_run(run, stage_runner)
+    start_stage_run(run, stage_runner)
     if not waits_for_reward_model(run):
         return
     form_stage_run(run, lambda: answers_of_base(run, hardware, listener.on_phase), stage_runner)
