@@ -8,9 +8,9 @@ import pytest
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl.datasets import DatasetRefused, prepare_training_dataset
-from rl.datasets.examples import Example, judgements_from_evidence, judgements_sampled
+from rl.datasets.examples import Example, judgements_from_evidence
 from rl.datasets.feedback_types import CandidatesEvidence, ComparisonEvidence, RatingEvidence
-from rl.datasets.pairs import Pair
+from rl.datasets.pairs import Pair, rows_sampled
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen
 from rl.jobs.plan import train_plan
@@ -84,11 +84,11 @@ def test_a_thumb_stays_evidence_beside_a_comparison() -> None:
 
 def test_a_larger_sample_of_both_holds_a_smaller() -> None:
     made = judgements_from_evidence(EVIDENCE, split_by_hash)
-    small, large = judgements_sampled(made, 1), judgements_sampled(made, 3)
+    small, large = rows_sampled(made, 1), rows_sampled(made, 3)
     digests = [{row.digest for row in some.rows} for some in (small, large, made)]
     assert digests[0] < digests[1] < digests[2]
     assert small.left_out["over_max_samples"] == 3
-    assert judgements_sampled(made, 4) is made
+    assert rows_sampled(made, 4) is made
 
 
 @pytest.mark.campaign

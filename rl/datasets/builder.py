@@ -16,9 +16,10 @@ from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.storage.problem_rows import unreadable_summary
 from feedback.transfer.formats.records import FormatRefused
-from rl.datasets.examples import ExampleSet, Replay, RowSet, examples_balanced
+from rl.datasets.examples import Replay, examples_balanced
 from rl.datasets.feedback_types import SOURCES, SPLITS
-from rl.datasets.rows import FeedbackFile, RowRules, make_rows, rows_sampled, rows_with_prompts, source_opened
+from rl.datasets.pairs import rows_sampled
+from rl.datasets.rows import FeedbackFile, RowRules, make_rows, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
     DatasetRefused,
     DatasetTooSmall,
@@ -148,10 +149,14 @@ def prepare_training_dataset(
     try:
         evidence = source_opened(agent, given, kind, put_off, keep_reasoning=rules.keep_reasoning)
         made = make_rows(evidence, kind, left_out, knobs, dry_run=dry_run and not binding)
-        made, replayed = _replayed(made, replay, str(evidence.feedback_count))
-        if rules.balance:
-            made = _balanced(made, kind)
-        made = rows_sampled(made, max_samples)
+        replayed: dict[str, Any] = {}
+        if replay is not None:
+            salt = str(evidence.feedback_count)
+            made = replay.draw(made, salt)
+            replayed = {"replay": replay.query(salt, made.rows)}
+        if rules.balance and kind != Snapshot.Kind.LABELS:
+            raise RecipeError(f"only labels can be balanced, found {kind}")
+        made = rows_sampled(examples_balanced(made) if rules.balance else made, max_samples)
     except (RecipeError, FormatRefused) as error:
         raise DatasetRefused(str(error)) from error
     left_out.update(made.left_out)
@@ -256,19 +261,6 @@ def _agent_checked(agent: str | None, source: FeedbackFile | None) -> str:
             f"an agent is a slug of 1 to 64 lower-case letters, digits, - and _; found {agent!r}"
         )
     return agent
-
-
-def _replayed(made: RowSet, replay: Replay | None, salt: str) -> tuple[RowSet, dict[str, Any]]:
-    if replay is None:
-        return made, {}
-    drawn = replay.draw(made, salt)
-    return drawn, {"replay": replay.query(salt, drawn.rows)}
-
-
-def _balanced(made: RowSet, kind: str) -> RowSet:
-    if kind != Snapshot.Kind.LABELS or not isinstance(made, ExampleSet):
-        raise RecipeError(f"only labels can be balanced, found {kind}")
-    return examples_balanced(made)
 
 
 def _check_enough(

@@ -18,17 +18,13 @@ from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
     REWARD_KINDS,
     Example,
-    JudgementSet,
-    RowSet,
     examples_from_evidence,
-    examples_sampled,
     judgements_from_evidence,
-    judgements_sampled,
     prompt_examples,
 )
 from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence
 from rl.datasets.file_evidence import FileEvidence, PromptFile, holds_prompts
-from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sample_pairs
+from rl.datasets.pairs import Pair, RowSet, pairs_from_evidence
 from rl.datasets.prompt_clusters import ClusteredPrompt, prompt_text
 from rl.datasets.reward_records import reward_threshold as agent_reward_threshold
 from rl.datasets.snapshots import DatasetRefused
@@ -105,7 +101,7 @@ def source_opened(
 
 def make_rows(
     given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
-) -> RowSet:
+) -> RowSet[Any]:
     """Rows of a kind, without their prompts. Unless this is a dry run, new prompts get their side of the split."""
     splits = SourceSplits(given.agent, dry_run=dry_run, clustered=partial(clustered_prompts, given))
     evidence = _evidence(given, splits, kind, left_out)
@@ -138,20 +134,10 @@ def _evidence(
     yield from splits.track_rewarded(given.rewards(left_out, compared=kind in REWARD_KINDS))
 
 
-def rows_sampled(rows: RowSet, max_samples: int | None) -> RowSet:
-    if max_samples is None:
-        return rows
-    if isinstance(rows, JudgementSet):
-        return judgements_sampled(rows, max_samples)
-    return (
-        sample_pairs(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
-    )
-
-
 def rows_with_prompts(
     agent: str,
     given: EvidenceSource,
-    pairs: RowSet,
+    pairs: RowSet[Any],
     left_out: Counter[str],
     behind: dict[str, set[uuid.UUID]] | None = None,
 ) -> Iterator[dict[str, Any]]:
