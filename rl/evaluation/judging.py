@@ -19,7 +19,7 @@ from rl.datasets import messages_plain
 from rl.datasets.held_out_evidence import trained_prompts
 from rl.datasets.prompt_clusters import MIN_PROMPTS, clusters_of
 from rl.datasets.rows import recorded_prompts
-from rl.evaluation.hosted_side import HostedFailed, HostedSide
+from rl.evaluation.sides import HostedFailed, HostedSide
 from rl.gates.rules import alpha_of_attempt
 from rl.jobs.hardware import hardware_detect
 from rl.linear.model import LinearPolicy

@@ -27,10 +27,16 @@ from rl.datasets.held_out_evidence import (
     held_out_of_snapshot,
     trained_prompts,
 )
-from rl.evaluation.hosted_side import HostedSide
-from rl.evaluation.judges import Check, barred_reason, rewards_check, rewards_of_training, tests_check
-from rl.evaluation.linear_baseline import baseline_of
 from rl.evaluation.off_policy import logged_choices, off_policy
+from rl.evaluation.sides import (
+    Check,
+    HostedSide,
+    barred_reason,
+    baseline_of,
+    rewards_check,
+    rewards_of_training,
+    tests_check,
+)
 from rl.export.service import base_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, PAIRS, REWARDS, TESTS
 from rl.gates.report import NEWER, OLDER
@@ -186,7 +192,7 @@ def evaluate(
     answerer, base_gguf = None, None
     stack = ExitStack()
     if order.quantization == GGUF:
-        from rl.evaluation.quantised_base import quantised_answerer
+        from rl.evaluation.sides import quantised_answerer
 
         answerer, base_gguf = stack.enter_context(quantised_answerer(base_model, adapter, definition))
     with stack:

@@ -15,7 +15,7 @@ from rl.datasets.buffer import buffer_ids, feedback_take, run_feedback_resolve
 from rl.datasets.examples import Replay
 from rl.datasets.reward_records import rewards_calculate
 from rl.datasets.rows import RowRules
-from rl.jobs.code_version import code_version
+from rl.jobs.hardware import code_version
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.run_recipe import recipe_for, recipe_timed
 from rl.models import Snapshot, TrainingRun

@@ -21,8 +21,8 @@ from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.evaluation import benchmarks
 from rl.evaluation.candidates import candidates_compared
-from rl.evaluation.hosted_side import HostedFailed
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
+from rl.evaluation.sides import HostedFailed
 from rl.export import deployment
 from rl.export import service as export_service
 from rl.export.agreement import references_shared

@@ -12,7 +12,7 @@ from typing import Any
 
 from rl.gates.evidence_kinds import KNOWN, LABELS, OUTCOMES, PAIRS
 from rl.gates.headlines import headline_of, share_of
-from rl.gates.stored import StoredAnswer, StoredEvidence, StoredItem
+from rl.gates.report import StoredAnswer, StoredEvidence, StoredItem
 from rl.models import Evaluation, Policy, TrainingRun
 
 EXAMPLES = 8

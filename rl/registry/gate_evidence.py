@@ -26,9 +26,10 @@ from rl.gates.report import (
     GateReport,
     GeneralAnswers,
     GoldenResult,
+    StoredAnswer,
+    StoredEvidence,
 )
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
-from rl.gates.stored import StoredAnswer, StoredEvidence
 from rl.models import BenchmarkResult, Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder
 from rl.registry.judging import round_evidence
