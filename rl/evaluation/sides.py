@@ -296,10 +296,10 @@ def quantised_answerer(base_model: str, adapter: Path, agent: Agent) -> Iterator
         lora = Path(folder) / "adapter.gguf"
         lora_write(source, layout, lora, source.name)
         with LlamaPolicy(file) as llama:
-            yield lambda prompt: _answer(llama, lora, agent, prompt), file
+            yield lambda prompt: _quantised_answer(llama, lora, agent, prompt), file
 
 
-def _answer(llama: LlamaPolicy, lora: Path, agent: Agent, prompt: HeldOutPrompt) -> Generation:
+def _quantised_answer(llama: LlamaPolicy, lora: Path, agent: Agent, prompt: HeldOutPrompt) -> Generation:
     from rl.training.policy import Generation
 
     state = prompt.row.get("state")
