@@ -13,7 +13,7 @@ from feedback.services import decision_record, rating_submit
 from rl.agents import get_agent
 from rl.agents.random_answers import Undrawable, draw_answers, draw_value
 from rl.agents.template import TemplateAgent
-from rl.jobs import lifecycle, stages, train
+from rl.jobs import progress, stages, train
 from rl.jobs.lifecycle import TrainOrder
 from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
@@ -213,16 +213,16 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
 
     monkeypatch.setattr(train, "reward_model_resolve", judge_settled)  # tests/test_rlhf.py trains one
     steps: list[int] = []
-    stop, tell = lifecycle.RunListener.should_stop, lifecycle.RunListener.on_step
+    stop, tell = progress.RunListener.should_stop, progress.RunListener.on_step
 
-    def step_noted(self: lifecycle.RunListener, step: int, total: int) -> None:
+    def step_noted(self: progress.RunListener, step: int, total: int) -> None:
         if self.run.method == "sft":
             steps.append(step)
         tell(self, step, total)
 
-    monkeypatch.setattr(lifecycle.RunListener, "on_step", step_noted)
+    monkeypatch.setattr(progress.RunListener, "on_step", step_noted)
     monkeypatch.setattr(
-        lifecycle.RunListener, "should_stop", lambda self: self.run.method == "sft" and len(steps) > 6
+        progress.RunListener, "should_stop", lambda self: self.run.method == "sft" and len(steps) > 6
     )
     # one step of its own, by passes: max_steps would cap the stage too
     knobs = {**PPO, "max_steps": -1, "epochs": 0.05}
@@ -233,7 +233,7 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
     assert f"its stage (run {form.pk}, sft)" in run.reason
     assert "first stage" in form.result["why"]
 
-    monkeypatch.setattr(lifecycle.RunListener, "should_stop", stop)
+    monkeypatch.setattr(progress.RunListener, "should_stop", stop)
     done = len(steps)
     report = train.train_resume(run.pk, actor="test")
     run.refresh_from_db()

@@ -15,8 +15,8 @@ from rl.datasets.demonstrations import demonstration_rows
 from rl.datasets.gate_distance import distance_of_prepared
 from rl.jobs import linear as linear_runs
 from rl.jobs.hardware import hardware_of
-from rl.jobs.lifecycle import ProgressCallback, TrainOrder, base_model_for, base_model_settle
-from rl.jobs.phases import HARDWARE, READING, phase_callback
+from rl.jobs.lifecycle import TrainOrder, base_model_for, base_model_settle
+from rl.jobs.progress import HARDWARE, READING, ProgressCallback, phase_callback
 from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
 from rl.jobs.run_recipe import recipe_for, recipe_sized, training_estimate, within_minutes
 from rl.jobs.stages import stage_limits

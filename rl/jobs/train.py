@@ -18,20 +18,24 @@ from rl.jobs import linear as linear_runs
 from rl.jobs.hardware import code_version, hardware_of
 from rl.jobs.lifecycle import (
     MAX_ATTEMPTS,
-    PhaseRecorder,
-    ProgressCallback,
-    RunListener,
     TrainOrder,
     base_model_for,
     base_model_settle,
-    pulse,
     run_claim,
     run_finish,
     run_interrupt,
+)
+from rl.jobs.progress import (
+    HARDWARE,
+    READING,
+    PhaseRecorder,
+    ProgressCallback,
+    RunListener,
+    phase_callback,
+    pulse,
     run_log,
     stop_signals,
 )
-from rl.jobs.phases import HARDWARE, READING, phase_callback
 from rl.jobs.results import figures_of, policy_publish, result_persist, run_warning, train_report
 from rl.jobs.run_dataset import dataset_of_claimed, run_register
 from rl.jobs.run_recipe import recipe_for, recipe_timed

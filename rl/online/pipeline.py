@@ -29,9 +29,10 @@ from rl.export.agreement import references_shared
 from rl.gates.report import GateReport
 from rl.jobs import train
 from rl.jobs.estimates import base_model_wanted, order_automatic
-from rl.jobs.lifecycle import PhaseRecorder, TrainOrder, pulse
+from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import MethodChoice, TrainingPlan, training_plan
 from rl.jobs.plan import train_plan
+from rl.jobs.progress import PhaseRecorder, pulse
 from rl.jobs.stages import SFT_SHARE, memory_release, stage_limits
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learning import learner_settings, retrain_knobs
