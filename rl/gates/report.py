@@ -14,6 +14,8 @@ from rl.statistics.sequential import WinShare
 
 PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
 
+NO_FIGURES: Figures = {}
+
 
 OLDER, NEWER = "feedback:older", "feedback:newer"
 """Slices of held-out prompts: with feedback older than the champion, or newer."""
@@ -328,12 +330,13 @@ class Evidence:
 class RuleResult:
     """Result of one rule, with its figures."""
 
-    rule: str
     outcome: str
     words: str
     figures: Figures = field(default_factory=dict)
     waits: bool = False
     """True of a refusal that more evidence may lift; false if it found harm beyond chance."""
+    rule: str = ""
+    """Name of the rule; `gate_judge` fills it in."""
 
     @property
     def passed(self) -> bool:
@@ -346,6 +349,18 @@ class RuleResult:
             "words": self.words,
             "figures": dict(self.figures),
         }
+
+
+def passed(words: str, figures: Figures = NO_FIGURES) -> RuleResult:
+    return RuleResult(PASSED, words, figures)
+
+
+def refused(words: str, figures: Figures = NO_FIGURES, *, waits: bool = False) -> RuleResult:
+    return RuleResult(REFUSED, words, figures, waits)
+
+
+def not_applicable(words: str) -> RuleResult:
+    return RuleResult(NOT_APPLICABLE, words)
 
 
 @dataclass(frozen=True)

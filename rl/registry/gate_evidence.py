@@ -113,24 +113,13 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
     )
 
 
+PAIR_FIELDS = frozenset(field.name for field in dataclasses.fields(AnswerPair))
+
+
 def _answer_pair(stored: StoredAnswer, *, asked: bool) -> AnswerPair:
+    facts: dict[str, Any] = {name: value for name, value in stored.items() if name in PAIR_FIELDS}
     return AnswerPair(
-        valid=stored["valid"],
-        other_valid=stored["other_valid"],
-        reward=stored["reward"],
-        other_reward=stored["other_reward"],
-        chars=len(stored["answer"]),
-        other_chars=len(stored["other_answer"]),
-        judged=stored.get("judged", True),
-        loops=stored.get("loops", False),
-        written_valid=stored.get("written_valid"),
-        other_written_valid=stored.get("other_written_valid"),
-        same=stored.get("same"),
-        said=stored.get("said", False),
-        other_said=stored.get("other_said", False),
-        settled=stored.get("settled", False),
-        asked=asked,
-        prompt_hash=stored["prompt_hash"],
+        chars=len(stored["answer"]), other_chars=len(stored["other_answer"]), asked=asked, **facts
     )
 
 
