@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.conf import settings
 from django_q.tasks import async_task
 
 from feedback.models import Decision
@@ -19,10 +18,8 @@ from rl.datasets import messages_plain
 from rl.datasets.held_out_evidence import trained_prompts
 from rl.datasets.prompt_clusters import MIN_PROMPTS, clusters_of
 from rl.datasets.rows import recorded_prompts
-from rl.evaluation.sides import HostedFailed, HostedSide
+from rl.evaluation.sides import HostedFailed, HostedSide, side_load
 from rl.gates.rules import alpha_of_attempt
-from rl.jobs.hardware import hardware_detect
-from rl.linear.model import LinearPolicy
 from rl.models import JudgedPair, JudgingRound, Policy, PromptSplit
 from rl.models.agent_definitions import agent_served
 from rl.registry import service as registry
@@ -250,20 +247,13 @@ def _answers(
 
 
 def _side(policy: Policy | None, agent: Agent) -> LoadedPolicy | LinearSide:
-    from rl.training.linear_side import LinearSide
-    from rl.training.policy import load_policy
-
-    options: dict[str, Any] = {"hardware": hardware_detect(), "cache_dir": settings.RATCHET_HOME / "cache"}
     if policy is None:
-        return load_policy(agent_base_model(agent.slug).name, None, **options)
+        return side_load(None, agent_base_model(agent.slug).name, agent)
     if not policy.has_files:
         raise JudgingRefused(
             f"{policy.name} ({policy.get_kind_display()}) has no recorded answer to some prompts"
         )
-    folder = adapter_folder(policy)
-    if policy.kind == Policy.Kind.LINEAR:
-        return LinearSide(LinearPolicy.load(folder), agent, adapter=str(folder))
-    return load_policy(policy.base_model, folder, **options)
+    return side_load(adapter_folder(policy), policy.base_model, agent)
 
 
 # --- Prompts --------------------------------------------------------------------------------------------------

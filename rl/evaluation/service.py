@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
-
 from backend.installation import PROGRAM
 from feedback.selectors import raters_by_prompt
 from rl.base_models.service import agent_base_model
@@ -33,16 +31,17 @@ from rl.evaluation.sides import (
     HostedSide,
     barred_reason,
     baseline_of,
+    is_linear,
+    quantised_answerer,
     rewards_check,
     rewards_of_training,
+    side_load,
     tests_check,
 )
 from rl.export.service import base_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, PAIRS, REWARDS, TESTS
 from rl.gates.report import NEWER, OLDER
-from rl.jobs.hardware import hardware_detect
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
-from rl.linear.model import LinearPolicy
 from rl.models import Evaluation, GoldenCase, Policy
 from rl.models.agent_definitions import agent_served
 from rl.recipes import PREFERRED
@@ -109,7 +108,6 @@ def evaluate(
     from rl.training.evaluate_distance import kl_to_reference, written_gain
     from rl.training.general import general_answers
     from rl.training.linear_side import LinearSide
-    from rl.training.policy import load_policy
 
     if (order.policy is None) == (order.checkpoint is None):
         raise EvaluationRefused("expected either --policy NAME or --checkpoint DIR, and not both")
@@ -136,24 +134,14 @@ def evaluate(
     checks = _checks(held_out, rewards, agent)
     reason = barred_reason(reward_specs, policy, agent) if rewards else ""
     exclusions = {REWARDS: reason} if reason else {}
-    hardware = hardware_detect()
 
     definition = agent_served(agent)
 
     def load(adapter: Path | None, base_model: str) -> LoadedPolicy | LinearSide:
-        if adapter is not None and is_linear(adapter):
-            return LinearSide(LinearPolicy.load(adapter), definition, adapter=str(adapter))
-        return load_language_model(adapter, base_model)
-
-    def load_language_model(adapter: Path | None, base_model: str) -> LoadedPolicy:
-        loaded = load_policy(
-            base_model,
-            adapter,
-            hardware=hardware,
-            quantization="none" if order.quantization == GGUF else order.quantization,
-            cache_dir=settings.RATCHET_HOME / "cache",
-        )
-        loaded.scored = {}  # an answer is asked for by several figures
+        quantization = "none" if order.quantization == GGUF else order.quantization
+        loaded = side_load(adapter, base_model, definition, quantization=quantization)
+        if not isinstance(loaded, LinearSide):
+            loaded.scored = {}  # an answer is asked for by several figures
         return loaded
 
     adapter = adapter_folder(policy) if policy else order.checkpoint
@@ -182,18 +170,12 @@ def evaluate(
         incumbent = AGAINST if rival == champion else recorded_side(champion, held_out)
     base_side: Beside | str | None = None
     if linear:
-        base_side = (
-            AGAINST
-            if order.compare_base
-            else partial(load_language_model, None, agent_base_model(agent).name)
-        )
+        base_side = AGAINST if order.compare_base else partial(load, None, agent_base_model(agent).name)
     report(0, 0, "scoring and answering the held-out prompts")
     baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, definition)
     answerer, base_gguf = None, None
     stack = ExitStack()
     if order.quantization == GGUF:
-        from rl.evaluation.sides import quantised_answerer
-
         answerer, base_gguf = stack.enter_context(quantised_answerer(base_model, adapter, definition))
     with stack:
         figures = evaluate_policy(
@@ -344,11 +326,6 @@ def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, Any]:
     names = (LINEAR_WEIGHTS, "adapter_model.safetensors", "model.safetensors")
     files = [adapter / name for name in names if (adapter / name).is_file()] if order.policy is None else []
     return order_facts(options, files[0] if files else None, order.test_data)
-
-
-def is_linear(folder: Path) -> bool:
-    """True of a folder that holds a linear policy, false of one with an adapter."""
-    return (folder / LINEAR_WEIGHTS).is_file()
 
 
 def _off_policy(

@@ -24,8 +24,10 @@ from feedback.messages import response_of
 from rl.agents import get_agent
 from rl.agents.base import Agent
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
+from rl.jobs.hardware import hardware_detect
 from rl.jobs.linear import fitted_by
 from rl.jobs.method_selection import method_chosen
+from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.linear.model import LinearPolicy
 from rl.linear.rows import LinearRefused
 from rl.models import Policy, Snapshot
@@ -44,7 +46,8 @@ from rl.serving.routing import serving_settings
 
 if TYPE_CHECKING:
     from rl.training.evaluate_answers import HeldOutPrompt
-    from rl.training.policy import Generation
+    from rl.training.linear_side import LinearSide
+    from rl.training.policy import Generation, LoadedPolicy
 
     Answerer = Callable[[HeldOutPrompt], Generation]
 
@@ -63,6 +66,28 @@ def cache_file() -> Path:
     """Answers of hosted models by request. Removed where anything is erased: an answer may repeat its prompt."""
     home: Path = settings.RATCHET_HOME
     return home / "cache" / "hosted-answers.sqlite3"
+
+
+def is_linear(folder: Path) -> bool:
+    """True of a folder that holds a linear policy, false of one with an adapter."""
+    return (folder / LINEAR_WEIGHTS).is_file()
+
+
+def side_load(
+    adapter: Path | None, base_model: str, agent: Agent, *, quantization: str = "none"
+) -> LoadedPolicy | LinearSide:
+    """A policy's files as a side of an evaluation, on this machine; None: the base model alone.
+
+    Raises the training package's PolicyLoadError.
+    """
+    from rl.training.linear_side import LinearSide
+    from rl.training.policy import load_policy
+
+    if adapter is not None and is_linear(adapter):
+        return LinearSide(LinearPolicy.load(adapter), agent, adapter=str(adapter))
+    cache_dir = settings.RATCHET_HOME / "cache"
+    hardware = hardware_detect()
+    return load_policy(base_model, adapter, hardware=hardware, quantization=quantization, cache_dir=cache_dir)
 
 
 @dataclass(frozen=True)
