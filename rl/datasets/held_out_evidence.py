@@ -13,6 +13,7 @@ from typing import Any
 
 from django.conf import settings
 
+from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.agents.base import Agent
 from rl.datasets import (
@@ -349,8 +350,8 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
     known = agent_served(agent)
     prompts[TESTS] = set()
     prompts[KNOWN] = _pooled(scores, pairs, prompts[CORRECTIONS]) if known.discrete else set()
-    for start in range(0, len(held_out), PROMPTS_AT_ONCE):
-        for name, prompt in evidence_source.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items():
+    for chunk in chunks(held_out, PROMPTS_AT_ONCE):
+        for name, prompt in evidence_source.prompts(chunk).items():
             if testable(prompt.facts):
                 prompts[TESTS].add(name)
             if known.truths(prompt.state):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedback.explorer.bulk_readers import prompts_named
-from feedback.storage.sql import IDS
+from feedback.storage.sql import chunks
 from rl.datasets.holdout import largest_cluster
 from rl.models import Evaluation
 
@@ -269,8 +269,8 @@ class NearIdenticalPrompts:
 def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
     """Hash -> text of these prompts; erased ones are missing."""
     found: dict[str, str] = {}
-    for start in range(0, len(prompt_hashes), IDS):
-        named = prompts_named(agent, prompt_hashes[start : start + IDS])
+    for chunk in chunks(prompt_hashes):
+        named = prompts_named(agent, chunk)
         found |= {name: prompt_text(messages) for name, messages in named.items()}
     return found
 

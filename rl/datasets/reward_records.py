@@ -25,7 +25,7 @@ from feedback.explorer.bulk_readers import (
 from feedback.models import Decision, Outcome, RaterKind
 from feedback.selectors import agent_slugs, decisions_of, verdict_stands
 from feedback.storage.problem_rows import RowReader, problem_ids, unreadable_summary
-from feedback.storage.sql import IDS
+from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.agents.base import OutcomeScale, RewardFacts
 from rl.datasets.feedback_types import rating_value
@@ -321,8 +321,8 @@ def known_feedback(said: FeedbackBundle) -> DecisionFeedback:
 def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
     """Decision -> newest record, for decisions with one."""
     found: dict[uuid.UUID, RewardRecord] = {}
-    for start in range(0, len(ids), IDS):
-        rows = RewardRecord.objects.filter(decision__in=ids[start : start + IDS], superseded_by__isnull=True)
+    for chunk in chunks(ids):
+        rows = RewardRecord.objects.filter(decision__in=chunk, superseded_by__isnull=True)
         found |= {row.decision: row for row in rows.order_by()}
     return found
 

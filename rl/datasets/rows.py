@@ -14,6 +14,7 @@ from typing import Any
 from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.messages import MessageError, messages_read
+from feedback.storage.sql import chunks
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
     REWARD_KINDS,
@@ -142,8 +143,7 @@ def rows_with_prompts(
     behind: dict[str, set[uuid.UUID]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The rows with their prompts, in order. `behind` collects the ids of the feedback behind each split's rows."""
-    for start in range(0, len(pairs.rows), PROMPTS_AT_ONCE):
-        chunk = pairs.rows[start : start + PROMPTS_AT_ONCE]
+    for chunk in chunks(pairs.rows, PROMPTS_AT_ONCE):
         prompts = given.prompts(list(dict.fromkeys(pair.prompt_hash for pair in chunk)))
         for pair in chunk:
             prompt = prompts.get(pair.prompt_hash)
@@ -212,8 +212,8 @@ def _prompt_facts(prompt: Prompt) -> dict[str, Any]:
 def clustered_prompts(given: EvidenceSource, prompt_hashes: list[str]) -> dict[str, ClusteredPrompt]:
     """Text, unit and trace of the prompts that are plain text; other prompts make no rows."""
     found: dict[str, ClusteredPrompt] = {}
-    for start in range(0, len(prompt_hashes), PROMPTS_AT_ONCE):
-        prompts = given.prompts(prompt_hashes[start : start + PROMPTS_AT_ONCE])
+    for chunk in chunks(prompt_hashes, PROMPTS_AT_ONCE):
+        prompts = given.prompts(chunk)
         for name, prompt in prompts.items():
             if (messages := messages_plain(prompt.messages)) is not None:
                 found[name] = ClusteredPrompt(prompt_text(messages), prompt.trace, prompt.unit)

@@ -14,6 +14,7 @@ from django.db.models import Aggregate, Case, Count, F, FloatField, Q, Sum, Valu
 
 from feedback import selectors
 from feedback.selectors import ratings_standing
+from feedback.storage.sql import chunks
 from rl.datasets.evidence import SIMULATED_RATER
 from rl.datasets.feedback_types import NEUTRAL, SOURCES, SPLITS, rating_value
 from rl.datasets.reward_records import pending_with_evidence
@@ -291,8 +292,7 @@ class ScoreSummary(NamedTuple):
 def score_summaries(agent: str, until: Sequence[datetime]) -> list[ScoreSummary]:
     """For each time, a summary of the ratings that stand today and were given by then."""
     summaries: list[ScoreSummary] = []
-    for start in range(0, len(until), TIMES_AT_ONCE):
-        times = until[start : start + TIMES_AT_ONCE]
+    for times in chunks(until, TIMES_AT_ONCE):
         aggregates: dict[str, Aggregate] = {}
         for index, time in enumerate(times):
             by_then = Q(created_at__lte=time)

@@ -6,12 +6,13 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from django_q.tasks import async_task
 
 from feedback.models import Decision
 from feedback.selectors import decisions_of
+from feedback.storage.sql import chunks
 from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model
 from rl.datasets import messages_plain
@@ -45,7 +46,6 @@ AT_ONCE = 16
 INCUMBENT = "incumbent"
 """Name of the opponent: the agent's champion, else its base model."""
 
-T = TypeVar("T")
 Status = JudgingRound.Status
 Progress = Callable[[int, int, str], None]
 
@@ -193,7 +193,7 @@ def _answers_store(judging: JudgingRound, report: Progress) -> str:
     report(0, 0, f"asking {judging.policy.name}")
     done = unanswered = 0
     for batch, texts in zip(
-        _batches(prompts, AT_ONCE), _answers(judging.policy, definition, prompts), strict=True
+        chunks(prompts, AT_ONCE), _answers(judging.policy, definition, prompts), strict=True
     ):
         judging.refresh_from_db(fields=["status"])
         if judging.status != Status.ANSWERING:
@@ -231,7 +231,7 @@ def _answers(
     from rl.training.evaluate_answers import HeldOutPrompt, generate_answers
 
     if policy is not None and policy.kind == Policy.Kind.HOSTED:
-        for batch in _batches(prompts, AT_ONCE):
+        for batch in chunks(prompts, AT_ONCE):
             asked = [HeldOutPrompt(prompt.messages, {"state": prompt.state}) for prompt in batch]
             try:
                 yield [answer.text if answer else None for answer in HostedSide(policy).answers(asked)]
@@ -239,7 +239,7 @@ def _answers(
                 raise JudgingRefused(str(failure)) from failure
         return
     side = _side(policy, agent)
-    for batch in _batches(prompts, AT_ONCE):
+    for batch in chunks(prompts, AT_ONCE):
         found = generate_answers(
             side, [prompt.messages for prompt in batch], agent, states=[prompt.state for prompt in batch]
         )
@@ -275,7 +275,7 @@ def _prompts_drawn(judging: JudgingRound) -> list[AskedPrompt]:
     eligible = _untrained(judging, list(newest))
     random.Random(f"judging round {judging.pk}").shuffle(eligible)
     found: list[AskedPrompt] = []
-    for hashes in _batches(eligible, 100):
+    for hashes in chunks(eligible, 100):
         decisions = Decision.objects.in_bulk([newest[prompt] for prompt in hashes])
         recorded = recorded_answers(opponent, hashes) if opponent and not opponent.has_files else {}
         for prompt in hashes:
@@ -325,11 +325,6 @@ def _nothing_to_ask(judging: JudgingRound) -> str:
     return (
         "no prompt of this agent that training has not seen; record more decisions, then begin another round"
     )
-
-
-def _batches(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 def _unheard(done: int, total: int, text: str) -> None:

@@ -19,6 +19,7 @@ from feedback.explorer.bulk_readers import (
     verdicts_on,
 )
 from feedback.storage.problem_rows import RowReader
+from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.datasets.feedback_types import rating_value
 from rl.datasets.rows import recorded_prompts
@@ -140,11 +141,10 @@ def _scores(held: Sequence[ListedChoice]) -> dict[Any, float]:
 
 
 def _rewards(held: Sequence[ListedChoice]) -> dict[Any, float]:
-    ids = [row.id for row in held]
     found: dict[Any, float] = {}
-    for start in range(0, len(ids), 900):
+    for chunk in chunks(row.id for row in held):
         rows = RewardRecord.objects.filter(
-            decision__in=ids[start : start + 900], superseded_by__isnull=True, value__isnull=False
+            decision__in=chunk, superseded_by__isnull=True, value__isnull=False
         )
         found |= {pk: value for pk, value in rows.values_list("decision", "value") if value is not None}
     return found

@@ -15,6 +15,7 @@ from feedback.models import Decision, RaterKind
 from feedback.rating.suggestions import ratings_accepted, suggestion_counts, suggestions_record
 from feedback.selectors import agent_slugs, decisions_of, ratings_standing
 from feedback.storage.problem_rows import RowReader
+from feedback.storage.sql import chunks
 from rl.base_models.service import agent_base_model
 from rl.datasets import messages_plain
 from rl.datasets.feedback_types import NEUTRAL, Split, rating_value
@@ -181,18 +182,14 @@ def rated_rows(agent: str) -> list[LabelRow]:
             verdicts.setdefault(decision, []).append(value)
     means = {pk: sum(values) / len(values) for pk, values in verdicts.items()}
     sided = {pk: mean > NEUTRAL for pk, mean in means.items() if mean != NEUTRAL}
-    return [row for pk in _chunks(list(sided)) for row in _rows(agent, pk, sided)]
+    return [row for pk in chunks(sided, 500) for row in _rows(agent, pk, sided)]
 
 
 def waiting_rows(agent: str, limit: int) -> list[LabelRow]:
     """The newest decisions that no person rated."""
     waiting = decisions_of(agent).filter(ratings_human=0).order_by("-created_at", "-pk")
     ids = list(waiting.values_list("pk", flat=True)[:limit])
-    return [row for chunk in _chunks(ids) for row in _rows(agent, chunk, {})]
-
-
-def _chunks(ids: list[uuid.UUID]) -> list[list[uuid.UUID]]:
-    return [ids[start : start + 500] for start in range(0, len(ids), 500)]
+    return [row for chunk in chunks(ids, 500) for row in _rows(agent, chunk, {})]
 
 
 def _rows(agent: str, ids: list[uuid.UUID], good: dict[uuid.UUID, bool]) -> list[LabelRow]:

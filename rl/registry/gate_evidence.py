@@ -13,6 +13,7 @@ from django.db.models import Q
 
 from backend.installation import PROGRAM
 from feedback.rating.requests import prompts_asked
+from feedback.storage.sql import chunks
 from rl.checksums import file_sum
 from rl.datasets.prompt_clusters import cluster_text
 from rl.gates.effects import effect_of, items_of, lead_of
@@ -146,10 +147,6 @@ def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
 # --- Looks at the holdout ---
 
 
-PROMPTS_AT_ONCE = 900
-"""Hashes per query."""
-
-
 def attempt_of(evaluation: Evaluation) -> int:
     """Number of an evaluation among the looks at its agent's holdout, from 1, which sets the alpha it may spend.
 
@@ -200,13 +197,8 @@ def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Pat
 
 def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
     """How many of these prompts are in the agent's holdout."""
-    names = sorted(set(hashes))
-    return sum(
-        PromptSplit.objects.filter(
-            agent=agent, split=PromptSplit.Split.HOLDOUT, prompt_hash__in=names[at : at + PROMPTS_AT_ONCE]
-        ).count()
-        for at in range(0, len(names), PROMPTS_AT_ONCE)
-    )
+    held_out = PromptSplit.objects.filter(agent=agent, split=PromptSplit.Split.HOLDOUT)
+    return sum(held_out.filter(prompt_hash__in=chunk).count() for chunk in chunks(set(hashes)))
 
 
 def _champion_since(agent: str, name: str) -> datetime.datetime | None:
