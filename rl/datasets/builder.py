@@ -17,7 +17,7 @@ from feedback import selectors
 from feedback.storage.problem_rows import unreadable_summary
 from feedback.transfer.formats.records import FormatRefused
 from rl.datasets.examples import Replay, examples_balanced
-from rl.datasets.feedback_types import SOURCES, SPLITS
+from rl.datasets.feedback_types import SOURCES, SPLITS, Row
 from rl.datasets.pairs import rows_sampled
 from rl.datasets.rows import FeedbackFile, RowRules, make_rows, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
@@ -60,14 +60,14 @@ class PreparedDataset:
     """The first unreadable decisions: id -> reason. `left_out` has their number."""
     balance: dict[str, Any]
     """Labels only: how many are good and bad, and how many of them a reward decided."""
-    _rows: Callable[[], Iterator[dict[str, Any]]] = field(repr=False)
+    _rows: Callable[[], Iterator[Row]] = field(repr=False)
 
     @property
     def samples(self) -> int:
         """Rows in all splits."""
         return sum(self.counts.values())
 
-    def rows(self, split: str | None = None) -> Iterator[dict[str, Any]]:
+    def rows(self, split: str | None = None) -> Iterator[Row]:
         """The rows of one split or of all; may be called repeatedly."""
         return (row for row in self._rows() if split is None or row["split"] == split)
 
@@ -88,7 +88,7 @@ class _Tally:
     def sources_ordered(self) -> dict[str, int]:
         return {name: self.sources[name] for name in SOURCES if self.sources[name]}
 
-    def count_rows(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def count_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         for row in rows:
             self.counts[row["split"]] += 1
             self.sources[row["source"]] += 1

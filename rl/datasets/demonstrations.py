@@ -7,21 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.agents.random_answers import draw_answers
-from rl.datasets.feedback_types import NEUTRAL
+from rl.datasets.feedback_types import NEUTRAL, Row
 from rl.datasets.snapshots import DatasetRefused
 from rl.linear.rows import single_text
 from rl.models.agent_definitions import agent_served
 from rl.recipes import PREFERRED, SFTRecipe
-
-Rows = Sequence[Mapping[str, Any]]
 
 ROW_COLUMNS = ("prompt", "prompt_hash", "state", "facts")
 """Columns that a demonstration copies from its row."""
 
 
 def demonstration_rows(
-    recipe: SFTRecipe, train: Rows, held_out: Rows, agent: str
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    recipe: SFTRecipe, train: Sequence[Row], held_out: Sequence[Row], agent: str
+) -> tuple[list[Row], list[Row], str]:
     """(training demonstrations, held-out demonstrations, note on their origin), by `recipe.teacher`.
 
     preferred: preferred or liked answers. form: random valid answers. Raises DatasetRefused if there are none.
@@ -45,7 +43,7 @@ def demonstration_rows(
     return demonstrations, eval_rows, note.format(len(demonstrations))
 
 
-def preferred_rows(rows: Rows) -> list[dict[str, Any]]:
+def preferred_rows(rows: Sequence[Row]) -> list[Row]:
     """The best answer per prompt as a demonstration; prompts without a preferred or liked answer are left out.
 
     An answer's worth is pairs won minus pairs lost, plus its scores minus neutral.
@@ -66,7 +64,7 @@ def preferred_rows(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _worths(row: Mapping[str, Any]) -> list[tuple[Any, float]]:
+def _worths(row: Row) -> list[tuple[Any, float]]:
     """(answer, worth) for each answer of a row."""
     if "chosen" in row:
         return [(row["chosen"], 1.0), (row["rejected"], -1.0)]

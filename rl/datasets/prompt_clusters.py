@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedback.explorer.bulk_readers import prompts_named
+from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.datasets.holdout import largest_cluster
 from rl.models import Evaluation
@@ -227,7 +228,7 @@ def cluster_text(report: Mapping[str, Any]) -> str:
     return words
 
 
-def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
+def prompt_text(messages: Sequence[Message]) -> str:
     """Texts of all messages."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 

@@ -14,6 +14,7 @@ from typing import Any
 from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.messages import MessageError, messages_read
+from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
@@ -23,7 +24,7 @@ from rl.datasets.examples import (
     judgements_from_evidence,
     prompt_examples,
 )
-from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence
+from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence, Row
 from rl.datasets.file_evidence import FileEvidence, PromptFile, holds_prompts
 from rl.datasets.pairs import Pair, RowSet, pairs_from_evidence
 from rl.datasets.prompt_clusters import ClusteredPrompt, prompt_text
@@ -161,12 +162,12 @@ def rows_with_prompts(
                 yield _example_row(agent, pair, prompt, messages)
 
 
-def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, Any]]) -> dict[str, Any]:
+def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[Message]) -> Row:
     chosen, rejected = pair.chosen, pair.rejected
     if isinstance(chosen, list) or isinstance(rejected, list):
         # A trainer takes two texts or two lists, not one of each.
         chosen, rejected = _as_messages(chosen), _as_messages(rejected)
-    row: dict[str, Any] = {
+    row: Row = {
         "prompt": messages,
         "chosen": chosen,
         "rejected": rejected,
@@ -186,10 +187,8 @@ def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, A
     return row
 
 
-def _example_row(
-    agent: str, example: Example, prompt: Prompt, messages: list[dict[str, Any]]
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def _example_row(agent: str, example: Example, prompt: Prompt, messages: list[Message]) -> Row:
+    row: Row = {
         "prompt": messages,
         **example.content,
         "prompt_hash": example.prompt_hash,
@@ -227,11 +226,11 @@ def recorded_prompts(agent: str, prompt_hashes: Collection[str]) -> dict[str, Cl
     return clustered_prompts(source, [name for name in prompt_hashes if name in known])
 
 
-def _as_messages(completion: Completion) -> list[dict[str, Any]]:
+def _as_messages(completion: Completion) -> list[Message]:
     return completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
 
 
-def messages_plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+def messages_plain(messages: list[Message]) -> list[Message] | None:
     """Messages of any dialect in OpenAI's form, with text content; None if one is unreadable or not text."""
     try:
         read = messages_read(messages)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
 
 from rl.agents.base import Agent
+from rl.datasets.feedback_types import Row
 from rl.datasets.held_out_evidence import eval_rows
 from rl.evaluation.sides import side_load
 from rl.gates.evidence_kinds import PAIRS
@@ -55,7 +55,7 @@ def candidates_compared(
 
 
 def _eval_values(
-    policy: Policy, rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent, *, by_answers: bool
+    policy: Policy, rows: Mapping[str, Sequence[Row]], agent: Agent, *, by_answers: bool
 ) -> list[float]:
     """Value of the policy's answer to each eval prompt, else of its preference in each pair."""
     from rl.training.encoding import prompt_messages, response_text

@@ -12,6 +12,7 @@ from django_q.tasks import async_task
 
 from feedback.models import Decision
 from feedback.selectors import decisions_of
+from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model
@@ -55,7 +56,7 @@ class AskedPrompt:
     """A prompt of a recorded decision that both sides answer."""
 
     decision: uuid.UUID
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     state: Mapping[str, Any] | None
     recorded: str | None
     """The opponent's recorded answer; None where it has to be asked."""

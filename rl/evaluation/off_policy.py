@@ -19,6 +19,7 @@ from feedback.explorer.bulk_readers import (
     verdicts_on,
 )
 from feedback.storage.problem_rows import RowReader
+from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.datasets.feedback_types import rating_value
@@ -55,7 +56,7 @@ class LoggedDecision:
     """A decision among candidates with what it earned."""
 
     prompt_hash: str
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     responses: list[str]
     chosen: int
     propensity: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from rl.base_models.service import agent_base_model
 from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
+from rl.datasets.feedback_types import Row
 from rl.datasets.held_out_evidence import (
     HeldOut,
     good_chars,
@@ -417,7 +418,7 @@ def _too_few(held_out: HeldOut, needed: int) -> bool:
     return max(held_out.counts().values(), default=0) < needed
 
 
-def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
+def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[Row]:
     """Held-out answers that people wrote; where the evidence has none, those of the datasets behind the policies whose
     weights this one began with: prompts with tests, after `train_sft` on solutions, hold no text of anybody's."""
     rows = held_out.rows.get(CORRECTIONS, [])
@@ -434,7 +435,7 @@ def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, An
     return [row for row in rows if row["prompt_hash"] not in trained]
 
 
-def _preferred_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
+def _preferred_rows(held_out: HeldOut, policy: Policy | None) -> list[Row]:
     """Held-out answers that people preferred or liked, for a policy that was shown such answers; [] for another."""
     if policy is None or policy.run is None or policy.run.recipe.get("teacher") != PREFERRED:
         return []
@@ -453,7 +454,7 @@ def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
     return checks
 
 
-def _simulated_share(rows: Sequence[Mapping[str, Any]]) -> float:
+def _simulated_share(rows: Sequence[Row]) -> float:
     """Share of rows that simulated raters had a part in."""
     return sum(bool(row.get("simulated")) for row in rows) / max(len(rows), 1)
 

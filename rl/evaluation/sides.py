@@ -36,7 +36,7 @@ from rl.reward_models.specs import rewards_located
 from rl.rewards import answers as right_answers
 from rl.rewards.base import RewardFunction
 from rl.rewards.catalogue import LEARNED_REWARD, MODEL, rewards_named
-from rl.rewards.rows import rows_rewarded
+from rl.rewards.rows import Row, rows_rewarded
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
 from rl.serving.fallback import upstream_backend
 from rl.serving.files import base_file
@@ -179,7 +179,7 @@ def _key(endpoint: Endpoint, model: Model, ask: Ask) -> bytes:
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).digest()
 
 
-Check = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], list[float | None]]
+Check = Callable[[Sequence[Row], Sequence[str]], list[float | None]]
 """(held-out rows, one answer each) -> a value each, or None where nothing can be said."""
 
 TRAINED_BY_REWARDS = ("ppo", "grpo", "rlhf")
@@ -194,7 +194,7 @@ def tests_check(agent: str) -> Check:
     answer = rewards_named(["answer"])
     code = rewards_named(["code_execution"], code_execution=True) if settings.ENABLE_CODE_EXECUTION else []
 
-    def check(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float | None]:
+    def check(rows: Sequence[Row], texts: Sequence[str]) -> list[float | None]:
         verdicts: list[float | None] = [None] * len(rows)
         answered = [
             i
@@ -220,7 +220,7 @@ def rewards_check(specs: str, agent: str) -> Check:
 
     functions: list[RewardFunction] = rewards_of(specs)
 
-    def check(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float | None]:
+    def check(rows: Sequence[Row], texts: Sequence[str]) -> list[float | None]:
         return [reward.value for reward in rows_rewarded(functions, rows, texts, agent=agent)]
 
     return check
@@ -283,7 +283,7 @@ def baseline_of(policy: Policy | None, agent: Agent) -> tuple[LinearPolicy | Non
     }
 
 
-def _rows(snapshot: Snapshot) -> tuple[list[dict[str, Any]], str]:
+def _rows(snapshot: Snapshot) -> tuple[Sequence[Row], str]:
     if snapshot.kind != Snapshot.Kind.PROMPTS:
         return list(snapshot_rows(snapshot, "train"))[:ROWS_MOST], f"snapshot {snapshot.pk}"
     chosen = method_chosen(snapshot.agent, "linear")

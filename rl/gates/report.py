@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
+from feedback.storage.responses import Message
 from rl.gates.evidence_kinds import PAIRS, Figures
 from rl.statistics import Difference
 from rl.statistics.sequential import WinShare
@@ -419,7 +420,7 @@ class StoredAnswer(TypedDict):
     """Both sides' answers to one held-out prompt; fields as in `rl.gates.report.AnswerPair`."""
 
     prompt_hash: str
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
     answer: str
     other_answer: str
     valid: bool

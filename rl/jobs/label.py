@@ -15,6 +15,7 @@ from feedback.models import Decision, RaterKind
 from feedback.rating.suggestions import ratings_accepted, suggestion_counts, suggestions_record
 from feedback.selectors import agent_slugs, decisions_of, ratings_standing
 from feedback.storage.problem_rows import RowReader
+from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.base_models.service import agent_base_model
 from rl.datasets import messages_plain
@@ -50,7 +51,7 @@ class LabelRow:
 
     pk: uuid.UUID
     prompt_hash: str
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     response: str
     good: bool = False
     """Of a rated one: whether people found it good on average."""

@@ -3,7 +3,7 @@ pages and the online learner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.builder import FEWEST_ROWS
 from rl.datasets.demonstrations import preferred_rows
+from rl.datasets.feedback_types import Row
 from rl.linear.model import CLOSED, FIELDS, LISTED
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
@@ -300,7 +301,7 @@ class _DemonstrationCounts:
         return cls(len(human), len(rows) - len(human), _prompts_of(human))
 
 
-def _prompts_of(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+def _prompts_of(rows: Iterable[Row]) -> frozenset[str]:
     return frozenset(str(row["prompt_hash"]) for row in rows)
 
 

@@ -10,6 +10,7 @@ from django.conf import settings
 from rl.agents import agent_resolve
 from rl.bundled_models import BUNDLED
 from rl.datasets import PreparedDataset
+from rl.datasets.feedback_types import Row
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.memory_estimate import base_parameters, memory_at_most
@@ -116,7 +117,7 @@ def recipe_sized(
     return recipe_fitted(recipe, work, named).fit_to_rows(rows)
 
 
-def _bytes(row: Mapping[str, Any]) -> int:
+def _bytes(row: Row) -> int:
     """Bytes of all text of a row: its prompt and its responses."""
     return sum(
         _text_bytes(row.get(part)) for part in ("prompt", "completion", "chosen", "rejected", "completions")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl.agents.random_answers import draw_answers
 from rl.datasets import DatasetRefused, prepare_training_dataset
+from rl.datasets.feedback_types import Row
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import LINEAR, REWARD_MODEL, linear_beside, method_chosen
 from rl.models import RewardModelVersion, TrainingRun
@@ -262,7 +263,7 @@ def _liked_enough(answers: list[str]) -> bool:
     return len(answers) >= MIN_LIKED_PROMPTS and alike <= MOST_ALIKE * len(answers)
 
 
-def _train_rows(agent: str, kind: str) -> list[dict[str, Any]]:
+def _train_rows(agent: str, kind: str) -> list[Row]:
     """Training rows of a kind; [] if there are too few."""
     try:
         return list(prepare_training_dataset(agent, kind=kind, dry_run=True).rows("train"))
