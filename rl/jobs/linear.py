@@ -13,7 +13,7 @@ from rl.datasets import PreparedDataset, snapshot_rows
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen
 from rl.jobs.progress import RunListener
-from rl.linear.features import FAMILIES
+from rl.linear.features import FAMILIES, Row
 from rl.linear.fit import MEMORY_GB, PENALTIES, SECONDS_PER_ROW, FittedPolicy, fit
 from rl.linear.model import FIELDS, WEIGHTS, LinearPolicy
 from rl.linear.rows import PAIRS_AND_SCORES, SCORES, LinearChoice, LinearRefused, answers_of, choices_of
@@ -39,7 +39,7 @@ def feedback_resolved(order: TrainOrder, recipe: LinearRecipe) -> LinearRecipe:
     return recipe.with_knobs(**method_chosen(order.agent, "linear", **order.feedback_source).knobs)
 
 
-def fitted_by(recipe: LinearRecipe, rows: Sequence[Any], agent: Agent) -> FittedPolicy:
+def fitted_by(recipe: LinearRecipe, rows: Sequence[Row], agent: Agent) -> FittedPolicy:
     """The policy of a recipe on training rows. Raises LinearRefused."""
     families = FAMILIES
     if recipe.features != AUTO:
@@ -89,7 +89,7 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
     )
 
 
-def eval_metrics(policy: LinearPolicy, rows: Sequence[Any], agent: Agent) -> dict[str, float]:
+def eval_metrics(policy: LinearPolicy, rows: Sequence[Row], agent: Agent) -> dict[str, float]:
     """`eval_accuracy` on the eval split: preferred answers held likelier, or answers to give that are chosen; none for
     scores, which say of one answer alone."""
     try:

@@ -44,7 +44,7 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
     phase(READING)
     dataset = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
     recipe = recipe_sized(order, recipe, dataset, hardware)
-    if hardware is None:
+    if hardware is None or not isinstance(recipe, Recipe):
         expected = linear_runs.plan_of(dataset, order.agent)
     else:
         recipe, expected = _adapter_plan(order, recipe, dataset, hardware, phase)

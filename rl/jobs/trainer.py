@@ -17,6 +17,7 @@ from django.conf import settings
 from rl.agents import agent_resolve
 from rl.datasets import snapshot_rows
 from rl.datasets.demonstrations import demonstration_rows
+from rl.datasets.feedback_types import Row
 from rl.jobs.warm_start import recipe_opened
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
@@ -56,8 +57,9 @@ def trainer_run(
     allocator_settle()  # this process trains and then ends
     threads_settle(hardware)
     method = method_named(run.method)
-    knobs: Any = method.recipe.from_dict(run.recipe)
-    recipe: Any = recipe_opened(knobs)
+    knobs = method.recipe.from_dict(run.recipe)
+    assert isinstance(knobs, Recipe)
+    recipe = recipe_opened(knobs)
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
     train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
@@ -105,7 +107,7 @@ FINISHING_SHARE = 0.05
 """Share of the minutes left for the evaluation, the answers and the files after the last step."""
 
 
-def rows_read(recipe: Recipe, rows: list[Any]) -> list[Any]:
+def rows_read(recipe: Recipe, rows: list[Row]) -> list[Row]:
     """The rows that a run of less than one pass reads, drawn by its seed; all rows otherwise."""
     if recipe.epochs >= 1 or recipe.max_steps > 0:
         return rows
