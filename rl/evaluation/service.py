@@ -321,9 +321,11 @@ ON_FILE = {"refused": "not estimated for a file: the log is held-out data, and e
 
 def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, Any]:
     options = {
-        "max_samples": order.max_samples, "rewards": order.rewards, "base_model": order.base_model,
+        "max_samples": order.max_samples,
+        "rewards": order.rewards,
+        "base_model": order.base_model,
         "quantization": order.quantization if order.quantization != "none" else None,
-    }  # fmt: skip
+    }
     names = (LINEAR_WEIGHTS, "adapter_model.safetensors", "model.safetensors")
     files = [adapter / name for name in names if (adapter / name).is_file()] if order.policy is None else []
     return order_facts(options, files[0] if files else None, order.test_data)

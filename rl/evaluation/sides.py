@@ -173,9 +173,16 @@ def _answer(endpoint: Endpoint, model: Model, ask: Ask) -> Answer | ServingRefus
 def _key(endpoint: Endpoint, model: Model, ask: Ask) -> bytes:
     """SHA-256 of whatever an answer depends on."""
     asked = [
-        endpoint.url, endpoint.dialect, endpoint.schemas, model.base_model, dict(model.parameters), list(ask.messages),
-        ask.max_tokens, ask.temperature, ask.response_schema,
-    ]  # fmt: skip
+        endpoint.url,
+        endpoint.dialect,
+        endpoint.schemas,
+        model.base_model,
+        dict(model.parameters),
+        list(ask.messages),
+        ask.max_tokens,
+        ask.temperature,
+        ask.response_schema,
+    ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).digest()
 
 

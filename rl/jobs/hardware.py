@@ -36,8 +36,11 @@ def code_version() -> str:
     try:
         found = subprocess.run(  # noqa: S603
             ["git", "-C", str(settings.BASE_DIR), "rev-parse", "--short=12", "HEAD"],  # noqa: S607
-            capture_output=True, text=True, timeout=10, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return settings.RATCHET_VERSION
     commit = found.stdout.strip()

@@ -119,9 +119,14 @@ def auto_label(
             figures, probabilities = stacked
             features += list(extra_features)
     run = LabelRun.objects.create(
-        agent=agent, base_model=base, path="", features=features, left_out=left_out, ratings=len(rated_decisions),
+        agent=agent,
+        base_model=base,
+        path="",
+        features=features,
+        left_out=left_out,
+        ratings=len(rated_decisions),
         figures=asdict(figures),
-    )  # fmt: skip
+    )
     folder = settings.RATCHET_HOME / "labels" / agent / str(run.pk)
     facts = {"agent": agent, "base_model": base, "base_model_hash": policy.base_model_hash}
     first.model.save(folder, {**facts, "figures": asdict(first.figures)})

@@ -53,7 +53,7 @@ from rl.models import TrainingRun
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import RecipeError
 from rl.recipes.methods import method_named
-from rl.registry import service as registry
+from rl.registry.service import RegistryRefused
 from rl.reward_models.service import (
     RewardModelRefused,
     reward_model_judge,
@@ -66,6 +66,17 @@ if TYPE_CHECKING:
     from rl.training.run import Processes
 
 Status = TrainingRun.Status
+
+REFUSALS = (
+    DatasetRefused,
+    RecipeError,
+    RegistryRefused,
+    RewardModelRefused,
+    RewardRefused,
+    RewardsRefused,
+    RunRefused,
+)
+"""What a run may not do; its message stands as the run's reason."""
 
 
 def train(
@@ -176,10 +187,7 @@ def _settle(run: TrainingRun, hardware: Hardware | None, phase: Callable[[str], 
                     "result",
                 ]
             )
-    except (
-        DatasetRefused, RecipeError, RewardRefused, RewardsRefused, RewardModelRefused, RunRefused,
-        registry.RegistryRefused,
-    ) as refusal:  # fmt: skip
+    except REFUSALS as refusal:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
@@ -232,13 +240,7 @@ def _run_claimed(
         return _stopped_between_steps(run, f"stopped during {listener.phases.words or 'its start'}")
     except StageStopped as stopped:
         return _stopped_between_steps(run, str(stopped), cancelled=stopped.cancelled)
-    except (
-        TrainingRefused,
-        DatasetRefused,
-        RewardModelRefused,
-        RunRefused,
-        registry.RegistryRefused,
-    ) as refusal:
+    except (TrainingRefused, *REFUSALS) as refusal:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
@@ -247,13 +249,8 @@ def _run_claimed(
     if judge is not None and hardware is not None:
         reward_model_judge(judge, actor=actor, hardware=hardware)
     elif policy is None:
-        run.refresh_from_db()
         where = f"stopped at step {result.steps} of {result.total_steps}"
-        if run.dispatched_at is not None and not run.cancel_requested:
-            run_interrupt(run, reason=f"{where}: its worker was stopped", **figures_of(run, result))
-        else:
-            prefix = f"{run.reason}, " if run.cancel_requested else ""
-            run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}", **figures_of(run, result))
+        _run_stop(run, where, **figures_of(run, result))
     report = train_report(run, result, policy, judge)
     return report | {"stopped": where} if result.status == "cancelled" else report
 
@@ -293,17 +290,29 @@ def _stages_first(
 
 
 def _stopped_between_steps(run: TrainingRun, where: str, *, cancelled: bool = False) -> dict[str, Any]:
-    """End a run that was stopped in a stage or outside its steps: back to the workers, or cancelled; either can be
-    resumed."""
+    """End a run that was stopped in a stage or outside its steps, and report it."""
+    _run_stop(run, where, cancelled=cancelled)
+    return {
+        "run": run.pk,
+        "method": run.method,
+        "status": "cancelled",
+        "policy": None,
+        "agent": run.agent,
+        "why": run.result.get("why", ""),
+        "stopped": where,
+        "steps": run.steps_done,
+        "total_steps": run.steps_total,
+    }
+
+
+def _run_stop(run: TrainingRun, where: str, *, cancelled: bool = False, **figures: Any) -> None:
+    """Back to the workers if a worker was stopped, else cancelled; either can be resumed."""
     run.refresh_from_db()
     if run.dispatched_at is not None and not run.cancel_requested and not cancelled:
-        run_interrupt(run, reason=where)
+        run_interrupt(run, reason=f"{where}: its worker was stopped", **figures)
     else:
         prefix = f"{run.reason}, " if run.cancel_requested else ""
-        run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}")
-    return {"run": run.pk, "method": run.method, "status": "cancelled", "policy": None, "agent": run.agent,
-            "why": run.result.get("why", ""), "stopped": where, "steps": run.steps_done,
-            "total_steps": run.steps_total}  # fmt: skip
+        run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}", **figures)
 
 
 def _run_end(run: TrainingRun, error: BaseException) -> None:
