@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
-from rl.models.runs import Snapshot, TrainingRun
+from rl.models.runs import HistoryRow, Snapshot, TrainingRun
 from rl.statistics.assignment import BASE
 from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE
 
@@ -244,7 +242,7 @@ class Artifact(models.Model):
         return f"{self.policy} {self.format} {self.quantization}".rstrip()
 
 
-class PolicyEvent(models.Model):
+class PolicyEvent(HistoryRow):
     """History of a policy: who moved it, when, why, with which verdicts. Append-only."""
 
     class Kind(models.TextChoices):
@@ -279,14 +277,6 @@ class PolicyEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.policy}: {self.kind}"
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        if self.pk is not None:
-            raise ValidationError("A policy event is history: it is never changed.")
-        super().save(*args, **kwargs)
-
-    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        raise ValidationError("A policy event is history: it is never deleted.")
 
 
 class JudgingRound(models.Model):
