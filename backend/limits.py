@@ -59,8 +59,6 @@ SCHEMA_CHARACTERS = _limit(
 )
 TOOLS = _limit("tools of one request", 128, "tools", "400")
 STOP_CHARACTERS = _limit("one `stop` text", 1_000, "characters", "400")
-SCORED_RESPONSES = _limit("responses scored by one request", 64, "responses", "400")
-SCORED_CHARACTERS = _limit("prompt and responses scored by one request", 200_000, "characters", "400")
 
 # --- Files ------------------------------------------------------------------------------------------------
 UPLOAD_BYTES = _limit("file given to the import page", 50 * MIB, "bytes", "refused; the command takes any")

@@ -51,16 +51,11 @@ from world_tastes import (  # noqa: E402
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
 from rl.bundled_models import BUNDLED  # noqa: E402
-from rl.linear.distillation import rows_recombined, rows_taught  # noqa: E402
 from rl.linear.fit import FittedPolicy, fit  # noqa: E402
 from rl.linear.model import WEIGHTS, LinearPolicy  # noqa: E402
 
 MIN_EVIDENCE = 30
 """Held-out prompts the gate asks for, which decides how many are held out."""
-
-METHOD = {THUMBS: "taught", SCORES: "taught", PAIRS: "taught", CORRECTIONS: "recombined"}
-"""The method `auto` takes, for the road without commands; `taught` is SFT on a classifier's answers, `recombined`
-SFT on corrections and such answers to recombined prompts."""
 
 
 def base_model() -> str:
@@ -211,7 +206,7 @@ def trained_fast(
     from rl.training.result import Silent
     from rl.training.search import SearchTrainer
 
-    method = METHOD[world.kind] if options.method == "auto" else options.method
+    method = "linear" if options.method == "auto" else options.method
     split = rows_split(rows)
     if method == "linear":
         found = linear_fitted(world, split["train"])
@@ -222,16 +217,7 @@ def trained_fast(
             "adapter": str(found.policy.save(home).parent),
         }
     knobs = dict(pair.split("=", 1) for pair in options.set)
-    if method == "taught":
-        method = "sft"
-        taught = rows_taught(linear_rows(split["train"]), linear_rows(split["eval"]), world_agent(world))
-        train, held = taught.train, taught.held_out
-    elif method == "recombined":
-        method = "sft"
-        taught = rows_recombined(linear_rows(split["train"]), linear_rows(split["eval"]), world_agent(world))
-        train, held = taught.train, taught.held_out
-    else:
-        train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
+    train, held = method_rows(split["train"], method), method_rows(split["eval"], method)
     recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fit_to_rows(len(train))
     module, _, name = method_named(method).trainer.partition(":")
     trains = getattr(importlib.import_module(module), name)

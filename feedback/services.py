@@ -29,7 +29,7 @@ from feedback.storage.factories import (
     rating_build,
     withdrawal_build,
 )
-from feedback.storage.sql import NoDecision, rating_insert, ratings_human_change, row_insert
+from feedback.storage.sql import NoDecision, chunks, rating_insert, ratings_human_change, row_insert
 from feedback.storage.tombstones import decisions_erased, erased_refusal, erased_refuse
 from feedback.storage.validation import DecisionUnknown as DecisionUnknown
 from feedback.storage.validation import FeedbackConflict as FeedbackConflict
@@ -105,14 +105,14 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult]:
         raise erased_refusal("decision", pk)
     results: list[WriteResult] = []
     with transaction.atomic():
-        for start in range(0, len(rows), BULK_BATCH):
-            batch = {row.pk: row for row in rows[start : start + BULK_BATCH]}
+        for chunk in chunks(rows, BULK_BATCH):
+            batch = {row.pk: row for row in chunk}
             existing_ids = set(Decision.objects.filter(pk__in=batch).values_list("pk", flat=True))
             Decision.objects.bulk_create(
                 (r for pk, r in batch.items() if pk not in existing_ids), ignore_conflicts=True
             )
             stored = dict(Decision.objects.filter(pk__in=batch).values_list("pk", "body_hash"))
-            for row in rows[start : start + BULK_BATCH]:
+            for row in chunk:
                 if stored[row.pk] != row.body_hash:
                     raise _clash(row)
                 results.append(WriteResult(row, created=row.pk not in existing_ids))

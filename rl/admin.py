@@ -81,9 +81,21 @@ class PolicyAdmin(RecordAdmin):
     list_select_related = ["parent"]
     search_fields = ["name", "base_model", "adapter_sha256"]
     fields = [
-        "name", "agent", "kind", "stage", "page", "parent", "run", "base_model", "base_model_hash", "adapter_path",
-        "adapter_sha256", "feedback_count", "metrics", "created_at",
-    ]  # fmt: skip
+        "name",
+        "agent",
+        "kind",
+        "stage",
+        "page",
+        "parent",
+        "run",
+        "base_model",
+        "base_model_hash",
+        "adapter_path",
+        "adapter_sha256",
+        "feedback_count",
+        "metrics",
+        "created_at",
+    ]
     readonly_fields = ["page", "created_at"]
 
     @display(description="page")

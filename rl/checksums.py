@@ -27,9 +27,16 @@ UNHASHED_FILES = ("README.md", SUMS)
 
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "spiece.model", "vocab.json", "vocab.txt", "merges.txt",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
 IDENTITY_FILES = ("config.json", "*.safetensors", *TOKENIZER_FILES, *TEMPLATE_FILES)
 """Files of a base model's folder that decide how it answers."""
 

@@ -67,10 +67,12 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
     except DatabaseError as error:
         findings.append(
             Diagnosis(
-                "database", WRONG, f"it does not answer: {_line(error)}",
+                "database",
+                WRONG,
+                f"it does not answer: {_line(error)}",
                 "start it, or correct DATABASE_URL (without it an SQLite file in RATCHET_HOME is used)",
             )
-        )  # fmt: skip
+        )
     else:
         if migration_count:
             findings.append(
@@ -101,9 +103,11 @@ def settings_faults() -> Findings:
             )
     if settings.DEBUG:
         yield Diagnosis(
-            "settings", REMARK, "DEBUG is on: error pages show settings and code to everyone",
+            "settings",
+            REMARK,
+            "DEBUG is on: error pages show settings and code to everyone",
             "remove DEBUG if others can reach this machine",
-        )  # fmt: skip
+        )
     elif settings.HTTPS_ONLY:
         for warning in run_checks(tags=["security"], include_deployment_checks=True):
             yield Diagnosis(
@@ -129,10 +133,11 @@ def folder_faults() -> Findings:
         return
     if home.stat().st_mode & 0o007:
         yield Diagnosis(
-            "data folder", WRONG,
+            "data folder",
+            WRONG,
             f"{home} can be read by every user of this machine (mode {home.stat().st_mode & 0o777:o})",
             f"chmod 700 {home}",
-        )  # fmt: skip
+        )
     for name, use in (
         ("secret_key", "signs sessions"),
         ("upstream_key", "encrypts the API keys of upstreams"),
@@ -154,9 +159,11 @@ def disk_faults() -> Findings:
             yield Diagnosis("disk", WRONG, f"{folder} is {state.state}", state.reason)
         elif folder.is_dir() and (free := shutil.disk_usage(folder).free) < LITTLE_DISK_BYTES:
             yield Diagnosis(
-                "disk", REMARK, f"{free / 1e6:,.0f} MB are free on the disk of {folder}",
+                "disk",
+                REMARK,
+                f"{free / 1e6:,.0f} MB are free on the disk of {folder}",
                 "free some, or set RATCHET_HOME to a folder on another disk",
-            )  # fmt: skip
+            )
 
 
 def llama_faults() -> Findings:
@@ -164,15 +171,18 @@ def llama_faults() -> Findings:
     if in_process and importlib.util.find_spec("llama_cpp") is None:
         alone = settings.LOCAL_BACKENDS == ["in-process"]
         yield Diagnosis(
-            "llama.cpp", WRONG if alone else REMARK,
+            "llama.cpp",
+            WRONG if alone else REMARK,
             "LOCAL_BACKENDS lists in-process, but llama_cpp is not installed",
             "pip install -r requirements-rl.txt, or set LOCAL_BACKENDS to the address of a server",
-        )  # fmt: skip
+        )
     if settings.LLAMA_CPP_PATH and not (Path(settings.LLAMA_CPP_PATH) / "convert_hf_to_gguf.py").is_file():
         yield Diagnosis(
-            "llama.cpp", WRONG, f"LLAMA_CPP_PATH ({settings.LLAMA_CPP_PATH}) holds no convert_hf_to_gguf.py",
+            "llama.cpp",
+            WRONG,
+            f"LLAMA_CPP_PATH ({settings.LLAMA_CPP_PATH}) holds no convert_hf_to_gguf.py",
             "set it to a checkout of llama.cpp, or remove LLAMA_CPP_PATH",
-        )  # fmt: skip
+        )
 
 
 def port_faults(host: str, port: int) -> Findings:
@@ -209,9 +219,11 @@ def database_faults() -> Findings:
         faults = [row[0] for row in cursor.fetchall()]
     if faults != ["ok"]:
         yield Diagnosis(
-            "database", WRONG, f"the SQLite file is damaged: {_line(faults[0])}",
+            "database",
+            WRONG,
+            f"the SQLite file is damaged: {_line(faults[0])}",
             f"stop the server, then {PROGRAM} restore BACKUP --overwrite (docs/backup.md)",
-        )  # fmt: skip
+        )
 
 
 def clock_faults() -> Findings:
@@ -222,18 +234,20 @@ def clock_faults() -> Findings:
             skew = abs(cursor.fetchone()[0] - clock_time)
         if skew > SKEW:
             yield Diagnosis(
-                "clock", WRONG,
+                "clock",
+                WRONG,
                 f"the clocks of this machine and of the database differ by {skew.total_seconds():.0f} s",
                 "synchronise both by NTP: heartbeats and the order of ratings depend on them",
-            )  # fmt: skip
+            )
     newest = Decision.objects.order_by("-created_at").values_list("created_at", flat=True).first()
     if newest is not None and newest - clock_time > SKEW:
         yield Diagnosis(
-            "clock", WRONG,
+            "clock",
+            WRONG,
             f"the newest decision is dated {newest:%Y-%m-%d %H:%M} UTC, later than this machine's clock "
             f"({clock_time:%Y-%m-%d %H:%M})",
             "synchronise the clocks by NTP, here and where decisions are recorded",
-        )  # fmt: skip
+        )
 
 
 def worker_faults() -> Findings:
@@ -249,18 +263,21 @@ def worker_faults() -> Findings:
     if waiting or (queued and not running):
         what = f"{waiting} jobs" if waiting else f"{queued} training runs"
         yield Diagnosis(
-            "workers", WRONG, f"{what} have waited for more than {UNTAKEN.seconds // 60} minutes without a worker",
+            "workers",
+            WRONG,
+            f"{what} have waited for more than {UNTAKEN.seconds // 60} minutes without a worker",
             f"{PROGRAM} serve, or on another machine {PROGRAM} qcluster and Q_CLUSTER_NAME=training {PROGRAM} qcluster",
-        )  # fmt: skip
+        )
     silent = TrainingRun.objects.filter(
         status=TrainingRun.Status.RUNNING, heartbeat_at__lt=timezone.now() - timedelta(minutes=10)
     )
     for run in silent[:5]:
         yield Diagnosis(
-            "workers", WRONG,
+            "workers",
+            WRONG,
             f"run {run.pk} ({run.agent}) has sent no heartbeat since {run.heartbeat_at:%Y-%m-%d %H:%M} UTC",
             f"queue it again: {PROGRAM} online_learner tick (serve does this by itself)",
-        )  # fmt: skip
+        )
 
 
 def artifact_faults() -> Findings:
@@ -294,15 +311,19 @@ def spool_faults() -> Findings:
     spool = Outbox(folder)
     if spool.pending_days():
         yield Diagnosis(
-            "spool", REMARK, f"decisions in the outbox {folder} are not in the database yet",
+            "spool",
+            REMARK,
+            f"decisions in the outbox {folder} are not in the database yet",
             f"they are replayed by {PROGRAM} serve or {PROGRAM} online_learner tick",
-        )  # fmt: skip
+        )
     refused = sum(1 for _ in folder.glob("*.refused.jsonl"))
     if refused:
         yield Diagnosis(
-            "spool", REMARK, f"{refused} files *.refused.jsonl in {folder} hold decisions that the database refused",
+            "spool",
+            REMARK,
+            f"{refused} files *.refused.jsonl in {folder} hold decisions that the database refused",
             "each line has its reason; files that you do not need can be deleted",
-        )  # fmt: skip
+        )
 
 
 OF_THE_DATABASE: tuple[Callable[[], Findings], ...] = (

@@ -363,16 +363,12 @@ def run_get(pk: int) -> TrainingRun | None:
 
 
 def run_series(run: TrainingRun) -> dict[str, list[tuple[int, float]]]:
-    """Figure -> its (step, value) points over a run, in the order of the steps.
-
-    Runs of DPO and SFT from before 2026-11-22 called their mean log-ratio to the base `kl`.
-    """
-    renamed = {"kl": "log_ratio"} if run.method in ("dpo", "sft") else {}
+    """Figure -> its (step, value) points over a run, in the order of the steps."""
     series: dict[str, list[tuple[int, float]]] = {}
     for metric in run.metrics.all():
         for name, value in metric.values.items():
             if is_number(value):
-                series.setdefault(renamed.get(name, name), []).append((metric.step, float(value)))
+                series.setdefault(name, []).append((metric.step, float(value)))
     return series
 
 

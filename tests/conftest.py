@@ -111,7 +111,7 @@ def no_signs_of_life(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     test's transaction, and the training for the thread."""
     marker = request.node.get_closest_marker("django_db")
     if marker is None or not marker.kwargs.get("transaction"):
-        monkeypatch.setattr("rl.jobs.lifecycle.HEARTBEAT_S", 3600.0)
+        monkeypatch.setattr("rl.jobs.progress.HEARTBEAT_S", 3600.0)
 
 
 @pytest.fixture(autouse=True)

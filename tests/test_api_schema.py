@@ -33,7 +33,6 @@ from schemathesis.specs.openapi.checks import (
 from feedback.accounts.authentication import key_create
 from feedback.models import ImportBatch, Withdrawal
 from feedback.services import decision_record, rating_submit
-from rl.evaluation import scorer
 from rl.models import Experiment, JudgedPair, JudgingRound, RewardModelVersion, TrainingRun, Upstream
 from rl.registry.service import policy_promote, policy_register
 from rl.serving import fallback, upstream_test
@@ -104,9 +103,6 @@ def key(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> Iterator[str]
         Upstream.objects.create(name=name, url="http://127.0.0.1:1/v1", model="m")
     monkeypatch.setattr(
         upstream_test, "_asked", lambda *_: answer_of(Parrot().pieces(Ask([]), Model("m", ""), 1.0), 1.0)
-    )
-    monkeypatch.setattr(
-        scorer, "_ask", lambda call: dict.fromkeys(("scores", "rewards"), [0.5] * len(call["responses"]))
     )
     for name in ("first", "second", "third"):
         run = TrainingRun.objects.create(
@@ -198,8 +194,6 @@ def point_at_what_is_there(case: Any) -> None:
         ParameterLocation.BODY
     ):
         case.body = {"name": "new", "url": "http://127.0.0.1:1/v1", "model": "m", "key": "sk-1"}
-    if "score" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
-        case.body = {"agent": "0", "prompt": "hello", "responses": ["yes", "no"]}
     if "decide" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):
         case.body = {"agent": "0", "messages": "hello"}
     if "comparisons" in case.operation.path and not case.meta.is_negative_at(ParameterLocation.BODY):

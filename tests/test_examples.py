@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rl.datasets.examples import ExampleSet, examples_from_evidence, examples_sampled, prompt_examples
+from rl.datasets.examples import Example, examples_from_evidence, prompt_examples
 from rl.datasets.feedback_types import (
     CorrectionEvidence,
     DemonstrationEvidence,
@@ -18,7 +18,7 @@ from rl.datasets.feedback_types import (
     RatingEvidence,
     RewardEvidence,
 )
-from rl.datasets.pairs import pairs_from_evidence
+from rl.datasets.pairs import RowSet, pairs_from_evidence, rows_sampled
 from rl.recipes import RecipeError
 from tests.support.split_prompts import split_by_hash
 
@@ -37,12 +37,12 @@ EVIDENCE = [
 ]
 
 
-def examples_split_by_hash(evidence: Iterable[Evidence], kind: str, **knobs: Any) -> ExampleSet:
+def examples_split_by_hash(evidence: Iterable[Evidence], kind: str, **knobs: Any) -> RowSet[Example]:
     """As the datasets make them, every prompt on the side its hash alone gives it."""
     return examples_from_evidence(evidence, kind, split_by_hash, **knobs)
 
 
-def contents(examples: ExampleSet) -> list[dict[str, Any]]:
+def contents(examples: RowSet[Example]) -> list[dict[str, Any]]:
     return [dict(row.content) for row in examples.rows]
 
 
@@ -188,7 +188,7 @@ def test_every_prompt_is_a_row_once_on_its_side_of_the_split() -> None:
 
 def test_a_larger_sample_holds_a_smaller() -> None:
     examples = examples_split_by_hash(EVIDENCE, "scores")
-    one, three = examples_sampled(examples, 1), examples_sampled(examples, 3)
+    one, three = rows_sampled(examples, 1), rows_sampled(examples, 3)
     assert one.rows[0] in three.rows
     assert three.left_out["over_max_samples"] == 1
 

@@ -16,8 +16,8 @@ import pytest
 from rl.agents.base import Agent
 from rl.base_models.dequantise import gguf_to_folder
 from rl.base_models.sources import AddedModel, model_add
-from rl.evaluation.quantised_base import quantised_answerer
 from rl.evaluation.service import EvaluationOrder, evaluate
+from rl.evaluation.sides import quantised_answerer
 from rl.export import gguf_names, reference
 from rl.export.agreement import (
     Closeness,

@@ -16,7 +16,6 @@ from rl.agents.template import TemplateAgent
 from rl.decoding.constraint import schema_grammar
 from rl.gates.headlines import fields_text, right_of_classifier
 from rl.jobs.linear import eval_metrics
-from rl.linear.distillation import rows_recombined
 from rl.linear.fit import fit
 from rl.linear.model import CLOSED, FIELDS, LinearPolicy
 from rl.linear.rows import LinearRefused, prompts_teachable
@@ -249,7 +248,6 @@ def test_few_combinations_of_two_fields_are_learnt_field_by_field() -> None:
     ]
     found = fit(made, AGENT, families=[("words",)], penalties=(1.0,))
     assert found.policy.mode == FIELDS
-    assert found.tells
     asked = [{"role": "user", "content": "account matter, now"}]
     assert json.loads(found.policy.options(asked)[0]) == {"queue": "account", "urgent": True}
     one = [
@@ -286,12 +284,6 @@ def test_what_is_erased_leaves_the_parts(policy: LinearPolicy) -> None:
     assert json.loads(kept.options(rows(0, 1)[0]["prompt"])[0])["team"]["paint"] == "team blue"
     few = policy.restrict({"word blue"}, {rows(1, 2)[0]["completion"]})
     assert {name for _, part in few.parts for name in part.columns} <= {"word blue"}
-
-
-def test_recombined_prompts_are_answered_field_by_field() -> None:
-    made = rows_recombined(rows(0, 40), rows(40, 50), AGENT)
-    assert len(made.held_out) == 10
-    assert [row["completion"] for row in made.train[:40]] == [row["completion"] for row in rows(0, 40)]
 
 
 def test_objects_in_pairs_are_not_read_by_their_fields() -> None:

@@ -13,7 +13,7 @@ from feedback.services import decision_record, rating_submit
 from rl.agents import get_agent
 from rl.agents.random_answers import Undrawable, draw_answers, draw_value
 from rl.agents.template import TemplateAgent
-from rl.jobs import form_stage, lifecycle, train
+from rl.jobs import progress, stages, train
 from rl.jobs.lifecycle import TrainOrder
 from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
@@ -117,23 +117,23 @@ def written(n: int, *answers: str) -> None:
 @pytest.mark.django_db
 def test_the_form_is_shown_by_what_people_wrote_else_by_valid_answers_liked_or_not() -> None:
     run = run_of()
-    assert form_stage.form_order(run) is None
+    assert stages.form_order(run) is None
     written(20, "line_chart")
-    few = form_stage.form_order(run)
+    few = stages.form_order(run)
     assert few is not None
-    assert (few.method, few.stage_of, few.base_model) == ("sft", run.pk, "base")
+    assert (few.method, few.base_model) == ("sft", "base")
     assert few.knobs == {"feedback": "corrections", "start_from": "base"}
     thumbs(160)  # whoever was shown line_chart alone would never try another answer
-    alike = form_stage.form_order(run)
+    alike = stages.form_order(run)
     assert alike is not None
     assert alike.knobs == {"feedback": "scores", "teacher": "form", "start_from": "base"}
     assert "liked or not" in alike.reason
     written(60, "table", "pie_chart")
-    enough = form_stage.form_order(run)
+    enough = stages.form_order(run)
     assert enough is not None
     assert enough.knobs == few.knobs
     run.recipe["lora_r"] = 0  # what trains whole weights goes on from whole weights
-    whole = form_stage.form_order(run)
+    whole = stages.form_order(run)
     assert whole is not None
     assert whole.knobs == {**few.knobs, "lora_r": 0}
 
@@ -148,11 +148,11 @@ def test_what_no_form_can_be_shown_for_is_refused() -> None:
     with pytest.raises(
         RunRefused, match=r"0 of 24 answers valid .* fewer than 10 rated prompts .* larger base model"
     ):
-        form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
+        stages.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
     # named, or insisted on: the run begins as it was asked for
     for knobs in ({"start_from": "planner-v3"}, {"allow_constant_reward": True}):
         run.recipe = {**FREELY, **knobs}
-        form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
+        stages.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -170,13 +170,14 @@ def test_a_run_that_samples_within_the_form_needs_none_shown_but_takes_a_first_t
             orders.append(order)
             raise Entered
 
-    form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+    stages.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
     thumbs(160)  # all liked ones are line_chart: nothing else would be tried
-    form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+    stages.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
     assert orders == []
     written(60, "table", "pie_chart")
     with pytest.raises(Entered):
-        form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+        stages.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+    assert orders[0].stage_of == run.pk
     assert orders[0].knobs == {"feedback": "corrections", "start_from": "base"}
     look = none_valid().as_dict()
     stage = TrainingRun.objects.create(
@@ -191,7 +192,7 @@ def test_a_run_that_samples_within_the_form_needs_none_shown_but_takes_a_first_t
         adapter_path="policies/planner-form",
         feedback_count=60,
     )
-    form_stage.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
+    stages.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
     assert run.recipe["start_from"] == "planner-form"
 
 
@@ -212,16 +213,16 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
 
     monkeypatch.setattr(train, "reward_model_resolve", judge_settled)  # tests/test_rlhf.py trains one
     steps: list[int] = []
-    stop, tell = lifecycle.RunListener.should_stop, lifecycle.RunListener.on_step
+    stop, tell = progress.RunListener.should_stop, progress.RunListener.on_step
 
-    def step_noted(self: lifecycle.RunListener, step: int, total: int) -> None:
+    def step_noted(self: progress.RunListener, step: int, total: int) -> None:
         if self.run.method == "sft":
             steps.append(step)
         tell(self, step, total)
 
-    monkeypatch.setattr(lifecycle.RunListener, "on_step", step_noted)
+    monkeypatch.setattr(progress.RunListener, "on_step", step_noted)
     monkeypatch.setattr(
-        lifecycle.RunListener, "should_stop", lambda self: self.run.method == "sft" and len(steps) > 6
+        progress.RunListener, "should_stop", lambda self: self.run.method == "sft" and len(steps) > 6
     )
     # one step of its own, by passes: max_steps would cap the stage too
     knobs = {**PPO, "max_steps": -1, "epochs": 0.05}
@@ -232,7 +233,7 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
     assert f"its stage (run {form.pk}, sft)" in run.reason
     assert "first stage" in form.result["why"]
 
-    monkeypatch.setattr(lifecycle.RunListener, "should_stop", stop)
+    monkeypatch.setattr(progress.RunListener, "should_stop", stop)
     done = len(steps)
     report = train.train_resume(run.pk, actor="test")
     run.refresh_from_db()
@@ -260,4 +261,4 @@ def test_a_form_that_was_shown_in_vain_is_refused_with_one_of_the_answers() -> N
     with pytest.raises(
         RunRefused, match=r"was trained first \(run \d+, sft\), and still none of 24 .* 'mumble'"
     ):
-        form_stage.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]
+        stages.form_stage_run(run, none_valid, None)  # type: ignore[arg-type]

@@ -19,8 +19,8 @@ from rl.datasets import prepare_training_dataset
 from rl.datasets.feedback_types import Split
 from rl.datasets.held_out_evidence import evidence_counts
 from rl.datasets.rows import FeedbackFile
-from rl.evaluation.judges import barred_reason, rewards_of_training
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
+from rl.evaluation.sides import barred_reason, rewards_of_training
 from rl.gates.evidence_kinds import KNOWN
 from rl.management.evaluation_text import kind_cells
 from rl.models import AgentDefinition, Policy, PromptSplit, Snapshot, TrainingRun
@@ -373,7 +373,7 @@ def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pyte
     assert rewards_of_training(policy) == "model:/somewhere/judge, agent"
     # by its registered name it is the same judge, and no folder of ours stands in the reason
     folders = {"model:own-bot-rm-v9": "model:/somewhere/judge"}
-    monkeypatch.setattr("rl.evaluation.judges.rewards_located", lambda spec, agent: folders.get(spec, spec))
+    monkeypatch.setattr("rl.evaluation.sides.rewards_located", lambda spec, agent: folders.get(spec, spec))
     reason = barred_reason("model:own-bot-rm-v9", policy, "own-bot")
     assert {"model:own-bot-rm-v9", "own-bot-v1"} <= set(reason.split())
     assert "/somewhere" not in reason

@@ -11,8 +11,8 @@ import pytest
 from rl.gates import rules
 from rl.gates.effects import effect_of, items_of
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gates.report import OLDER, Case, Evidence, GateBounds, Item, RatedAnswer, RuleResult
-from rl.gates.rules import CHAMPION, REFUSED, gate_judge, rule_slices
+from rl.gates.report import OLDER, REFUSED, Case, Evidence, GateBounds, Item, RatedAnswer, RuleResult
+from rl.gates.rules import CHAMPION, gate_judge, rule_slices
 from tests.support.evidence_worlds import DRAWN, KindWorld, evidence_from, evidence_of, promoted_in
 from tests.support.figures import figures_of
 from tests.support.gate_worlds import BOUNDS

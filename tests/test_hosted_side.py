@@ -8,7 +8,7 @@ import pytest
 
 from feedback.erasure.marks import Marks
 from rl.datasets.erasure import copies_erase
-from rl.evaluation.hosted_side import HostedFailed, HostedSide, cache_file
+from rl.evaluation.sides import HostedFailed, HostedSide, cache_file
 from rl.training.answer_sides import AnswersOnly
 from rl.training.evaluate_answers import HeldOutPrompt
 from tests.support.hosted import hosted, model_server  # noqa: F401
@@ -43,9 +43,9 @@ def test_a_hosted_policy_is_a_side_that_gives_answers_alone(stub: ModelServer) -
 def test_what_was_answered_is_kept_where_the_upstream_fails_later(
     stub: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl.evaluation import hosted_side
+    from rl.evaluation import sides
 
-    monkeypatch.setattr(hosted_side, "AT_ONCE", 1)
+    monkeypatch.setattr(sides, "AT_ONCE", 1)
     policy = hosted(stub.url)
     stub.statuses = [200, 401]
     with pytest.raises(HostedFailed, match="the stub says 401"):
@@ -57,9 +57,9 @@ def test_what_was_answered_is_kept_where_the_upstream_fails_later(
 def test_a_prompt_that_is_refused_has_no_answer_and_the_others_have(
     stub: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl.evaluation import hosted_side
+    from rl.evaluation import sides
 
-    monkeypatch.setattr(hosted_side, "AT_ONCE", 1)
+    monkeypatch.setattr(sides, "AT_ONCE", 1)
     said: list[str] = []
     policy = hosted(stub.url)
     stub.statuses = [400]
@@ -72,16 +72,16 @@ def test_a_prompt_that_is_refused_has_no_answer_and_the_others_have(
 
 
 def test_an_upstream_that_is_busy_is_waited_for(stub: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl.evaluation import hosted_side
+    from rl.evaluation import sides
 
     waits: list[float] = []
-    monkeypatch.setattr(hosted_side.time, "sleep", waits.append)
+    monkeypatch.setattr(sides.time, "sleep", waits.append)
     stub.statuses, stub.retry_after = [429], "30"
     policy = hosted(stub.url)
     with pytest.raises(HostedFailed, match="left alone"):  # the clock stands still here
         HostedSide(policy).answers(prompts("a"))
     long = [wait for wait in waits if wait]  # the stub sleeps for 0 s
-    assert len(long) == hosted_side.TRIES - 1
+    assert len(long) == sides.TRIES - 1
     assert all(25 < wait <= 30 for wait in long)
 
 

@@ -249,7 +249,7 @@ def test_a_damaged_policy_is_not_judged(ratchet_home: Path, monkeypatch: pytest.
     anything = SimpleNamespace(rows={}, min_evidence=1)
     for name in ("_held_out_rows", "_checks", "gate_bounds", "rewards_located", "barred_reason"):
         monkeypatch.setattr(f"rl.evaluation.service.{name}", lambda *_, **__: anything)
-    monkeypatch.setattr("rl.evaluation.service.hardware_detect", lambda: None)
+    monkeypatch.setattr("rl.evaluation.sides.hardware_detect", lambda: None)
     with pytest.raises(FileDamaged, match="is damaged"):
         evaluate(EvaluationOrder(policy=row.name, rewards="length"))
     assert not row.evaluations.exists()

@@ -8,15 +8,14 @@ import pytest
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl.datasets import DatasetRefused, prepare_training_dataset
-from rl.datasets.examples import Example, judgements_from_evidence, judgements_sampled
+from rl.datasets.examples import Example, judgements_from_evidence
 from rl.datasets.feedback_types import CandidatesEvidence, ComparisonEvidence, RatingEvidence
-from rl.datasets.pairs import Pair
+from rl.datasets.pairs import Pair, rows_sampled
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen
 from rl.jobs.plan import train_plan
 from rl.jobs.run_dataset import dataset_prepare
 from rl.linear.fit import fit
-from rl.linear.model import CLOSED, LISTED
 from rl.linear.rows import PAIRS_AND_SCORES
 from rl.models.runs import RunRefused
 from rl.recipes import SFT_CONFIG
@@ -85,11 +84,11 @@ def test_a_thumb_stays_evidence_beside_a_comparison() -> None:
 
 def test_a_larger_sample_of_both_holds_a_smaller() -> None:
     made = judgements_from_evidence(EVIDENCE, split_by_hash)
-    small, large = judgements_sampled(made, 1), judgements_sampled(made, 3)
+    small, large = rows_sampled(made, 1), rows_sampled(made, 3)
     digests = [{row.digest for row in some.rows} for some in (small, large, made)]
     assert digests[0] < digests[1] < digests[2]
     assert small.left_out["over_max_samples"] == 3
-    assert judgements_sampled(made, 4) is made
+    assert rows_sampled(made, 4) is made
 
 
 @pytest.mark.campaign
@@ -160,19 +159,13 @@ def recorded(pairs: int, thumbs: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.django_db
-def test_auto_has_the_classifier_hear_pairs_and_thumbs_where_there_are_both(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("rl.jobs.method_selection.FEWEST_TAUGHT", {CLOSED: 30, LISTED: 30})
+def test_a_linear_policy_hears_pairs_and_thumbs_where_there_are_both() -> None:
     recorded(60, 0)
-    assert method_chosen("tickets", base_model="bundled").knobs == {"feedback": "pairs"}
+    assert method_chosen("tickets", "linear").knobs == {"feedback": "pairs"}
     recorded(60, 40)
-    chosen = method_chosen("tickets", base_model="bundled")
-    assert (chosen.method, chosen.knobs) == ("sft", {"feedback": "pairs_and_scores"})
-    assert "pairs and single verdicts" in chosen.reason
     assert method_chosen("tickets", "linear").knobs == {"feedback": "pairs_and_scores"}
-    # a model that reads answers itself takes one method, which hears one kind
-    assert method_chosen("tickets", base_model="/models/own").method == "dpo"
+    # a language model is trained by one method, which hears one kind
+    assert method_chosen("tickets", base_model="bundled").method == "dpo"
     plan = train_plan(TrainOrder("tickets", "sft", "cpu", "bundled", {"feedback": "pairs_and_scores"}))
     assert plan["estimated_steps"] > 0
     prepared = prepare_training_dataset("tickets", kind="pairs_and_scores", min_samples=4)

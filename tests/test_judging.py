@@ -13,8 +13,8 @@ from django.core.management import call_command
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw
 from rl.checksums import file_sum
 from rl.datasets.erasure import decisions_forget
-from rl.evaluation.hosted_side import HostedFailed, HostedSide
 from rl.evaluation.judging import round_answer, round_create, round_opened
+from rl.evaluation.sides import HostedFailed, HostedSide
 from rl.linear.model import CLOSED, WEIGHTS, LinearPolicy
 from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy, PromptSplit, Upstream
 from rl.registry.judging import (

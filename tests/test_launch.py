@@ -17,7 +17,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
 from rl.jobs.child_process import command_line
-from rl.jobs.distributed_runs import Launch
+from rl.jobs.train import Launch
 from rl.models.runs import RunRefused
 from tests.support.migrated_database import template_copy
 from tests.support.tiny_models import tiny_model

@@ -112,7 +112,7 @@ def test_of_many_unknown_fields_twenty_are_named() -> None:
 
 POSTS = (
     "/v1/chat/completions", "/api/decide/", "/api/decisions/", "/api/comparisons/", "/api/traces/", "/api/imports/",
-    "/api/score/", "/api/policies/train_policy/support-bot", "/api/policies/feedback/support-bot",
+    "/api/policies/train_policy/support-bot", "/api/policies/feedback/support-bot",
     "/api/decisions/7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a002/ratings/",
     "/api/decisions/7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a002/outcomes/",
 )  # fmt: skip

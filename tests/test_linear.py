@@ -20,8 +20,8 @@ from feedback.services import decision_record, rating_submit
 from rl.api.loop import policy_represent
 from rl.checksums import file_sum, sums_write
 from rl.datasets import prepare_training_dataset, snapshot_rows
-from rl.evaluation.linear_baseline import baseline_of
 from rl.evaluation.service import EvaluationOrder, evaluate
+from rl.evaluation.sides import baseline_of
 from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start, plan_of
 from rl.export.service import ExportOrder, ExportOrderRefused, export
 from rl.gates.headlines import baseline_text

@@ -17,7 +17,7 @@ from feedback.models import Rating
 from feedback.services import decision_record, rating_submit, rating_withdraw
 from feedback.storage.validation import FeedbackRefused
 from rl.datasets.buffer import buffer_ids, buffer_size, feedback_take
-from rl.jobs import lifecycle
+from rl.jobs import lifecycle, progress
 from rl.models import LearnerSettings, Learnt, TrainingRun
 from rl.models.learning import learner_config
 from rl.models.runs import LEARNER, RunRefused
@@ -241,8 +241,8 @@ def test_a_waiting_run_is_cancelled_at_once_and_never_claimed() -> None:
 def test_a_running_run_is_asked_to_stop() -> None:
     run = lifecycle.run_claim(TrainingRun.objects.create(agent="widgets", method="dpo", base_model="b").pk)
     assert lifecycle.run_cancel(run, actor="ann").status == "running"
-    with lifecycle.stop_signals() as stop:
-        listener = lifecycle.RunListener(run, stop, None)
+    with progress.stop_signals() as stop:
+        listener = progress.RunListener(run, stop, None)
         listener.on_step(1, 1)
         assert listener.should_stop()
 

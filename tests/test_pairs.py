@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,12 +20,12 @@ from rl.datasets.feedback_types import (
     completion_of,
     rating_value,
 )
-from rl.datasets.pairs import REASONS, PairSet, pairs_from_evidence, sample_pairs
+from rl.datasets.pairs import REASONS, Pair, RowSet, pairs_from_evidence, rows_sampled
 from rl.recipes import RecipeError
 from tests.support.split_prompts import split_by_hash
 
 
-def pairs_split_by_hash(evidence: Iterable[Evidence], **knobs: Any) -> PairSet:
+def pairs_split_by_hash(evidence: Iterable[Evidence], **knobs: Any) -> RowSet[Pair]:
     """As the datasets make them, every prompt on the side its hash alone gives it."""
     return pairs_from_evidence(evidence, split_by_hash, **knobs)
 
@@ -33,7 +34,7 @@ TRAIN, EVAL, HOLDOUT = "00" * 32, "d0" * 32, "ff" * 32
 """Prompt hashes that stand in each split: 0/2^32 = 0, 0xd0d0d0d0/2^32 = 0.816, 0xffffffff/2^32 = 1.000."""
 
 
-def found(pairs: PairSet) -> list[tuple[Completion, Completion, str, float, int]]:
+def found(pairs: RowSet[Pair]) -> list[tuple[Completion, Completion, str, float, int]]:
     return [(p.chosen, p.rejected, p.source, p.margin, p.votes) for p in pairs.rows]
 
 
@@ -330,7 +331,7 @@ def test_a_train_prompt_gives_its_clearest_pairs_up_to_the_cap() -> None:
 
 
 def test_an_eval_prompt_gives_its_one_clearest_pair_and_a_held_out_prompt_all() -> None:
-    def found_of(prompt: str) -> PairSet:
+    def found_of(prompt: str) -> RowSet[Pair]:
         values = {"a": 1.0, "b": 0.6, "c": 0.0}
         return pairs_split_by_hash(
             [item for key, value in values.items() for item in judged(key, value, prompt=prompt)],
@@ -355,13 +356,14 @@ def test_of_six_answers_to_a_held_out_prompt_the_ten_clearest_pairs_are_heard() 
 def test_further_pairs_of_a_held_out_prompt_are_no_samples_of_their_own() -> None:
     held = [item for i in range(3) for item in judged(f"a{i}", i / 2, prompt=HOLDOUT)]
     pairs = pairs_split_by_hash([*held, compared("x", "y"), compared("v", "w")])
-    assert pairs.counts == {"train": 2, "eval": 0, "holdout": 3}
-    assert sample_pairs(pairs, 3) == pairs
+    assert Counter(pair.split for pair in pairs.rows) == {"train": 2, "holdout": 3}
+    assert rows_sampled(pairs, 3) == pairs
     for size in (1, 2):
-        found = sample_pairs(pairs, size)
+        found = rows_sampled(pairs, size)
         assert len(found.rows) + found.left_out["over_max_samples"] == 5
-        assert found.counts["train"] + found.counts["holdout"] // 3 == size
-        assert found.counts["holdout"] in (0, 3)
+        splits = Counter(pair.split for pair in found.rows)
+        assert splits["train"] + splits["holdout"] // 3 == size
+        assert splits["holdout"] in (0, 3)
 
 
 def test_a_held_out_pair_knows_every_preferred_and_dispreferred_response() -> None:
@@ -375,19 +377,6 @@ def test_a_held_out_pair_knows_every_preferred_and_dispreferred_response() -> No
     assert pair.preferred == ("best", "good")
     assert pair.dispreferred == ("bad",)
     assert pairs_split_by_hash([compared("a", "b")]).rows[0].preferred == ()
-
-
-def test_counts_and_sources_add_up() -> None:
-    pairs = pairs_split_by_hash(
-        [
-            compared("a", "b"),
-            CorrectionEvidence(EVAL, "x", "y"),
-            compared("a", "b", prompt=HOLDOUT),
-            *judged("c", 1.0, prompt=HOLDOUT),
-        ]
-    )
-    assert pairs.counts == {"train": 1, "eval": 1, "holdout": 1}
-    assert pairs.sources == {"comparison": 2, "correction": 1}
 
 
 def test_the_order_of_the_evidence_changes_nothing() -> None:
@@ -421,12 +410,12 @@ def test_the_order_of_the_evidence_changes_nothing() -> None:
 
 def test_a_sample_is_always_the_same_and_a_larger_one_holds_a_smaller() -> None:
     pairs = pairs_split_by_hash([compared("a", "b", prompt=f"{i:02x}" * 32) for i in range(100)])
-    ten, twenty = sample_pairs(pairs, 10), sample_pairs(pairs, 20)
+    ten, twenty = rows_sampled(pairs, 10), rows_sampled(pairs, 20)
     assert len(ten.rows) == 10
-    assert ten == sample_pairs(pairs, 10)
+    assert ten == rows_sampled(pairs, 10)
     assert set(ten.rows) < set(twenty.rows) < set(pairs.rows)
     assert ten.left_out == {"over_max_samples": 90}
-    assert sample_pairs(pairs, 100) is pairs
+    assert rows_sampled(pairs, 100) is pairs
 
 
 def test_a_pair_is_simulated_where_any_judgement_behind_it_was() -> None:

@@ -13,7 +13,8 @@ from django.utils import timezone
 from backend import command
 from backend.command import ProgressBar
 from feedback.accounts.authentication import key_create
-from rl.jobs.lifecycle import PhaseRecorder, run_claim, run_finish
+from rl.jobs.lifecycle import run_claim, run_finish
+from rl.jobs.progress import PhaseRecorder
 from rl.models import TrainingRun
 from tests.test_pages import make_run
 

@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from backend import notifications
 from rl.evaluation import benchmarks
-from rl.evaluation.hosted_side import HostedFailed
 from rl.evaluation.service import EvaluationRefused
+from rl.evaluation.sides import HostedFailed
 from rl.jobs.lifecycle import follow_up_place
 from rl.models import Artifact, BenchmarkResult, GateSettings, LearnerSettings, Policy, TrainingRun
 from rl.online import pipeline

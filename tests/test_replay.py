@@ -17,7 +17,7 @@ from feedback.selectors import prompts_of_feedback
 from rl.datasets import prepare_training_dataset, snapshot_rows
 from rl.datasets.buffer import feedback_take
 from rl.datasets.examples import Replay
-from rl.datasets.pairs import Pair, PairSet
+from rl.datasets.pairs import Pair, RowSet
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
 from rl.jobs.run_recipe import recipe_for
@@ -46,11 +46,11 @@ from tests.test_ppo import ROWS, Length
 # --- The draw -----------------------------------------------------------------------------------------------
 
 
-def rows(count: int, split: Any = "train") -> PairSet:
+def rows(count: int, split: Any = "train") -> RowSet[Pair]:
     pairs = [
         Pair(f"{number:064x}", "yes", "no", "ratings", 1.0, 1, split, (), False) for number in range(count)
     ]
-    return PairSet(tuple(pairs), {})
+    return RowSet(tuple(pairs), {})
 
 
 def test_every_prompt_with_new_feedback_is_trained_on() -> None:

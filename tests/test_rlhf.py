@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedback.services import decision_record, rating_submit
-from rl.jobs import lifecycle, reward_stage, train
+from rl.jobs import lifecycle, progress, stages, train
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.reward_models import service as reward_models
@@ -95,15 +95,15 @@ def test_a_run_killed_in_its_first_stage_goes_on_with_it(
     settings.RATCHET_CONFIG = {"reward_model": {**JUDGE, "save_steps": 10}}
     thumbs(120)
     steps: list[int] = []
-    stop = lifecycle.RunListener.should_stop
+    stop = progress.RunListener.should_stop
     monkeypatch.setattr(
-        lifecycle.RunListener,
+        progress.RunListener,
         "should_stop",
         lambda self: self.run.method == "reward_model" and len(steps) > 14,
     )
-    tell = lifecycle.RunListener.on_step
+    tell = progress.RunListener.on_step
     monkeypatch.setattr(
-        lifecycle.RunListener,
+        progress.RunListener,
         "on_step",
         lambda self, step, total: (steps.append(step), tell(self, step, total))[1],
     )
@@ -112,7 +112,7 @@ def test_a_run_killed_in_its_first_stage_goes_on_with_it(
     report = train.train(dataclasses.replace(asked, knobs={**asked.knobs, "max_steps": -1, "epochs": 0.03}))
     run = TrainingRun.objects.get(pk=report["run"])
     assert (report["status"], run.status, run.stages.get().status) == ("cancelled", "cancelled", "cancelled")
-    monkeypatch.setattr(lifecycle.RunListener, "should_stop", stop)
+    monkeypatch.setattr(progress.RunListener, "should_stop", stop)
     done = len(steps)
     report = train.train_resume(run.pk, actor="test")
     run.refresh_from_db()
@@ -127,8 +127,8 @@ def test_a_stage_ends_with_the_run_that_is_cancelled() -> None:
         agent="a", method="reward_model", base_model="b", status="running", stage_of=parent
     )
     TrainingRun.objects.filter(pk=parent.pk).update(cancel_requested=True)
-    stop = lifecycle.StopRequest()
-    lifecycle.RunListener(stage, stop, None).on_step(5, 5)
+    stop = progress.StopRequest()
+    progress.RunListener(stage, stop, None).on_step(5, 5)
     assert stop.asked
 
 
@@ -138,7 +138,7 @@ def test_a_stage_whose_worker_died_is_left_to_its_run() -> None:
         agent="a", method="reward_model", base_model="b", status="running", stage_of=parent, worker="gone:1:1",
         asked_by=f"run {parent.pk}",
     )  # fmt: skip
-    assert reward_stage.waits_for_reward_model(parent)
+    assert stages.waits_for_reward_model(parent)
     assert lifecycle.runs_reclaim() == []
     stage.refresh_from_db()
     assert stage.status == "failed"

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from backend.pace import Pace
-from rl.jobs.lifecycle import StopRequest, stop_signals
+from rl.jobs.progress import StopRequest, stop_signals
 from rl.recipes import GRPORecipe, KTORecipe, PPORecipe, SFTRecipe
 from rl.training import ppo
 from rl.training.dpo import PairTrainer

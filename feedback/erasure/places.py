@@ -19,7 +19,7 @@ from feedback.erasure.marks import Marks
 from feedback.models import ProblemRow
 from feedback.recording.journal import journals
 from feedback.recording.outbox import Outbox
-from feedback.storage.sql import IDS
+from feedback.storage.sql import chunks
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "feedback.ImportBatch": ("notes", "skipped_because", "options", "undone"),
@@ -66,8 +66,8 @@ def problems_erase(marks: Marks, dry_run: bool) -> int:
     """Delete rows of `/problems/`, whose reasons may quote a decision."""
     count = 0
     ids = list(marks.decisions)
-    for start in range(0, len(ids), IDS):
-        rows = ProblemRow.objects.filter(decision__in=ids[start : start + IDS])
+    for chunk in chunks(ids):
+        rows = ProblemRow.objects.filter(decision__in=chunk)
         count += rows.count() if dry_run else rows.delete()[0]
     return count
 
@@ -96,8 +96,8 @@ def tasks_erase(marks: Marks, dry_run: bool) -> int:
     rows = tasks.order_by().values_list("pk", "args", "kwargs", "result").iterator(chunk_size=200)
     gone = [pk for pk, *words in rows if marks.in_text(repr(words))]
     if not dry_run:
-        for start in range(0, len(gone), IDS):
-            tasks.filter(pk__in=gone[start : start + IDS]).delete()
+        for chunk in chunks(gone):
+            tasks.filter(pk__in=chunk).delete()
     return len(gone)
 
 

@@ -7,7 +7,7 @@ For decisions recorded by mistake. `feedback.erasure.service` erases a person's 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
@@ -25,7 +25,7 @@ from feedback.models import Decision, Lease, Withdrawal
 from feedback.storage.fields import Name, RowNumber, Slug, Source, TimeSent, Uuid
 from feedback.storage.problem_rows import problems_remove
 from feedback.storage.sampling import rating_target
-from feedback.storage.sql import IDS, rows_in
+from feedback.storage.sql import chunks, rows_in
 from feedback.storage.validation import Check, FeedbackRefused
 
 TrainedFinder = Callable[[Mapping[str, set[str]], datetime], dict[str, list[Any]]]
@@ -209,7 +209,7 @@ def decisions_withdraw(
             trained_on=report.trained_on,
         )
         report.withdrawal = made.pk
-        for chunk in _chunks(ids):
+        for chunk in chunks(ids):
             Decision.objects.filter(pk__in=chunk).update(withdrawal=made, ratings_wanted=0)
             Lease.objects.filter(decision__in=chunk).delete()
             if settings.FEEDBACK_FORGET:
@@ -261,14 +261,9 @@ def _restore(rows: Sequence[tuple[uuid.UUID, str]]) -> None:
     for pk, agent in rows:
         by_wanted.setdefault(rating_target(agent, pk), []).append(pk)
     for wanted, ids in by_wanted.items():
-        for chunk in _chunks(ids):
+        for chunk in chunks(ids):
             Decision.objects.filter(pk__in=chunk).update(withdrawal=None, ratings_wanted=wanted)
 
 
 def withdrawals() -> QuerySet[Withdrawal]:
     return Withdrawal.objects.order_by("-pk")
-
-
-def _chunks(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
-    for start in range(0, len(ids), IDS):
-        yield ids[start : start + IDS]

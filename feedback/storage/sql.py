@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -18,8 +18,18 @@ from django.db.models import F, Model, QuerySet
 
 from feedback.models import Decision, Rating
 
+T = TypeVar("T")
+M = TypeVar("M", bound=Model)
+
 IDS = 900
 """Ids named in one statement; older SQLite takes 999 values."""
+
+
+def chunks(values: Iterable[T], size: int = IDS) -> Iterator[list[T]]:
+    """The values in lists of `size`, the last one shorter."""
+    every = list(values)
+    for start in range(0, len(every), size):
+        yield every[start : start + size]
 
 
 class NoDecision(Exception):
@@ -143,9 +153,6 @@ def ratings_human_changes(
         (pk, RatingProgress(*standing))
         for pk, *standing in rows.values_list("pk", "ratings_human", "ratings_wanted")
     ]
-
-
-M = TypeVar("M", bound=Model)
 
 
 def rows_in(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet[M]:

@@ -7,7 +7,7 @@ the import that were superseded here are taken out of their chains, so that the 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ from feedback.models import (
     Trace,
 )
 from feedback.storage.annotation_priority import policy_uncertainty, priority_update
-from feedback.storage.sql import RatingProgress
+from feedback.storage.sql import RatingProgress, chunks
 
 CHUNK = 400
 """Ids named in one statement, where it names each twice."""
@@ -196,7 +196,7 @@ class _UndoJob:
     def _detach(self) -> None:
         """Decisions that were here before the import lose the trace it gave them."""
         attached = [uuid.UUID(pk) for pk in self.batch.attached]
-        for chunk in _chunks(attached):
+        for chunk in chunks(attached, CHUNK):
             self._note_traces(chunk)
             Decision.objects.filter(pk__in=chunk).update(trace=None)
 
@@ -217,7 +217,7 @@ class _UndoJob:
             links |= relinked
         self.done.withdrawals += len(dropped)
         removed = _delete(rows.filter(import_batch=self.batch))
-        for chunk in _chunks(dropped):
+        for chunk in chunks(dropped, CHUNK):
             _delete(rows.filter(pk__in=chunk))
         for pk, before in links.items():
             rows.filter(pk=pk).update(supersedes=before)
@@ -236,7 +236,7 @@ class _UndoJob:
         removable = mine.filter(~_added_to())
         while ids := list(removable.values_list("pk", flat=True)[:CHUNK]):
             self.done.decisions += self._remove_chunk(ids)
-        for chunk in _chunks(list(touched)):
+        for chunk in chunks(touched, CHUNK):
             left = Decision.objects.filter(~_added_to(), pk__in=chunk, import_batch__undone_at__isnull=False)
             self.done.decisions += self._remove_chunk(list(left.order_by().values_list("pk", flat=True)))
 
@@ -253,7 +253,7 @@ class _UndoJob:
         mine = Trace.objects.filter(import_batch=self.batch).order_by()
         self.done.traces_kept = mine.filter(used).count()
         self.done.traces = _delete(mine.filter(~used))
-        for chunk in _chunks(list(self._traces_left)):
+        for chunk in chunks(self._traces_left, CHUNK):
             left = Trace.objects.filter(~used, pk__in=chunk, import_batch__undone_at__isnull=False)
             self.done.traces += _delete(left.order_by())
 
@@ -262,7 +262,7 @@ class _UndoJob:
         remaining_ids = (
             Decision.objects.filter(import_batch=self.batch).order_by().values_list("pk", flat=True)
         )
-        for chunk in _chunks([*touched, *remaining_ids]):
+        for chunk in chunks([*touched, *remaining_ids], CHUNK):
             ratings_recount(chunk)
 
 
@@ -344,8 +344,3 @@ def _delete(rows: QuerySet[Any]) -> int:
     """Delete rows straight in SQL: the models protect rows that others point to, and chains point to themselves.
     Foreign keys are checked at the end of the transaction."""
     return rows._raw_delete(rows.db)
-
-
-def _chunks(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
-    for start in range(0, len(ids), CHUNK):
-        yield ids[start : start + CHUNK]

@@ -11,7 +11,7 @@ from rl.api.experiments import ExperimentResults, Experiments
 from rl.api.judging import JudgingPairs, JudgingRoundOne, JudgingRounds, JudgingStop
 from rl.api.labels import Suggestions
 from rl.api.loop import Cancel, Evaluated, Online, Promote, Registry, Rollback, Runs, Verify
-from rl.api.reward_models import RewardModels, Score
+from rl.api.reward_models import RewardModels
 from rl.api.rewards import CalculatePending
 from rl.api.training import Policies, RunOne, TrainPolicy
 from rl.api.upstreams import UpstreamOne, Upstreams, UpstreamTested
@@ -30,7 +30,6 @@ urlpatterns = [
     path("experiments/", Experiments.as_view(), name="api-experiments"),
     path("experiments/<int:pk>/results/", ExperimentResults.as_view(), name="api-experiment-results"),
     path("reward-models/", RewardModels.as_view(), name="api-reward-models"),
-    path("score/", Score.as_view(), name="api-score"),
     path("judging-rounds/", JudgingRounds.as_view(), name="api-judging-rounds"),
     path("judging-rounds/<int:pk>/", JudgingRoundOne.as_view(), name="api-judging-round"),
     path("judging-rounds/<int:pk>/stop/", JudgingStop.as_view(), name="api-judging-stop"),

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl.gates.evidence_kinds import Figures
-from rl.gates.report import RULE_TITLES
-from rl.gates.stored import StoredVerdict
+from rl.gates.report import RULE_TITLES, StoredVerdict
 
 WIDTH, REACH = 120, 0.5
 """Width of a drawn difference, and the difference at its ends; larger ones are drawn at the end."""

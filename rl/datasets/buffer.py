@@ -18,6 +18,7 @@ from feedback.selectors import (
     ratings_standing,
     verdict_stands,
 )
+from feedback.storage.sql import chunks
 from rl.datasets import PreparedDataset
 from rl.datasets.reward_records import RewardsRefused, reward_settings
 from rl.models import Learnt, RewardModelVersion, RewardRecord, TrainingRun
@@ -181,8 +182,8 @@ def feedback_release(run: TrainingRun) -> None:
         Q(run__status=Status.SUCCEEDED, use__in=(Use.TRAINED, Use.HELD_OUT)) | Q(run__status__in=AT_WORK)
     )
     ids = list(run.learnt.filter(Exists(taken)).values_list("pk", flat=True))
-    for start in range(0, len(ids), ROWS_PER_WRITE // 4):
-        Learnt.objects.filter(pk__in=ids[start : start + ROWS_PER_WRITE // 4]).delete()
+    for chunk in chunks(ids, ROWS_PER_WRITE // 4):
+        Learnt.objects.filter(pk__in=chunk).delete()
 
 
 def feedback_read(run: TrainingRun) -> dict[str, set[uuid.UUID]]:

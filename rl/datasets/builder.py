@@ -1,10 +1,8 @@
-"""Training datasets: an agent's feedback as rows of one kind, stored as a snapshot or written to a file."""
+"""Training datasets: an agent's feedback as rows of one kind, stored as a snapshot."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,9 +16,10 @@ from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.storage.problem_rows import unreadable_summary
 from feedback.transfer.formats.records import FormatRefused
-from rl.datasets.examples import ExampleSet, Replay, RowSet, examples_balanced
-from rl.datasets.feedback_types import SOURCES, SPLITS
-from rl.datasets.rows import FeedbackFile, RowRules, make_rows, rows_sampled, rows_with_prompts, source_opened
+from rl.datasets.examples import Replay, examples_balanced
+from rl.datasets.feedback_types import SOURCES, SPLITS, Row
+from rl.datasets.pairs import rows_sampled
+from rl.datasets.rows import FeedbackFile, RowRules, make_rows, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
     DatasetRefused,
     DatasetTooSmall,
@@ -33,7 +32,6 @@ from rl.datasets.snapshots import (
 from rl.datasets.stats import label_balance
 from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG, RecipeError
-from rl.recipes.base import curriculum_order
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,14 @@ class PreparedDataset:
     """The first unreadable decisions: id -> reason. `left_out` has their number."""
     balance: dict[str, Any]
     """Labels only: how many are good and bad, and how many of them a reward decided."""
-    _rows: Callable[[], Iterator[dict[str, Any]]] = field(repr=False)
+    _rows: Callable[[], Iterator[Row]] = field(repr=False)
 
     @property
     def samples(self) -> int:
         """Rows in all splits."""
         return sum(self.counts.values())
 
-    def rows(self, split: str | None = None) -> Iterator[dict[str, Any]]:
+    def rows(self, split: str | None = None) -> Iterator[Row]:
         """The rows of one split or of all; may be called repeatedly."""
         return (row for row in self._rows() if split is None or row["split"] == split)
 
@@ -90,7 +88,7 @@ class _Tally:
     def sources_ordered(self) -> dict[str, int]:
         return {name: self.sources[name] for name in SOURCES if self.sources[name]}
 
-    def count_rows(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def count_rows(self, rows: Iterable[Row]) -> Iterator[Row]:
         for row in rows:
             self.counts[row["split"]] += 1
             self.sources[row["source"]] += 1
@@ -151,10 +149,14 @@ def prepare_training_dataset(
     try:
         evidence = source_opened(agent, given, kind, put_off, keep_reasoning=rules.keep_reasoning)
         made = make_rows(evidence, kind, left_out, knobs, dry_run=dry_run and not binding)
-        made, replayed = _replayed(made, replay, str(evidence.feedback_count))
-        if rules.balance:
-            made = _balanced(made, kind)
-        made = rows_sampled(made, max_samples)
+        replayed: dict[str, Any] = {}
+        if replay is not None:
+            salt = str(evidence.feedback_count)
+            made = replay.draw(made, salt)
+            replayed = {"replay": replay.query(salt, made.rows)}
+        if rules.balance and kind != Snapshot.Kind.LABELS:
+            raise RecipeError(f"only labels can be balanced, found {kind}")
+        made = rows_sampled(examples_balanced(made) if rules.balance else made, max_samples)
     except (RecipeError, FormatRefused) as error:
         raise DatasetRefused(str(error)) from error
     left_out.update(made.left_out)
@@ -261,19 +263,6 @@ def _agent_checked(agent: str | None, source: FeedbackFile | None) -> str:
     return agent
 
 
-def _replayed(made: RowSet, replay: Replay | None, salt: str) -> tuple[RowSet, dict[str, Any]]:
-    if replay is None:
-        return made, {}
-    drawn = replay.draw(made, salt)
-    return drawn, {"replay": replay.query(salt, drawn.rows)}
-
-
-def _balanced(made: RowSet, kind: str) -> RowSet:
-    if kind != Snapshot.Kind.LABELS or not isinstance(made, ExampleSet):
-        raise RecipeError(f"only labels can be balanced, found {kind}")
-    return examples_balanced(made)
-
-
 def _check_enough(
     agent: str,
     kind: str,
@@ -301,69 +290,3 @@ def _check_enough(
     raise DatasetTooSmall(
         f"{total} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
     )
-
-
-# --- Files ------------------------------------------------------------------------------------------------
-
-FORMATS = ("jsonl", "json", "datasets")
-
-
-def dataset_write(
-    prepared: PreparedDataset, path: Path, file_format: str, *, order: str = "none"
-) -> list[Path]:
-    """Write a dataset as JSON lines (`jsonl`), one object of lists per split (`json`) or a DatasetDict (`datasets`).
-
-    `order` is the curriculum of the training rows. Returns the files. Raises DatasetRefused for an existing folder or a
-    file that cannot be written.
-    """
-    if file_format not in FORMATS:
-        raise DatasetRefused(f"a dataset is written as {', '.join(FORMATS)}; found {file_format!r}")
-    rows: dict[str, list[dict[str, Any]]] = {
-        split: [_with_reward(row) for row in prepared.rows(split)] for split in SPLITS
-    }
-    try:
-        rows["train"] = [rows["train"][i] for i in curriculum_order(rows["train"], order)]
-    except ValueError as error:
-        raise DatasetRefused(str(error)) from error
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if file_format == "datasets":
-            return _folder(path, rows)
-        if file_format == "json":
-            return [_file(path, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")]
-        lines = (json.dumps(row, ensure_ascii=False) for split in SPLITS for row in rows[split])
-        return [_file(path, "".join(f"{line}\n" for line in lines))]
-    except OSError as error:
-        raise DatasetRefused(f"the dataset cannot be written to {path}: {error.strerror or error}") from error
-
-
-def _with_reward(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with `reward` in [0, 1]: its score, or 1 and 0 for a good and a bad label. Other kinds are unchanged."""
-    if "score" in row:
-        return {**row, "reward": float(row["score"])}
-    return {**row, "reward": float(row["label"])} if "label" in row else row
-
-
-def _file(path: Path, text: str) -> Path:
-    half = path.with_name(f".{path.name}.half")
-    half.write_text(text, "utf-8")
-    half.replace(path)
-    return path
-
-
-def _folder(path: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
-    from datasets import Dataset, DatasetDict
-
-    if path.exists():
-        raise DatasetRefused(f"{path} exists: give another folder, or remove it")
-    # States differ in shape per row; a column of `datasets` has one type.
-    plain = {
-        split: [{**row, "state": json.dumps(row["state"], ensure_ascii=False)} for row in part]
-        for split, part in rows.items()
-        if part
-    }
-    half = path.with_name(f".{path.name}.half")
-    shutil.rmtree(half, ignore_errors=True)
-    DatasetDict({split: Dataset.from_list(part) for split, part in plain.items()}).save_to_disk(str(half))
-    half.replace(path)
-    return sorted(file for file in path.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""Demonstrations for SFT from judged answers: the preferred ones, a classifier's, or random valid ones."""
+"""Demonstrations for SFT from judged answers: the preferred ones, or random valid ones."""
 
 from __future__ import annotations
 
@@ -7,36 +7,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.agents.random_answers import draw_answers
-from rl.datasets.feedback_types import NEUTRAL
-from rl.linear.distillation import ROW_COLUMNS, rows_recombined, rows_taught
-from rl.linear.rows import LinearRefused, single_text
+from rl.datasets.feedback_types import NEUTRAL, Row
+from rl.datasets.snapshots import DatasetRefused
+from rl.linear.rows import single_text
 from rl.models.agent_definitions import agent_served
-from rl.recipes import CLASSIFIER, PREFERRED, SFTRecipe
+from rl.recipes import PREFERRED, SFTRecipe
 
-Rows = Sequence[Mapping[str, Any]]
+ROW_COLUMNS = ("prompt", "prompt_hash", "state", "facts")
+"""Columns that a demonstration copies from its row."""
 
 
 def demonstration_rows(
-    recipe: SFTRecipe, train: Rows, held_out: Rows, agent: str
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    recipe: SFTRecipe, train: Sequence[Row], held_out: Sequence[Row], agent: str
+) -> tuple[list[Row], list[Row], str]:
     """(training demonstrations, held-out demonstrations, note on their origin), by `recipe.teacher`.
 
-    classifier: answers of a classifier fitted on the training rows. preferred: preferred or liked answers.
-    form: random valid answers. With `recipe.recombine`: corrections, and a classifier's answers to recombined prompts.
-    Raises LinearRefused if there are none.
+    preferred: preferred or liked answers. form: random valid answers. Raises DatasetRefused if there are none.
     """
-    definition = agent_served(agent)
-    if recipe.recombine or recipe.teacher == CLASSIFIER:
-        teach = rows_recombined if recipe.recombine else rows_taught
-        made = teach(train, held_out, definition, seed=recipe.seed)
-        return made.train, made.held_out, made.note
     if recipe.teacher == PREFERRED:
         demonstrations, eval_rows = preferred_rows(train), preferred_rows(held_out)
         note = "the answers that people preferred or liked are the demonstrations, of {:,} prompts"
         lack = "an answer that people preferred or liked: rate at /rate/?agent={}, or write corrections"
     else:
+        served = agent_served(agent)
         demonstrations, eval_rows = (
-            draw_answers(rows, definition, seed=recipe.seed) for rows in (train, held_out)
+            draw_answers(rows, served, seed=recipe.seed) for rows in (train, held_out)
         )
         note = "the form was shown: a valid answer, drawn by lot, to each of {:,} prompts"
         lack = (
@@ -44,11 +39,11 @@ def demonstration_rows(
             "/rate/?agent={}, or correct some"
         )
     if not demonstrations:
-        raise LinearRefused(f"agent {agent}: none of {len(train):,} rows has {lack.format(agent)}")
+        raise DatasetRefused(f"agent {agent}: none of {len(train):,} rows has {lack.format(agent)}")
     return demonstrations, eval_rows, note.format(len(demonstrations))
 
 
-def preferred_rows(rows: Rows) -> list[dict[str, Any]]:
+def preferred_rows(rows: Sequence[Row]) -> list[Row]:
     """The best answer per prompt as a demonstration; prompts without a preferred or liked answer are left out.
 
     An answer's worth is pairs won minus pairs lost, plus its scores minus neutral.
@@ -69,7 +64,7 @@ def preferred_rows(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _worths(row: Mapping[str, Any]) -> list[tuple[Any, float]]:
+def _worths(row: Row) -> list[tuple[Any, float]]:
     """(answer, worth) for each answer of a row."""
     if "chosen" in row:
         return [(row["chosen"], 1.0), (row["rejected"], -1.0)]

@@ -16,6 +16,7 @@ from feedback.erasure.marks import Marks
 from feedback.erasure.places import columns_erase
 from rl.checksums import SUMS, file_sum, sums_write
 from rl.datasets import DatasetRefused, snapshot_rows
+from rl.datasets.feedback_types import Row
 from rl.datasets.snapshots import file_store, rows_write, temporary_file
 from rl.linear.features import prompt_features
 from rl.linear.model import WEIGHTS, LinearPolicy, LinearPolicyError
@@ -38,12 +39,11 @@ from rl.recipes.reward_model import LINEAR
 
 logger = logging.getLogger("rl.datasets.erasure")
 
-Rows = Sequence[Mapping[str, Any]]
 Remainder = Callable[[LinearPolicy], LinearPolicy]
 """Model -> the part of it that stays."""
 
 
-def linear_models_erase(snapshot: Snapshot, rows: Rows, dry_run: bool) -> set[str]:
+def linear_models_erase(snapshot: Snapshot, rows: Sequence[Row], dry_run: bool) -> set[str]:
     """Restrict linear models trained on a snapshot to the features of its remaining rows; returns changed names.
 
     A linear model names its weights by words of prompts. It is not retrained; the other weights stay. Checksums and
@@ -115,7 +115,7 @@ def _file_erase(folder: Path, remainder: Remainder, dry_run: bool) -> bool:
     return True
 
 
-def _restrict(policy: LinearPolicy, rows: Rows) -> LinearPolicy:
+def _restrict(policy: LinearPolicy, rows: Sequence[Row]) -> LinearPolicy:
     """The model with only the features and answers of these rows."""
     try:
         choices = choices_of(rows, agent_served(policy.agent)).rows if rows else []
@@ -272,7 +272,7 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
     return erased_count, models
 
 
-def _is_of_unit(row: Mapping[str, Any], prompts: Set[str], marks: Marks) -> bool:
+def _is_of_unit(row: Row, prompts: Set[str], marks: Marks) -> bool:
     """True if no other decision has the row's prompt, or if one of its responses belongs to the unit."""
     if row["prompt_hash"] not in prompts:
         return False

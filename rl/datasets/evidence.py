@@ -16,7 +16,7 @@ from feedback.agreement.report import LabelAggregated, labels_aggregated
 from feedback.explorer.bulk_readers import outcome_facts
 from feedback.models import Aggregation
 from feedback.storage.problem_rows import RowReader
-from feedback.storage.responses import completion_read
+from feedback.storage.responses import Message, completion_read
 from feedback.storage.sampling import agent_settings
 from rl.agents import get_agent
 from rl.datasets.feedback_types import (
@@ -58,7 +58,7 @@ REASONS: dict[str, str] = {
 class Prompt:
     """A prompt, with the app's state and facts."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     state: Any = None
     tools: list[Any] | None = None
     facts: dict[str, Any] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from rl.datasets.feedback_types import (
     completion_key,
     digest_of,
 )
-from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence
+from rl.datasets.pairs import Pair, R, RowSet, pairs_from_evidence
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.recipes.sft import EXAMPLE_SOURCES
 
@@ -73,14 +73,6 @@ class Example:
         return digest_of(
             self.prompt_hash, *(f"{name}={value!r}" for name, value in sorted(self.content.items()))
         )
-
-
-@dataclass(frozen=True)
-class ExampleSet:
-    """Examples in order of prompt hash."""
-
-    rows: tuple[Example, ...]
-    left_out: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -134,7 +126,7 @@ def examples_from_evidence(
     *,
     threshold: float = DATASET_CONFIG["reward_threshold"],
     sources: Collection[str] = EXAMPLE_SOURCES,
-) -> ExampleSet:
+) -> RowSet[Example]:
     """Rows of a kind: `labels`, `scores`, `corrections` or `groups`. Raises RecipeError for another kind.
 
     labels: {"completion", "label"}; true if the mean verdict is above neutral, or without verdicts if the reward is at
@@ -172,7 +164,7 @@ def examples_from_evidence(
     for prompt_hash in sorted(prompts):
         split = split_of(prompt_hash)
         rows += BUILDERS[kind](prompt_hash, split, prompts[prompt_hash], request)
-    return ExampleSet(tuple(rows), {name: left_out[name] for name in EXAMPLE_REASONS if left_out[name]})
+    return RowSet(tuple(rows), {name: left_out[name] for name in EXAMPLE_REASONS if left_out[name]})
 
 
 @dataclass(frozen=True)
@@ -182,32 +174,20 @@ class _ExampleRequest:
     left_out: Counter[str]
 
 
-def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> ExampleSet:
+def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> RowSet[Example]:
     """One row per prompt, with or without feedback."""
     rows = tuple(
         Example(prompt_hash, {}, "decision", 0, split_of(prompt_hash))
         for prompt_hash in sorted(set(prompt_hashes))
     )
-    return ExampleSet(rows, {})
-
-
-def examples_sampled(examples: ExampleSet, max_samples: int) -> ExampleSet:
-    """At most `max_samples` rows, drawn by hash: always the same ones."""
-    if max_samples < 1:
-        raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
-    over = len(examples.rows) - max_samples
-    if over <= 0:
-        return examples
-    digests = set(sorted(row.digest for row in examples.rows)[:max_samples])
-    rows = tuple(row for row in examples.rows if row.digest in digests)
-    return ExampleSet(rows, {**examples.left_out, "over_max_samples": over})
+    return RowSet(rows, {})
 
 
 BALANCE_RATIO = 4 / 3
 """Most training labels of one kind per label of the other (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 9)."""
 
 
-def examples_balanced(examples: ExampleSet) -> ExampleSet:
+def examples_balanced(examples: RowSet[Example]) -> RowSet[Example]:
     """Downsample the more frequent training label to BALANCE_RATIO, by hash; held-out rows stay.
 
     Labels of only one kind stay as they are.
@@ -220,7 +200,7 @@ def examples_balanced(examples: ExampleSet) -> ExampleSet:
         return examples
     out = {row.digest for row in sorted(many, key=lambda row: row.digest)[allowed:]}
     rows = tuple(row for row in examples.rows if row.split != "train" or row.digest not in out)
-    return ExampleSet(rows, {**examples.left_out, "over_balance": len(many) - allowed})
+    return RowSet(rows, {**examples.left_out, "over_balance": len(many) - allowed})
 
 
 def _note(
@@ -343,26 +323,14 @@ ANSWERED_BY_SCORES = ("single_response", "below_margin")
 """Reasons of pairs that do not apply here, because these responses are scored."""
 
 
-@dataclass(frozen=True)
-class JudgementSet:
-    """Pairs and scores in order of prompt hash, pairs first within a prompt."""
-
-    rows: tuple[Pair | Example, ...]
-    left_out: dict[str, int]
-
-
-RowSet = PairSet | ExampleSet | JudgementSet
-"""Rows of any kind of dataset."""
-
-
 def judgements_from_evidence(
     evidence: Iterable[Evidence],
     split_of: SplitOf,
     *,
     rating_margin: float = 0.25,
     max_pairs_per_prompt: int = 4,
-) -> JudgementSet:
-    """Pairs, and scores of the responses whose verdicts made no pair. Raises RecipeError.
+) -> RowSet[Pair | Example]:
+    """Pairs, and scores of the responses whose verdicts made no pair, pairs first within a prompt. Raises RecipeError.
 
     For methods that learn from both (`rl.linear.fit`): with either kind alone, an agent with half preferences and half
     single thumbs would lose half of its feedback. Verdicts that made a pair with another verdict (sources `ratings` and
@@ -387,19 +355,7 @@ def judgements_from_evidence(
     left_out = Counter({**pairs.left_out, "in_a_pair": len(scores) - len(singles)})
     rows: list[Pair | Example] = sorted([*pairs.rows, *singles], key=lambda row: row.prompt_hash)
     counted = {name: count for name, count in left_out.items() if count and name not in ANSWERED_BY_SCORES}
-    return JudgementSet(tuple(rows), counted)
-
-
-def judgements_sampled(judgements: JudgementSet, max_samples: int) -> JudgementSet:
-    """At most `max_samples` rows, drawn by hash: always the same ones."""
-    if max_samples < 1:
-        raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
-    over = len(judgements.rows) - max_samples
-    if over <= 0:
-        return judgements
-    kept = set(sorted(row.digest for row in judgements.rows)[:max_samples])
-    rows = tuple(row for row in judgements.rows if row.digest in kept)
-    return JudgementSet(rows, {**judgements.left_out, "over_max_samples": over})
+    return RowSet(tuple(rows), counted)
 
 
 NOT_REPLAYED = "not_replayed"
@@ -422,14 +378,12 @@ class Replay:
         drawn = hashlib.sha256(f"replay:{salt}:{prompt_hash}".encode()).digest()
         return int.from_bytes(drawn[:8]) < self.share * 2**64
 
-    def draw(self, rows: RowSet, salt: str) -> RowSet:
+    def draw(self, rows: RowSet[R], salt: str) -> RowSet[R]:
         """The drawn rows and all held-out ones. A `salt` per retrain gives other rows their turn."""
-        sample: tuple[Any, ...] = tuple(
-            row for row in rows.rows if row.split != "train" or self.keeps(row.prompt_hash, salt)
-        )
+        sample = tuple(row for row in rows.rows if row.split != "train" or self.keeps(row.prompt_hash, salt))
         out = len(rows.rows) - len(sample)
         left_out = {**rows.left_out, NOT_REPLAYED: out} if out else rows.left_out
-        return type(rows)(sample, left_out)
+        return RowSet(sample, left_out)
 
     def query(self, salt: str, rows: Iterable[Any]) -> dict[str, Any]:
         """Record of the draw for the snapshot: training rows of prompts with new and with older feedback."""

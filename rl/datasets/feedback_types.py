@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from feedback.storage.responses import Completion, Message
 from rl.agents.base import answer_plain
 
-Completion: TypeAlias = str | list[dict[str, Any]]
-"""A response: a text, or chat messages if it has tool calls."""
+Row: TypeAlias = dict[str, Any]
+"""A row of a dataset: its prompt, and fields that depend on the dataset's kind."""
 
 Split: TypeAlias = Literal["train", "eval", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "eval", "holdout")
@@ -136,7 +137,7 @@ def completion_key(completion: Completion) -> str:
     return _AS_MESSAGES + json.dumps(turns, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
+def _without_ids(message: Message) -> Message:
     """A message without ids of calls and white space in their arguments."""
     found = {key: value for key, value in message.items() if key not in ("tool_call_id", "id")}
     if isinstance(calls := found.get("tool_calls"), list):
@@ -163,7 +164,7 @@ def _call_plain(call: Any) -> Any:
 def completion_of(key: str) -> Completion:
     if not key.startswith(_AS_MESSAGES):
         return key
-    messages: list[dict[str, Any]] = json.loads(key[len(_AS_MESSAGES) :])
+    messages: list[Message] = json.loads(key[len(_AS_MESSAGES) :])
     return messages
 
 

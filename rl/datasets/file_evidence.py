@@ -16,6 +16,7 @@ from typing import Any
 from feedback import selectors
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read
+from feedback.storage.sql import chunks
 from feedback.transfer import formats
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.own_tools import ENTRY
@@ -275,8 +276,8 @@ class FileEvidence:
             plan = reward_plan(self.agent)
         except RewardsRefused as refusal:
             raise FormatRefused(str(refusal)) from refusal
-        for start in range(0, len(self._unrated), REWARDED_AT_ONCE):
-            yield from self._reward_evidence(plan, self._unrated[start : start + REWARDED_AT_ONCE], left_out)
+        for chunk in chunks(self._unrated, REWARDED_AT_ONCE):
+            yield from self._reward_evidence(plan, chunk, left_out)
 
     def _reward_evidence(
         self, plan: HorizonPlan, unrated: list[_UnratedDecision], left_out: Counter[str]

@@ -10,7 +10,7 @@ from typing import Any
 from feedback.cache import StampedCache
 from feedback.selectors import FeedbackCounts
 from rl.datasets import DatasetRefused, PreparedDataset, snapshot_rows
-from rl.datasets.feedback_types import Split
+from rl.datasets.feedback_types import Row, Split
 from rl.datasets.held_out_evidence import evidence_counts
 from rl.datasets.holdout import SplitCounts, prompts_until
 from rl.datasets.splits import min_evidence_of
@@ -94,7 +94,7 @@ def distance_of_snapshot(snapshot: Snapshot) -> Distance | None:
         return None
 
 
-def _of_rows(agent: str, rows: Iterable[Mapping[str, Any]]) -> Distance:
+def _of_rows(agent: str, rows: Iterable[Row]) -> Distance:
     kind, splits = LABELS, dict[str, Split]()
     for row in rows:
         splits[row["prompt_hash"]] = row["split"]

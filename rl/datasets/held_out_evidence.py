@@ -13,6 +13,7 @@ from typing import Any
 
 from django.conf import settings
 
+from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.agents.base import Agent
 from rl.datasets import (
@@ -23,7 +24,7 @@ from rl.datasets import (
 )
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.examples import Example, examples_from_evidence
-from rl.datasets.feedback_types import NEUTRAL, SPLITS, Evidence, Split
+from rl.datasets.feedback_types import NEUTRAL, SPLITS, Evidence, Row, Split
 from rl.datasets.file_evidence import holds_prompts
 from rl.datasets.holdout import SplitCounts
 from rl.datasets.known_answers import OF_PEOPLE, known_digest, known_rows
@@ -60,7 +61,6 @@ from rl.rewards.code_tests import TESTS as CODE_TESTS
 
 HOLDOUT: Split = "holdout"
 
-Rows = list[dict[str, Any]]
 
 DATASETS: dict[str, str] = {
     PAIRS: Snapshot.Kind.PAIRS,
@@ -88,9 +88,9 @@ class HeldOutPrompts:
     """The split of every prompt of an agent, and rows of some evaluation prompts."""
 
     sides: dict[str, str] = field(default_factory=dict)
-    spare: Rows = field(default_factory=list)
+    spare: list[Row] = field(default_factory=list)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Row) -> None:
         self.sides[row["prompt_hash"]] = row["split"]
         if row["split"] in EVALUATION_SPLITS and len(self.spare) < SPARE:
             self.spare.append(row)
@@ -100,12 +100,12 @@ class HeldOutPrompts:
 class HeldOut:
     """Held-out rows by kind of evidence."""
 
-    rows: dict[str, Rows] = field(default_factory=dict)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
     snapshot: Snapshot | None = None
     """Snapshot with the rows of the leading kind; None for a file that is only evaluated on."""
     trained_rows: int = 0
     """Rows left out because the policy was trained on their prompts."""
-    spare: Rows = field(default_factory=list)
+    spare: list[Row] = field(default_factory=list)
     """Eval and holdout prompts, with or without feedback; their answers are checked for validity."""
     left_out: Counter[str] = field(default_factory=Counter)
     clusters: dict[str, Any] = field(default_factory=dict)
@@ -197,7 +197,7 @@ def held_out_of_snapshot(snapshot: Snapshot, *, rewarded: bool = False) -> HeldO
     return found
 
 
-def eval_rows(agent: str) -> dict[str, Rows]:
+def eval_rows(agent: str) -> dict[str, list[Row]]:
     """Kind -> rows of the eval split. Comparing candidates on it spends no holdout."""
     return _rows_by_kind(agent, ("eval",), Counter(), False)
 
@@ -216,9 +216,9 @@ def _rows_by_kind(
     file: FeedbackFile | None = None,
     prompts: HeldOutPrompts | None = None,
     binding: bool = False,
-) -> dict[str, Rows]:
+) -> dict[str, list[Row]]:
     """Kind -> rows in these splits; `prompts` collects every prompt. Raises DatasetRefused."""
-    rows_by_kind: dict[str, Rows] = {}
+    rows_by_kind: dict[str, list[Row]] = {}
     datasets = list(dict.fromkeys(DATASETS.values()))
     if file is not None and holds_prompts(file.path):
         datasets = [Snapshot.Kind.PROMPTS]
@@ -239,11 +239,14 @@ def _rows_by_kind(
 
 
 def _with_clusters(
-    rows: Mapping[str, Rows], clusters: Mapping[str, str], sides: Mapping[str, str], left_out: Counter[str]
-) -> dict[str, Rows]:
+    rows: Mapping[str, list[Row]],
+    clusters: Mapping[str, str],
+    sides: Mapping[str, str],
+    left_out: Counter[str],
+) -> dict[str, list[Row]]:
     """The rows with their prompts' clusters, without rows whose cluster reaches into another split."""
     elsewhere = {clusters[name] for name, side in sides.items() if side != HOLDOUT} - {""}
-    found: dict[str, Rows] = {}
+    found: dict[str, list[Row]] = {}
     for kind, whole in rows.items():
         named = [{**row, "cluster": clusters.get(row["prompt_hash"], "")} for row in whole]
         alone = [row for row in named if row["cluster"] not in elsewhere]
@@ -253,9 +256,9 @@ def _with_clusters(
     return found
 
 
-def _sorted_by_kind(dataset: str, rows: Rows, rewarded: bool, agent: Agent) -> dict[str, Rows]:
+def _sorted_by_kind(dataset: str, rows: list[Row], rewarded: bool, agent: Agent) -> dict[str, list[Row]]:
     """Rows of one kind of dataset as evidence: kind -> rows."""
-    rows_by_kind: dict[str, Rows] = {}
+    rows_by_kind: dict[str, list[Row]] = {}
     for row in rows:
         if dataset == Snapshot.Kind.PAIRS:
             rows_by_kind.setdefault(PAIRS, []).append(row)
@@ -290,7 +293,7 @@ def testable(facts: Mapping[str, Any]) -> bool:
     return any(facts.get(name) not in (None, "", [], {}) for name in columns)
 
 
-def _single_texts(rows: Rows) -> Rows:
+def _single_texts(rows: list[Row]) -> list[Row]:
     """The rows whose responses are a single text; turns with tool calls are not scored as a whole."""
     sides = ("chosen", "rejected", "completion")
     return [row for row in rows if all(_is_single(row[side]) for side in sides if side in row)]
@@ -302,7 +305,7 @@ def _is_single(completion: Any) -> bool:
     return len(completion) == 1 and isinstance(completion[0].get("content"), str)
 
 
-def good_chars(rows: Mapping[str, Rows]) -> dict[str, Any]:
+def good_chars(rows: Mapping[str, list[Row]]) -> dict[str, Any]:
     """Geometric mean length of the answers that people wrote, chose or liked: {"value": characters, "n"}, or {}."""
     texts = [row["chosen"] for row in rows.get(PAIRS, ())]
     texts += [row["completion"] for row in rows.get(CORRECTIONS, ())]
@@ -349,8 +352,8 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
     known = agent_served(agent)
     prompts[TESTS] = set()
     prompts[KNOWN] = _pooled(scores, pairs, prompts[CORRECTIONS]) if known.discrete else set()
-    for start in range(0, len(held_out), PROMPTS_AT_ONCE):
-        for name, prompt in evidence_source.prompts(held_out[start : start + PROMPTS_AT_ONCE]).items():
+    for chunk in chunks(held_out, PROMPTS_AT_ONCE):
+        for name, prompt in evidence_source.prompts(chunk).items():
             if testable(prompt.facts):
                 prompts[TESTS].add(name)
             if known.truths(prompt.state):

@@ -17,10 +17,8 @@ from typing import Any
 
 from rl.agents.base import Agent
 from rl.agents.fields import answer_action
-from rl.datasets.feedback_types import NEUTRAL
+from rl.datasets.feedback_types import NEUTRAL, Row
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, PAIRS
-
-Row = dict[str, Any]
 
 RIGHT, WRONG = "right", "wrong"
 """Columns of a row of the kind `known`: lists of responses."""
@@ -59,7 +57,7 @@ class _Answer:
 
 @dataclass
 class _Prompt:
-    row: Mapping[str, Any]
+    row: Row
     answers: dict[Any, _Answer] = field(default_factory=dict)
     truths: list[str] = field(default_factory=list)
     simulated: bool = False
@@ -103,13 +101,13 @@ def _left_over(prompt: _Prompt, agent: Agent) -> list[str]:
     return left if len(left) == 1 else []
 
 
-def known_digest(rows: Sequence[Mapping[str, Any]]) -> str:
+def known_digest(rows: Sequence[Row]) -> str:
     """SHA-256 of the lists; changes with any further feedback."""
     lists = sorted([str(row.get("prompt_hash", "")), sorted(row[RIGHT]), sorted(row[WRONG])] for row in rows)
     return hashlib.sha256(json.dumps(lists).encode()).hexdigest()
 
 
-def _count(prompt: _Prompt, kind: str, row: Mapping[str, Any], agent: Agent) -> None:
+def _count(prompt: _Prompt, kind: str, row: Row, agent: Agent) -> None:
     if kind == PAIRS and row.get("source", "comparison") not in OF_PEOPLE:
         return
     prompt.simulated |= bool(row.get("simulated"))

@@ -11,11 +11,11 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from rl.datasets.feedback_types import (
     NEUTRAL,
     SOURCES,
-    SPLITS,
     ComparisonEvidence,
     Completion,
     CorrectionEvidence,
@@ -74,23 +74,29 @@ class Pair:
         return digest_of(self.prompt_hash, completion_key(self.chosen), completion_key(self.rejected))
 
 
+R = TypeVar("R", bound="DatasetRow")
+
+
+class DatasetRow(Protocol):
+    """What rows of all kinds have in common."""
+
+    @property
+    def prompt_hash(self) -> str: ...
+
+    @property
+    def split(self) -> Split: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
 @dataclass(frozen=True)
-class PairSet:
-    """Pairs in order of prompt hash, strongest first within a prompt."""
+class RowSet(Generic[R]):
+    """Rows in order of prompt hash; pairs strongest first within a prompt."""
 
-    rows: tuple[Pair, ...]
+    rows: tuple[R, ...]
     left_out: dict[str, int]
-    """Reason (of REASONS) -> evidence that made no pair."""
-
-    @property
-    def sources(self) -> dict[str, int]:
-        return _in_counting_order(Counter(pair.source for pair in self.rows), SOURCES)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Pairs per split, for all three splits."""
-        found = Counter(pair.split for pair in self.rows)
-        return {split: found[split] for split in SPLITS}
+    """Reason -> evidence that made no row."""
 
 
 REASONS: dict[str, str] = {
@@ -161,7 +167,7 @@ def pairs_from_evidence(
     rating_margin: float = 0.25,
     max_pairs_per_prompt: int = 4,
     implied: bool = False,
-) -> PairSet:
+) -> RowSet[Pair]:
     """Preference pairs from all evidence on an agent's prompts. Raises RecipeError.
 
     Per prompt: comparisons and corrections; responses whose mean verdicts (or measured rewards, without verdicts)
@@ -187,28 +193,29 @@ def pairs_from_evidence(
         rows += _prompt_pairs(
             prompt_hash, case, split_of(prompt_hash), rating_margin, max_pairs_per_prompt, implied, left_out
         )
-    return PairSet(tuple(rows), _in_counting_order(left_out, REASONS))
+    return RowSet(tuple(rows), _in_counting_order(left_out, REASONS))
 
 
-def sample_pairs(pairs: PairSet, max_samples: int) -> PairSet:
-    """At most `max_samples` pairs, drawn by hash; a larger sample contains a smaller one.
+def rows_sampled(made: RowSet[R], max_samples: int | None) -> RowSet[R]:
+    """At most `max_samples` rows, drawn by hash; a larger sample contains a smaller one. None: all rows.
 
     All pairs of an eval or held-out prompt count as one.
     """
+    if max_samples is None:
+        return made
     if max_samples < 1:
         raise RecipeError(f"max_samples must be at least 1, found {max_samples!r}")
     firsts: dict[str, str] = {}
     heads = [
-        pair.digest if pair.split == "train" else firsts.setdefault(pair.prompt_hash, pair.digest)
-        for pair in pairs.rows
+        firsts.setdefault(row.prompt_hash, row.digest)
+        if isinstance(row, Pair) and row.split != "train"
+        else row.digest
+        for row in made.rows
     ]
-    samples = set(sorted(set(heads))[:max_samples])
-    rows = tuple(pair for pair, head in zip(pairs.rows, heads, strict=True) if head in samples)
-    if len(rows) == len(pairs.rows):
-        return pairs
-    left_out = Counter(pairs.left_out)
-    left_out["over_max_samples"] += len(pairs.rows) - len(rows)
-    return PairSet(rows, _in_counting_order(left_out, REASONS))
+    sample = set(sorted(set(heads))[:max_samples])
+    rows = tuple(row for row, head in zip(made.rows, heads, strict=True) if head in sample)
+    over = len(made.rows) - len(rows)
+    return RowSet(rows, {**made.left_out, "over_max_samples": over}) if over else made
 
 
 def _collect(case: _Case, item: Evidence, left_out: Counter[str]) -> None:

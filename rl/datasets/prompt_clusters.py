@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedback.explorer.bulk_readers import prompts_named
-from feedback.storage.sql import IDS
+from feedback.storage.responses import Message
+from feedback.storage.sql import chunks
 from rl.datasets.holdout import largest_cluster
 from rl.models import Evaluation
 
@@ -227,7 +228,7 @@ def cluster_text(report: Mapping[str, Any]) -> str:
     return words
 
 
-def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
+def prompt_text(messages: Sequence[Message]) -> str:
     """Texts of all messages."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 
@@ -269,8 +270,8 @@ class NearIdenticalPrompts:
 def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
     """Hash -> text of these prompts; erased ones are missing."""
     found: dict[str, str] = {}
-    for start in range(0, len(prompt_hashes), IDS):
-        named = prompts_named(agent, prompt_hashes[start : start + IDS])
+    for chunk in chunks(prompt_hashes):
+        named = prompts_named(agent, chunk)
         found |= {name: prompt_text(messages) for name, messages in named.items()}
     return found
 

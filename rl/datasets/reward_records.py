@@ -25,7 +25,7 @@ from feedback.explorer.bulk_readers import (
 from feedback.models import Decision, Outcome, RaterKind
 from feedback.selectors import agent_slugs, decisions_of, verdict_stands
 from feedback.storage.problem_rows import RowReader, problem_ids, unreadable_summary
-from feedback.storage.sql import IDS
+from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.agents.base import OutcomeScale, RewardFacts
 from rl.datasets.feedback_types import rating_value
@@ -223,14 +223,14 @@ def _ids_waiting(agent: str, everything: bool) -> list[uuid.UUID]:
     return sorted(ids, key=problem_ids(agent, READER).__contains__)
 
 
-def decisions_pending(agent: str) -> QuerySet[Any]:
+def decisions_pending(agent: str) -> QuerySet[Decision]:
     """Decisions without a reward or with newer feedback."""
     newest = RewardRecord.objects.filter(decision=OuterRef("pk")).order_by("-id").values("rows_said")[:1]
     found = annotate_feedback_count(decisions_of(agent)).annotate(counted=Subquery(newest))
     return found.filter(Q(counted=None) | ~Q(counted=F("rows_said")))
 
 
-def pending_with_evidence(agent: str) -> QuerySet[Any]:
+def pending_with_evidence(agent: str) -> QuerySet[Decision]:
     """Pending decisions with a trace or an outcome with a scale."""
     outcome_names = list(reward_settings(agent).outcomes)
     measured = Exists(Outcome.objects.filter(decision=OuterRef("pk"), name__in=outcome_names))
@@ -267,7 +267,7 @@ def _rewards_of(
         yield from _rewards_of(plan, rows[half:], reader)
 
 
-def _rewards(plan: HorizonPlan, rows: list[Any]) -> list[RewardBreakdown]:
+def _rewards(plan: HorizonPlan, rows: list[Decision]) -> list[RewardBreakdown]:
     # Read after the rows were counted: feedback that arrives in between makes them pending again.
     bundles = feedback_bundles([row.pk for row in rows])
     done = runs_of(rows)
@@ -321,8 +321,8 @@ def known_feedback(said: FeedbackBundle) -> DecisionFeedback:
 def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
     """Decision -> newest record, for decisions with one."""
     found: dict[uuid.UUID, RewardRecord] = {}
-    for start in range(0, len(ids), IDS):
-        rows = RewardRecord.objects.filter(decision__in=ids[start : start + IDS], superseded_by__isnull=True)
+    for chunk in chunks(ids):
+        rows = RewardRecord.objects.filter(decision__in=chunk, superseded_by__isnull=True)
         found |= {row.decision: row for row in rows.order_by()}
     return found
 

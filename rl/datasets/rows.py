@@ -14,21 +14,19 @@ from typing import Any
 from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.messages import MessageError, messages_read
+from feedback.storage.responses import Message
+from feedback.storage.sql import chunks
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
     REWARD_KINDS,
     Example,
-    JudgementSet,
-    RowSet,
     examples_from_evidence,
-    examples_sampled,
     judgements_from_evidence,
-    judgements_sampled,
     prompt_examples,
 )
-from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence
+from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence, Row
 from rl.datasets.file_evidence import FileEvidence, PromptFile, holds_prompts
-from rl.datasets.pairs import Pair, PairSet, pairs_from_evidence, sample_pairs
+from rl.datasets.pairs import Pair, RowSet, pairs_from_evidence
 from rl.datasets.prompt_clusters import ClusteredPrompt, prompt_text
 from rl.datasets.reward_records import reward_threshold as agent_reward_threshold
 from rl.datasets.snapshots import DatasetRefused
@@ -105,7 +103,7 @@ def source_opened(
 
 def make_rows(
     given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
-) -> RowSet:
+) -> RowSet[Any]:
     """Rows of a kind, without their prompts. Unless this is a dry run, new prompts get their side of the split."""
     splits = SourceSplits(given.agent, dry_run=dry_run, clustered=partial(clustered_prompts, given))
     evidence = _evidence(given, splits, kind, left_out)
@@ -138,26 +136,15 @@ def _evidence(
     yield from splits.track_rewarded(given.rewards(left_out, compared=kind in REWARD_KINDS))
 
 
-def rows_sampled(rows: RowSet, max_samples: int | None) -> RowSet:
-    if max_samples is None:
-        return rows
-    if isinstance(rows, JudgementSet):
-        return judgements_sampled(rows, max_samples)
-    return (
-        sample_pairs(rows, max_samples) if isinstance(rows, PairSet) else examples_sampled(rows, max_samples)
-    )
-
-
 def rows_with_prompts(
     agent: str,
     given: EvidenceSource,
-    pairs: RowSet,
+    pairs: RowSet[Any],
     left_out: Counter[str],
     behind: dict[str, set[uuid.UUID]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The rows with their prompts, in order. `behind` collects the ids of the feedback behind each split's rows."""
-    for start in range(0, len(pairs.rows), PROMPTS_AT_ONCE):
-        chunk = pairs.rows[start : start + PROMPTS_AT_ONCE]
+    for chunk in chunks(pairs.rows, PROMPTS_AT_ONCE):
         prompts = given.prompts(list(dict.fromkeys(pair.prompt_hash for pair in chunk)))
         for pair in chunk:
             prompt = prompts.get(pair.prompt_hash)
@@ -175,12 +162,12 @@ def rows_with_prompts(
                 yield _example_row(agent, pair, prompt, messages)
 
 
-def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, Any]]) -> dict[str, Any]:
+def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[Message]) -> Row:
     chosen, rejected = pair.chosen, pair.rejected
     if isinstance(chosen, list) or isinstance(rejected, list):
         # A trainer takes two texts or two lists, not one of each.
         chosen, rejected = _as_messages(chosen), _as_messages(rejected)
-    row: dict[str, Any] = {
+    row: Row = {
         "prompt": messages,
         "chosen": chosen,
         "rejected": rejected,
@@ -200,10 +187,8 @@ def _pair_row(agent: str, pair: Pair, prompt: Prompt, messages: list[dict[str, A
     return row
 
 
-def _example_row(
-    agent: str, example: Example, prompt: Prompt, messages: list[dict[str, Any]]
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def _example_row(agent: str, example: Example, prompt: Prompt, messages: list[Message]) -> Row:
+    row: Row = {
         "prompt": messages,
         **example.content,
         "prompt_hash": example.prompt_hash,
@@ -226,8 +211,8 @@ def _prompt_facts(prompt: Prompt) -> dict[str, Any]:
 def clustered_prompts(given: EvidenceSource, prompt_hashes: list[str]) -> dict[str, ClusteredPrompt]:
     """Text, unit and trace of the prompts that are plain text; other prompts make no rows."""
     found: dict[str, ClusteredPrompt] = {}
-    for start in range(0, len(prompt_hashes), PROMPTS_AT_ONCE):
-        prompts = given.prompts(prompt_hashes[start : start + PROMPTS_AT_ONCE])
+    for chunk in chunks(prompt_hashes, PROMPTS_AT_ONCE):
+        prompts = given.prompts(chunk)
         for name, prompt in prompts.items():
             if (messages := messages_plain(prompt.messages)) is not None:
                 found[name] = ClusteredPrompt(prompt_text(messages), prompt.trace, prompt.unit)
@@ -241,11 +226,11 @@ def recorded_prompts(agent: str, prompt_hashes: Collection[str]) -> dict[str, Cl
     return clustered_prompts(source, [name for name in prompt_hashes if name in known])
 
 
-def _as_messages(completion: Completion) -> list[dict[str, Any]]:
+def _as_messages(completion: Completion) -> list[Message]:
     return completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
 
 
-def messages_plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+def messages_plain(messages: list[Message]) -> list[Message] | None:
     """Messages of any dialect in OpenAI's form, with text content; None if one is unreadable or not text."""
     try:
         read = messages_read(messages)

@@ -14,6 +14,7 @@ from typing import IO, Any
 from django.conf import settings
 from django.db import transaction
 
+from rl.datasets.feedback_types import Row
 from rl.models import Snapshot
 
 
@@ -42,7 +43,7 @@ def temporary_file(folder: Path) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def rows_write(file: IO[bytes], rows: Iterable[dict[str, Any]]) -> str:
+def rows_write(file: IO[bytes], rows: Iterable[Row]) -> str:
     """Write and fsync JSON lines; returns their SHA-256."""
     digest = hashlib.sha256()
     for row in rows:
@@ -74,7 +75,7 @@ def snapshot_of(**facts: Any) -> Snapshot:
         return Snapshot.objects.filter(**same).order_by("id").first() or Snapshot.objects.create(**facts)
 
 
-def snapshot_rows(snapshot: Snapshot, split: str | None = None) -> Iterator[dict[str, Any]]:
+def snapshot_rows(snapshot: Snapshot, split: str | None = None) -> Iterator[Row]:
     """The rows of one split or of all. Raises DatasetRefused before the first row if the file is gone or changed."""
     path: Path = settings.RATCHET_HOME / snapshot.path
     try:

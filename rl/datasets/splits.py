@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
-from feedback.storage.sql import IDS
+from feedback.storage.sql import IDS, chunks
 from rl.datasets.feedback_types import Split
 from rl.datasets.holdout import Clusters, SplitCounts, draw_splits, no_clusters
 from rl.datasets.prompt_clusters import MIN_PROMPTS, ClusteredPrompt, clusters_of
@@ -117,8 +117,8 @@ def _stored_splits(agent: str, prompt_hashes: Collection[str]) -> dict[str, Spli
         return {name: cast(Split, split) for name, split in every if name in prompt_hashes}
     found: dict[str, Split] = {}
     names = sorted(prompt_hashes)
-    for start in range(0, len(names), IDS):
-        stored = rows.filter(pk__in=names[start : start + IDS]).values_list("prompt_hash", "split")
+    for chunk in chunks(names):
+        stored = rows.filter(pk__in=chunk).values_list("prompt_hash", "split")
         found |= {name: cast(Split, split) for name, split in stored}
     return found
 

@@ -14,8 +14,10 @@ from django.db.models import Aggregate, Case, Count, F, FloatField, Q, Sum, Valu
 
 from feedback import selectors
 from feedback.selectors import ratings_standing
+from feedback.storage.responses import Message
+from feedback.storage.sql import chunks
 from rl.datasets.evidence import SIMULATED_RATER
-from rl.datasets.feedback_types import NEUTRAL, SOURCES, SPLITS, rating_value
+from rl.datasets.feedback_types import NEUTRAL, SOURCES, SPLITS, Row, rating_value
 from rl.datasets.reward_records import pending_with_evidence
 from rl.datasets.rows import RowRules, make_rows, rows_with_prompts, source_opened
 from rl.models import RewardRecord, Snapshot
@@ -88,7 +90,7 @@ def _duplicates(agent: str) -> int:
     return judged_count - len(seen)
 
 
-def pair_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def pair_stats(rows: Iterable[Row]) -> dict[str, Any]:
     """Pairs per split and source, and lengths in characters."""
     counts: Counter[str] = Counter()
     sources: Counter[str] = Counter()
@@ -112,7 +114,7 @@ def pair_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def example_stats(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def example_stats(rows: Iterable[Row]) -> dict[str, Any]:
     """Counts, lengths in characters and duplicates of rows of any kind, and what the kind adds.
 
     Labels add their balance, scores their spread, groups their sizes and the spread of rewards. A duplicate is a
@@ -185,7 +187,7 @@ def score_stats(values: list[float]) -> dict[str, Any]:
     }
 
 
-def _characters(said: str | list[dict[str, Any]]) -> int:
+def _characters(said: str | list[Message]) -> int:
     if isinstance(said, str):
         return len(said)
     return sum(len(message.get("content") or "") for message in said)
@@ -291,8 +293,7 @@ class ScoreSummary(NamedTuple):
 def score_summaries(agent: str, until: Sequence[datetime]) -> list[ScoreSummary]:
     """For each time, a summary of the ratings that stand today and were given by then."""
     summaries: list[ScoreSummary] = []
-    for start in range(0, len(until), TIMES_AT_ONCE):
-        times = until[start : start + TIMES_AT_ONCE]
+    for times in chunks(until, TIMES_AT_ONCE):
         aggregates: dict[str, Aggregate] = {}
         for index, time in enumerate(times):
             by_then = Q(created_at__lte=time)

@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
-
-from django.conf import settings
 
 from rl.agents.base import Agent
+from rl.datasets.feedback_types import Row
 from rl.datasets.held_out_evidence import eval_rows
-from rl.evaluation.service import is_linear
+from rl.evaluation.sides import side_load
 from rl.gates.evidence_kinds import PAIRS
-from rl.jobs.hardware import hardware_detect
-from rl.linear.model import LinearPolicy
 from rl.models import Policy
 from rl.models.agent_definitions import agent_served
 from rl.registry.integrity import adapter_folder
-
-if TYPE_CHECKING:
-    from rl.training.linear_side import LinearSide
-    from rl.training.policy import LoadedPolicy
 
 
 @dataclass(frozen=True)
@@ -63,23 +55,15 @@ def candidates_compared(
 
 
 def _eval_values(
-    policy: Policy, rows: Mapping[str, Sequence[Mapping[str, Any]]], agent: Agent, *, by_answers: bool
+    policy: Policy, rows: Mapping[str, Sequence[Row]], agent: Agent, *, by_answers: bool
 ) -> list[float]:
     """Value of the policy's answer to each eval prompt, else of its preference in each pair."""
     from rl.training.encoding import prompt_messages, response_text
     from rl.training.evaluate_answers import AnswerJudge, generate_answers, held_out_prompts
     from rl.training.linear_side import LinearSide
-    from rl.training.policy import load_policy
     from rl.training.scoring import score_responses
 
-    folder = adapter_folder(policy)
-    side: LoadedPolicy | LinearSide
-    if is_linear(folder):
-        side = LinearSide(LinearPolicy.load(folder), agent, adapter=str(folder))
-    else:
-        side = load_policy(
-            policy.base_model, folder, hardware=hardware_detect(), cache_dir=settings.RATCHET_HOME / "cache"
-        )
+    side = side_load(adapter_folder(policy), policy.base_model, agent)
     if by_answers or isinstance(side, LinearSide):
         prompts = held_out_prompts(rows)[:MOST_COMPARED]
         states = [prompt.row.get("state") for prompt in prompts]

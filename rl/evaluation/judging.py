@@ -6,23 +6,22 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
 from django_q.tasks import async_task
 
 from feedback.models import Decision
 from feedback.selectors import decisions_of
+from feedback.storage.responses import Message
+from feedback.storage.sql import chunks
 from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model
 from rl.datasets import messages_plain
 from rl.datasets.held_out_evidence import trained_prompts
 from rl.datasets.prompt_clusters import MIN_PROMPTS, clusters_of
 from rl.datasets.rows import recorded_prompts
-from rl.evaluation.hosted_side import HostedFailed, HostedSide
+from rl.evaluation.sides import HostedFailed, HostedSide, side_load
 from rl.gates.rules import alpha_of_attempt
-from rl.jobs.hardware import hardware_detect
-from rl.linear.model import LinearPolicy
 from rl.models import JudgedPair, JudgingRound, Policy, PromptSplit
 from rl.models.agent_definitions import agent_served
 from rl.registry import service as registry
@@ -48,7 +47,6 @@ AT_ONCE = 16
 INCUMBENT = "incumbent"
 """Name of the opponent: the agent's champion, else its base model."""
 
-T = TypeVar("T")
 Status = JudgingRound.Status
 Progress = Callable[[int, int, str], None]
 
@@ -58,7 +56,7 @@ class AskedPrompt:
     """A prompt of a recorded decision that both sides answer."""
 
     decision: uuid.UUID
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     state: Mapping[str, Any] | None
     recorded: str | None
     """The opponent's recorded answer; None where it has to be asked."""
@@ -196,7 +194,7 @@ def _answers_store(judging: JudgingRound, report: Progress) -> str:
     report(0, 0, f"asking {judging.policy.name}")
     done = unanswered = 0
     for batch, texts in zip(
-        _batches(prompts, AT_ONCE), _answers(judging.policy, definition, prompts), strict=True
+        chunks(prompts, AT_ONCE), _answers(judging.policy, definition, prompts), strict=True
     ):
         judging.refresh_from_db(fields=["status"])
         if judging.status != Status.ANSWERING:
@@ -234,7 +232,7 @@ def _answers(
     from rl.training.evaluate_answers import HeldOutPrompt, generate_answers
 
     if policy is not None and policy.kind == Policy.Kind.HOSTED:
-        for batch in _batches(prompts, AT_ONCE):
+        for batch in chunks(prompts, AT_ONCE):
             asked = [HeldOutPrompt(prompt.messages, {"state": prompt.state}) for prompt in batch]
             try:
                 yield [answer.text if answer else None for answer in HostedSide(policy).answers(asked)]
@@ -242,7 +240,7 @@ def _answers(
                 raise JudgingRefused(str(failure)) from failure
         return
     side = _side(policy, agent)
-    for batch in _batches(prompts, AT_ONCE):
+    for batch in chunks(prompts, AT_ONCE):
         found = generate_answers(
             side, [prompt.messages for prompt in batch], agent, states=[prompt.state for prompt in batch]
         )
@@ -250,20 +248,13 @@ def _answers(
 
 
 def _side(policy: Policy | None, agent: Agent) -> LoadedPolicy | LinearSide:
-    from rl.training.linear_side import LinearSide
-    from rl.training.policy import load_policy
-
-    options: dict[str, Any] = {"hardware": hardware_detect(), "cache_dir": settings.RATCHET_HOME / "cache"}
     if policy is None:
-        return load_policy(agent_base_model(agent.slug).name, None, **options)
+        return side_load(None, agent_base_model(agent.slug).name, agent)
     if not policy.has_files:
         raise JudgingRefused(
             f"{policy.name} ({policy.get_kind_display()}) has no recorded answer to some prompts"
         )
-    folder = adapter_folder(policy)
-    if policy.kind == Policy.Kind.LINEAR:
-        return LinearSide(LinearPolicy.load(folder), agent, adapter=str(folder))
-    return load_policy(policy.base_model, folder, **options)
+    return side_load(adapter_folder(policy), policy.base_model, agent)
 
 
 # --- Prompts --------------------------------------------------------------------------------------------------
@@ -285,7 +276,7 @@ def _prompts_drawn(judging: JudgingRound) -> list[AskedPrompt]:
     eligible = _untrained(judging, list(newest))
     random.Random(f"judging round {judging.pk}").shuffle(eligible)
     found: list[AskedPrompt] = []
-    for hashes in _batches(eligible, 100):
+    for hashes in chunks(eligible, 100):
         decisions = Decision.objects.in_bulk([newest[prompt] for prompt in hashes])
         recorded = recorded_answers(opponent, hashes) if opponent and not opponent.has_files else {}
         for prompt in hashes:
@@ -335,11 +326,6 @@ def _nothing_to_ask(judging: JudgingRound) -> str:
     return (
         "no prompt of this agent that training has not seen; record more decisions, then begin another round"
     )
-
-
-def _batches(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 def _unheard(done: int, total: int, text: str) -> None:

@@ -19,6 +19,8 @@ from feedback.explorer.bulk_readers import (
     verdicts_on,
 )
 from feedback.storage.problem_rows import RowReader
+from feedback.storage.responses import Message
+from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.datasets.feedback_types import rating_value
 from rl.datasets.rows import recorded_prompts
@@ -54,7 +56,7 @@ class LoggedDecision:
     """A decision among candidates with what it earned."""
 
     prompt_hash: str
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     responses: list[str]
     chosen: int
     propensity: float
@@ -140,11 +142,10 @@ def _scores(held: Sequence[ListedChoice]) -> dict[Any, float]:
 
 
 def _rewards(held: Sequence[ListedChoice]) -> dict[Any, float]:
-    ids = [row.id for row in held]
     found: dict[Any, float] = {}
-    for start in range(0, len(ids), 900):
+    for chunk in chunks(row.id for row in held):
         rows = RewardRecord.objects.filter(
-            decision__in=ids[start : start + 900], superseded_by__isnull=True, value__isnull=False
+            decision__in=chunk, superseded_by__isnull=True, value__isnull=False
         )
         found |= {pk: value for pk, value in rows.values_list("decision", "value") if value is not None}
     return found

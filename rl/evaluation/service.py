@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
-
 from backend.installation import PROGRAM
 from feedback.selectors import raters_by_prompt
-from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model
 from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
+from rl.datasets.feedback_types import Row
 from rl.datasets.held_out_evidence import (
     HeldOut,
     good_chars,
@@ -28,19 +26,26 @@ from rl.datasets.held_out_evidence import (
     held_out_of_snapshot,
     trained_prompts,
 )
-from rl.evaluation.hosted_side import HostedSide
-from rl.evaluation.judges import Check, barred_reason, rewards_check, rewards_of_training, tests_check
-from rl.evaluation.linear_baseline import baseline_of
 from rl.evaluation.off_policy import logged_choices, off_policy
+from rl.evaluation.sides import (
+    Check,
+    HostedSide,
+    barred_reason,
+    baseline_of,
+    is_linear,
+    quantised_answerer,
+    rewards_check,
+    rewards_of_training,
+    side_load,
+    tests_check,
+)
 from rl.export.service import base_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, PAIRS, REWARDS, TESTS
 from rl.gates.report import NEWER, OLDER
-from rl.jobs.hardware import hardware_detect
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
-from rl.linear.model import LinearPolicy
 from rl.models import Evaluation, GoldenCase, Policy
 from rl.models.agent_definitions import agent_served
-from rl.recipes import CLASSIFIER, PREFERRED
+from rl.recipes import PREFERRED
 from rl.registry import service as registry
 from rl.registry.gate_evidence import attempt_of, gate_bounds, gate_difference, holdout_prompts, order_facts
 from rl.registry.incumbents import incumbent_sync, recorded_answers
@@ -104,7 +109,6 @@ def evaluate(
     from rl.training.evaluate_distance import kl_to_reference, written_gain
     from rl.training.general import general_answers
     from rl.training.linear_side import LinearSide
-    from rl.training.policy import load_policy
 
     if (order.policy is None) == (order.checkpoint is None):
         raise EvaluationRefused("expected either --policy NAME or --checkpoint DIR, and not both")
@@ -131,24 +135,14 @@ def evaluate(
     checks = _checks(held_out, rewards, agent)
     reason = barred_reason(reward_specs, policy, agent) if rewards else ""
     exclusions = {REWARDS: reason} if reason else {}
-    hardware = hardware_detect()
 
     definition = agent_served(agent)
 
     def load(adapter: Path | None, base_model: str) -> LoadedPolicy | LinearSide:
-        if adapter is not None and is_linear(adapter):
-            return LinearSide(LinearPolicy.load(adapter), definition, adapter=str(adapter))
-        return load_language_model(adapter, base_model)
-
-    def load_language_model(adapter: Path | None, base_model: str) -> LoadedPolicy:
-        loaded = load_policy(
-            base_model,
-            adapter,
-            hardware=hardware,
-            quantization="none" if order.quantization == GGUF else order.quantization,
-            cache_dir=settings.RATCHET_HOME / "cache",
-        )
-        loaded.scored = {}  # an answer is asked for by several figures
+        quantization = "none" if order.quantization == GGUF else order.quantization
+        loaded = side_load(adapter, base_model, definition, quantization=quantization)
+        if not isinstance(loaded, LinearSide):
+            loaded.scored = {}  # an answer is asked for by several figures
         return loaded
 
     adapter = adapter_folder(policy) if policy else order.checkpoint
@@ -177,11 +171,7 @@ def evaluate(
         incumbent = AGAINST if rival == champion else recorded_side(champion, held_out)
     base_side: Beside | str | None = None
     if linear:
-        base_side = (
-            AGAINST
-            if order.compare_base
-            else partial(load_language_model, None, agent_base_model(agent).name)
-        )
+        base_side = AGAINST if order.compare_base else partial(load, None, agent_base_model(agent).name)
     report(0, 0, "scoring and answering the held-out prompts")
     baseline, baseline_facts = (None, {}) if linear else baseline_of(policy, definition)
 
@@ -193,8 +183,6 @@ def evaluate(
     answerer, base_gguf = None, None
     stack = ExitStack()
     if order.quantization == GGUF:
-        from rl.evaluation.quantised_base import quantised_answerer
-
         answerer, base_gguf = stack.enter_context(quantised_answerer(base_model, adapter, definition))
     with stack:
         figures = evaluate_policy(
@@ -241,7 +229,7 @@ def evaluate(
         if not definition.answers and not isinstance(side, LinearSide):
             evidence["kl"] = figures["kl"] = kl_to_reference(side, answers, forms)
         written = _written_rows(held_out, policy)[: order.max_samples]
-        imitated = written or _preferred_rows(held_out, policy, definition)[: order.max_samples]
+        imitated = written or _preferred_rows(held_out, policy)[: order.max_samples]
         asked = [definition.schema_served(row.get("state")) for row in imitated]
         if not isinstance(side, LinearSide) and (gain := written_gain(side, imitated, asked)):
             evidence["written_gain"] = figures["written_gain"] = gain.as_dict()
@@ -339,17 +327,14 @@ ON_FILE = {"refused": "not estimated for a file: the log is held-out data, and e
 
 def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, Any]:
     options = {
-        "max_samples": order.max_samples, "rewards": order.rewards, "base_model": order.base_model,
+        "max_samples": order.max_samples,
+        "rewards": order.rewards,
+        "base_model": order.base_model,
         "quantization": order.quantization if order.quantization != "none" else None,
-    }  # fmt: skip
+    }
     names = (LINEAR_WEIGHTS, "adapter_model.safetensors", "model.safetensors")
     files = [adapter / name for name in names if (adapter / name).is_file()] if order.policy is None else []
     return order_facts(options, files[0] if files else None, order.test_data)
-
-
-def is_linear(folder: Path) -> bool:
-    """True of a folder that holds a linear policy, false of one with an adapter."""
-    return (folder / LINEAR_WEIGHTS).is_file()
 
 
 def _off_policy(
@@ -441,7 +426,7 @@ def _too_few(held_out: HeldOut, needed: int) -> bool:
     return max(held_out.counts().values(), default=0) < needed
 
 
-def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, Any]]:
+def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[Row]:
     """Held-out answers that people wrote; where the evidence has none, those of the datasets behind the policies whose
     weights this one began with: prompts with tests, after `train_sft` on solutions, hold no text of anybody's."""
     rows = held_out.rows.get(CORRECTIONS, [])
@@ -458,17 +443,13 @@ def _written_rows(held_out: HeldOut, policy: Policy | None) -> list[dict[str, An
     return [row for row in rows if row["prompt_hash"] not in trained]
 
 
-def _preferred_rows(held_out: HeldOut, policy: Policy | None, agent: Agent) -> list[dict[str, Any]]:
-    """Held-out answers that people preferred or liked, for a policy that was to say them as they stand, and for one
-    that a classifier taught to write where answers are not chosen; none for another, which has no reason to go far."""
-    if policy is None or policy.run is None:
+def _preferred_rows(held_out: HeldOut, policy: Policy | None) -> list[Row]:
+    """Held-out answers that people preferred or liked, for a policy that was shown such answers; [] for another."""
+    if policy is None or policy.run is None or policy.run.recipe.get("teacher") != PREFERRED:
         return []
-    recipe = policy.run.recipe
-    taught = recipe.get("teacher") == CLASSIFIER and recipe.get("feedback", "corrections") != "corrections"
-    if recipe.get("teacher") != PREFERRED and not taught:
+    if policy.run.recipe.get("feedback", "corrections") == "corrections":
         return []
-    rows = preferred_rows([row for kind in (PAIRS, LABELS) for row in held_out.rows.get(kind, [])])
-    return [row for row in rows if not (taught and agent.choices(row.get("state")))]
+    return preferred_rows([row for kind in (PAIRS, LABELS) for row in held_out.rows.get(kind, [])])
 
 
 def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
@@ -481,7 +462,7 @@ def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
     return checks
 
 
-def _simulated_share(rows: Sequence[Mapping[str, Any]]) -> float:
+def _simulated_share(rows: Sequence[Row]) -> float:
     """Share of rows that simulated raters had a part in."""
     return sum(bool(row.get("simulated")) for row in rows) / max(len(rows), 1)
 

@@ -14,13 +14,13 @@ from typing import Any
 from rl.gates.effects import TableEffect, binomial_luck, effect_of, lead_of, points
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
 from rl.gates.report import (
-    NOT_APPLICABLE,
-    PASSED,
-    REFUSED,
     Evidence,
     GateBounds,
     JudgingEvidence,
     RuleResult,
+    not_applicable,
+    passed,
+    refused,
 )
 from rl.statistics import mean_interval, paired_difference
 from rl.statistics.assignment import BASE
@@ -46,7 +46,7 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """
     known = [one.reward - one.other_reward for one in evidence.answer_pairs if one.judged]
     if not known:
-        return RuleResult("reward", NOT_APPLICABLE, "no held-out prompt has rewarded answers of both")
+        return not_applicable("no held-out prompt has rewarded answers of both")
     interval = mean_interval(known, 1 - 2 * UNSEEN, bounds=(-1.0, 1.0))
     assert interval.value is not None  # there is at least one
     assert interval.low is not None
@@ -55,9 +55,7 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     figures = {**interval.as_dict(), "confidence": 1 - 2 * UNSEEN, "p": luck, "bound": bound}
     words = f"the average reward changed by {interval.value:+.3f} over {interval.n} prompts"
     if luck <= HARM:
-        return RuleResult(
-            "reward",
-            REFUSED,
+        return refused(
             f"the average reward fell by {-interval.value:.3f} over {interval.n} prompts, more than chance "
             f"explains (p = {luck:.3g})",
             figures,
@@ -67,8 +65,8 @@ def rule_reward(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             f"{words}, but a fall of up to {-interval.low:.3f} cannot be ruled out (one-sided 90 % interval, "
             f"allowed: {-bound:g})"
         )
-        return RuleResult("reward", REFUSED, words, figures, waits=True)
-    return RuleResult("reward", PASSED, words, figures)
+        return refused(words, figures, waits=True)
+    return passed(words, figures)
 
 
 def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -78,7 +76,7 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     exclude a loss of `max_invalid_gain`, or if more than `MOST_LOOPING` of its answers are repetitive free text.
     """
     if not evidence.answer_pairs:
-        return RuleResult("valid", NOT_APPLICABLE, "no held-out prompt was answered by both")
+        return not_applicable("no held-out prompt was answered by both")
     n = len(evidence.answer_pairs)
     both = sum(one.valid and one.other_valid for one in evidence.answer_pairs)
     wins = sum(one.valid and not one.other_valid for one in evidence.answer_pairs)
@@ -110,20 +108,18 @@ def rule_valid(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             f"{100 * own:.1f} % and {100 * other:.1f} % are valid)"
         )
     if luck <= HARM:
-        return RuleResult(
-            "valid", REFUSED, f"{words}: a larger loss than chance explains (p = {luck:.3g})", figures
-        )
+        return refused(f"{words}: a larger loss than chance explains (p = {luck:.3g})", figures)
     if (looping := sum(one.loops for one in evidence.answer_pairs) / n) > MOST_LOOPING:
         words += f", but {100 * looping:.0f} % repeat themselves (allowed: {100 * MOST_LOOPING:g} %)"
-        return RuleResult("valid", REFUSED, words, {**figures, "looping": looping}, waits=True)
+        return refused(words, {**figures, "looping": looping}, waits=True)
     if difference.low < -bounds.max_invalid_gain:
         allowed = f"allowed: {100 * bounds.max_invalid_gain:g}"
         words += (
             f": a loss of up to {-100 * difference.low:.1f} points cannot be ruled out (one-sided 90 % interval, "
             f"{allowed})"
         )
-        return RuleResult("valid", REFUSED, words, figures, waits=True)
-    return RuleResult("valid", PASSED, words, figures)
+        return refused(words, figures, waits=True)
+    return passed(words, figures)
 
 
 FIELDS_BEHIND = 0.05
@@ -137,15 +133,15 @@ def rule_fields(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """
     if evidence.right_beside is None:
         words = evidence.fields or "answers with several fields were not judged beside a classifier"
-        return RuleResult("fields", NOT_APPLICABLE, words)
+        return not_applicable(words)
     own, other = evidence.right_beside
     figures = {"value": own, "classifier": other, "bound": FIELDS_BEHIND}
     words = f"right in {100 * own:.1f} % of prompts, a classifier of each field in {100 * other:.1f} %"
     words += f" ({evidence.fields.rstrip('.')})" if evidence.fields else ""
     if own < other - FIELDS_BEHIND:
         words += f": {100 * FIELDS_BEHIND:g} points less are allowed: promote that classifier (train_linear) instead"
-        return RuleResult("fields", REFUSED, words, figures, waits=True)
-    return RuleResult("fields", PASSED, words, figures)
+        return refused(words, figures, waits=True)
+    return passed(words, figures)
 
 
 def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -160,7 +156,7 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             "no KL was measured: its answers are chosen from a closed set, or it is linear and has no base "
             "model"
         )
-        return RuleResult("kl", NOT_APPLICABLE, words)
+        return not_applicable(words)
     way = 0.0
     if evidence.written_gain is not None:
         way = max(evidence.written_gain.low, 0.0)
@@ -169,7 +165,7 @@ def rule_kl(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     words = f"KL to its reference {evidence.kl:.2f} nats per token of its answers, {allowed}"
     if way:
         words += f" ({way:.3g} of that because answers that people wrote or preferred are that far from the reference)"
-    return RuleResult("kl", PASSED if evidence.kl <= bounds.max_kl + way else REFUSED, words, figures)
+    return (passed if evidence.kl <= bounds.max_kl + way else refused)(words, figures)
 
 
 def rule_general(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -179,11 +175,7 @@ def rule_general(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """
     found = evidence.general
     if found is None:
-        return RuleResult(
-            "general",
-            NOT_APPLICABLE,
-            "general prompts are asked of adapters on a base model that is not bundled",
-        )
+        return not_applicable("general prompts are asked of adapters on a base model that is not bundled")
     loss = found.base_plain_text - found.plain_text
     figures = {**found.as_dict(), "bound": bounds.max_general_loss, "kl_bound": bounds.max_general_kl}
     faults = []
@@ -194,23 +186,21 @@ def rule_general(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     if found.kl > bounds.max_general_kl:
         faults.append(f"at most {bounds.max_general_kl:g} nats are allowed")
     if not faults:
-        return RuleResult("general", PASSED, found.words.removesuffix("."), figures)
+        return passed(found.words.removesuffix("."), figures)
     example = "".join(f'; to "{one["prompt"]}" it says: {one["answer"]}' for one in found.broken[:1])
-    return RuleResult("general", REFUSED, f"{found.words} ({'; '.join(faults)}{example})", figures)
+    return refused(f"{found.words} ({'; '.join(faults)}{example})", figures)
 
 
 def rule_golden(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """Every golden case is right."""
     if not evidence.golden:
-        return RuleResult("golden", NOT_APPLICABLE, "this agent has no golden cases")
+        return not_applicable("this agent has no golden cases")
     failed = [case for case in evidence.golden if not case.passed]
     figures = {"n": len(evidence.golden), "failed": [dataclasses.asdict(case) for case in failed]}
     if failed:
         names = ", ".join(case.name for case in failed[:3])
-        return RuleResult(
-            "golden", REFUSED, f"{len(failed)} of {len(evidence.golden)} golden cases fail: {names}", figures
-        )
-    return RuleResult("golden", PASSED, f"all {len(evidence.golden)} golden cases pass", figures)
+        return refused(f"{len(failed)} of {len(evidence.golden)} golden cases fail: {names}", figures)
+    return passed(f"all {len(evidence.golden)} golden cases pass", figures)
 
 
 def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -221,26 +211,24 @@ def rule_length(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """
     own = [math.log(one.chars + 1) for one in evidence.answer_pairs]
     if not own:
-        return RuleResult("length", NOT_APPLICABLE, "no held-out prompt was answered by both")
+        return not_applicable("no held-out prompt was answered by both")
     n = len(own)
     mean = math.fsum(own) / n
     ratio = math.exp(mean - math.fsum(math.log(one.other_chars + 1) for one in evidence.answer_pairs) / n)
     figures: dict[str, float] = {"value": ratio, "n": n, "bound": bounds.max_length_ratio}
     words = f"its answers are {ratio:.2f} times as long as {evidence.against}'s"
-    passed = _similar(ratio, bounds)
+    similar = _similar(ratio, bounds)
     if evidence.good_chars is not None and evidence.good_chars[1] >= bounds.min_slice:
         figures["good"] = math.exp(mean) / (evidence.good_chars[0] + 1)
         words += f", {figures['good']:.2f} times as long as answers that people wrote, chose or liked"
-        passed = passed or _similar(figures["good"], bounds)
-    if not passed:
-        return RuleResult(
-            "length",
-            REFUSED,
+        similar = similar or _similar(figures["good"], bounds)
+    if not similar:
+        return refused(
             f"{words} (allowed: {1 / bounds.max_length_ratio:.2g} to {bounds.max_length_ratio:g})",
             figures,
             waits=n < bounds.min_evidence,
         )
-    return RuleResult("length", PASSED, words, figures)
+    return passed(words, figures)
 
 
 def _similar(ratio: float, bounds: GateBounds) -> bool:
@@ -251,16 +239,14 @@ def rule_off_policy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
     """The reward estimated on logged decisions is not below what the champion earned."""
     found = evidence.off_policy
     if found is None:
-        return RuleResult(
-            "off_policy", NOT_APPLICABLE, "no decisions with propensities and rewards to estimate from"
-        )
+        return not_applicable("no decisions with propensities and rewards to estimate from")
     figures = {**found.as_dict(), "bound": -bounds.max_off_policy_loss}
     words = (
         f"off-policy estimate of its reward minus the champion's: {found.value:+.3f} [{found.low:+.3f}, "
         f"{found.high:+.3f}]"
     )
     worse = found.value < -bounds.max_off_policy_loss or found.high < 0
-    return RuleResult("off_policy", REFUSED if worse else PASSED, words, figures)
+    return (refused if worse else passed)(words, figures)
 
 
 # --- Benchmarks ---
@@ -274,7 +260,7 @@ def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
     significant.
     """
     if evidence.no_benchmarks:
-        return RuleResult("benchmarks", NOT_APPLICABLE, evidence.no_benchmarks)
+        return not_applicable(evidence.no_benchmarks)
     figures: dict[str, Any] = {}
     absent: list[str] = []
     open_: list[str] = []
@@ -305,14 +291,9 @@ def rule_benchmarks(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
                 f"{100 * bound:g})"
             )
     if lost or open_ or absent:
-        return RuleResult("benchmarks", REFUSED, "; ".join([*lost, *open_, *absent]), figures, waits=not lost)
+        return refused("; ".join([*lost, *open_, *absent]), figures, waits=not lost)
     text = ", ".join(f"{points(one['value'])} on {task}" for task, one in figures.items())
-    return RuleResult(
-        "benchmarks",
-        PASSED,
-        f"no listed benchmark is worse than the base model's by more than allowed: {text}",
-        figures,
-    )
+    return passed(f"no listed benchmark is worse than the base model's by more than allowed: {text}", figures)
 
 
 # --- Compared answers ---
@@ -357,9 +338,7 @@ def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     """
     judging = evidence.judging
     if judging is not None and judging.ended and judging.verdict == WORSE:
-        return RuleResult(
-            "compared", REFUSED, f"judging round {judging.round}: {judging.words}", judging.as_dict()
-        )
+        return refused(f"judging round {judging.round}: {judging.words}", judging.as_dict())
     if not needs_judging(evidence, bounds, to):
         words = (
             "nothing that people use is replaced"
@@ -367,21 +346,21 @@ def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
             else "live traffic compares answers"
         )
         if to == CHAMPION and evidence.against != BASE:
-            return RuleResult("compared", PASSED, "its answers were compared with known answers or tests")
-        return RuleResult("compared", NOT_APPLICABLE, words)
+            return passed("its answers were compared with known answers or tests")
+        return not_applicable(words)
     if judging is None:
         kind = "rewards" if lead_of(evidence, bounds) == REWARDS else "likelihoods"
         only = "" if only_people_compare(evidence, bounds, to) else f"only {kind} were compared: "
         words = f"{only}nobody compared its answers with those of {evidence.against}"
-        return RuleResult("compared", REFUSED, words, waits=True)
+        return refused(words, waits=True)
     words, figures = f"judging round {judging.round}: {judging.words}", judging.as_dict()
     if not judging.ended:
-        return RuleResult("compared", REFUSED, words, figures, waits=True)
+        return refused(words, figures, waits=True)
     if judging.verdict == BETTER:
-        return RuleResult("compared", PASSED, words, figures)
+        return passed(words, figures)
     if judging.verdict == NOT_WORSE:
         words += (
             " It is not shown to be better, so it may have part of the traffic as a challenger. Promote it by force, "
             "with a reason, if not worse is enough."
         )
-    return RuleResult("compared", REFUSED, words, figures, waits=True)
+    return refused(words, figures, waits=True)

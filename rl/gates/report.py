@@ -6,14 +6,16 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
+from feedback.storage.responses import Message
 from rl.gates.evidence_kinds import PAIRS, Figures
-from rl.gates.stored import StoredReport, StoredVerdict
 from rl.statistics import Difference
 from rl.statistics.sequential import WinShare
 
 PASSED, REFUSED, NOT_APPLICABLE = "passed", "refused", "not_applicable"
+
+NO_FIGURES: Figures = {}
 
 
 OLDER, NEWER = "feedback:older", "feedback:newer"
@@ -329,12 +331,13 @@ class Evidence:
 class RuleResult:
     """Result of one rule, with its figures."""
 
-    rule: str
     outcome: str
     words: str
     figures: Figures = field(default_factory=dict)
     waits: bool = False
     """True of a refusal that more evidence may lift; false if it found harm beyond chance."""
+    rule: str = ""
+    """Name of the rule; `gate_judge` fills it in."""
 
     @property
     def passed(self) -> bool:
@@ -347,6 +350,18 @@ class RuleResult:
             "words": self.words,
             "figures": dict(self.figures),
         }
+
+
+def passed(words: str, figures: Figures = NO_FIGURES) -> RuleResult:
+    return RuleResult(PASSED, words, figures)
+
+
+def refused(words: str, figures: Figures = NO_FIGURES, *, waits: bool = False) -> RuleResult:
+    return RuleResult(REFUSED, words, figures, waits)
+
+
+def not_applicable(words: str) -> RuleResult:
+    return RuleResult(NOT_APPLICABLE, words)
 
 
 @dataclass(frozen=True)
@@ -382,3 +397,77 @@ class GateReport:
             "passed": self.passed,
             "verdicts": [verdict.as_dict() for verdict in self.verdicts],
         }
+
+
+class StoredItem(TypedDict):
+    """One item of evidence: a case has `own` and `other`; a rated answer also has `value` and `shift`."""
+
+    prompt_hash: str
+    cluster: NotRequired[str]
+    """Cluster of near-identical prompts; empty for a prompt of its own."""
+    slices: list[str]
+    raters: NotRequired[list[str]]
+    own: float
+    """Score of the policy; of a rated answer its shift from the policy's reference, nats per token."""
+    other: float
+    value: NotRequired[float]
+    """Rating in [0, 1]."""
+    shift: NotRequired[float]
+    """own - other of a rated answer."""
+
+
+class StoredAnswer(TypedDict):
+    """Both sides' answers to one held-out prompt; fields as in `rl.gates.report.AnswerPair`."""
+
+    prompt_hash: str
+    messages: Sequence[Message]
+    answer: str
+    other_answer: str
+    valid: bool
+    other_valid: bool
+    reward: float
+    other_reward: float
+    judged: NotRequired[bool]
+    loops: NotRequired[bool]
+    written_valid: NotRequired[bool]
+    other_written_valid: NotRequired[bool]
+    same: NotRequired[bool]
+    said: NotRequired[bool]
+    other_said: NotRequired[bool]
+    settled: NotRequired[bool]
+
+
+class StoredEvidence(TypedDict, total=False):
+    """`Evaluation.evidence`; {} if nothing was compared."""
+
+    discrete: bool
+    cases: list[StoredItem]
+    """Of pairs."""
+    others: dict[str, list[StoredItem]]
+    """Kind -> items, of all kinds except pairs."""
+    barred: dict[str, str]
+    answers: list[StoredAnswer]
+    kl: float
+    written_gain: dict[str, float]
+    general: dict[str, Any]
+    good_chars: Figures
+    golden: list[dict[str, Any]]
+    off_policy: dict[str, float]
+
+
+class StoredVerdict(TypedDict):
+    """Result of one rule."""
+
+    rule: str
+    outcome: str
+    words: str
+    figures: dict[str, Any]
+
+
+class StoredReport(TypedDict):
+    """`PolicyEvent.verdicts` of a gate."""
+
+    to: str
+    against: str
+    passed: bool
+    verdicts: list[StoredVerdict]

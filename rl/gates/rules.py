@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -54,16 +55,16 @@ from rl.gates.evidence_kinds import (
     Figures,
 )
 from rl.gates.report import (
-    NOT_APPLICABLE,
     OLDER,
-    PASSED,
-    REFUSED,
     Evidence,
     GateBounds,
     GateError,
     GateReport,
     Item,
     RuleResult,
+    not_applicable,
+    passed,
+    refused,
 )
 from rl.statistics import Difference
 
@@ -98,7 +99,7 @@ NO_LIKELIHOODS = "{rival} gives answers alone, so people compare them side by si
 def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     """There are enough held-out prompts. Not asked if only a judging round can decide."""
     if only_people_compare(evidence, bounds, to):
-        return RuleResult("evidence", NOT_APPLICABLE, NO_LIKELIHOODS.format(rival=evidence.against))
+        return not_applicable(NO_LIKELIHOODS.format(rival=evidence.against))
     lead = lead_of(evidence, bounds)
     found = prompts_of(evidence.items(lead))
     counts = {kind: n for kind in KINDS if (n := prompts_of(evidence.items(kind)))}
@@ -112,16 +113,11 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     if evidence.near_identical:
         words += f" ({evidence.near_identical})"
     if found < bounds.min_evidence and (judging := challenger_round(evidence, to)) is not None:
-        return RuleResult(
-            "evidence",
-            PASSED,
-            f"{words}; answers compared in judging round {judging.round} are enough",
-            figures,
-        )
+        return passed(f"{words}; answers compared in judging round {judging.round} are enough", figures)
     if found < bounds.min_evidence:
         words += f", at least {bounds.min_evidence} are needed"
-        return RuleResult("evidence", REFUSED, words, figures, waits=True)
-    return RuleResult("evidence", PASSED, words, figures)
+        return refused(words, figures, waits=True)
+    return passed(words, figures)
 
 
 def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -134,20 +130,18 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     Student's bound and the sign-flip test.
     """
     if only_people_compare(evidence, bounds, to):
-        return RuleResult("accuracy", NOT_APPLICABLE, NO_LIKELIHOODS.format(rival=evidence.against))
+        return not_applicable(NO_LIKELIHOODS.format(rival=evidence.against))
     lead = lead_of(evidence, bounds)
     items = evidence.items(lead)
     if not items and (judging := challenger_round(evidence, to)) is not None:
         words = f"judging round {judging.round}: {judging.words}"
-        return RuleResult("accuracy", PASSED, words, judging.as_dict())
+        return passed(words, judging.as_dict())
     if not items:
-        return RuleResult("accuracy", REFUSED, "no held-out prompt has evidence on both policies", waits=True)
+        return refused("no held-out prompt has evidence on both policies", waits=True)
     effect = effect_of(lead, items)
     if effect is None:
         n = prompts_of(items)
-        return RuleResult(
-            "accuracy",
-            REFUSED,
+        return refused(
             f"all answers to the {n} held-out prompts have the same rating, so nothing can be compared",
             {"kind": lead, "n": n},
             waits=True,
@@ -178,15 +172,13 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
         worse = effect.worse(bounds.alpha) <= bounds.alpha
         words = f"worse than {evidence.against}: {gain}" if worse else f"not worse: {gain}"
         words += "; compared answers decide" if to == CHAMPION and not worse else ""
-        return RuleResult("accuracy", REFUSED if worse else PASSED, words, figures)
+        return (refused if worse else passed)(words, figures)
     limit = (
         f"lower bound {amount(effect, bound.low)} (comparison {evidence.attempt} on these held-out prompts)"
     )
     if is_better and luck is not None and luck <= alpha:
-        return RuleResult("accuracy", PASSED, f"{gain}, {limit}", figures)
-    return RuleResult(
-        "accuracy",
-        REFUSED,
+        return passed(f"{gain}, {limit}", figures)
+    return refused(
         f"not shown to be better: {gain}, {limit}, which must be above {amount(effect, bounds.margin)}",
         figures,
         waits=True,
@@ -214,11 +206,7 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Rule
         and (effect := effect_of(kind, evidence.items(kind))) is not None
     }
     if not effects:
-        return RuleResult(
-            "other_evidence",
-            NOT_APPLICABLE,
-            f"no other kind of evidence has {bounds.min_evidence} held-out prompts",
-        )
+        return not_applicable(f"no other kind of evidence has {bounds.min_evidence} held-out prompts")
     level = 0.05 / len(effects)
     figures, lost = {}, []
     for kind, effect in effects.items():
@@ -227,13 +215,9 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Rule
         if effect.value < 0 and p <= level:
             lost.append(f"{amount(effect, effect.value)} {MEASURES[kind]} over {effect.n} prompts")
     if lost:
-        return RuleResult(
-            "other_evidence", REFUSED, f"worse by other kinds of evidence: {'; '.join(lost)}", figures
-        )
+        return refused(f"worse by other kinds of evidence: {'; '.join(lost)}", figures)
     text = ", ".join(f"{amount(effect, effect.value)} {MEASURES[kind]}" for kind, effect in effects.items())
-    return RuleResult(
-        "other_evidence", PASSED, f"not shown to be worse by other kinds of evidence: {text}", figures
-    )
+    return passed(f"not shown to be worse by other kinds of evidence: {text}", figures)
 
 
 UNLIKE = 0.2
@@ -254,11 +238,9 @@ def rule_ratings(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     unrated = [one for one in answered if not one.said or one.asked]
     of_rival = sum(one.other_said for one in rated)
     if lead_of(evidence, bounds) != KNOWN or 2 * of_rival <= len(rated):
-        return RuleResult(
-            "ratings", NOT_APPLICABLE, f"it is not {evidence.against}'s answers that people rated"
-        )
+        return not_applicable(f"it is not {evidence.against}'s answers that people rated")
     if not any(one.same is False for one in answered if not one.said):
-        return RuleResult("ratings", NOT_APPLICABLE, "every held-out prompt on which the two differ is rated")
+        return not_applicable("every held-out prompt on which the two differ is rated")
     counts = [
         [sum(bool(one.same) for one in some), sum(not one.same for one in some)] for some in (unrated, rated)
     ]
@@ -278,8 +260,8 @@ def rule_ratings(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     )
     if p <= UNLIKE:
         words += f": ratings seem to be complaints about {evidence.against}, so any other policy looks better on them"
-        return RuleResult("ratings", REFUSED, words, figures, waits=True)
-    return RuleResult("ratings", PASSED, words, figures)
+        return refused(words, figures, waits=True)
+    return passed(words, figures)
 
 
 def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -292,18 +274,18 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     items = evidence.items(lead)
     rated_items = [item for item in items if item.raters]
     if not rated_items:
-        return RuleResult("raters", NOT_APPLICABLE, "the raters of the held-out prompts are not recorded")
+        return not_applicable("the raters of the held-out prompts are not recorded")
     count: dict[str, int] = {}
     for item in rated_items:
         for rater in set(item.raters):
             count[rater] = count.get(rater, 0) + 1
     frequent = [rater for rater, n in count.items() if n > bounds.max_rater_share * len(rated_items)]
     if len(count) < 2:
-        return RuleResult("raters", NOT_APPLICABLE, "one rater rated all held-out prompts")
+        return not_applicable("one rater rated all held-out prompts")
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     whole = effect_of(lead, rated_items, items)
     if whole is None or whole.better(alpha) > alpha:
-        return RuleResult("raters", NOT_APPLICABLE, "no gain is shown yet, so none can depend on one rater")
+        return not_applicable("no gain is shown yet, so none can depend on one rater")
     figures: dict[str, Any] = {"raters": len(count), "without": {}}
     alone = []
     for rater in sorted(frequent):
@@ -320,14 +302,12 @@ def rule_raters(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
             alone.append((rater, left))
     if alone:
         rater, left = alone[0]
-        return RuleResult(
-            "raters",
-            REFUSED,
+        return refused(
             f"the gain depends on one rater: without {rater}'s {count[rater]} of {len(rated_items)} prompts it is "
             f"{amount(left, left.value)}",
             figures,
         )
-    return RuleResult("raters", PASSED, "the gain does not depend on any one rater", figures)
+    return passed("the gain does not depend on any one rater", figures)
 
 
 def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -348,7 +328,7 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
         name: effect for name, items in large.items() if (effect := effect_of(lead, items, whole)) is not None
     }
     if not effects:
-        return RuleResult("slices", NOT_APPLICABLE, f"no slice has {bounds.min_slice} held-out prompts")
+        return not_applicable(f"no slice has {bounds.min_slice} held-out prompts")
     figures, broken = {}, []
     for name, effect in sorted(effects.items()):
         figures[name] = {"value": effect.value, "n": effect.n}
@@ -358,13 +338,10 @@ def rule_slices(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     if broken:
         change, name, effect = min(broken, key=lambda one: one[:2])
         others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        return RuleResult(
-            "slices",
-            REFUSED,
-            f"worse on slice {name}: {amount(effect, change)} over {effect.n} prompts{others}",
-            figures,
+        return refused(
+            f"worse on slice {name}: {amount(effect, change)} over {effect.n} prompts{others}", figures
         )
-    return RuleResult("slices", PASSED, f"no slice is worse, of {len(effects)}", figures)
+    return passed(f"no slice is worse, of {len(effects)}", figures)
 
 
 def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
@@ -374,11 +351,9 @@ def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
     effect = effect_of(lead, known, evidence.items(lead))
     n = prompts_of(known)
     if n < bounds.min_slice or effect is None:
-        return RuleResult(
-            "forgetting",
-            NOT_APPLICABLE,
+        return not_applicable(
             f"{n} held-out prompts have feedback older than {evidence.against}, at least "
-            f"{bounds.min_slice} are needed",
+            f"{bounds.min_slice} are needed"
         )
     own, other = effect.sides
     p = effect.worse()
@@ -390,8 +365,8 @@ def rule_forgetting(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResu
             f"{100 * other:.1f} %"
         )
     if effect.value < 0 and p <= 0.05:
-        return RuleResult("forgetting", REFUSED, f"worse on older feedback: {text}", figures)
-    return RuleResult("forgetting", PASSED, text, figures)
+        return refused(f"worse on older feedback: {text}", figures)
+    return passed(text, figures)
 
 
 Rule = Callable[[Evidence, GateBounds, str], RuleResult]
@@ -422,7 +397,10 @@ def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> Ga
     if to not in (CHALLENGER, CHAMPION):
         raise GateError(f"a gate opens to {CHALLENGER} or {CHAMPION}, found {to!r}")
     rules = (*RULES, rule_benchmarks) if bounds.benchmark_bounds else RULES
-    return GateReport(to, evidence.against, tuple(rule(evidence, bounds, to) for rule in rules))
+    results = (
+        replace(rule(evidence, bounds, to), rule=rule.__name__.removeprefix("rule_")) for rule in rules
+    )
+    return GateReport(to, evidence.against, tuple(results))
 
 
 # --- Outlook ---

@@ -75,11 +75,13 @@ def command_run(arguments: list[str], log: Path) -> int:
         child = subprocess.Popen(  # noqa: S603
             command_line(arguments),
             cwd=settings.BASE_DIR,  # not where the worker was started: another app may have a package `backend` there
-            stdout=log_file, stderr=log_file, stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            stdin=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal is the worker's to pass on
             preexec_fn=dies_with_parent(),
             pass_fds=[held],
-        )  # fmt: skip
+        )
         try:
             return child.wait()
         except BaseException:

@@ -19,9 +19,8 @@ from rl.datasets.stats import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
 from rl.jobs.memory_estimate import MemoryEstimate, memory_at_most
 from rl.jobs.method_selection import NOTHING_TEACHES, REWARD_MODEL, MethodChoice, method_chosen
-from rl.jobs.reward_stage import reward_model_order
 from rl.jobs.run_recipe import recipe_sized
-from rl.jobs.stages import stage_limits
+from rl.jobs.stages import reward_model_order, stage_limits
 from rl.jobs.teachability import teachability_warning
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.linear.rows import LinearRefused, answers_of, choices_of

@@ -15,6 +15,8 @@ from feedback.models import Decision, RaterKind
 from feedback.rating.suggestions import ratings_accepted, suggestion_counts, suggestions_record
 from feedback.selectors import agent_slugs, decisions_of, ratings_standing
 from feedback.storage.problem_rows import RowReader
+from feedback.storage.responses import Message
+from feedback.storage.sql import chunks
 from rl.base_models.service import agent_base_model
 from rl.datasets import messages_plain
 from rl.datasets.feedback_types import NEUTRAL, Split, rating_value
@@ -49,7 +51,7 @@ class LabelRow:
 
     pk: uuid.UUID
     prompt_hash: str
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     response: str
     good: bool = False
     """Of a rated one: whether people found it good on average."""
@@ -117,9 +119,14 @@ def auto_label(
             figures, probabilities = stacked
             features += list(extra_features)
     run = LabelRun.objects.create(
-        agent=agent, base_model=base, path="", features=features, left_out=left_out, ratings=len(rated_decisions),
+        agent=agent,
+        base_model=base,
+        path="",
+        features=features,
+        left_out=left_out,
+        ratings=len(rated_decisions),
         figures=asdict(figures),
-    )  # fmt: skip
+    )
     folder = settings.RATCHET_HOME / "labels" / agent / str(run.pk)
     facts = {"agent": agent, "base_model": base, "base_model_hash": policy.base_model_hash}
     first.model.save(folder, {**facts, "figures": asdict(first.figures)})
@@ -181,18 +188,14 @@ def rated_rows(agent: str) -> list[LabelRow]:
             verdicts.setdefault(decision, []).append(value)
     means = {pk: sum(values) / len(values) for pk, values in verdicts.items()}
     sided = {pk: mean > NEUTRAL for pk, mean in means.items() if mean != NEUTRAL}
-    return [row for pk in _chunks(list(sided)) for row in _rows(agent, pk, sided)]
+    return [row for pk in chunks(sided, 500) for row in _rows(agent, pk, sided)]
 
 
 def waiting_rows(agent: str, limit: int) -> list[LabelRow]:
     """The newest decisions that no person rated."""
     waiting = decisions_of(agent).filter(ratings_human=0).order_by("-created_at", "-pk")
     ids = list(waiting.values_list("pk", flat=True)[:limit])
-    return [row for chunk in _chunks(ids) for row in _rows(agent, chunk, {})]
-
-
-def _chunks(ids: list[uuid.UUID]) -> list[list[uuid.UUID]]:
-    return [ids[start : start + 500] for start in range(0, len(ids), 500)]
+    return [row for chunk in chunks(ids, 500) for row in _rows(agent, chunk, {})]
 
 
 def _rows(agent: str, ids: list[uuid.UUID], good: dict[uuid.UUID, bool]) -> list[LabelRow]:

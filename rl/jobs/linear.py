@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rl.agents.base import Agent, answer_plain
 from rl.checksums import sums_write
 from rl.datasets import PreparedDataset, snapshot_rows
-from rl.jobs.lifecycle import RunListener, TrainOrder
-from rl.jobs.method_selection import LINEAR, linear_beside, method_chosen
-from rl.jobs.stages import StageRunner, stage_started, stage_trained
-from rl.linear.features import FAMILIES
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.method_selection import method_chosen
+from rl.jobs.progress import RunListener
+from rl.linear.features import FAMILIES, Row
 from rl.linear.fit import MEMORY_GB, PENALTIES, SECONDS_PER_ROW, FittedPolicy, fit
 from rl.linear.model import FIELDS, WEIGHTS, LinearPolicy
 from rl.linear.rows import PAIRS_AND_SCORES, SCORES, LinearChoice, LinearRefused, answers_of, choices_of
@@ -26,8 +25,6 @@ from rl.recipes.linear import AUTO
 
 if TYPE_CHECKING:
     from rl.training.result import TrainResult
-
-logger = logging.getLogger("rl.jobs.linear")
 
 LIBRARIES = ("scikit-learn", "numpy", "scipy")
 
@@ -42,33 +39,7 @@ def feedback_resolved(order: TrainOrder, recipe: LinearRecipe) -> LinearRecipe:
     return recipe.with_knobs(**method_chosen(order.agent, "linear", **order.feedback_source).knobs)
 
 
-def linear_stage_run(run: TrainingRun, stage_runner: StageRunner) -> None:
-    """Train the linear policy of a run that `auto` chose, as a stage of it. Feedback that teaches none stops nothing.
-
-    Raises StageStopped.
-    """
-    try:
-        stage = stage_started(run, LINEAR)
-        if stage is None:
-            beside = linear_beside(run.agent)
-            if beside is None:
-                return
-            stage = stage_runner.enter(
-                TrainOrder(
-                    run.agent,
-                    LINEAR,
-                    knobs=beside.knobs,
-                    actor=f"run {run.pk}",
-                    reason=beside.reason,
-                    stage_of=run.pk,
-                )
-            )
-        stage_trained(stage, stage_runner)
-    except ValueError as refusal:
-        logger.warning("run %s: no linear policy beside it: %s", run.pk, refusal)
-
-
-def fitted_by(recipe: LinearRecipe, rows: Sequence[Any], agent: Agent) -> FittedPolicy:
+def fitted_by(recipe: LinearRecipe, rows: Sequence[Row], agent: Agent) -> FittedPolicy:
     """The policy of a recipe on training rows. Raises LinearRefused."""
     families = FAMILIES
     if recipe.features != AUTO:
@@ -118,7 +89,7 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
     )
 
 
-def eval_metrics(policy: LinearPolicy, rows: Sequence[Any], agent: Agent) -> dict[str, float]:
+def eval_metrics(policy: LinearPolicy, rows: Sequence[Row], agent: Agent) -> dict[str, float]:
     """`eval_accuracy` on the eval split: preferred answers held likelier, or answers to give that are chosen; none for
     scores, which say of one answer alone."""
     try:

@@ -3,9 +3,8 @@ pages and the online learner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from django.conf import settings
@@ -16,8 +15,7 @@ from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.builder import FEWEST_ROWS
 from rl.datasets.demonstrations import preferred_rows
-from rl.linear.distillation import SHOWN_PROMPTS
-from rl.linear.fit import FittedPolicy, fit
+from rl.datasets.feedback_types import Row
 from rl.linear.model import CLOSED, FIELDS, LISTED
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
@@ -85,7 +83,7 @@ def linear_beside(agent: str) -> MethodChoice | None:
         prompts, mode = prompts_teachable(rows.rows("train"), agent_served(agent))
     except (DatasetRefused, LinearRefused):
         return None
-    if prompts < FEWEST_TAUGHT[mode]:
+    if prompts < FEWEST_PROMPTS[mode]:
         return None
     what = "objects, learnt field by field" if mode == FIELDS else "a choice"
     return MethodChoice(
@@ -112,12 +110,11 @@ def method_chosen(
     where nothing is enough, whose refusal says what is missing.
 
     What people wrote is never left out: DPO and KTO start from SFT on it (`start_from=sft`). Where they would train the
-    bundled base, SFT takes their place: on a classifier's answers where these are a choice, on the preferred answers
-    themselves where they are other JSON; a linear policy takes its place where it would be shown corrections that are
-    objects. `base_model` is what would be trained, where that is known; `source` is where the feedback is, as
+    bundled base on JSON of several values, SFT on the preferred answers takes their place: that base must first learn
+    to write them. `base_model` is what would be trained, where that is known; `source` is where the feedback is, as
     `prepare_training_dataset` takes it.
 
-    Raises RecipeError for an unknown name, DatasetRefused where a classifier is to teach and its ratings tell nothing.
+    Raises RecipeError for an unknown name.
     """
     need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
 
@@ -132,7 +129,7 @@ def method_chosen(
     if wanted == LINEAR:
         like = method_chosen(agent, "auto", min_samples=min_samples, **source)
         feedback = LINEAR_FEEDBACK.get(like.method, "scores")
-        if like.method in CLASSIFIER_FEEDBACK and _of_both(prepare, source):
+        if like.method in PREFERENCE_FEEDBACK and _of_both(prepare, source):
             feedback = PAIRS_AND_SCORES
         return MethodChoice(
             LINEAR, f"linear on {feedback}: {like.reason.removeprefix('auto ')}", {"feedback": feedback}
@@ -165,25 +162,19 @@ def _of_feedback(agent: str, base_model: str, need: int, source: dict[str, Any])
         _DemonstrationCounts.of(datasets["sft"]),
     )
     chosen = _of_pairs_and_singles(pairs, labels, shown)
-    if chosen and chosen.method in CLASSIFIER_FEEDBACK and base_model == BUNDLED:
-        feedback = CLASSIFIER_FEEDBACK[chosen.method]
+    if chosen and chosen.method in PREFERENCE_FEEDBACK and base_model == BUNDLED:
+        feedback = PREFERENCE_FEEDBACK[chosen.method]
         rows = datasets["dpo"] if chosen.method == "dpo" else prepare(feedback)
         if both := _of_both(prepare, source):
             feedback, rows = PAIRS_AND_SCORES, both
-        chosen = (
-            _of_choices(agent, chosen, feedback, rows)
-            or _of_preferred(agent, chosen, feedback, rows)
-            or chosen
-        )
-    if chosen and chosen.method in CLASSIFIER_FEEDBACK and shown.human:
+        chosen = _of_preferred(agent, chosen, feedback, rows) or chosen
+    if chosen and chosen.method in PREFERENCE_FEEDBACK and shown.human:
         liked = f" and {shown.liked:,} that were liked" if shown.liked else ""
         chosen = MethodChoice(
             chosen.method,
             f"{chosen.reason}; SFT on {shown.human:,} responses written by people{liked} comes first",
             {"start_from": SFT_STAGE},
         )
-    if chosen and chosen.method == "sft" and base_model == BUNDLED:
-        chosen = _with_recombination(agent, chosen, datasets["sft"])
     return chosen
 
 
@@ -310,7 +301,7 @@ class _DemonstrationCounts:
         return cls(len(human), len(rows) - len(human), _prompts_of(human))
 
 
-def _prompts_of(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+def _prompts_of(rows: Iterable[Row]) -> frozenset[str]:
     return frozenset(str(row["prompt_hash"]) for row in rows)
 
 
@@ -345,17 +336,12 @@ def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _DemonstrationC
     return None
 
 
-CLASSIFIER_FEEDBACK = {"dpo": "pairs", "kto": "scores"}
-"""Method -> the feedback a classifier learns from in its place, on a bundled base model: that one knows nothing of the
-world, and a classifier reads the feedback of a choice better than it can."""
+PREFERENCE_FEEDBACK = {"dpo": "pairs", "kto": "scores"}
+"""Method that learns from preferences or dislikes -> the kind of dataset with the same feedback."""
 
-FEEDBACK_NAMES = {"pairs": "pairs", "scores": "scores", "pairs_and_scores": "pairs and single verdicts"}
-
-FEWEST_TAUGHT = {CLOSED: 60, LISTED: 150, FIELDS: 60}
-"""Prompts below which a classifier finds too little of a rule. From 65 with one verdict each it taught 46 to 82 % liked
-answers in three made-up worlds, where it has 53 to 81 itself (docs/decisions/29); where answers come with the
-prompts, no others can be made of these."""
-
+FEWEST_PROMPTS = {CLOSED: 60, LISTED: 150, FIELDS: 60}
+"""Prompts below which a linear policy finds too little of a rule. From 65 with one verdict each it gave 53 to 81 %
+liked answers in three made-up worlds (docs/decisions/29)."""
 
 PAIRS_AND_SCORES = "pairs_and_scores"
 """Feedback of pairs and of single answers together, which a classifier hears at once."""
@@ -370,80 +356,6 @@ def _of_both(
     found = prepare(PAIRS_AND_SCORES)
     kinds = {"chosen" in row for row in found.rows("train")} if found else set()
     return found if len(kinds) == 2 else None
-
-
-def _of_choices(
-    agent: str, like: MethodChoice, feedback: str, rows: PreparedDataset | None
-) -> MethodChoice | None:
-    """SFT on a classifier's answers; None for wordings, and for prompts too few to learn a rule from."""
-    if rows is None:
-        return None
-    try:
-        prompts, mode = prompts_teachable(rows.rows("train"), agent_served(agent))
-    except LinearRefused:
-        return None
-    if prompts < FEWEST_TAUGHT[mode]:
-        return None
-    _tells_checked(agent, rows, prompts)
-    why = like.reason.replace(f"auto took {like.method}", "auto took sft", 1)
-    taught = f"that learns from the {FEEDBACK_NAMES[feedback]} shows its answer to {prompts:,} prompts"
-    return MethodChoice(
-        "sft", f"{why}; answers are a choice, so that a classifier {taught}", {"feedback": feedback}
-    )
-
-
-def _tells_checked(agent: str, rows: PreparedDataset, prompts: int) -> None:
-    """Raises DatasetRefused where a classifier of these ratings is not clearly better than the answer liked most
-    often, on prompts it was not shown: it would teach little else."""
-    found = _fitted(agent, rows)
-    if found.tells:
-        return
-    known = found.metrics.get("cv_accuracy")
-    right = "" if known is None else f" (a classifier predicts {known:.0%} of those it was not shown)"
-    raise DatasetRefused(
-        f"Your ratings do not tell good from bad yet: about {found.prompts_lacking:,} more. {prompts:,} prompts are "
-        f"rated, and what they ask does not say which answers are liked{right}. Rate or correct more at "
-        f"/rate/?agent={agent}, or name a method (--method kto) to train all the same"
-    )
-
-
-def _fitted(agent: str, rows: PreparedDataset) -> FittedPolicy:
-    """A classifier of the training rows, the first thousands of them. Raises LinearRefused."""
-    return fit(list(islice(rows.rows("train"), MOST_FITTED)), agent_served(agent))
-
-
-MOST_FITTED = 2_000
-"""Rows on which ratings are checked: a request waits for it."""
-
-
-def _with_recombination(agent: str, like: MethodChoice, rows: PreparedDataset | None) -> MethodChoice:
-    """SFT on what people wrote, with recombined prompts where these are few and answers are a closed set; a linear
-    policy where answers are objects."""
-    if like.knobs or rows is None:
-        return like
-    try:
-        prompts, mode = prompts_teachable(rows.rows("train"), agent_served(agent))
-    except LinearRefused:
-        return like
-    if mode == LISTED or prompts < FEWEST_TAUGHT[mode] or (mode == CLOSED and prompts >= SHOWN_PROMPTS):
-        return like
-    if mode == FIELDS and agent in AGENTS:
-        return like  # the state says which values there are, and the base can write the form
-    if mode == FIELDS:
-        beside = (
-            f"answers are objects, which a classifier of each field learns from {prompts:,} prompts better"
-        )
-        return MethodChoice(
-            LINEAR,
-            f"{like.reason.replace('auto took sft', 'auto took linear', 1)}; {beside} than the bundled base does",
-            {"feedback": LINEAR_FEEDBACK["sft"]},
-        )
-    if not _fitted(agent, rows).tells:
-        return like
-    made = f"a classifier that learns from them answers others, made of their parts, up to {SHOWN_PROMPTS:,}"
-    return MethodChoice(
-        "sft", f"{like.reason}; {prompts:,} prompts are few, so that {made} in all", {"recombine": True}
-    )
 
 
 def _of_preferred(

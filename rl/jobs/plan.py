@@ -15,15 +15,14 @@ from rl.datasets.demonstrations import demonstration_rows
 from rl.datasets.gate_distance import distance_of_prepared
 from rl.jobs import linear as linear_runs
 from rl.jobs.hardware import hardware_of
-from rl.jobs.lifecycle import ProgressCallback, TrainOrder, base_model_for, base_model_settle
-from rl.jobs.phases import HARDWARE, READING, phase_callback
+from rl.jobs.lifecycle import TrainOrder, base_model_for, base_model_settle
+from rl.jobs.progress import HARDWARE, READING, ProgressCallback, phase_callback
 from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
 from rl.jobs.run_recipe import recipe_for, recipe_sized, training_estimate, within_minutes
 from rl.jobs.stages import stage_limits
 from rl.jobs.teachability import teachability_warning
 from rl.jobs.trainer import base_measured
 from rl.jobs.warm_start import recipe_opened
-from rl.linear.rows import LinearRefused
 from rl.models.agent_definitions import agent_served
 from rl.recipes import BASE, Recipe, SFTRecipe
 from rl.reward_models.service import reward_model_valid
@@ -45,7 +44,7 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
     phase(READING)
     dataset = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
     recipe = recipe_sized(order, recipe, dataset, hardware)
-    if hardware is None:
+    if hardware is None or not isinstance(recipe, Recipe):
         expected = linear_runs.plan_of(dataset, order.agent)
     else:
         recipe, expected = _adapter_plan(order, recipe, dataset, hardware, phase)
@@ -77,15 +76,11 @@ def _adapter_plan(
     """The recipe within its minutes, with the cost of training an adapter by it, whether it would teach, and whether
     the base's answers are valid."""
     from rl.training import preflight
-    from rl.training.result import TrainingRefused
 
     base_model = base_model_for(order)
     rows, eval_rows = list(prepared.rows("train")), list(prepared.rows("eval"))
     if isinstance(recipe, SFTRecipe) and recipe.is_taught:
-        try:
-            rows, eval_rows, _ = demonstration_rows(recipe, rows, eval_rows, order.agent)
-        except LinearRefused as refusal:
-            raise TrainingRefused(str(refusal)) from refusal
+        rows, eval_rows, _ = demonstration_rows(recipe, rows, eval_rows, order.agent)
         recipe = recipe.refit_to_rows(len(rows))
     phase("checking the rows as tokens")
     samples, left_out = preflight.tokens_check(

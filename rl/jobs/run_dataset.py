@@ -13,9 +13,10 @@ from feedback.selectors import prompts_of_feedback
 from rl.datasets import PreparedDataset, prepare_training_dataset
 from rl.datasets.buffer import buffer_ids, feedback_take, run_feedback_resolve
 from rl.datasets.examples import Replay
+from rl.datasets.feedback_types import Row
 from rl.datasets.reward_records import rewards_calculate
 from rl.datasets.rows import RowRules
-from rl.jobs.code_version import code_version
+from rl.jobs.hardware import code_version
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.run_recipe import recipe_for, recipe_timed
 from rl.models import Snapshot, TrainingRun
@@ -126,7 +127,7 @@ def dataset_prepare(
     return dataset
 
 
-def teaching_check(knobs: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], agent: str) -> None:
+def teaching_check(knobs: Mapping[str, Any], rows: Sequence[Row], agent: str) -> None:
     """Raises RunRefused for rewards that cannot tell one valid answer from another on any of the prompts.
 
     knobs: of the recipe, `reward` and `allow_constant_reward` among them.

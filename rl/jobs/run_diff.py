@@ -49,8 +49,11 @@ def runs_diff(runs: Sequence[TrainingRun], series: Sequence[Mapping[str, Any]]) 
 def _facts(run: TrainingRun) -> dict[str, Any]:
     snapshot = run.snapshot
     facts: dict[str, Any] = {
-        "agent": run.agent, "method": run.method, "base model": run.base_model, "preset": run.config,
-    }  # fmt: skip
+        "agent": run.agent,
+        "method": run.method,
+        "base model": run.base_model,
+        "preset": run.config,
+    }
     if snapshot is not None:
         facts |= {"dataset": f"snapshot {snapshot.pk}, {snapshot.sha256[:12]}"}
         facts |= {f"rows, {split}": count for split, count in snapshot.counts.items()}

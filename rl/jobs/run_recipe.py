@@ -10,6 +10,7 @@ from django.conf import settings
 from rl.agents import agent_resolve
 from rl.bundled_models import BUNDLED
 from rl.datasets import PreparedDataset
+from rl.datasets.feedback_types import Row
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.memory_estimate import base_parameters, memory_at_most
@@ -20,8 +21,9 @@ from rl.jobs.warm_start import start_resolved
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
 from rl.recipes import SFT_STAGE, Recipe, RewardModelRecipe, recipe_named
-from rl.recipes.base import AnswerRecipe
+from rl.recipes.base import AnswerRecipe, BasicRecipe
 from rl.recipes.fit import MINUTES, MinutesFit, Speed, Workload, minutes_fitted, recipe_fitted
+from rl.recipes.linear import LinearRecipe
 from rl.recipes.methods import METHODS, method_named
 from rl.reward_models.specs import rewards_located
 from rl.rewards.catalogue import AUTO
@@ -39,7 +41,7 @@ MOST_OF_MEMORY = 0.9
 """Share of a machine's memory that a training may take."""
 
 
-def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
+def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, BasicRecipe]:
     """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs. hardware:
     None for a method that trains no adapter."""
     preset = hardware.preset if hardware is not None else "default"
@@ -53,10 +55,13 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Any]:
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
     recipe = _with_lengths(recipe, order.agent, {*knobs, *configuration})
     recipe = _with_general_prompts(recipe, order, {*knobs, *configuration})
-    if not method_named(order.method).adapter:
+    if isinstance(recipe, LinearRecipe):
         return name, linear_runs.feedback_resolved(order, recipe)
+    assert isinstance(recipe, Recipe)
     if method_named(order.method).rewarded:
-        rewards_located(recipe.reward, order.agent)  # refused now rather than when the run has begun
+        rewards_located(
+            recipe.as_dict()["reward"], order.agent
+        )  # refused now rather than when the run has begun
     recipe = start_resolved(order, recipe)
     if (
         recipe.whole
@@ -72,7 +77,7 @@ GENERAL_WEIGHT = 1.0
 """Weight of the general prompts of base models that can do something beside their tasks."""
 
 
-def _with_general_prompts(recipe: Any, order: TrainOrder, named: Collection[str]) -> Any:
+def _with_general_prompts(recipe: BasicRecipe, order: TrainOrder, named: Collection[str]) -> BasicRecipe:
     """The recipe with a rehearsal of general prompts, where nobody named the knob: not of the bundled model."""
     known = isinstance(recipe, AnswerRecipe) and "general_weight" not in named
     if not known or base_model_for(order) == BUNDLED:
@@ -91,8 +96,12 @@ TURN_TOKENS = 16
 
 
 def recipe_sized(
-    order: TrainOrder, recipe: Any, dataset: PreparedDataset, hardware: Hardware | None, device: str = ""
-) -> Any:
+    order: TrainOrder,
+    recipe: BasicRecipe,
+    dataset: PreparedDataset,
+    hardware: Hardware | None,
+    device: str = "",
+) -> BasicRecipe:
     """The recipe for so many rows on this base model, in all that nobody named. The bundled model, for which the preset
     `cpu` was tuned, and presets that were named keep what the preset says."""
     rows = dataset.counts["train"]
@@ -116,7 +125,7 @@ def recipe_sized(
     return recipe_fitted(recipe, work, named).fit_to_rows(rows)
 
 
-def _bytes(row: Mapping[str, Any]) -> int:
+def _bytes(row: Row) -> int:
     """Bytes of all text of a row: its prompt and its responses."""
     return sum(
         _text_bytes(row.get(part)) for part in ("prompt", "completion", "chosen", "rejected", "completions")
@@ -143,7 +152,7 @@ def within_minutes(recipe: Recipe, rows: int, speed: Speed) -> MinutesFit:
 
 
 def training_estimate(
-    order: TrainOrder, recipe: Recipe, rows: Sequence[Any], hardware: Hardware, base: MeasuredBase
+    order: TrainOrder, recipe: Recipe, rows: Sequence[Row], hardware: Hardware, base: MeasuredBase
 ) -> Estimate:
     """Steps, minutes and memory of a training by the estimate of its method, and its measured speed."""
     method = method_named(order.method)
@@ -157,11 +166,11 @@ def training_estimate(
 
 def recipe_timed(
     order: TrainOrder,
-    recipe: Any,
+    recipe: BasicRecipe,
     dataset: PreparedDataset,
     hardware: Hardware | None,
     phase: Callable[[str], None],
-) -> tuple[Any, str]:
+) -> tuple[BasicRecipe, str]:
     """The sized recipe of a run within its minutes, and what did not fit, in one sentence."""
     recipe = recipe_sized(order, recipe, dataset, hardware)
     if hardware is None or not isinstance(recipe, Recipe) or not recipe.minutes or recipe.max_steps > 0:
@@ -213,7 +222,7 @@ def _value_shared(recipe: Recipe) -> str:
     return "; --set value_backbone=shared saves the second trained copy, that of the value"
 
 
-def _with_lengths(recipe: Any, agent: str, named: Collection[str]) -> Any:
+def _with_lengths(recipe: BasicRecipe, agent: str, named: Collection[str]) -> BasicRecipe:
     """The recipe with lengths for prompts and answers of an agent that says how long its are, in knobs nobody named."""
     known = agent_served(agent)
     if known.max_prompt_tokens is None or not isinstance(recipe, Recipe):

@@ -111,20 +111,29 @@ def services(
         Service(
             "web",
             [
-                python, "-m", "gunicorn", "backend.wsgi", "--bind", f"{host}:{port}",
-                "--workers", str(web_workers), "--threads", str(web_threads),
+                python,
+                "-m",
+                "gunicorn",
+                "backend.wsgi",
+                "--bind",
+                f"{host}:{port}",
+                "--workers",
+                str(web_workers),
+                "--threads",
+                str(web_threads),
                 # longer than a proxy keeps an idle connection (Caddy: 2 minutes): it never asks on a closed one
-                "--keep-alive", "130",
+                "--keep-alive",
+                "130",
                 # its socket lies in the home folder, one for all servers of a person, and nothing here asks it
-                "--no-control-socket", "--log-level", "warning",
+                "--no-control-socket",
+                "--log-level",
+                "warning",
             ],
         ),
         Service("workers", [python, *cluster], at_once=True),
-        Service(
-            "training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, *cluster], at_once=True
-        ),
+        Service("training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, *cluster], at_once=True),
         Service("clock", [python, *command_arguments("online_learner", "watch", "--every", str(every_s))]),
-    ]  # fmt: skip
+    ]
 
 
 def supervise(running: list[Service], stop: Callable[[], bool]) -> None:

@@ -5,9 +5,9 @@ Torch is imported inside functions alone."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from django.db import InterfaceError, OperationalError, connection
 
@@ -15,38 +15,45 @@ from rl.datasets import DatasetRefused
 from rl.datasets.buffer import feedback_release, run_rewards_resolve
 from rl.datasets.reward_records import RewardsRefused
 from rl.jobs import linear as linear_runs
-from rl.jobs.code_version import code_version
-from rl.jobs.distributed_runs import FollowerEnded, Launch, SingleProcess, launch_join
-from rl.jobs.form_stage import form_stage_run
-from rl.jobs.hardware import hardware_of
+from rl.jobs.hardware import code_version, hardware_of
 from rl.jobs.lifecycle import (
     MAX_ATTEMPTS,
-    PhaseRecorder,
-    ProgressCallback,
-    RunListener,
     TrainOrder,
     base_model_for,
     base_model_settle,
-    pulse,
     run_claim,
     run_finish,
     run_interrupt,
+)
+from rl.jobs.progress import (
+    HARDWARE,
+    READING,
+    PhaseRecorder,
+    ProgressCallback,
+    RunListener,
+    phase_callback,
+    pulse,
     run_log,
     stop_signals,
 )
-from rl.jobs.phases import HARDWARE, READING, phase_callback
 from rl.jobs.results import figures_of, policy_publish, result_persist, run_warning, train_report
-from rl.jobs.reward_stage import reward_model_resolve, waits_for_reward_model
 from rl.jobs.run_dataset import dataset_of_claimed, run_register
 from rl.jobs.run_recipe import recipe_for, recipe_timed
-from rl.jobs.stages import StageRunner, StageStopped
+from rl.jobs.stages import (
+    StageRunner,
+    StageStopped,
+    form_stage_run,
+    linear_stage_run,
+    reward_model_resolve,
+    start_stage_run,
+    waits_for_reward_model,
+)
 from rl.jobs.trainer import answers_of_base, trainer_run
-from rl.jobs.warm_start import start_stage_run, starts_from_stage
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import RecipeError
 from rl.recipes.methods import method_named
-from rl.registry import service as registry
+from rl.registry.service import RegistryRefused
 from rl.reward_models.service import (
     RewardModelRefused,
     reward_model_judge,
@@ -59,6 +66,17 @@ if TYPE_CHECKING:
     from rl.training.run import Processes
 
 Status = TrainingRun.Status
+
+REFUSALS = (
+    DatasetRefused,
+    RecipeError,
+    RegistryRefused,
+    RewardModelRefused,
+    RewardRefused,
+    RewardsRefused,
+    RunRefused,
+)
+"""What a run may not do; its message stands as the run's reason."""
 
 
 def train(
@@ -169,10 +187,7 @@ def _settle(run: TrainingRun, hardware: Hardware | None, phase: Callable[[str], 
                     "result",
                 ]
             )
-    except (
-        DatasetRefused, RecipeError, RewardRefused, RewardsRefused, RewardModelRefused, RunRefused,
-        registry.RegistryRefused,
-    ) as refusal:  # fmt: skip
+    except REFUSALS as refusal:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
@@ -225,13 +240,7 @@ def _run_claimed(
         return _stopped_between_steps(run, f"stopped during {listener.phases.words or 'its start'}")
     except StageStopped as stopped:
         return _stopped_between_steps(run, str(stopped), cancelled=stopped.cancelled)
-    except (
-        TrainingRefused,
-        DatasetRefused,
-        RewardModelRefused,
-        RunRefused,
-        registry.RegistryRefused,
-    ) as refusal:
+    except (TrainingRefused, *REFUSALS) as refusal:
         run_finish(run, Status.REFUSED, reason=str(refusal))
         raise
     except BaseException as error:
@@ -240,13 +249,8 @@ def _run_claimed(
     if judge is not None and hardware is not None:
         reward_model_judge(judge, actor=actor, hardware=hardware)
     elif policy is None:
-        run.refresh_from_db()
         where = f"stopped at step {result.steps} of {result.total_steps}"
-        if run.dispatched_at is not None and not run.cancel_requested:
-            run_interrupt(run, reason=f"{where}: its worker was stopped", **figures_of(run, result))
-        else:
-            prefix = f"{run.reason}, " if run.cancel_requested else ""
-            run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}", **figures_of(run, result))
+        _run_stop(run, where, **figures_of(run, result))
     report = train_report(run, result, policy, judge)
     return report | {"stopped": where} if result.status == "cancelled" else report
 
@@ -277,9 +281,8 @@ def _stages_first(
         lambda order: run_register(order, device_of(order.method), listener.on_phase), train_stage
     )
     if run.method_reason:
-        linear_runs.linear_stage_run(run, stage_runner)
-    if starts_from_stage(run):
-        start_stage_run(run, stage_runner)
+        linear_stage_run(run, stage_runner)
+    start_stage_run(run, stage_runner)
     if not waits_for_reward_model(run):
         return
     form_stage_run(run, lambda: answers_of_base(run, hardware, listener.on_phase), stage_runner)
@@ -289,17 +292,29 @@ def _stages_first(
 
 
 def _stopped_between_steps(run: TrainingRun, where: str, *, cancelled: bool = False) -> dict[str, Any]:
-    """End a run that was stopped in a stage or outside its steps: back to the workers, or cancelled; either can be
-    resumed."""
+    """End a run that was stopped in a stage or outside its steps, and report it."""
+    _run_stop(run, where, cancelled=cancelled)
+    return {
+        "run": run.pk,
+        "method": run.method,
+        "status": "cancelled",
+        "policy": None,
+        "agent": run.agent,
+        "why": run.result.get("why", ""),
+        "stopped": where,
+        "steps": run.steps_done,
+        "total_steps": run.steps_total,
+    }
+
+
+def _run_stop(run: TrainingRun, where: str, *, cancelled: bool = False, **figures: Any) -> None:
+    """Back to the workers if a worker was stopped, else cancelled; either can be resumed."""
     run.refresh_from_db()
     if run.dispatched_at is not None and not run.cancel_requested and not cancelled:
-        run_interrupt(run, reason=where)
+        run_interrupt(run, reason=f"{where}: its worker was stopped", **figures)
     else:
         prefix = f"{run.reason}, " if run.cancel_requested else ""
-        run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}")
-    return {"run": run.pk, "method": run.method, "status": "cancelled", "policy": None, "agent": run.agent,
-            "why": run.result.get("why", ""), "stopped": where, "steps": run.steps_done,
-            "total_steps": run.steps_total}  # fmt: skip
+        run_finish(run, Status.CANCELLED, reason=f"{prefix}{where}", **figures)
 
 
 def _run_end(run: TrainingRun, error: BaseException) -> None:
@@ -312,3 +327,68 @@ def _run_end(run: TrainingRun, error: BaseException) -> None:
         )
     else:
         run_finish(run, Status.FAILED, reason=f"{type(error).__name__}: {error}")
+
+
+T = TypeVar("T")
+
+
+class ProcessGroup(Protocol):
+    """Interface of `rl.training.run`."""
+
+    @property
+    def main(self) -> bool: ...
+
+    def agree(self, said: T) -> T: ...
+
+
+class SingleProcess:
+    """The only process there is."""
+
+    main = True
+
+    def agree(self, said: T) -> T:
+        return said
+
+
+class FollowerEnded(Exception):
+    """Not an error: this process did its share of a run, and another of the launch speaks for it."""
+
+
+class Launch:
+    """Run that the processes of one launch train. The first says it once; the others wait for its word."""
+
+    def __init__(self, processes: ProcessGroup) -> None:
+        self.processes = processes
+        self.first = processes.main
+        self._said = False
+
+    def lead(self, run_id: int, *, resume: bool, more: bool = False) -> None:
+        """The first process begins this run, and the others with it. more: another run of this launch follows it."""
+        self._said = not more
+        self.processes.agree((run_id, resume, more))
+
+    def give_up(self) -> None:
+        """The first process will begin no run: without a word the others would wait for ever."""
+        if not self._said:
+            self._said = True
+            self.processes.agree(None)
+
+    def follow(self) -> tuple[int, bool, bool]:
+        """The run another process leads, whether it is resumed, and whether another one follows it. Raises RunRefused
+        where it began none."""
+        command: tuple[int, bool, bool] | None = self.processes.agree(None)
+        if command is None:
+            raise RunRefused("the first process of this launch started no run; see its message above")
+        return command
+
+
+@contextmanager
+def launch_join(processes: ProcessGroup) -> Iterator[Launch]:
+    """This process's part in its launch; alone, it is the first."""
+    launch = Launch(processes)
+    try:
+        yield launch
+    except BaseException:
+        if launch.first:
+            launch.give_up()
+        raise

@@ -17,8 +17,8 @@ from django.conf import settings
 from rl.agents import agent_resolve
 from rl.datasets import snapshot_rows
 from rl.datasets.demonstrations import demonstration_rows
+from rl.datasets.feedback_types import Row
 from rl.jobs.warm_start import recipe_opened
-from rl.linear.rows import LinearRefused
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
@@ -48,7 +48,6 @@ def trainer_run(
     the monotonic clock; now where it is left out."""
     from rl.training.hardware import allocator_settle, threads_settle
     from rl.training.preflight import train_with_checks
-    from rl.training.result import TrainingRefused
     from rl.training.search import SearchTrainer
 
     snapshot = run.snapshot
@@ -58,17 +57,15 @@ def trainer_run(
     allocator_settle()  # this process trains and then ends
     threads_settle(hardware)
     method = method_named(run.method)
-    knobs: Any = method.recipe.from_dict(run.recipe)
-    recipe: Any = recipe_opened(knobs)
+    knobs = method.recipe.from_dict(run.recipe)
+    assert isinstance(knobs, Recipe)
+    recipe = recipe_opened(knobs)
     if method.rewarded:
         recipe = recipe.with_knobs(reward=rewards_located(recipe.as_dict()["reward"], run.agent))
     train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
     notes: list[str] = []
     if isinstance(recipe, SFTRecipe) and recipe.is_taught:
-        try:
-            train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
-        except LinearRefused as refusal:
-            raise TrainingRefused(str(refusal)) from refusal
+        train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
         recipe = recipe.refit_to_rows(len(train))
         notes.append(note)
     deadline, passes = None, None
@@ -110,7 +107,7 @@ FINISHING_SHARE = 0.05
 """Share of the minutes left for the evaluation, the answers and the files after the last step."""
 
 
-def rows_read(recipe: Recipe, rows: list[Any]) -> list[Any]:
+def rows_read(recipe: Recipe, rows: list[Row]) -> list[Row]:
     """The rows that a run of less than one pass reads, drawn by its seed; all rows otherwise."""
     if recipe.epochs >= 1 or recipe.max_steps > 0:
         return rows

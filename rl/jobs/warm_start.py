@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rl.checksums import FileDamaged
 from rl.jobs.lifecycle import TrainOrder, base_model_for
-from rl.jobs.stages import SFT_SHARE, StageRunner, memory_release, stage_limits, stage_started, stage_trained
-from rl.models import Policy, TrainingRun
+from rl.models import Policy
 from rl.models.runs import RunRefused
 from rl.recipes import BASE, CHAMPION, SFT_STAGE, Recipe
 from rl.registry import service as registry
@@ -44,42 +43,6 @@ def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
         )
     start_located(start)
     return _continued_recipe(recipe, found)
-
-
-def starts_from_stage(run: TrainingRun) -> bool:
-    """True of a run that waits for its SFT stage."""
-    return run.recipe.get("start_from") == SFT_STAGE
-
-
-def start_stage_run(run: TrainingRun, stage_runner: StageRunner) -> None:
-    """Train SFT on what people wrote and liked, and have the claimed run start from that policy.
-
-    A stage that an earlier attempt began is gone on with. Raises StageStopped, and what refuses or fails.
-    """
-    stage = stage_started(run, "sft")
-    if stage is None:
-        stage = stage_runner.enter(
-            TrainOrder(
-                run.agent,
-                "sft",
-                base_model=run.base_model,
-                # a run goes on from a LoRA with a LoRA, and from whole weights with whole weights
-                knobs={
-                    "start_from": BASE,
-                    **({"lora_r": 0} if run.recipe.get("lora_r") == 0 else {}),
-                    **stage_limits(run.recipe, SFT_SHARE),
-                },
-                actor=f"run {run.pk}",
-                reason=f"first stage of run {run.pk}: what people wrote and liked",
-                stage_of=run.pk,
-            )
-        )
-    stage_trained(stage, stage_runner)
-    memory_release()
-    run.recipe = {**run.recipe, "start_from": stage.policy.name}
-    message = f"run {stage.pk} (sft) came first; this run starts from {stage.policy.name}"
-    run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), message)))}
-    run.save(update_fields=["recipe", "result"])
 
 
 def _continued_recipe(recipe: Recipe, start: Policy) -> Recipe:

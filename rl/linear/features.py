@@ -162,16 +162,6 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
     return [(name.lower(), value.rstrip()) for name, value in _LINE.findall(text)]
 
 
-def field_spans(text: str) -> list[tuple[str, int, int]]:
-    """(name, start, end) of the values of JSON members (with quotes), else of lines `name: value`; end exclusive."""
-    found = []
-    for match in _MEMBER.finditer(text):
-        quotes = int(match[2] is not None)
-        start, end = match.span(2 if quotes else 3)
-        found.append((match[1].lower(), start - quotes, end + quotes))
-    return found or [(match[1].lower(), *match.span(2)) for match in _LINE.finditer(text)]
-
-
 def _flat(value: Any, path: str, deeper: int) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for name, inner in value.items() if deeper else ():

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
 
 from rl.agents.base import Agent, answer_plain
@@ -50,9 +49,6 @@ PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 FOLDS = 4
 
-Z_95 = 1.96
-"""Half width of a 95 % interval in standard errors."""
-
 SECONDS_PER_ROW, MEMORY_GB = 4e-3, 0.3
 """Estimate for a fit: measured 2 to 6 ms per row on a busy core."""
 
@@ -72,23 +68,9 @@ class FittedPolicy:
 
     policy: LinearPolicy
     metrics: dict[str, float]
-    """`loss`: cross-validated, nats per row. `cv_accuracy`: share of held-out rows predicted. `gain`: nats per row over
-    a fit that does not read the prompt; `gain_error`: its standard error over prompts (of objects: the field with the
-    least certain gain)."""
+    """`loss`: cross-validated, nats per row. `cv_accuracy`: share of held-out rows predicted."""
     left_out: dict[str, int]
     seconds: float
-
-    @property
-    def tells(self) -> bool:
-        """True if the 95 % interval of the gain over the most frequent answer lies above 0, on held-out prompts."""
-        return self.metrics.get("gain", 0.0) > Z_95 * self.metrics.get("gain_error", 0.0)
-
-    @property
-    def prompts_lacking(self) -> int:
-        """About how many more rated prompts would make `tells` true, to the next ten."""
-        prompts, gain = int(self.policy.facts["prompts"]), self.metrics.get("gain", 0.0)
-        wanted = prompts * (Z_95 * self.metrics.get("gain_error", 0.0) / gain) ** 2 if gain > 0 else np.inf
-        return 10 * int(np.ceil(min(max(wanted - prompts, 20), 2 * prompts) / 10))
 
     @property
     def words(self) -> str:
@@ -212,34 +194,7 @@ def _policy_fit(
     metrics = {
         name: value for name, value in (("loss", loss), ("cv_accuracy", accuracy)) if np.isfinite(value)
     }
-    if metrics:
-        metrics |= _gain(matrix, choices.feedback, answers, penalty, len(columns), seed)
     return policy, metrics
-
-
-def _gain(
-    matrix: Design, feedback: str, answers: Answers, penalty: float, width: int, seed: int
-) -> dict[str, float]:
-    """Cross-validated gain in nats per row over a fit that does not read the prompt, and its standard error over
-    prompts.
-
-    The other fit has the same rows and penalty and no prompt features: it knows the most frequent answers.
-    """
-    if feedback == CORRECTIONS and answers.mode == CLOSED:
-        blind = scipy.sparse.csr_matrix((matrix.x.shape[0], 1))
-    else:
-        columns = np.arange(matrix.x.shape[1])
-        # the last column of each answer's block, and the scores' constant beyond the blocks
-        blocks = matrix.x.shape[1] // (width + 1) * (width + 1)
-        blind = matrix.x[:, (columns % (width + 1) == width) | (columns >= blocks)]
-    seeing, other = (
-        _held_out_losses(replace(matrix, x=x), feedback, penalty, seed)[0] for x in (matrix.x, blind)
-    )
-    weights = np.bincount(matrix.groups, matrix.weights)
-    sums = np.bincount(matrix.groups, matrix.weights * (other - seeing))
-    gain = float(sums.sum() / weights.sum())
-    error = float(np.sqrt(np.sum((sums - gain * weights) ** 2)) / weights.sum())
-    return {"gain": gain, "gain_error": error}
 
 
 MOST_PARTS, MOST_VALUES = 64, 64
@@ -306,12 +261,8 @@ def _fields_fit(
         },
         parts=tuple(parts),
     )
-    known = [one for one in figures if "cv_accuracy" in one]
-    if not known:
-        return policy, {}
-    least = min(known, key=lambda one: one["gain"] - Z_95 * one["gain_error"])
-    accuracy = float(np.mean([one["cv_accuracy"] for one in known]))
-    return policy, {"cv_accuracy": accuracy, "gain": least["gain"], "gain_error": least["gain_error"]}
+    known = [one["cv_accuracy"] for one in figures if "cv_accuracy" in one]
+    return policy, {"cv_accuracy": float(np.mean(known))} if known else {}
 
 
 def _object_places(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> list[FieldPlace]:

@@ -187,7 +187,7 @@ class TrainCommand(RatchetCommand):
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         # Before the slow imports below, so that a wrong name fails at once.
         base_model = base_model_given(options.get("model"), self)
-        from rl.jobs.distributed_runs import FollowerEnded
+        from rl.jobs.train import FollowerEnded
 
         try:
             return self._train(options, base_model)

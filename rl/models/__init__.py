@@ -1,20 +1,21 @@
 """Tables of rl: snapshots, runs and their metrics, evaluations, policies and their history."""
 
-from rl.models.agents import AgentBase as AgentBase
-from rl.models.agents import AgentDefinition as AgentDefinition
-from rl.models.evaluations import BenchmarkResult as BenchmarkResult
-from rl.models.evaluations import JudgedPair as JudgedPair
-from rl.models.evaluations import JudgingRound as JudgingRound
-from rl.models.evaluations import PairJudgement as PairJudgement
 from rl.models.experiments import Arm as Arm
 from rl.models.experiments import Experiment as Experiment
 from rl.models.experiments import ExperimentEvent as ExperimentEvent
+from rl.models.learning import AgentBase as AgentBase
+from rl.models.learning import AgentDefinition as AgentDefinition
 from rl.models.learning import GateSettings as GateSettings
 from rl.models.learning import GoldenCase as GoldenCase
 from rl.models.learning import LearnerSettings as LearnerSettings
 from rl.models.learning import Learnt as Learnt
+from rl.models.learning import ServingSettings as ServingSettings
 from rl.models.policies import Artifact as Artifact
+from rl.models.policies import BenchmarkResult as BenchmarkResult
 from rl.models.policies import Evaluation as Evaluation
+from rl.models.policies import JudgedPair as JudgedPair
+from rl.models.policies import JudgingRound as JudgingRound
+from rl.models.policies import PairJudgement as PairJudgement
 from rl.models.policies import Policy as Policy
 from rl.models.policies import PolicyEvent as PolicyEvent
 from rl.models.policies import Upstream as Upstream
@@ -27,4 +28,3 @@ from rl.models.runs import PromptSplit as PromptSplit
 from rl.models.runs import RunMetric as RunMetric
 from rl.models.runs import Snapshot as Snapshot
 from rl.models.runs import TrainingRun as TrainingRun
-from rl.models.serving import ServingSettings as ServingSettings

@@ -8,7 +8,7 @@ from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
 from rl.agents.inference import agent_inferred
 from rl.models import AgentDefinition
-from rl.models.serving import IN_PROCESS
+from rl.models.learning import IN_PROCESS
 
 RESPONSES = 300
 """Newest recorded responses an agent is inferred from."""

@@ -12,6 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
+from rl.models.runs import HistoryRow
 from rl.recipes.experiment_metrics import GUARDRAILS, MetricError, guardrails_checked, metric_of
 from rl.statistics.assignment import BASE, RAMP
 
@@ -190,7 +191,7 @@ class Arm(models.Model):
         return self.policy.name if self.policy is not None else BASE
 
 
-class ExperimentEvent(models.Model):
+class ExperimentEvent(HistoryRow):
     """History of an experiment: who did what, when, why, with which figures. Append-only."""
 
     class Kind(models.TextChoices):
@@ -217,8 +218,3 @@ class ExperimentEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.experiment}: {self.kind}"
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        if self.pk is not None:
-            raise ValidationError("An experiment's event is history: it is never changed.")
-        super().save(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""An agent's learning as an operator sets it: when to retrain, its gate, its golden cases."""
+"""Agents as operators set them: base model, definition, learning, gate, golden cases, serving."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from django.db.models import Q
 from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
+from rl.agents import AGENTS
+from rl.agents.template import TemplateAgent, places_of, schema_check
 from rl.gates.report import GateBounds, GateError
+from rl.models.policies import Policy
 from rl.recipes import ONLINE_LEARNING_CONFIG, RecipeError
 from rl.recipes.methods import RLHF, method_named, policy_methods
 
@@ -285,3 +288,142 @@ def retrain_knobs(wanted: LearnerSettings, method: str) -> dict[str, Any]:
 def learner_defaults(agent: str = "") -> LearnerSettings:
     """Unsaved settings of an agent without a row."""
     return LearnerSettings(agent=agent, **{k: v for k, v in learner_config().items() if k != "tick_seconds"})
+
+
+class AgentBase(models.Model):
+    """The base model of an agent. Without a row: the base of its newest run, else RATCHET_BASE_MODEL."""
+
+    agent = models.CharField(max_length=64, unique=True, validators=[RegexValidator(SLUG_PATTERN)])
+    base_model = models.CharField(
+        max_length=500,
+        help_text="Its training begins here, and it answers before there is a champion: bundled, smollm2, a model "
+        "that was added, a folder, a hub name, a GGUF file, ollama:NAME or package:NAME",
+    )
+
+    class Meta:
+        ordering = ["agent"]
+        verbose_name = "base model of an agent"
+        verbose_name_plural = "base models"
+
+    def __str__(self) -> str:
+        return f"{self.agent}: {self.base_model}"
+
+
+class AgentDefinition(models.Model):
+    """An agent without code: a system prompt, a prompt template and a JSON schema of the answer."""
+
+    slug = models.CharField(max_length=64, unique=True, validators=[RegexValidator(SLUG_PATTERN)])
+    title = models.CharField(max_length=100)
+    description = models.CharField(max_length=300, blank=True)
+    system_prompt = models.TextField(blank=True)
+    template = models.TextField(
+        default="{question}",
+        help_text="The prompt, with {name} for each value of the state: Ticket: {ticket}",
+    )
+    schema = models.JSONField(null=True, blank=True, help_text="JSON schema of the answer; empty: free text")
+    suggested_tags = models.JSONField(default=list, blank=True, help_text='["too long", "wrong"]')
+    max_new_tokens = models.PositiveIntegerField(default=128, help_text="Longest answer, in tokens")
+
+    class Meta:
+        ordering = ["slug"]
+        verbose_name = "agent without code"
+        verbose_name_plural = "agents without code"
+
+    def __str__(self) -> str:
+        return self.slug
+
+    @property
+    def agent(self) -> TemplateAgent:
+        return TemplateAgent(
+            slug=self.slug,
+            title=self.title,
+            description=self.description,
+            system_prompt=self.system_prompt,
+            template=self.template,
+            schema=self.schema,
+            suggested_tags=tuple(self.suggested_tags),
+            max_new_tokens=self.max_new_tokens,
+        )
+
+    def clean(self) -> None:
+        # forms end lines with CR LF, which would be in every prompt
+        self.system_prompt = self.system_prompt.replace("\r\n", "\n")
+        self.template = self.template.replace("\r\n", "\n")
+        faults: dict[str, Any] = {}
+        if self.slug in AGENTS:
+            faults["slug"] = f"{self.slug} is an agent with a file of its own; choose another slug"
+        if not places_of(self.template):
+            faults["template"] = "expected at least one {name}, which takes a value of the state"
+        if self.schema is not None:
+            try:
+                schema_check(self.schema)
+            except ValueError as error:
+                faults["schema"] = str(error)
+        tags = self.suggested_tags
+        if not isinstance(tags, list) or not all(isinstance(tag, str) and tag for tag in tags):
+            faults["suggested_tags"] = 'expected a list of texts, such as ["too long"]'
+        if not 1 <= (self.max_new_tokens or 0) <= 8192:
+            faults["max_new_tokens"] = "expected 1 to 8192 tokens"
+        if faults:
+            raise ValidationError(faults)
+
+
+IN_PROCESS = "in-process"
+"""Backend that answers with llama.cpp in the web process."""
+
+
+class ServingSettings(models.Model):
+    """Serving defaults of an agent for requests that do not set them."""
+
+    agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
+    choose_temperature = models.FloatField(
+        default=0.0,
+        help_text="Temperature of choosing among candidates: 0 takes the best, 1 samples by the policy's "
+        "probabilities",
+    )
+    epsilon = models.FloatField(
+        default=0.0, help_text="Share of choices among candidates sampled uniformly (exploration), 0 to 1"
+    )
+    temperature = models.FloatField(
+        null=True,
+        blank=True,
+        help_text="Temperature of free-text answers, 0 to 2; empty: greedy in process, else the server's default",
+    )
+    max_tokens = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Most tokens of an answer; empty: the agent's own limit"
+    )
+    fallbacks = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Policies that step in where the champion fails, in this order, such as "
+        '["support-bot-v214", "base"]; empty: the base model, or nobody for a hosted champion',
+    )
+
+    class Meta:
+        ordering = ["agent"]
+        verbose_name_plural = "serving settings"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(epsilon__gte=0.0, epsilon__lte=1.0), name="serving_epsilon_in_0_1"
+            ),
+            models.CheckConstraint(
+                condition=Q(choose_temperature__gte=0.0)
+                & (Q(temperature__isnull=True) | Q(temperature__gte=0.0, temperature__lte=2.0)),
+                name="serving_temperature_not_negative",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.agent
+
+    def clean(self) -> None:
+        named = self.fallbacks
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise ValidationError(
+                {"fallbacks": 'expected a list of names such as ["support-bot-v214", "base"]'}
+            )
+        able = Policy.objects.filter(agent=self.agent, name__in=named).exclude(kind=Policy.Kind.RECORDED)
+        known = {*able.values_list("name", flat=True), "base"}
+        if unknown := [name for name in named if name not in known]:
+            expected = f"expected policies of agent {self.agent} that can be asked, or base"
+            raise ValidationError({"fallbacks": f"{expected}; found {unknown[0]!r}"})

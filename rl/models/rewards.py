@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
 from rl.agents.base import HORIZONS, RewardFacts
-from rl.models.runs import TrainingRun
+from rl.models.runs import HistoryRow, TrainingRun
 from rl.recipes import DATASET_CONFIG
 from rl.rewards.catalogue import RewardRefused, reward_named
 from rl.rewards.horizons import outcomes_parsed, weights_checked
@@ -194,7 +194,7 @@ class RewardModelVersion(models.Model):
         return self.name
 
 
-class RewardModelEvent(models.Model):
+class RewardModelEvent(HistoryRow):
     """History of a reward model: who did what, when, why, with which figures. Append-only."""
 
     class Kind(models.TextChoices):
@@ -225,11 +225,3 @@ class RewardModelEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.reward_model}: {self.kind}"
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        if self.pk is not None:
-            raise ValidationError("A reward model's event is history: it is never changed.")
-        super().save(*args, **kwargs)
-
-    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        raise ValidationError("A reward model's event is history: it is never deleted.")

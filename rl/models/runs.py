@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -14,6 +16,21 @@ TRAINING = "training"
 
 LEARNER = "online learner"
 """Author of runs that the online learner started."""
+
+
+class HistoryRow(models.Model):
+    """What happened to something, when and why. Append-only."""
+
+    class Meta:
+        abstract = True
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if self.pk is not None:
+            raise ValidationError("An event is history: it is never changed.")
+        super().save(*args, **kwargs)
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        raise ValidationError("An event is history: it is never deleted.")
 
 
 class Snapshot(models.Model):

@@ -21,17 +21,18 @@ from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.evaluation import benchmarks
 from rl.evaluation.candidates import candidates_compared
-from rl.evaluation.hosted_side import HostedFailed
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
+from rl.evaluation.sides import HostedFailed
 from rl.export import deployment
 from rl.export import service as export_service
 from rl.export.agreement import references_shared
 from rl.gates.report import GateReport
 from rl.jobs import train
 from rl.jobs.estimates import base_model_wanted, order_automatic
-from rl.jobs.lifecycle import PhaseRecorder, TrainOrder, pulse
+from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import MethodChoice, TrainingPlan, training_plan
 from rl.jobs.plan import train_plan
+from rl.jobs.progress import PhaseRecorder, pulse
 from rl.jobs.stages import SFT_SHARE, memory_release, stage_limits
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learning import learner_settings, retrain_knobs

@@ -26,7 +26,6 @@ from rl.recipes.ppo import PPO_CONFIG as PPO_CONFIG
 from rl.recipes.ppo import PPORecipe as PPORecipe
 from rl.recipes.reward_model import REWARD_MODEL_CONFIG as REWARD_MODEL_CONFIG
 from rl.recipes.reward_model import RewardModelRecipe as RewardModelRecipe
-from rl.recipes.sft import CLASSIFIER as CLASSIFIER
 from rl.recipes.sft import FORM as FORM
 from rl.recipes.sft import PREFERRED as PREFERRED
 from rl.recipes.sft import SFT_CONFIG as SFT_CONFIG

@@ -18,7 +18,7 @@ FEEDBACK = ("corrections", "pairs", "scores", "pairs_and_scores")
 
 ALL = "all"
 
-CLASSIFIER, FORM, PREFERRED = "classifier", "form", "preferred"
+FORM, PREFERRED = "form", "preferred"
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,22 @@ class SFTRecipe(AnswerRecipe):
     prompt uses only the first of these that it has."""
 
     feedback: str = "corrections"
-    """`corrections`: demonstrations by people. `pairs`, `scores`, `pairs_and_scores`: a linear classifier learns from
-    that feedback and its answers are the demonstrations; for answers that are a choice, and small base models."""
-    teacher: str = CLASSIFIER
-    """Source of the answers with feedback other than `corrections`. `classifier`: a linear classifier. `preferred`:
-    each prompt's most preferred or liked recorded answer (Preferred-FT of Rafailov et al. 2023, arXiv 2305.18290).
-    `form`: a random valid answer, which teaches the format alone (`rl.agents.random_answers`)."""
-
-    recombine: bool = False
-    """With feedback `corrections`, add a linear classifier's answers to recombined prompts, up to 1,000 prompts in all;
-    for answers that are a choice, and small base models."""
+    """`corrections`: demonstrations by people. `pairs`, `scores`, `pairs_and_scores`: demonstrations are made from that
+    feedback, by `teacher`."""
+    teacher: str = PREFERRED
+    """Source of the answers with feedback other than `corrections`. `preferred`: each prompt's most preferred or liked
+    recorded answer (Preferred-FT of Rafailov et al. 2023, arXiv 2305.18290). `form`: a random valid answer, which
+    teaches the format alone (`rl.agents.random_answers`)."""
 
     @property
     def is_taught(self) -> bool:
-        """True if demonstrations are made from the feedback by a classifier or rule."""
-        return self.recombine or self.feedback != "corrections"
+        """True if demonstrations are made from judged answers."""
+        return self.feedback != "corrections"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._one_of("feedback", FEEDBACK)
-        if self.recombine and self.feedback != "corrections":
-            raise RecipeError(
-                f"recombine: expected feedback corrections, found {self.feedback}, whose classifier answers recombined "
-                "prompts already"
-            )
-        self._one_of("teacher", (CLASSIFIER, PREFERRED, FORM))
+        self._one_of("teacher", (PREFERRED, FORM))
         if unknown := sorted(set(self.source_names) - set(EXAMPLE_SOURCES)):
             raise RecipeError(
                 f"sources must be all, or some of {', '.join(EXAMPLE_SOURCES)}; found {', '.join(unknown) or 'nothing'}"

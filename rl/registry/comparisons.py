@@ -6,13 +6,14 @@ Answers come from stored evaluations, from which erasure removes what it must; n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feedback.storage.responses import Message
 from rl.gates.evidence_kinds import KNOWN, LABELS, OUTCOMES, PAIRS
 from rl.gates.headlines import headline_of, share_of
-from rl.gates.stored import StoredAnswer, StoredEvidence, StoredItem
+from rl.gates.report import StoredAnswer, StoredEvidence, StoredItem
 from rl.models import Evaluation, Policy, TrainingRun
 
 EXAMPLES = 8
@@ -132,7 +133,7 @@ CLOSE = 1e-9
 class HeldOutAnswer:
     """One held-out prompt with both answers."""
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
     answer: str
     reference_answer: str
     valid: bool

@@ -13,6 +13,7 @@ from django.db.models import Q
 
 from backend.installation import PROGRAM
 from feedback.rating.requests import prompts_asked
+from feedback.storage.sql import chunks
 from rl.checksums import file_sum
 from rl.datasets.prompt_clusters import cluster_text
 from rl.gates.effects import effect_of, items_of, lead_of
@@ -26,9 +27,10 @@ from rl.gates.report import (
     GateReport,
     GeneralAnswers,
     GoldenResult,
+    StoredAnswer,
+    StoredEvidence,
 )
 from rl.gates.rules import CHAMPION, alpha_of_attempt, gate_interval, gate_judge
-from rl.gates.stored import StoredAnswer, StoredEvidence
 from rl.models import BenchmarkResult, Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder
 from rl.registry.judging import round_evidence
@@ -112,24 +114,13 @@ def evidence_of(evaluation: Evaluation) -> Evidence:
     )
 
 
+PAIR_FIELDS = frozenset(field.name for field in dataclasses.fields(AnswerPair))
+
+
 def _answer_pair(stored: StoredAnswer, *, asked: bool) -> AnswerPair:
+    facts: dict[str, Any] = {name: value for name, value in stored.items() if name in PAIR_FIELDS}
     return AnswerPair(
-        valid=stored["valid"],
-        other_valid=stored["other_valid"],
-        reward=stored["reward"],
-        other_reward=stored["other_reward"],
-        chars=len(stored["answer"]),
-        other_chars=len(stored["other_answer"]),
-        judged=stored.get("judged", True),
-        loops=stored.get("loops", False),
-        written_valid=stored.get("written_valid"),
-        other_written_valid=stored.get("other_written_valid"),
-        same=stored.get("same"),
-        said=stored.get("said", False),
-        other_said=stored.get("other_said", False),
-        settled=stored.get("settled", False),
-        asked=asked,
-        prompt_hash=stored["prompt_hash"],
+        chars=len(stored["answer"]), other_chars=len(stored["other_answer"]), asked=asked, **facts
     )
 
 
@@ -154,10 +145,6 @@ def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
 
 
 # --- Looks at the holdout ---
-
-
-PROMPTS_AT_ONCE = 900
-"""Hashes per query."""
 
 
 def attempt_of(evaluation: Evaluation) -> int:
@@ -210,13 +197,8 @@ def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Pat
 
 def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
     """How many of these prompts are in the agent's holdout."""
-    names = sorted(set(hashes))
-    return sum(
-        PromptSplit.objects.filter(
-            agent=agent, split=PromptSplit.Split.HOLDOUT, prompt_hash__in=names[at : at + PROMPTS_AT_ONCE]
-        ).count()
-        for at in range(0, len(names), PROMPTS_AT_ONCE)
-    )
+    held_out = PromptSplit.objects.filter(agent=agent, split=PromptSplit.Split.HOLDOUT)
+    return sum(held_out.filter(prompt_hash__in=chunk).count() for chunk in chunks(set(hashes)))
 
 
 def _champion_since(agent: str, name: str) -> datetime.datetime | None:

@@ -22,8 +22,7 @@ from rl.gates.headlines import (
     liked_of,
     right_answer_figure,
 )
-from rl.gates.report import GateReport, GeneralAnswers
-from rl.gates.stored import StoredReport
+from rl.gates.report import GateReport, GeneralAnswers, StoredReport
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import evidence_of, gate_difference, policy_judge, rival_name
 from rl.registry.judging import rounds_end

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from backend.database import connection_release
-from rl.models.serving import IN_PROCESS
+from rl.models.learning import IN_PROCESS
 from rl.registry.integrity import stand_in_notify
 from rl.serving import metrics
 from rl.serving.base import (

@@ -17,7 +17,7 @@ from backend.installation import command_arguments
 from rl.base_models.service import base_model_default
 from rl.bundled_models import resolve_base_model
 from rl.checksums import FileDamaged, base_fault, base_hash, file_check, sums_read
-from rl.models.serving import IN_PROCESS
+from rl.models.learning import IN_PROCESS
 from rl.registry.integrity import damage_notify
 from rl.serving.base import BASE, BackendFailed, Model
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rl.models.serving import IN_PROCESS
+from rl.models.learning import IN_PROCESS
 from rl.serving.base import (
     BASE,
     Ask,

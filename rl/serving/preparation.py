@@ -23,7 +23,7 @@ from rl.base_models.service import base_model_default
 from rl.checksums import FileDamaged, base_fault
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.models import Artifact, Policy, TrainingRun, Upstream
-from rl.models.serving import IN_PROCESS
+from rl.models.learning import IN_PROCESS
 from rl.registry.integrity import adapter_folder, weights_name
 from rl.registry.service import PreparationRefused
 from rl.serving.base import BASE, Endpoint, Model, Prices

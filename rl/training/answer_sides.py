@@ -67,7 +67,7 @@ def not_scored_words(title: str) -> str:
 AGAINST = "against"
 """In place of a side: the one that the policy is compared with."""
 
-Beside = Callable[[], LoadedPolicy]
+Beside = Callable[[], LoadedPolicy | LinearSide]
 """Loads a base model. Called only where its answers can be judged."""
 
 
@@ -140,7 +140,7 @@ def right_of_sides(
 
 
 def _asked(
-    side: LoadedPolicy, prompts: Sequence[HeldOutPrompt], agent: Agent, batch_size: int
+    side: LoadedPolicy | LinearSide, prompts: Sequence[HeldOutPrompt], agent: Agent, batch_size: int
 ) -> list[Generation | None]:
     states = [prompt.row.get("state") for prompt in prompts]
     messages = [prompt.messages for prompt in prompts]

@@ -50,7 +50,6 @@ def test_commands_name_the_path_and_leave_what_was_whole(
     orders = (
         ("import_feedback", str(many), "--agent", "helper"),
         ("export_training_data", "--agent", "helper", "--output", str(target)),
-        ("export_dataset", "--agent", "helper", "--kind", "labels", "--output", str(home / "labels.jsonl")),
         ("calculate_rewards", "--all"),
         ("forget", "--unit", "nobody"),
         ("backup", str(home / "backup")),

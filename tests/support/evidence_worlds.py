@@ -11,8 +11,8 @@ import scipy
 from rl.datasets.pairs import HELD_OUT_PAIRS
 from rl.gates.effects import one_per_cluster
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gates.report import Case, Evidence, Item, RatedAnswer
-from rl.gates.rules import CHAMPION, PASSED, gate_judge, rule_accuracy
+from rl.gates.report import PASSED, Case, Evidence, Item, RatedAnswer
+from rl.gates.rules import CHAMPION, gate_judge, rule_accuracy
 from tests.support.gate_worlds import BOUNDS
 
 REPEATS = 0.3
