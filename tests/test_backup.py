@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from backend.backups import archive, databases
+from backend.backups import archive
 from backend.backups.archive import MANIFEST, BackupRefused, verify
-from feedback.recording.outbox import Outbox
+from feedback.recording.recorder import journal_of, outbox_of
 from tests.support.postgres import fresh_database, postgres_url  # noqa: F401
 from tests.support.vanishing_folder import vanishes_when_listed
 
@@ -33,11 +33,10 @@ def lite(tmp_path: Path, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) ->
         made.execute("CREATE TABLE feedback_decision (id INTEGER PRIMARY KEY, other INTEGER)")
         made.executemany("INSERT INTO feedback_decision VALUES (?, ?)", [(n, n) for n in range(100)])
     made.close()
-    for module in (archive, databases):
-        monkeypatch.setattr(module, "database_file", lambda: file)
-        monkeypatch.setattr(module, "migration_names", lambda: {"feedback.0001_initial"})
+    monkeypatch.setattr(archive, "database_file", lambda: file)
+    monkeypatch.setattr(archive, "migration_names", lambda: {"feedback.0001_initial"})
     monkeypatch.setattr(archive, "migrations_applied", lambda: ["feedback.0001_initial"])
-    monkeypatch.setattr(archive, "database_restore", lambda copy, rows: databases._sqlite_restore(copy))
+    monkeypatch.setattr(archive, "database_restore", lambda copy, rows: archive._sqlite_restore(copy))
     monkeypatch.setattr(archive, "database_empty", lambda: False)
     return file
 
@@ -128,30 +127,25 @@ def test_a_decision_on_its_way_is_in_the_backup(
     lite: Path, ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between copying the spool and the database what waits is recorded: in the copied spool it waits still."""
-    spool = Outbox(ratchet_home / "spool/decisions")
-    spool.put({"kind": "decision", "body": {"id": "1"}})
-    (day,) = spool.days()
+    folder = ratchet_home / "spool/decisions"
+    journal, spool = journal_of(folder), outbox_of(folder)
+    journal.put({"kind": "decision", "body": {"id": "1"}}, key="1")
+    assert [path.name for path in archive._spool_files(ratchet_home)] == ["journal.sqlite3"]
+    spool.put({"kind": "decision", "body": {"id": "2"}})
     before = archive.database_copy
 
     def sent_meanwhile(folder: Path) -> Any:
-        progress = spool.progress(day)
-        progress.position = day.stat().st_size
-        spool.progress_save(day, progress)
+        journal.remove(["1"])
+        spool.settle([1])
         return before(folder)
 
     monkeypatch.setattr(archive, "database_copy", sent_meanwhile)
     archive.backup(tmp_path / "b")
-    assert not spool.pending_days()
-    copied = Outbox(tmp_path / "b/home/spool/decisions")
-    assert len(copied.pending_days()) == 1
-
-
-def test_journals_are_copied_before_progress_and_that_before_the_spool(ratchet_home: Path) -> None:
-    for name in ("2026-01-01.jsonl", "2026-01-01.progress.json", "abc.journal", "2026-01-01.refused.jsonl"):
-        write(ratchet_home, f"spool/decisions/{name}")
-    names = [path.name for path in archive._spool_files(ratchet_home)]
-    assert names[:2] == ["abc.journal", "2026-01-01.progress.json"]
-    assert len(names) == 4
+    assert journal.pending_count() == spool.pending_count() == 0
+    copied = tmp_path / "b/home/spool/decisions"
+    assert [path.name for path in sorted(copied.iterdir())] == ["journal.sqlite3", "outbox.sqlite3"]
+    found = journal_of(copied).pending() + outbox_of(copied).pending()
+    assert [record.body["body"]["id"] for record in found] == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +185,7 @@ def test_a_flipped_byte_of_the_database_is_found(lite: Path, tmp_path: Path) -> 
     raw[16:24] = b"\xff" * 8  # and SQLite's own check would find what the sum does not
     file.write_bytes(raw)
     with pytest.raises(BackupRefused, match="damaged"):
-        databases.database_check(file)
+        archive.database_check(file)
 
 
 def test_what_is_there_is_only_replaced_when_asked_and_then_moved_aside(

@@ -1,4 +1,4 @@
-"""Decisions over REST: record one or many, find, read."""
+"""Decisions, traces and withdrawals over REST."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pydantic import BeforeValidator, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.bodies import FLOAT_TEXT, INT_TEXT, Query
+from backend.bodies import FLOAT_TEXT, INT_TEXT, Answer, Query, Sent, Time
+from backend.rest.access import grant_of
 from backend.rest.errors import RequestRefused, error_body
 from backend.rest.pages import PageQuery, page_of
-from backend.rest.reading import fields_in, query_read
+from backend.rest.reading import body_read, fields_in, query_read
 from backend.rest.schema import Page, describe
 from backend.rest.views import ApiView
 from feedback.api.bodies import (
@@ -26,13 +27,23 @@ from feedback.api.bodies import (
     DecisionsSent,
     DecisionStored,
     DecisionWhole,
+    TraceSent,
+    TraceStored,
+)
+from feedback.erasure.withdrawals import (
+    WithdrawalSelection,
+    Withdrawn,
+    decisions_withdraw,
+    withdrawal_restore,
+    withdrawals,
 )
 from feedback.explorer.decision_facts import rewarded_at_least
-from feedback.explorer.search import DecisionWhole as WholeDecision
-from feedback.explorer.search import decision_whole, decisions_search, text_looked_through
-from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
+from feedback.explorer.search import decisions_search
+from feedback.models import Decision, Outcome
+from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest, trace_record
 from feedback.recording.recorder import recorded_or_never
-from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent
+from feedback.selectors import decision_get, ratings_standing
+from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent, Uuid
 from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 
 
@@ -98,7 +109,7 @@ class Decisions(ApiView):
         found, among = narrowed(rated=rated, q=sent.q), None
         if sent.min_reward is not None:
             found = rewarded_at_least(found, sent.min_reward)
-        if sent.min_reward is not None or rated is not None or text_looked_through(sent.q):
+        if sent.min_reward is not None or rated is not None or sent.q:
             among = narrowed()
         return Response(page_of(found, request, sent, DecisionFound.of, among=among))
 
@@ -115,8 +126,10 @@ class DecisionOne(ApiView):
     )
     def get(self, request: Request, pk: uuid.UUID) -> Response:
         query_read(Query, request)
-        found = recorded_or_never(pk, then=lambda: _decision_get(pk))
-        return Response(DecisionWhole.of(found.decision, ratings=found.ratings, outcomes=found.outcomes))
+        decision = recorded_or_never(pk, then=lambda: _decision_get(pk))
+        ratings = list(ratings_standing(of_withdrawn=True).filter(decision=decision))
+        outcomes = list(Outcome.objects.filter(decision=decision).order_by("at", "id"))
+        return Response(DecisionWhole.of(decision, ratings=ratings, outcomes=outcomes))
 
 
 def _bulk(items: list[Any]) -> Response:
@@ -155,8 +168,109 @@ def _refusal_entry(code: str, message: str, fields: dict[str, str]) -> dict[str,
     return {"status": 409 if code == "conflict" else 400, **error_body(code, message, fields)}
 
 
-def _decision_get(pk: uuid.UUID) -> WholeDecision:
-    found = decision_whole(pk)
+def _decision_get(pk: uuid.UUID) -> Decision:
+    found = decision_get(pk)
     if found is None:
         raise DecisionUnknown(f"no decision {pk}", {"id": "does not exist"})
     return found
+
+
+class Traces(ApiView):
+    scopes = {"POST": "ingest"}
+
+    @describe(
+        "Record an agent's execution trace and the decisions in it",
+        {
+            201: ("Stored", TraceStored),
+            200: ("Stored before, with the same body", TraceStored),
+            202: ("Left out by the agent's collection_rate", DecisionLeftOut),
+        },
+        body=TraceSent,
+        refusals=(409,),
+        tag="traces",
+        operation="traces_record",
+        description="The trace and its decisions are stored together or not at all.",
+    )
+    def post(self, request: Request) -> Response:
+        done = trace_record(**fields_in(TraceSent, request.data))
+        if not done.stored:
+            return Response(DecisionLeftOut.of(done.trace, stored=False), status=202)
+        body = TraceStored.of(done.trace, stored=True, decisions=done.decisions)
+        return Response(body, status=201 if done.created else 200)
+
+
+class WithdrawalSent(WithdrawalSelection):
+    ids: Annotated[list[Uuid], Field(max_length=1000)] = []
+    reason: Annotated[Storable, Field(max_length=500)] = ""
+    """Why, for the record."""
+    dry_run: bool = False
+    """Count and list; withdraw nothing."""
+
+
+class WithdrawalShown(Answer):
+    id: int
+    selection: dict[str, Any]
+    reason: str
+    actor: str
+    decisions: int = Field(validation_alias="decisions_count")
+    trained_on: dict[str, Any]
+    created_at: Time
+    restored_at: Time | None
+    restored_by: str
+
+
+class WithdrawalRestored(Answer):
+    withdrawal: int
+    decisions: int
+
+
+class Withdrawals(ApiView):
+    scopes = {"GET": "read", "POST": "operate"}
+
+    @describe(
+        "List the withdrawals, newest first",
+        {200: ("A page of them", Page[WithdrawalShown])},
+        query=PageQuery,
+        tag="decisions",
+        operation="withdrawals_list",
+    )
+    def get(self, request: Request) -> Response:
+        page = query_read(PageQuery, request)
+        return Response(page_of(withdrawals(), request, page, WithdrawalShown.of))
+
+    @describe(
+        "Withdraw decisions",
+        {201: ("Withdrawn", Withdrawn), 200: ("Nothing to withdraw; or a dry run", Withdrawn)},
+        body=WithdrawalSent,
+        tag="decisions",
+        operation="decisions_withdraw",
+        description="Decisions that match all given fields are excluded from datasets, queues, counts and "
+        "exports. They stay on record and can be restored. Runs and policies trained on them "
+        "are listed and not changed.",
+    )
+    def post(self, request: Request) -> Response:
+        sent = body_read(WithdrawalSent, request.data)
+        done = decisions_withdraw(
+            sent, actor=grant_of(request).holder, reason=sent.reason, dry_run=sent.dry_run
+        )
+        return Response(Withdrawn.of(done), status=200 if done.withdrawal is None else 201)
+
+
+class WithdrawalRestore(ApiView):
+    scopes = {"POST": "operate"}
+
+    @describe(
+        "Undo a withdrawal",
+        {200: ("How many came back", WithdrawalRestored)},
+        body=Sent,
+        refusals=(404, 409),
+        tag="decisions",
+        operation="withdrawals_restore",
+        description="409 where it was restored already.",
+    )
+    def post(self, request: Request, pk: int) -> Response:
+        body_read(Sent, request.data)
+        if pk >= 2**63:
+            raise RequestRefused(f"there is no withdrawal {pk}", code="not_found", status=404)
+        back = withdrawal_restore(pk, actor=grant_of(request).holder)
+        return Response({"withdrawal": pk, "decisions": back})

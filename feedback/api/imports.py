@@ -1,4 +1,4 @@
-"""Imports over REST: bring a file, list what was brought, take an import back."""
+"""Imports and exports over REST."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from django.conf import settings
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import StreamingHttpResponse
 from pydantic import AfterValidator, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -24,11 +25,14 @@ from backend.rest.schema import Page, describe
 from backend.rest.views import ApiView
 from feedback.storage.fields import Name, OneOf, SaidText, Slug, Storable
 from feedback.transfer import formats
+from feedback.transfer.export import ExportReport, export_start, filename, media_type
+from feedback.transfer.export_views import Selection
+from feedback.transfer.formats import SHAPES
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportOrder, ImportRefused, order_import
 from feedback.transfer.import_report import batch_get, batches, next_steps
-from feedback.transfer.import_undo import import_undo
+from feedback.transfer.import_undo import Undone, import_undo
 from feedback.transfer.uploads import upload_store, uploads_sweep
 
 MAX_CONTENT = 14_000_000
@@ -160,25 +164,6 @@ class UndoSent(Sent):
     force: bool = False
 
 
-class ImportUndone(Answer):
-    batch: int
-    file: str
-    dry_run: bool
-    forced: bool
-    decisions: int
-    ratings: int
-    comparisons: int
-    outcomes: int
-    traces: int
-    withdrawals: int
-    decisions_kept: int
-    """People rated them here, or another import added to them."""
-    traces_kept: int
-    trained_on: dict[str, Any]
-    """{runs, policies, labels, snapshots, evaluations}."""
-    imports_since: list[int]
-
-
 class ImportsQuery(PageQuery):
     agent: Slug | None = None
     """Of this agent."""
@@ -266,7 +251,7 @@ class ImportUndo(ApiView):
 
     @describe(
         "Undo an import",
-        {200: ("What was removed, or with dry_run would be", ImportUndone)},
+        {200: ("What was removed, or with dry_run would be", Undone)},
         body=UndoSent,
         refusals=(404, 409),
         tag="imports",
@@ -276,8 +261,38 @@ class ImportUndo(ApiView):
     def post(self, request: Request, pk: int) -> Response:
         sent = body_read(UndoSent, request.data)
         done = import_undo(pk, actor=grant_of(request).holder, dry_run=sent.dry_run, force=sent.force)
-        return Response(ImportUndone.of(done))
+        return Response(Undone.of(done))
 
 
 def _reasons(skipped: dict[str, int]) -> dict[str, str]:
     return {f"{count} rows": reason for reason, count in skipped.items()}
+
+
+class ExportQuery(Query):
+    format: Annotated[str, OneOf(list(SHAPES))] = "ratchet"
+    agent: Slug | None = None
+    """Of this agent alone."""
+
+
+class RatingsExport(ApiView):
+    scopes = {"GET": "read"}
+
+    @describe(
+        "Export decisions with their ratings and comparisons",
+        {200: ("A file, as it is read", {"type": "string"})},
+        query=ExportQuery,
+        tag="ratings",
+        operation="ratings_export",
+        media_type="application/x-ndjson",
+        also={"application/json": {"type": "array", "items": {"type": "object"}}},
+        description="JSON lines, or an array if the format is one. A complete stream ends with an empty "
+        "chunk; without it the stream was cut off.",
+    )
+    def get(self, request: Request) -> StreamingHttpResponse:
+        sent = query_read(ExportQuery, request)
+        name = filename(sent.format, sent.agent)
+        return StreamingHttpResponse(
+            export_start(sent.format, Selection(sent.agent), ExportReport(sent.format)),
+            content_type=media_type(sent.format),
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )

@@ -9,15 +9,15 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
 from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.views.decorators.http import require_POST, require_safe
 
-from feedback.accounts.roles import SCOPE_PERMISSIONS
+from backend.rest.errors import RequestRefused
+from backend.rest.pages import LOOK
+from feedback.accounts.roles import SCOPE_PERMISSIONS, page_for
 from feedback.erasure.withdrawals import (
     WithdrawalUnknown,
     decision_restore,
@@ -27,13 +27,11 @@ from feedback.erasure.withdrawals import (
 )
 from feedback.explorer.decision_facts import Reward, decision_facts
 from feedback.explorer.listing import (
-    LOOK,
     MATCHING,
     RATING_FILTERS,
     DecisionSearch,
     decisions_page,
     history_of,
-    place_of,
     search_read,
     selection_chosen,
 )
@@ -71,20 +69,16 @@ DECISION_PAGE_FIELDS |= {
 """Decision fields that the decision page lays out itself; it lists the others."""
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def decisions(request: HttpRequest) -> HttpResponse:
     """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`, from cursor `before=`."""
-    fault, page, position = "", None, None
+    fault, page, cursor = "", None, request.GET.get("before", "")
     try:
         search = search_read(request.GET)
-        position = place_of(request.GET.get("before", ""))
-    except FeedbackRefused as refusal:
+        page = decisions_page(search, cursor)
+    except (FeedbackRefused, RequestRefused) as refusal:
         fault = "; ".join(f"{name}: {reason}" for name, reason in refusal.fields.items()) or str(refusal)
         search = DecisionSearch(DecisionFilter())
-    else:
-        page = decisions_page(search, position)
     query = search.parts
     context = {
         **filter_context(request, search.filter, search.beyond_filter),
@@ -99,9 +93,9 @@ def decisions(request: HttpRequest) -> HttpResponse:
         "found": page,
         "rows": [_row(row) for row in page.decisions] if page else [],
         "look": f"{LOOK:,}",
-        "first_page": position is None,
+        "first_page": not cursor,
         "newest": urlencode(query),
-        "older": urlencode({**query, "before": str(page.older)}) if page and page.older else "",
+        "older": urlencode({**query, "before": page.older}) if page and page.older else "",
     }
     return render(request, "feedback/decisions.html", context, status=400 if fault else 200)
 
@@ -147,9 +141,7 @@ def _further_values(rating: Rating) -> list[tuple[str, Any]]:
     ]
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     """One decision: answer, trace (`?part=` of a long one), feedback, reward and provenance."""
     row = Decision.objects.select_related("trace", "withdrawal").filter(pk=pk).first()
@@ -254,9 +246,7 @@ PROBLEMS_PAGE = 50
 """Problems on one page."""
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def problem_rows(request: HttpRequest) -> HttpResponse:
     """Decisions that a bulk reader skipped, newest first: `?agent=&reader=&page=`."""
     agent, reader = request.GET.get("agent", ""), request.GET.get("reader", "")
@@ -280,9 +270,7 @@ def problem_rows(request: HttpRequest) -> HttpResponse:
     return render(request, "feedback/problems.html", context, status=200 if is_known else 400)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@page_for("operate", "POST")
 def decision_take_out(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     """Withdraw one decision, then redirect to `next=`."""
     try:
@@ -297,9 +285,7 @@ def decision_take_out(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     return _next_page(request, pk)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@page_for("operate", "POST")
 def decision_put_back(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     try:
         decision_restore(pk, actor=request.user.get_username())
@@ -315,9 +301,7 @@ def _next_page(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     return redirect(target) if target and safe else redirect("decision", pk=pk)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@page_for("operate", "POST")
 def decisions_take_out(request: HttpRequest) -> HttpResponse:
     """Withdraw the ticked decisions (`id`, repeated) or all that a search finds (`which=found` and its fields).
 

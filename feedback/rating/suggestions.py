@@ -10,11 +10,9 @@ from django.db.models import Count, Q
 from django.utils import timezone
 
 from feedback.models import Decision, Rating, Suggestion, Thumb
-from feedback.storage.annotation_priority import rating_share
+from feedback.storage.facts import rating_share
 from feedback.storage.sql import chunks
 
-CHUNK = 500
-"""Suggestions written per statement."""
 Outcome = Suggestion.Outcome
 
 
@@ -36,7 +34,7 @@ def suggestions_record(good: Mapping[uuid.UUID, float], labeller: str) -> int:
     """Store suggestions (decision -> probability of a good answer), replacing unresolved ones; returns how many."""
     keys = list(good)
     count = 0
-    for chunk in chunks(keys, CHUNK):
+    for chunk in chunks(keys):
         settled = set(
             Suggestion.objects.filter(decision__in=chunk)
             .exclude(outcome="")

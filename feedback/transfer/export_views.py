@@ -20,16 +20,14 @@ from django.utils.module_loading import import_string
 
 from feedback.models import Comparison, Decision, Trace
 from feedback.selectors import comparisons_standing, ratings_standing
-from feedback.storage.annotation_priority import rating_share
 from feedback.storage.bodies import Body
-from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, rating_share
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read
 from feedback.storage.sql import rows_in
 from feedback.transfer.export_rows import (
     FETCH,
     decision_exports,
-    decision_texts,
     in_chains,
     only_standing,
     pieces,
@@ -175,10 +173,7 @@ def history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
         yield from _history_of(selected_exports(selection, left_out), selection.agent)
         return
     yield from _trace_rows(selection.agent)
-    if connection.vendor == "postgresql":
-        yield from decision_texts(selection.agent)
-    else:
-        yield from selected_exports(selection, left_out)
+    yield from selected_exports(selection, left_out)
     yield from _comparison_rows(selection.agent)
 
 

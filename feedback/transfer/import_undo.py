@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
+from backend.bodies import Answer
 from backend.installation import PROGRAM
 from feedback.erasure.withdrawals import prompts_trained_on, trained_text
 from feedback.models import (
     Comparison,
     Decision,
     ImportBatch,
-    Lease,
     Outcome,
     RaterKind,
     Rating,
-    RatingRequest,
-    Suggestion,
     Trace,
 )
 from feedback.storage.annotation_priority import policy_uncertainty, priority_update
-from feedback.storage.sql import RatingProgress, chunks
-
-CHUNK = 400
-"""Ids named in one statement, where it names each twice."""
+from feedback.storage.sql import IDS, RatingProgress, chunks, decisions_remove, rows_delete
 
 ATTEMPTS = 5
 """Tries of an undo, where somebody adds to one of its decisions at the same moment."""
@@ -58,8 +50,7 @@ class ImportUnknown(UndoRefused):
     code = "not_found"
 
 
-@dataclass
-class Undone:
+class Undone(Answer):
     """Report of an undo: what was removed of an import, or with dry_run would be."""
 
     batch: int
@@ -76,14 +67,11 @@ class Undone:
     """Traces of the import that a decision that stays belongs to."""
     withdrawals: int = 0
     """Withdrawals of ratings of the import, which are removed with them."""
-    trained_on: dict[str, list[Any]] = field(default_factory=dict)
+    trained_on: dict[str, list[Any]] = {}
     """Artefacts trained on it: {runs, policies, labels, snapshots, evaluations}; empty lists are left out."""
-    imports_since: list[int] = field(default_factory=list)
+    imports_since: list[int] = []
     """Later imports that found rows here already; some of these may have been this import's."""
     forced: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def was_trained_on(self) -> bool:
@@ -123,7 +111,7 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
         raise UndoRefused(
             f"import {number} ({batch.file}) was undone on {batch.undone_at:%Y-%m-%d %H:%M} by {batch.undone_by}"
         )
-    work = _UndoJob(batch, Undone(number, batch.file, dry_run, forced=force))
+    work = _UndoJob(batch, Undone(batch=number, file=batch.file, dry_run=dry_run, forced=force))
     report = work.done
     report.trained_on = trained_on(batch)
     if report.was_trained_on and not force and not dry_run:
@@ -138,7 +126,7 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
     ]
     work.remove()
     if not dry_run:
-        batch.undone_at, batch.undone_by, batch.undone = timezone.now(), actor[:200], report.as_dict()
+        batch.undone_at, batch.undone_by, batch.undone = timezone.now(), actor[:200], Undone.of(report)
         batch.attached = []
         batch.save(update_fields=["undone_at", "undone_by", "undone", "attached"])
     return report
@@ -175,7 +163,7 @@ class _UndoJob:
         self._detach()
         self._remove_words(Rating, ("decision_id", "rater"))
         self._remove_words(Comparison, ("left_id", "right_id", "rater"))
-        self.done.outcomes = _delete(Outcome.objects.filter(import_batch=self.batch))
+        self.done.outcomes = rows_delete(Outcome.objects.filter(import_batch=self.batch))
         self._remove_decisions(touched)
         self._remove_traces()
         self._recount(touched)
@@ -196,7 +184,7 @@ class _UndoJob:
     def _detach(self) -> None:
         """Decisions that were here before the import lose the trace it gave them."""
         attached = [uuid.UUID(pk) for pk in self.batch.attached]
-        for chunk in chunks(attached, CHUNK):
+        for chunk in chunks(attached):
             self._note_traces(chunk)
             Decision.objects.filter(pk__in=chunk).update(trace=None)
 
@@ -216,9 +204,9 @@ class _UndoJob:
             dropped += gone
             links |= relinked
         self.done.withdrawals += len(dropped)
-        removed = _delete(rows.filter(import_batch=self.batch))
-        for chunk in chunks(dropped, CHUNK):
-            _delete(rows.filter(pk__in=chunk))
+        removed = rows_delete(rows.filter(import_batch=self.batch))
+        for chunk in chunks(dropped):
+            rows_delete(rows.filter(pk__in=chunk))
         for pk, before in links.items():
             rows.filter(pk=pk).update(supersedes=before)
         if model is Rating:
@@ -234,9 +222,9 @@ class _UndoJob:
         mine = Decision.objects.filter(import_batch=self.batch).order_by()
         self.done.decisions_kept = mine.filter(_added_to()).count()
         removable = mine.filter(~_added_to())
-        while ids := list(removable.values_list("pk", flat=True)[:CHUNK]):
+        while ids := list(removable.values_list("pk", flat=True)[:IDS]):
             self.done.decisions += self._remove_chunk(ids)
-        for chunk in chunks(touched, CHUNK):
+        for chunk in chunks(touched):
             left = Decision.objects.filter(~_added_to(), pk__in=chunk, import_batch__undone_at__isnull=False)
             self.done.decisions += self._remove_chunk(list(left.order_by().values_list("pk", flat=True)))
 
@@ -252,17 +240,17 @@ class _UndoJob:
         used = Exists(Decision.objects.filter(trace=OuterRef("pk")).order_by())
         mine = Trace.objects.filter(import_batch=self.batch).order_by()
         self.done.traces_kept = mine.filter(used).count()
-        self.done.traces = _delete(mine.filter(~used))
-        for chunk in chunks(self._traces_left, CHUNK):
+        self.done.traces = rows_delete(mine.filter(~used))
+        for chunk in chunks(self._traces_left):
             left = Trace.objects.filter(~used, pk__in=chunk, import_batch__undone_at__isnull=False)
-            self.done.traces += _delete(left.order_by())
+            self.done.traces += rows_delete(left.order_by())
 
     def _recount(self, touched: Iterable[uuid.UUID]) -> None:
         """Count anew how many people rated the decisions that stay."""
         remaining_ids = (
             Decision.objects.filter(import_batch=self.batch).order_by().values_list("pk", flat=True)
         )
-        for chunk in chunks([*touched, *remaining_ids], CHUNK):
+        for chunk in chunks([*touched, *remaining_ids]):
             ratings_recount(chunk)
 
 
@@ -305,18 +293,6 @@ def _chain_without(
     return removals, links
 
 
-def decisions_remove(ids: Sequence[uuid.UUID]) -> int:
-    """Remove decisions of which nothing is said any more, with what is kept beside them. At most CHUNK at once."""
-    if not ids:
-        return 0
-    Lease.objects.filter(decision__in=ids).delete()
-    RatingRequest.objects.filter(decision__in=ids).delete()
-    _delete(Suggestion.objects.filter(decision__in=ids))
-    if settings.FEEDBACK_FORGET:
-        import_string(settings.FEEDBACK_FORGET)(ids)
-    return _delete(Decision.objects.filter(pk__in=ids))
-
-
 def ratings_recount(ids: Sequence[uuid.UUID]) -> None:
     """Set each decision's number of standing ratings by people, and its place in the queue, from the ratings."""
     counts: dict[uuid.UUID, int] = dict.fromkeys(ids, 0)
@@ -338,9 +314,3 @@ def ratings_recount(ids: Sequence[uuid.UUID]) -> None:
             )
         else:
             priority_update(pk, RatingProgress(count, wanted))
-
-
-def _delete(rows: QuerySet[Any]) -> int:
-    """Delete rows straight in SQL: the models protect rows that others point to, and chains point to themselves.
-    Foreign keys are checked at the end of the transaction."""
-    return rows._raw_delete(rows.db)

@@ -18,7 +18,7 @@ from feedback.accounts.authentication import key_create
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw
 from feedback.models import AgentSettings, Decision, ImportBatch
 from feedback.rating.suggestions import suggestions_record
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.storage.problem_rows import RowReader
 from rl.datasets.reward_records import rewards_calculate
@@ -70,7 +70,7 @@ def world_recorded(decisions: int = 24) -> Decision:
     suggestions_record({row.pk: 0.8 for row in rows[decisions // 2 :]}, f"{AGENT}-labels-1")
     rewards_calculate(AGENT)
     decisions_withdraw(
-        WithdrawalSelection(ids=(rows[-1].pk,)), actor="ada", reason="Recorded by a load test of the checkout"
+        WithdrawalSelection(ids=[rows[-1].pk]), actor="ada", reason="Recorded by a load test of the checkout"
     )
     reader = RowReader(AGENT, "dataset")
     reader.skip(

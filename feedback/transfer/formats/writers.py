@@ -10,9 +10,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from feedback.storage.annotation_priority import rating_share
 from feedback.storage.bodies import Body
-from feedback.storage.facts import BODIES, COMPARISON, DECISION, OUTCOME, RATING, TRACE
+from feedback.storage.facts import BODIES, COMPARISON, DECISION, OUTCOME, RATING, TRACE, rating_share
 from feedback.storage.responses import Completion, Message
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
@@ -25,14 +24,6 @@ from feedback.transfer.formats.records import (
 
 Line: TypeAlias = dict[str, Any]
 """One row of a file, ready to become JSON; may hold orjson.Fragment."""
-
-
-class LineWritten(dict[str, Any]):
-    """A row of a file that is JSON already; of what stands in it only the type is known here."""
-
-    def __init__(self, kind: str, text: bytes) -> None:
-        super().__init__(type=kind)
-        self.text = text
 
 
 Writer: TypeAlias = Callable[[Iterable[Any], Counter[str]], Iterator[Line]]
@@ -114,6 +105,18 @@ def writer_by_record(said: Callable[[R, Counter[str]], Iterable[Line]]) -> Write
                 yield from found
 
     return write
+
+
+def shape(
+    name: str,
+    title: str,
+    view: View,
+    said: Callable[[R, Counter[str]], Iterable[Line]],
+    container: Literal["lines", "array"] = "lines",
+    beside: tuple[str, ...] = (),
+) -> RowShape:
+    """A kind of file of one view, whose rows say one record each."""
+    return RowShape(name, title, (view,), writer_by_record(said), container, beside)
 
 
 def each_rating(
@@ -301,12 +304,6 @@ class TraceRow(row_of(TRACE, "id", after=("created_at",))):  # type: ignore[misc
     """A trace, its JSON columns as text."""
 
     __slots__ = ()
-
-
-class DecisionText(NamedTuple):
-    """A decision with all that was said of it, as the text of a line of our own format."""
-
-    text: bytes
 
 
 class DecisionExport(NamedTuple):
