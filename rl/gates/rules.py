@@ -184,13 +184,11 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     )
     if is_better and luck is not None and luck <= alpha:
         return RuleResult("accuracy", PASSED, f"{gain}, {limit}", figures)
-    return RuleResult(
-        "accuracy",
-        REFUSED,
-        f"not shown to be better: {gain}, {limit}, which must be above {amount(effect, bounds.margin)}",
-        figures,
-        waits=True,
-    )
+    missing = f"{limit}, which must be above {amount(effect, bounds.margin)}"
+    if is_better and luck is not None:  # the bound is approximate, the test is exact
+        missing = f"which chance gives in {100 * luck:.1f} % of comparisons; at most {100 * alpha:.1f} % is allowed"
+    words = f"not shown to be better: {gain}, {missing}"
+    return RuleResult("accuracy", REFUSED, words, figures, waits=True)
 
 
 def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Difference:
