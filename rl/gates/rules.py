@@ -186,7 +186,9 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
         return RuleResult("accuracy", PASSED, f"{gain}, {limit}", figures)
     missing = f"{limit}, which must be above {amount(effect, bounds.margin)}"
     if is_better and luck is not None:  # the bound is approximate, the test is exact
-        missing = f"which chance gives in {100 * luck:.1f} % of comparisons; at most {100 * alpha:.1f} % is allowed"
+        missing = (
+            f"which chance gives in {100 * luck:.1f} % of comparisons; at most {100 * alpha:.1f} % is allowed"
+        )
     words = f"not shown to be better: {gain}, {missing}"
     return RuleResult("accuracy", REFUSED, words, figures, waits=True)
 
