@@ -106,7 +106,8 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     words = f"{found} held-out prompts{EVIDENCE_WORDS[lead]}"
     reasons: dict[str, list[str]] = {}
     for kind, why in evidence.exclusions.items():
-        reasons.setdefault(why, []).append(kind)
+        if lead != KNOWN or kind not in POOLED:  # known answers hold what the others say
+            reasons.setdefault(why, []).append(kind)
     if barred := [f"{', '.join(kinds)} are not used: {why}" for why, kinds in reasons.items()]:
         words += f" ({'; '.join(barred)})"
     if evidence.near_identical:
