@@ -168,7 +168,7 @@ class StampedCache(TTLCache[V]):
     a page that is asked again and again is not always making it.
     """
 
-    BELIEF = 5.0
+    BELIEF = 20.0
 
     def __init__(self, size: int = 10_000) -> None:
         super().__init__(size)
