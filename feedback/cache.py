@@ -162,26 +162,31 @@ class CostAwareCache(TTLCache[V]):
 
 
 class StampedCache(TTLCache[V]):
-    """Values that stay valid while a cheap stamp is unchanged, at most LONGEST_S; then as in `CostAwareCache`."""
+    """Values that stay valid while a cheap stamp is unchanged, at most LONGEST_S.
+
+    After a change a value that took t seconds to make stays for another BELIEF * t seconds, at most LONGEST_S, so that
+    a page that is asked again and again is not always making it.
+    """
+
+    BELIEF = 20.0
 
     def __init__(self, size: int = 10_000) -> None:
         super().__init__(size)
         self._stamps: dict[Hashable, tuple[Hashable, float]] = {}
 
-    def get_unless(self, key: Hashable, stamp: Hashable, make: Callable[[], V]) -> V:
+    def get_unless(self, key: Hashable, stamp: Hashable, make: Callable[[], V], *, fresh: bool = False) -> V:
+        """The value of a key. `fresh`: a changed stamp makes it anew, whatever that costs."""
         start_s = time.monotonic()
         entry, stamp_entry = self._kept.get(key), self._stamps.get(key)
         if entry is not None and stamp_entry is not None:
             is_current = stamp_entry[0] == stamp and start_s - entry[0] < CostAwareCache.LONGEST_S
-            if is_current or start_s < stamp_entry[1]:
+            if is_current or (start_s < stamp_entry[1] and not fresh):
                 return entry[1]
         value = make()
         end_s = time.monotonic()
         self._keep(key, end_s, value)
-        self._stamps[key] = (
-            stamp,
-            end_s + min(CostAwareCache.BELIEF * (end_s - start_s), CostAwareCache.LONGEST_S),
-        )
+        cost_s = self.BELIEF * (end_s - start_s)
+        self._stamps[key] = (stamp, end_s + min(cost_s, CostAwareCache.LONGEST_S))
         return value
 
 

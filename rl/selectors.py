@@ -33,7 +33,7 @@ from rl.models import (
     TrainingRun,
 )
 from rl.models.agent_definitions import agent_served
-from rl.models.learning import learner_defaults
+from rl.models.learning import learner_defaults, learner_settings
 from rl.models.runs import LEARNER, TRAINING
 from rl.registry.checklist import policy_verdict
 from rl.registry.incumbents import incumbents_sync
@@ -204,6 +204,8 @@ class AgentOverview:
     counts: FeedbackCounts
     buffer: int
     """Pieces of feedback that no policy learnt from yet."""
+    next_training: str
+    """When the next training starts, in words."""
     distance: Distance | None
     champion: Policy | None
     waiting: Policy | None
@@ -237,6 +239,7 @@ def agent_overview(slug: str) -> AgentOverview | None:
         is_defined=defined,
         counts=counts.get(slug, NO_FEEDBACK),
         buffer=buffer_sizes_cached().get(slug, 0),
+        next_training=_learner(fresh_sizes_cached().get(slug, 0), learner_settings(slug)),
         distance=gate_distances_cached({slug: counts[slug]}).get(slug) if slug in counts else None,
         champion=next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None),
         waiting=_waiting(policies),

@@ -120,9 +120,12 @@ def test_what_changed_is_made_anew_unless_it_was_costly(monkeypatch: pytest.Monk
     assert kept.get_unless("a", "s", make(1, 0.5)) == 1
     clock[0] += 300
     assert kept.get_unless("a", "s", make(2, 0.0)) == 1  # the stamp is the same
-    assert kept.get_unless("a", "t", make(3, 0.5)) == 3  # 100 s for half a second are over
-    clock[0] += 50
+    assert kept.get_unless("a", "t", make(3, 0.5)) == 3  # 10 s for half a second are over
+    clock[0] += 8
     assert kept.get_unless("a", "u", make(4, 0.0)) == 3
+    clock[0] += 3
+    assert kept.get_unless("a", "u", make(6, 0.5)) == 6
+    assert kept.get_unless("a", "v", make(7, 0.0), fresh=True) == 7
     clock[0] += 601
     assert kept.get_unless("a", "t", make(5, 0.0)) == 5
 

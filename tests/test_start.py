@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.html import escape
 from django_q.models import OrmQ
 
-from feedback.cache import forget_all
+from feedback.cache import StampedCache, forget_all
 from feedback.models import Decision, Lease, Rating
 from feedback.services import decision_record, rating_submit
 from rl.models import Policy, TrainingRun
@@ -45,8 +45,8 @@ def states(card: AgentCard | None) -> str:
     return "".join(step.state[0] for step in guide_of(card))
 
 
-def rated(count: int, agent: str = "shop") -> None:
-    for number in range(count):
+def rated(count: int, agent: str = "shop", first: int = 0) -> None:
+    for number in range(first, first + count):
         decision = decision_record(agent=agent, messages=f"question {number}", response="an answer").row
         rating_submit(decision=decision, rater="bob", thumb="up" if number % 2 else "down")
 
@@ -283,6 +283,14 @@ def test_a_button_trains_and_leads_back_to_the_phases(operator: Client) -> None:
     registry.Policy.objects.filter(kind="adapter").update(run=run)
     later = operator.get("/start/?agent=shop")
     assert later.context["shown"].key == "compare"
+
+
+def test_the_plan_is_of_all_ratings_there_are(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StampedCache, "BELIEF", 1e6)
+    rated(30)
+    samples = operator.get("/start/?agent=shop").context["plan"]["samples"]
+    rated(30, first=30)
+    assert operator.get("/start/?agent=shop").context["plan"]["samples"] >= samples + 10
 
 
 def test_what_a_training_would_refuse_is_said_before_the_button(operator: Client) -> None:

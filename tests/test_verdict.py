@@ -108,7 +108,7 @@ def test_too_few_prompts_not_better_and_harm() -> None:
     )
     harmed = said_of(tests)
     assert harmed.state == REFUSED
-    assert harmed.standing.startswith("Refused: not worse by other kinds of evidence: worse by other kinds")
+    assert harmed.standing.startswith("Refused: worse by other kinds of evidence: ")
 
 
 def test_a_gain_that_95_percent_shows_and_the_gate_does_not_says_why() -> None:

@@ -180,7 +180,7 @@ def connect(walk: Walk, provider: str, answers: int) -> None:
     walk.done(f"{answers} answers of the app, the first one arrives on the page")
     walk.click("link", "Rate it")
     page.get_by_role("heading", name="2. Rate").wait_for()
-    walk.photograph("2-rate")
+    walk.photograph("2-rate", showing="#rate-form")
 
 
 def judge_round(walk: Walk) -> dict[str, Any]:
@@ -232,14 +232,15 @@ def judged(walk: Walk) -> str:
     page.go_back()
     walk.done("read the verdict, look through answers side by side")
     promote = page.get_by_role("button", name=re.compile(f"^Promote {AGENT}-v"))
-    if promote.count():
+    is_open = promote.count() > 0
+    if is_open:
         walk.click_at(promote)
     else:
         walk.click_at(page.get_by_text("Promote it anyway"))
         walk.paste("Reason, kept on record", "trying the loop out")
         walk.click("button", "Promote by force")
     page.get_by_role("heading", name="6. Ask it").wait_for()
-    walk.done("promote" if promote.count() else "promote by force, with a reason")
+    walk.done("promote" if is_open else "promote by force, with a reason")
     return verdict
 
 

@@ -19,14 +19,13 @@ FRAMES = {
     "1-connect": "Connect the model you have",
     "1-arrived": "See its first answer arrive",
     "2-rate": "Rate in place",
-    "3-train": "Train, on a button",
-    "5-judged": "Read the verdict",
+    "3-train": "Train, by a button",
+    "5-judged": "Compare with it, promote",
     "6-answer": "Ask the new champion",
 }
 """Picture -> the words below it."""
 DOCS_PICTURES = {
     "connect": "1-connect",
-    "connected": "1-arrived",
     "start": "3-train",
     "answers": "5-answers",
     "run": "7-run",

@@ -66,6 +66,7 @@ class Walk:
             if beyond > 0:
                 self.overflows.append(f"{name} {width}: {beyond} px")
             if (width, scheme) == ("wide", "light"):
+                self.page.evaluate("scrollTo(0, 0)")
                 if showing != "main":
                     self.page.locator(showing).evaluate("part => part.scrollIntoView({block: 'end'})")
                 self.page.screenshot(path=self.pictures / f"{name}-frame.png")

@@ -107,7 +107,8 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     words = f"{found} held-out prompts{EVIDENCE_WORDS[lead]}"
     reasons: dict[str, list[str]] = {}
     for kind, why in evidence.exclusions.items():
-        reasons.setdefault(why, []).append(kind)
+        if lead != KNOWN or kind not in POOLED:  # known answers hold what the others say
+            reasons.setdefault(why, []).append(kind)
     if barred := [f"{', '.join(kinds)} are not used: {why}" for why, kinds in reasons.items()]:
         words += f" ({'; '.join(barred)})"
     if evidence.near_identical:
@@ -178,11 +179,12 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     )
     if is_better and luck is not None and luck <= alpha:
         return passed(f"{gain}, {limit}", figures)
-    return refused(
-        f"not shown to be better: {gain}, {limit}, which must be above {amount(effect, bounds.margin)}",
-        figures,
-        waits=True,
-    )
+    missing = f"{limit}, which must be above {amount(effect, bounds.margin)}"
+    if is_better and luck is not None:  # the bound is approximate, the test is exact
+        missing = (
+            f"which chance gives in {100 * luck:.1f} % of comparisons; at most {100 * alpha:.1f} % is allowed"
+        )
+    return refused(f"not shown to be better: {gain}, {missing}", figures, waits=True)
 
 
 def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Difference:

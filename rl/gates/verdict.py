@@ -11,7 +11,7 @@ from typing import Any
 from rl.gates.answers import CHAMPION, needs_judging
 from rl.gates.effects import ConcordanceEffect, Effect, MeanEffect, TableEffect, effect_of, lead_of
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, OUTCOMES, PAIRS, REWARDS, TESTS
-from rl.gates.report import RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult
+from rl.gates.report import Evidence, GateBounds, GateReport, RuleResult
 from rl.statistics.sequential import BETTER
 
 SECONDS_AN_ANSWER = 10
@@ -233,9 +233,7 @@ def _basis(evidence: Evidence, lead: str, sampled: bool) -> tuple[str, bool | No
 
 
 def _sentence(result: RuleResult) -> str:
-    title = RULE_TITLES.get(result.rule, result.rule).lower()
-    words = result.words if result.rule in ("accuracy", "compared") else f"{title}: {result.words}"
-    return f"{words.rstrip('.')}."
+    return f"{result.words.rstrip('.')}."
 
 
 def verdict_open(rival: str, *, newest: str = "") -> Verdict:

@@ -173,11 +173,17 @@ def gate_checklist(policy: Policy, to: str, evaluation: Evaluation | None) -> Ga
 def _of_report(
     report: GateReport, to: str, rival: str, bounds: GateBounds, distance: Distance | None
 ) -> GateChecklist:
-    unmet, rating_count = [], 0
-    for result in report.refusals:
-        ratings, missing = _prompts_missing(result, bounds, distance)
-        rating_count = max(rating_count, ratings)
-        unmet.append(ChecklistItem(result.rule, rule_title(result.rule, to), result.words, missing))
+    missing = [_prompts_missing(result, bounds, distance) for result in report.refusals]
+    rating_count = max((ratings for ratings, _ in missing), default=0)
+    unmet = [  # one number: what the rule that asks for most needs is enough for the others
+        ChecklistItem(
+            result.rule,
+            rule_title(result.rule, to),
+            result.words,
+            "" if 0 < ratings < rating_count else words,
+        )
+        for result, (ratings, words) in zip(report.refusals, missing, strict=True)
+    ]
     rest = [result for result in report.verdicts if result.passed]
     return GateChecklist(
         to,

@@ -257,7 +257,7 @@ class EndpointBackend:
             yield from pieces(found, _request_id(response), self.name, sent.left_out)
         except (HTTPError, OSError) as error:
             turn.breaker.record_failure()
-            raise BackendFailed(f"{self.name} closed the connection: {error}") from error
+            raise BackendFailed(f"{self.name} closed the connection before the end of its answer") from error
         except BackendFailed as failure:
             if failure.kind != MALFORMED:
                 turn.breaker.record_failure()
@@ -380,7 +380,7 @@ class EndpointBackend:
             raise BackendFailed(f"{self.name} did not answer within {left:.2g} s", kind="timeout") from error
         except (HTTPError, OSError) as error:
             turn.breaker.record_failure()
-            raise BackendFailed(f"{self.name} closed the connection: {error}") from error
+            raise BackendFailed(f"{self.name} closed the connection without an answer") from error
         self.breaker.record_success()
         if response.status == 200:
             return response

@@ -27,6 +27,7 @@ from rl.jobs.run_diff import runs_diff
 from rl.jobs.stages import stages_of
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused
+from rl.registry.checklist import policy_verdict
 from rl.reward_models.service import ranking_text
 from rl.reward_models.specs import reward_model_of
 from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest
@@ -123,6 +124,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "overfit": overfit_words(series),
             "policy": policy,
             "headline": headline_of(policy.metrics) if policy else None,
+            "verdict": policy_verdict(policy) if policy and request.user.has_perm("rl.view_policy") else None,
             "stages": stages_of(run_row),
             "judge": judge,
             "judge_words": ranking_text(judge.ranking) if judge else "",

@@ -222,7 +222,7 @@ def _rate_context(request: HttpRequest, card: AgentCard) -> dict[str, Any]:
         "live": live or bool(stage) or _is_being_added(card.facts.slug),
         "further": further,
         "rating_s": SECONDS_PER_RATING * further,
-        "plan": None if further else _plan(card),
+        "plan": None if further else _plan(card, fresh=not live),
         **_model_context(card.facts.slug),
     }
 
@@ -274,11 +274,11 @@ SECONDS_PER_RATING = 5
 _plans: StampedCache[dict[str, Any]] = StampedCache()
 
 
-def _plan(card: AgentCard) -> dict[str, Any]:
+def _plan(card: AgentCard, *, fresh: bool) -> dict[str, Any]:
     """The training that a button would start now, planned anew when there is new feedback."""
     slug, counts = card.facts.slug, card.counts
     stamp = (counts.decisions, counts.evidence, counts.newest_at, agent_base_model(slug).name)
-    return _plans.get_unless(slug, stamp, lambda: automatic_plan(slug))
+    return _plans.get_unless(slug, stamp, lambda: automatic_plan(slug), fresh=fresh)
 
 
 # --- Bringing decisions -------------------------------------------------------------------------------------
