@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from packed_forward.micro_batches import micro_batches
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.recipes.base import AnswerRecipe
@@ -241,24 +242,33 @@ def dpo(
         lambda: 0,
         [hash(tuple(p["prompt_ids"])) for p in pairs] if recipe.group_prompts else None,
     )
-    items = [
-        [EncodedResponse(pairs[i]["prompt_ids"], pairs[i][side]) for side in ("chosen_ids", "rejected_ids")]
-        for i in order
+    whole = batches([pairs[i] for i in order], recipe.batch_size)
+    parts = [part for batch in whole for part in micro_batches(batch, recipe.micro_tokens)]
+    micros = [
+        [
+            EncodedResponse(pair["prompt_ids"], pair[side])
+            for pair in part
+            for side in ("chosen_ids", "rejected_ids")
+        ]
+        for part in parts
     ]
-    micros = [[item for pair in batch for item in pair] for batch in batches(items, recipe.batch_size)]
+    cut = len(parts) / len(whole)
     count = round(len(rows) * len(pairs) / len(sample))
     steps = recipe.steps(count)
-    once = count / recipe.batch_size
+    once = cut * count / recipe.batch_size
     held_out = once * HELD_OUT_SHARE
     looked = evaluations(recipe, steps, count) * held_out
     reference = (
-        once + held_out if recipe.precompute_reference else steps * recipe.gradient_accumulation + looked
+        once + held_out
+        if recipe.precompute_reference
+        else cut * steps * recipe.gradient_accumulation + looked
     )
-    warm_up = 3.0 * recipe.warm_up(2 * count)  # its steps take as long as three passes forward
+    warm_up = 3.0 * cut * recipe.warm_up(2 * count)  # its steps take as long as three passes forward
     work = ExtraWork(
         count,
         steps,
         reference + looked + warm_up,
+        micros=cut * steps * recipe.gradient_accumulation,
         once=(once + held_out if recipe.precompute_reference else 0.0) + warm_up,
         warm_up=warm_up,
         note="the reference counted in full: what earlier runs computed is kept",
