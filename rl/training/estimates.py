@@ -263,7 +263,7 @@ def dpo(
         if recipe.precompute_reference
         else cut * steps * recipe.gradient_accumulation + looked
     )
-    warm_up = 3.0 * cut * recipe.warm_up(2 * count)  # its steps take as long as three passes forward
+    warm_up = _warm_up_passes(recipe, 2 * count, micros, cut)
     work = ExtraWork(
         count,
         steps,
@@ -274,6 +274,15 @@ def dpo(
         note="the reference counted in full: what earlier runs computed is kept",
     )
     return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True, base=base)
+
+
+def _warm_up_passes(
+    recipe: AnswerRecipe, responses: int, micros: Sequence[Sequence[EncodedResponse]], cut: float = 1.0
+) -> float:
+    """Passes forward that a warm-up takes as long as: three for each micro-batch, `cut` into so many, and for the
+    general prompts of each step."""
+    a_step = cut * recipe.gradient_accumulation + general_share(recipe, micros)
+    return 3.0 * recipe.warm_up(responses) * a_step
 
 
 def kto(
@@ -302,7 +311,7 @@ def kto(
     cut = zip(batches(items, recipe.batch_size), batches(mismatched, recipe.batch_size), strict=True)
     micros = [[*own, *others] for own, others in cut]
     once = len(rows) / recipe.batch_size
-    warm_up = 3.0 * recipe.warm_up(len(rows))  # its steps take as long as three passes forward
+    warm_up = _warm_up_passes(recipe, len(rows), micros)
     reference = once * (1 + HELD_OUT_SHARE)
     looked = evaluations(recipe, steps, len(rows)) * once * HELD_OUT_SHARE
     work = ExtraWork(
