@@ -16,7 +16,7 @@ from django.core.management import call_command
 from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import RECIPES, DPORecipe, GRPORecipe, PPORecipe, Recipe, SFTRecipe
 from rl.recipes.methods import METHODS
-from rl.training import hardware, rollout
+from rl.training import estimates, hardware, rollout
 from rl.training.estimates import dpo as dpo_estimate
 from rl.training.estimates import evaluations, grpo
 from rl.training.hardware import Hardware, HardwareRefused, detect, measure_products
@@ -249,6 +249,24 @@ def test_the_estimate_counts_steps_as_training_does(tmp_path: Path) -> None:
     assert dpo_estimate(base, dataclasses.replace(recipe, max_steps=5), ROWS, hardware=CPU).steps == 5
     same = [{**row, "rejected": row["chosen"]} for row in ROWS]
     assert dpo_estimate(base, recipe, same, hardware=CPU).steps == 0
+
+
+def test_a_warm_up_counts_every_micro_batch_and_the_general_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = str(tiny_model(tmp_path, "llama"))
+    monkeypatch.setattr(estimates, "estimate_from_profile", lambda *given, **named: given[4])
+
+    def passes(**knobs: Any) -> float:
+        recipe = DPORecipe(batch_size=4, warm_up_steps=2, max_length=96, max_completion_length=32)
+        work: Any = dpo_estimate(base, recipe.with_knobs(**knobs), ROWS[:40], hardware=CPU)
+        return float(work.warm_up)
+
+    assert passes() == 3 * 2
+    assert passes(gradient_accumulation=2) == 2 * passes()
+    assert passes(general_weight=1.0) > passes()
+    # each pair by itself: four times as many micro-batches
+    assert passes(micro_tokens=1) == pytest.approx(4 * passes())
 
 
 @pytest.mark.campaign

@@ -62,6 +62,14 @@ def test_long_rows_and_large_models_get_small_micro_batches() -> None:
     assert short.learning_rate > large.learning_rate
 
 
+@pytest.mark.parametrize(("method", "alike"), [("sft", True), ("dpo", True), ("reward_model", False)])
+def test_a_long_row_makes_micro_batches_smaller_where_all_rows_are_padded_to_it(
+    method: str, alike: bool
+) -> None:
+    few_long = dataclasses.replace(SMALL, longest=1800)
+    assert (fitted(method, few_long).batch_size == fitted(method).batch_size) is alike
+
+
 def test_named_knobs_win_and_an_accelerator_keeps_its_preset() -> None:
     assert fitted("sft", SMALL, "learning_rate").learning_rate == RECIPES["sft"]["cpu"].learning_rate
     named = fitted("dpo", dataclasses.replace(SMALL, tokens=2000), "batch_size")

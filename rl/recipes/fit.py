@@ -43,7 +43,7 @@ ACTIVATION_BYTES = 2e9
 """Memory for the activations of one micro-batch."""
 
 PADDING = 2.0
-"""Tokens of a micro-batch of SFT with its padding, at most, by those that ACTIVATION_BYTES holds."""
+"""Tokens computed at once with their padding, at most, by those that ACTIVATION_BYTES holds."""
 
 TOKEN_BYTES = 1.2e6
 """Activation bytes per token in float32 at REFERENCE_PARAMETERS (30 layers, width 576); they grow with the square root
@@ -140,10 +140,16 @@ def _batch_knobs(recipe: Recipe, work: Workload) -> dict[str, int]:
         return {"batch_size": groups * group, "gradient_accumulation": step // (groups * group)}
     # KTO computes each prompt with the response to another too, and compares rows of a micro-batch
     is_kto = isinstance(recipe, KTORecipe)
-    rows = _rows_within(room / (work.tokens * (2 if is_kto else 1)), 4 if is_kto else 1, step)
-    # a few long rows, to which the others would be padded, are computed by themselves
-    cut = {"micro_tokens": round(PADDING * room)} if isinstance(recipe, SFTRecipe) else {}
-    return {"batch_size": rows, "gradient_accumulation": max(1, step // rows)} | cut
+    # SFT and DPO compute a few long rows by themselves; others pad all rows of a micro-batch to its longest
+    tokens = work.tokens
+    if not isinstance(recipe, SFTRecipe | DPORecipe):
+        tokens = max(tokens, work.longest / PADDING)
+    rows = _rows_within(room / (tokens * (2 if is_kto else 1)), 4 if is_kto else 1, step)
+    return {
+        "batch_size": rows,
+        "gradient_accumulation": max(1, step // rows),
+        "micro_tokens": round(PADDING * room),
+    }
 
 
 def _rows_within(room: float, least: int, most: int) -> int:

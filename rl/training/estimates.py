@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from packed_forward.micro_batches import micro_batches
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.recipes.base import AnswerRecipe
@@ -241,29 +242,47 @@ def dpo(
         lambda: 0,
         [hash(tuple(p["prompt_ids"])) for p in pairs] if recipe.group_prompts else None,
     )
-    items = [
-        [EncodedResponse(pairs[i]["prompt_ids"], pairs[i][side]) for side in ("chosen_ids", "rejected_ids")]
-        for i in order
+    whole = batches([pairs[i] for i in order], recipe.batch_size)
+    parts = [part for batch in whole for part in micro_batches(batch, recipe.micro_tokens)]
+    micros = [
+        [
+            EncodedResponse(pair["prompt_ids"], pair[side])
+            for pair in part
+            for side in ("chosen_ids", "rejected_ids")
+        ]
+        for part in parts
     ]
-    micros = [[item for pair in batch for item in pair] for batch in batches(items, recipe.batch_size)]
+    cut = len(parts) / len(whole)
     count = round(len(rows) * len(pairs) / len(sample))
     steps = recipe.steps(count)
-    once = count / recipe.batch_size
+    once = cut * count / recipe.batch_size
     held_out = once * HELD_OUT_SHARE
     looked = evaluations(recipe, steps, count) * held_out
     reference = (
-        once + held_out if recipe.precompute_reference else steps * recipe.gradient_accumulation + looked
+        once + held_out
+        if recipe.precompute_reference
+        else cut * steps * recipe.gradient_accumulation + looked
     )
-    warm_up = 3.0 * recipe.warm_up(2 * count)  # its steps take as long as three passes forward
+    warm_up = _warm_up_passes(recipe, 2 * count, micros, cut)
     work = ExtraWork(
         count,
         steps,
         reference + looked + warm_up,
+        micros=cut * steps * recipe.gradient_accumulation,
         once=(once + held_out if recipe.precompute_reference else 0.0) + warm_up,
         warm_up=warm_up,
         note="the reference counted in full: what earlier runs computed is kept",
     )
     return estimate_from_profile(shape, recipe, hardware, micros, work, packed=True, base=base)
+
+
+def _warm_up_passes(
+    recipe: AnswerRecipe, responses: int, micros: Sequence[Sequence[EncodedResponse]], cut: float = 1.0
+) -> float:
+    """Passes forward that a warm-up takes as long as: three for each micro-batch, `cut` into so many, and for the
+    general prompts of each step."""
+    a_step = cut * recipe.gradient_accumulation + general_share(recipe, micros)
+    return 3.0 * recipe.warm_up(responses) * a_step
 
 
 def kto(
@@ -292,7 +311,7 @@ def kto(
     cut = zip(batches(items, recipe.batch_size), batches(mismatched, recipe.batch_size), strict=True)
     micros = [[*own, *others] for own, others in cut]
     once = len(rows) / recipe.batch_size
-    warm_up = 3.0 * recipe.warm_up(len(rows))  # its steps take as long as three passes forward
+    warm_up = _warm_up_passes(recipe, len(rows), micros)
     reference = once * (1 + HELD_OUT_SHARE)
     looked = evaluations(recipe, steps, len(rows)) * once * HELD_OUT_SHARE
     work = ExtraWork(
